@@ -1,8 +1,9 @@
 """`dataclass`, as in the standard library, at a tenth of what it costs when the module is imported.
 
-The standard library writes and compiles six methods for each frozen class, which was a fifth of a start: there are 150
-of them, and most make no instance before the first call. Here `__init__` is compiled when it is first looked at, and is
-then as fast as the standard library's. The other methods are written once for all classes.
+The standard library writes and compiles six methods for each frozen class. That was a fifth of a
+start: there are 150 of them, and most make no instance before the first call. Here `__init__` is
+compiled when it is first looked at, and is then as fast as the standard library's. The other
+methods are written once for all classes (docs/decisions/0045).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ else:
     def dataclass(
         cls=None, /, *, eq=True, frozen=False, slots=False, kw_only=False, **others
     ) -> Any:
-        """Make a dataclass. One with any other option (`order=True`) is made by the standard library.
+        """Make a dataclass. With any other option (`order=True`) the standard library makes it.
 
         `InitVar` is not known here.
         """
@@ -61,7 +62,7 @@ def _is_frozen(cls: Any) -> bool:
 
 
 class _Init:
-    """Stands for `__init__` until somebody wants it: to make the first instance, or to see its signature."""
+    """Stands for `__init__` until the first instance is made or somebody looks at its signature."""
 
     __slots__ = ("_cls", "_frozen")
 
@@ -103,7 +104,7 @@ def _compiled(cls: type, frozen: bool) -> Any:
         + "\n return __init__"
     )
     found: dict[str, Any] = {}
-    exec(text, vars(sys.modules[cls.__module__]), found)  # noqa: S102 — names of fields, nothing else
+    exec(text, vars(sys.modules[cls.__module__]), found)  # noqa: S102 — names of fields
     init = found["around"](**known)
     init.__qualname__ = f"{cls.__qualname__}.__init__"
     init.__annotations__ = {each.name: each.type for each in every if each.init} | {"return": None}

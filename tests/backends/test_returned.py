@@ -201,6 +201,31 @@ def test_an_explicit_result_passes_as_it_is() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "content", ["hello", TextContent("hello"), ["hello"], (TextContent("hello"),)]
+)
+def test_the_content_of_an_explicit_result_may_be_one_text_or_block(content: Any) -> None:
+    wire = ToolReturn.of(ToolResult, None).result(ToolResult(content)).to_wire()
+    assert wire == {"content": [{"type": "text", "text": "hello"}]}
+
+
+@pytest.mark.parametrize(
+    ("result", "why"),
+    [
+        (ToolResult(["x", 5]), "has int in its content"),  # type: ignore[list-item]
+        (ToolResult([{"type": "text", "text": "x"}]), "has dict in its content"),  # type: ignore[list-item]
+        (ToolResult(["x"], meta={"a": object()}), "has no JSON"),
+        (ToolResult([ImageContent("aGk=", "image/png")]), "with data that is str, not bytes"),
+        (AudioContent("aGk=", "audio/wav"), "with data that is str, not bytes"),
+    ],
+)
+def test_content_that_cannot_be_sent_is_told_as_what_the_tool_returned(
+    result: Any, why: str
+) -> None:
+    with pytest.raises(UnusableReturn, match=why):
+        ToolReturn.of(ToolResult, None).result(result)
+
+
 def test_an_explicit_result_with_structure_gets_its_text_unless_it_has_some() -> None:
     bare = ToolResult(structured_content={"at": dt.date(2026, 7, 28)})
     assert wire(ToolResult, bare)["content"] == [{"type": "text", "text": '{"at":"2026-07-28"}'}]
@@ -367,6 +392,10 @@ def test_explicit_resource_contents_pass_as_they_are() -> None:
     parts = (TextResourceContents("x:a", "b", "text/css"), BlobResourceContents("x:b", b"c"))
     assert resource_contents(parts, "x:y", "text/plain") == list(parts)
     assert resource_contents(parts[0], "x:y", None) == (parts[0],)
+
+
+def test_one_string_is_one_completion() -> None:
+    assert completion("python").to_wire()["values"] == ["python"]
 
 
 def test_completions_are_any_sequence_of_strings_and_a_hundred_at_most_are_sent() -> None:

@@ -114,6 +114,17 @@ def test_nothing_is_titled_with_its_own_name() -> None:
     assert not any("title" in one for one in found["$defs"]["Place"]["properties"].values())
 
 
+def test_a_context_may_be_optional_or_annotated() -> None:
+    def one(a: int, ctx: Context | None = None) -> None: ...
+    def two(a: int, ctx: Optional[Context] = None) -> None: ...  # noqa: UP045
+    def three(a: int, ctx: Annotated[Context, "who asks"]) -> None: ...
+    def four(a: int, ctx: "SyncContext | None" = None) -> None: ...
+
+    for function in (one, two, three, four):
+        assert describe(function).takes_context == "ctx"
+        assert list(properties(function)) == ["a"]
+
+
 def test_an_annotated_field_gives_bounds_and_a_description_that_wins_over_the_docstring() -> None:
     def roll(sides: Annotated[int, Field(ge=2, le=100, description="How many faces.")] = 6) -> None:
         """Roll a die.

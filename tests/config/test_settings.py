@@ -160,6 +160,26 @@ def test_every_problem_is_told_at_once() -> None:
     assert sorted(problems(**wrong)) == sorted(wrong)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("GATEWAY_STORE", "postgres://x", "names no store we have"),
+        ("GATEWAY_STORE", "sqlite:///", "names no store we have"),
+        ("GATEWAY_STORE", "dynamodb://a", "names no store we have"),
+        ("GATEWAY_QUEUE", "sqs://", "names no queue we have"),
+        ("GATEWAY_QUEUE", "rabbit", "names no queue we have"),
+        ("GATEWAY_RELOAD", "yes", "is 'yes'"),
+        ("GATEWAY_ALLOW_ANONYMOUS", "TRUE", "is 'TRUE'"),
+        ("GATEWAY_WORKER", "maybe", "is 'maybe'"),
+    ],
+)
+def test_a_value_that_cannot_be_says_what_can(name: str, value: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_environment({name: value})
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.message, bool(problem.remedy)) == (name, said, True)
+
+
 def test_a_remedy_lists_what_is_allowed() -> None:
     with pytest.raises(ConfigError, match=r"use one of auto, on, off"):
         from_environment({"GATEWAY_LISTEN": "ON"})

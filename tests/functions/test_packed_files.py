@@ -109,6 +109,40 @@ def test_a_file_whose_text_is_a_secret_is_not_packed(tmp_path: Path) -> None:
         contents.gather(load(path))
 
 
+def test_a_module_with_the_name_of_a_secret_stays_here_though_it_is_imported(
+    tmp_path: Path,
+) -> None:
+    files = {
+        "tools.py": "import credentials, ours, shop",
+        "credentials.py": "KEY = 'hunter2'",
+        "ours.py": "",
+        "shop/__init__.py": "",
+        ".roundgateignore": "ours.py\n",
+    }
+    found = gathered(tmp_path, files)
+    assert set(found.files) == {"tools.py", "shop/__init__.py"}
+    assert found.refused == ["credentials.py"]
+    staging = tmp_path / "staging"
+    for name in found.files:
+        (staging / name).parent.mkdir(parents=True, exist_ok=True)
+        (staging / name).write_text(files[name])
+    told = [one.path for one in missing.unpacked(found, staging, "worker")]
+    assert told == ["credentials", "ours"]
+
+
+def test_a_link_to_a_secret_is_one_whatever_it_is_called(tmp_path: Path) -> None:
+    files = {"tools.py": "import shop", "shop/__init__.py": "", ".env": "KEY=hunter2"}
+    path = written(tmp_path, files)
+    (tmp_path / "shop" / "settings.txt").symlink_to(tmp_path / ".env")
+    (tmp_path / "tables.csv").symlink_to(tmp_path / ".env")
+    found = contents.gather(load(path))
+    assert set(found.files) == {"tools.py", "shop/__init__.py"}
+    assert found.refused == ["shop/settings.txt"]
+    path.write_text(GATEWAY + "package: {include: [tables.csv]}\n")
+    with pytest.raises(ConfigError, match=r"tables\.csv has the name of a secret, or links to one"):
+        contents.gather(load(path))
+
+
 def test_patterns_include_and_the_ignore_file_takes_out(tmp_path: Path) -> None:
     text = f"{GATEWAY}package: {{include: [data, 'more/**/*.csv']}}\n"
     names = [

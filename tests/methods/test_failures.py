@@ -24,6 +24,8 @@ from roundgate import (
     resource,
     tool,
 )
+from roundgate.config import TaskMode
+from roundgate.testing import Gateway
 from tests.support.asgi import Client, client, gateway
 from tests.support.functions import SECRET, add
 
@@ -296,17 +298,27 @@ async def test_a_number_that_is_not_json_does_not_leave_as_one(value: float) -> 
     assert "Infinity" not in response.text
 
 
-@pytest.mark.parametrize(
-    "result",
-    [ToolResult(meta={"x": Opaque()}), ToolResult([TextContent("x", meta={"x": Opaque()})])],
-    ids=["meta", "block"],
-)
+@pytest.mark.parametrize("task", ["forbidden", "required"])
+async def test_what_a_tool_returns_that_is_no_result_is_the_tool_s_failure(
+    task: TaskMode, caplog: pytest.LogCaptureFixture
+) -> None:
+    @tool(task=task)
+    async def strange() -> ToolResult:
+        return ToolResult(meta={"x": Opaque()})
+
+    async with Gateway(strange) as mcp:
+        result = await mcp.call("strange")
+    assert result.is_error
+    assert "Opaque" not in str(result.value)
+    assert "Opaque" in only_reference(str(result.value), caplog)
+
+
 async def test_a_result_that_cannot_be_written_is_an_internal_error(
-    result: ToolResult, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     @tool
     async def strange() -> ToolResult:
-        return result
+        return ToolResult([TextContent("x", meta={"x": Opaque()})])
 
     async with client(gateway(strange)) as mcp:
         status, error = await mcp.error("tools/call", {"name": "strange"})

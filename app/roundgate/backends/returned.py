@@ -31,6 +31,7 @@ from roundgate.protocol import (
 )
 from roundgate.values import dataclass
 
+_BYTES: Final = (bytes, bytearray, memoryview)
 BLOCKS: Final = (TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource)
 
 
@@ -69,13 +70,16 @@ class ToolReturn:
         return ToolResult(content=(encode(structured).decode(),), structured_content=structured)
 
     def _explicit(self, value: ToolResult) -> ToolResult:
+        content = _blocks(value.content)
+        meta = None if value.meta is None else to_json_value(value.meta)
         if value.structured_content is ABSENT:
             if self.checker is not None and not value.is_error:
                 raise UnusableReturn("has no structured content, which the output schema promises")
-            return value
+            return ToolResult(content, ABSENT, value.is_error, meta)
         structured = self._structured(value.structured_content, check=not value.is_error)
-        content = value.content or (encode(structured).decode(),)
-        return ToolResult(content, structured, value.is_error, value.meta)
+        return ToolResult(
+            content or (encode(structured).decode(),), structured, value.is_error, meta
+        )
 
     def _structured(self, value: Any, check: bool = True) -> Any:
         structured = to_json_value(value, self.adapter)
@@ -146,14 +150,31 @@ def resource_contents(value: Any, uri: str, mime_type: str | None) -> Sequence[R
 
 
 def completion(value: Any) -> Completion:
-    """A completer's return value: a `Completion` or any sequence of strings."""
-    return value if isinstance(value, Completion) else Completion(list(value))
+    """A completer's return value: a `Completion`, any sequence of strings, or one."""
+    if isinstance(value, Completion):
+        return value
+    return Completion([value] if isinstance(value, str) else list(value))
 
 
 def _blocks(value: Any) -> Sequence[Any]:
+    """What is sent for content: nothing, one block or text, or several.
+
+    Raises:
+        UnusableReturn: there is something else in it.
+    """
     if value is None:
         return ()
-    return value if isinstance(value, (list, tuple)) else (value,)
+    blocks = (value,) if isinstance(value, (str, *BLOCKS)) else tuple(value)
+    for block in blocks:
+        if not isinstance(block, (str, *BLOCKS)):
+            raise UnusableReturn(
+                f"has {type(block).__name__} in its content, where a str or a content block has to be"
+            )
+        if isinstance(block, (ImageContent, AudioContent)) and not isinstance(block.data, _BYTES):
+            raise UnusableReturn(
+                f"has {type(block).__name__} with data that is {type(block.data).__name__}, not bytes"
+            )
+    return blocks
 
 
 def _is_block_list(value: Any) -> bool:

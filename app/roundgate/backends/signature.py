@@ -10,8 +10,19 @@ import copy
 import functools
 import inspect
 import json
+import types
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NotRequired, Required, get_args, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    NotRequired,
+    Required,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema
@@ -125,7 +136,7 @@ def describe(function: Callable[..., Any]) -> Signature:
     takes_context, takes_any = None, False
     for name, parameter in inspect.signature(function).parameters.items():
         hint = hints.get(name, Any)
-        if hint in _CONTEXTS:
+        if _is_context(hint):
             if takes_context is not None:
                 raise TypeError(f"{takes_context!r} and {name!r} both take the context; keep one")
             takes_context = name
@@ -186,6 +197,16 @@ def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
             f"{error} where its annotations are looked up: define or import it at the top of the module, neither in a"
             " function nor below TYPE_CHECKING"
         ) from None
+
+
+def _is_context(hint: Any) -> bool:
+    """Whether a parameter is the context, which may be optional for whoever calls the function without a gateway."""
+    if get_origin(hint) is Annotated:
+        return _is_context(get_args(hint)[0])
+    options = [one for one in get_args(hint) if one is not type(None)]
+    if get_origin(hint) in (Union, types.UnionType) and len(options) == 1:
+        return _is_context(options[0])
+    return hint in _CONTEXTS
 
 
 def _adapter(name: str, fields: dict[str, Any], closed: bool) -> TypeAdapter[dict[str, Any]]:

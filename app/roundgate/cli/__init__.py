@@ -71,8 +71,8 @@ class _Version(argparse.Action):
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Read a command line; exits where it is wrong.
 
-    To make the parsers of all commands is 2 % of a start of `serve`, so those of one group read its commands. What they
-    do not know is for the parser of all to tell, whose usage that is.
+    To make the parsers of all commands is 2 % of a start of `serve`, so those of one group read its
+    commands. What they do not know is for the parser of all to tell, whose usage that is.
     """
     for group, names in _GROUPS.items():
         if argv and argv[0] in names:

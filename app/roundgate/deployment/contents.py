@@ -137,9 +137,10 @@ class _Gathering:
         if relative is None:
             message = f"{name} is outside of {self.base}, which is all that the functions get"
             yield place.problem(message, "move it beside gateway.yaml, or below")
-        elif is_secret(relative):
+        elif self._is_secret(path, relative):
             remedy = "rename it if it is none, or have the value in `env` as ${secret:…}"
-            yield place.problem(f"{name} has the name of a secret, and is not packed", remedy)
+            message = f"{name} has the name of a secret, or links to one, and is not packed"
+            yield place.problem(message, remedy)
         elif path.is_dir():
             self._folder(path, why)
         elif path.is_file():
@@ -166,7 +167,7 @@ class _Gathering:
         first = name.partition(".")[0]
         for directory in dict.fromkeys((root, self.base)):
             if (file := directory / f"{first}.py").is_file():
-                return self._take(file, why)
+                return self._offer(file, why)
             if _is_package(directory / first):
                 return self._folder(directory / first, why)
         return None
@@ -181,7 +182,7 @@ class _Gathering:
         relative = self._relative(path)
         if relative is None or relative in self._ignored or _is_useless(relative):
             return
-        if is_secret(relative):
+        if self._is_secret(path, relative):
             if str(relative) not in self.contents.refused:
                 self.contents.refused.append(str(relative))
         else:
@@ -195,6 +196,11 @@ class _Gathering:
         if name.endswith(".py"):
             for module in imported(path):
                 self.module(module.name, path.parent, f"{name} imports it")
+
+    def _is_secret(self, path: Path, relative: PurePosixPath) -> bool:
+        """Whether a file has the name of a secret, or is a link to one that has."""
+        linked = path.resolve().relative_to(self.base)
+        return is_secret(relative) or is_secret(PurePosixPath(linked.as_posix()))
 
     def _relative(self, path: Path) -> PurePosixPath | None:
         """The path from gateway.yaml's folder; `None` if it, or what it links to, is elsewhere."""

@@ -1,8 +1,9 @@
 """FastAPI, imported so that it costs less.
 
-Its models of OpenAPI documents are built for documents that nobody asks a gateway for; to build them is 7 % of
-a start. With pydantic's `defer_build` each is built when it is first used. pydantic has no setting for all models of
-somebody else; what the base class has while they are made, they inherit.
+Its models of OpenAPI documents are built for documents that nobody asks a gateway for; to build
+them is 7 % of a start (docs/decisions/0045). With pydantic's `defer_build` each is built when it is
+first used. pydantic has no setting for all models of somebody else; what the base class has while
+they are made, they inherit.
 """
 
 from __future__ import annotations

@@ -274,7 +274,9 @@ def _completer(completer: Completer, threads: Threads) -> Complete:
     async def ask(caller: Principal, typed: str) -> Completion:
         if inspect.iscoroutinefunction(function):
             return returned.completion(await function(typed))
-        return returned.completion(await threads.run(lambda: function(typed), caller))
+        value = await threads.run(lambda: function(typed), caller)
+        # it may only have called an async function
+        return returned.completion(await value if inspect.isawaitable(value) else value)
 
     return ask
 
