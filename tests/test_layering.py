@@ -81,7 +81,7 @@ HOMES = {
     "opentelemetry": {"tracing", "metrics"},
     "sqlite3": {"storage.sqlite", "testing.memory"},
     "pytest": {"testing.plugin", "cassettes.pytest_plugin"},
-    "random": set(),
+    "random": {"clock"},  # to seed it where a snapshot goes on; nobody draws from it
 }
 """Where a dependency may be imported: a module or a package of `roundgate`."""
 

@@ -6,6 +6,8 @@ Everything else takes a `Clock` (or a value made by one) as an argument, so a te
 from __future__ import annotations
 
 import asyncio
+import os
+import random
 import time
 from binascii import b2a_base64
 from collections.abc import Callable
@@ -16,6 +18,13 @@ from typing import Final, Protocol
 from roundgate.carrier import carrier
 
 _URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
+
+
+def seed_after_restore() -> None:
+    """Seed the numbers of `random`, where this process may be one of many that go on from one snapshot: they would all
+    draw the same ones, for the ids of OpenTelemetry and in tools. Ours are the system's (`urandom`)."""
+    if os.environ.get("AWS_LAMBDA_INITIALIZATION_TYPE") == "snap-start":
+        random.seed()
 
 
 class Timer(Protocol):

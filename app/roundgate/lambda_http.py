@@ -21,7 +21,7 @@ from mangum.types import LambdaContext
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundgate import aws, json, main, startup
-from roundgate.clock import Clock
+from roundgate.clock import Clock, seed_after_restore
 from roundgate.config import ConfigFile, Settings
 from roundgate.endpoints import endpoints_of
 from roundgate.errors import ConfigError
@@ -94,6 +94,7 @@ class Function:
         """
         _check(event)
         if self._loop is None or self._adapter is None:
+            seed_after_restore()
             self._loop = asyncio.new_event_loop()
             asyncio.set_event_loop(self._loop)  # before Mangum looks for one
             self._adapter = Mangum(self._app, lifespan="off")

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
 from roundgate import aws, metrics, startup
-from roundgate.clock import Clock, Deadline
+from roundgate.clock import Clock, Deadline, seed_after_restore
 from roundgate.storage import TaskRef
 from roundgate.tasks import Sweep, Turn, Worker
 
@@ -81,6 +81,7 @@ class Function:
     def __call__(self, event: Event, context: LambdaContext) -> Any:
         """See `handle`."""
         if self._loop is None:
+            seed_after_restore()
             self._loop = asyncio.new_event_loop()
         return self._loop.run_until_complete(
             self.handle(event, context.get_remaining_time_in_millis())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import random
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,19 +21,27 @@ from cfnlint.config import ManualArgs
 from infra.template import replacement
 from infra.template.create import created_and_updated
 from infra.template.expand import expand
-from infra.template.graph import Circular, Settled, order
+from infra.template.graph import Circular, Settled, order, references
 
 Parameters: TypeAlias = Mapping[str, str]
 Choices: TypeAlias = Mapping[str, tuple[str, ...]]
 
 REGIONS: Final = ["us-east-1", "eu-central-1"]
 FUNCTION: Final = "arn:aws:lambda:eu-central-1:123456789012:function:orders"
+CERTIFICATE: Final = "arn:aws:acm:eu-central-1:123456789012:certificate/12345678"
 MATTERS: Final[Choices] = {
     "PublicUrl": ("", "https://mcp.example.com"),
     "StageName": ("$default", "prod"),
     "ApiEndpoint": ("auto", "enabled", "disabled"),
+    "DomainName": ("", "mcp.example.com"),
+    "HostedZoneId": ("", "Z0123456789ABCDEFGHIJ"),
+    "AuthorizerIssuer": ("", "https://issuer.example"),
     "AllowAnonymous": ("false", "true"),
     "Architecture": ("arm64", "x86_64"),
+    "GatewayTimeout": ("29", "10"),
+    "WorkerTimeout": ("900", "300"),
+    "SnapStart": ("off", "on"),
+    "SubnetIds": ("none", "subnet-0123456789abcdef0,subnet-0123456789abcdef1"),
     "GatewayConcurrency": ("0", "50"),
     "FunctionArns": ("none", f"{FUNCTION},{FUNCTION}:live"),
     "DurableFunctionArns": ("none", f"{FUNCTION}:*"),
@@ -41,23 +50,66 @@ MATTERS: Final[Choices] = {
     "AlarmTopicArn": ("", "arn:aws:sns:eu-central-1:123456789012:alarms"),
 }
 """Each parameter that decides what there is, or of what kind; the first value is the default."""
-REPLACED_BY: Final[Mapping[str, list[str]]] = {"StageName": ["ApiStage"]}
+WITH_DOMAIN: Final = {"DomainName": "mcp.example.com", "CertificateArn": CERTIFICATE}
+NEEDS: Final[Mapping[str, Parameters]] = {
+    "DomainName": WITH_DOMAIN,
+    "HostedZoneId": WITH_DOMAIN,
+    "AuthorizerIssuer": {"AuthorizerAudience": "https://mcp.example.com/mcp,other"},
+    "SubnetIds": {"SecurityGroupIds": "sg-0123456789abcdef0"},
+}
+"""What has to be given with another value than the default, as the template's rules say."""
+REPLACED_BY: Final[Mapping[str, list[str]]] = {
+    "StageName": ["ApiStage"],
+    "SnapStart": ["ApiPermission"],
+}
 """What another value of a parameter makes anew; of all others it is nothing."""
+SLOW: Final = 6
+"""So many sets, of those that have all pairs, for what takes seconds a set; they have most pairs."""
+CANDIDATES: Final = 40
+"""Of how many sets the best is taken: more find fewer sets, and take longer."""
 
 
-def some_combinations(matters: Choices) -> Iterator[Parameters]:
-    """The defaults, each other value alone, and all others together: for what takes seconds."""
-    yield {}
+def whole(chosen: Parameters, matters: Choices) -> Parameters:
+    """Chosen values with what they need."""
+    others = [name for name, value in chosen.items() if value != matters[name][0]]
+    needed = {key: one for name in others for key, one in NEEDS.get(name, {}).items()}
+    return {**chosen, **needed}
+
+
+def each_alone(matters: Choices) -> Iterator[tuple[str, Parameters]]:
+    """Each value that is no default, as a text, and with what it needs."""
     for name, values in matters.items():
         for value in values[1:]:
-            yield {name: value}
-    yield {name: values[-1] for name, values in matters.items()}
+            yield f"{name}={value}", whole({name: value}, matters)
 
 
-def every_combination(matters: Choices) -> Iterator[Parameters]:
-    """All there are."""
-    for values in itertools.product(*matters.values()):
-        yield dict(zip(matters, values, strict=True))
+def every_few(matters: Choices, few: int) -> list[Parameters]:
+    """The defaults, and sets in which any so many parameters have all their values with each other."""
+    draw = random.Random(20261122)  # the same sets each time
+    left = {
+        tuple(zip(names, values, strict=True))
+        for names in itertools.combinations(matters, few)
+        for values in itertools.product(*(matters[name] for name in names))
+    }
+    found = [{name: values[0] for name, values in matters.items()}]
+    left -= _covered(found[0], few)
+    while left:
+        begun = dict(min(left))
+        drawn = [
+            {
+                name: begun[name] if name in begun else draw.choice(values)
+                for name, values in matters.items()
+            }
+            for _ in range(CANDIDATES)
+        ]
+        best = max(drawn, key=lambda one: len(left & _covered(one, few)))
+        left -= _covered(best, few)
+        found.append(best)
+    return [whole(one, matters) for one in found]
+
+
+def _covered(chosen: Parameters, few: int) -> set[tuple[tuple[str, str], ...]]:
+    return set(itertools.combinations(chosen.items(), few))
 
 
 def linted(path: Path, parameters: Parameters) -> Iterator[str]:
@@ -109,14 +161,26 @@ def well_named(expanded: Mapping[str, Any], parameters: Parameters) -> Iterator[
 def replacing(expanded: Mapping[str, Any], matters: Choices) -> Iterator[str]:
     """What a changed parameter replaces that it should not; nothing with state ever."""
     before = settled(expanded, {}).resources
-    for name, values in matters.items():
-        for value in values[1:]:
-            found = replacement.replaced(before, settled(expanded, {name: value}).resources)
-            if found != REPLACED_BY.get(name, []):
-                yield f"{name}={value} replaces {', '.join(found) or 'nothing'}"
-            yield from (
-                f"{name}={value} loses what {one} has" for one in found if _has_state(before[one])
-            )
+    for changed, parameters in each_alone(matters):
+        found = replacement.replaced(before, settled(expanded, parameters).resources)
+        if found != REPLACED_BY.get(changed.partition("=")[0], []):
+            yield f"{changed} replaces {', '.join(found) or 'nothing'}"
+        yield from (f"{changed} loses what {one} has" for one in found if _has_state(before[one]))
+
+
+def releasing(expanded: Mapping[str, Any], matters: Choices) -> Iterator[str]:
+    """With SnapStart, changes that the API would never call: it calls a version, and another
+    Release has to publish one, of a function that has changed, and to move the alias there."""
+    before = settled(expanded, {"SnapStart": "on", "Release": "before"}).resources
+    if "GatewayVersion" not in references(before["GatewayAlias"]):
+        yield "the alias stays at the version that it has"
+    for changed, parameters in each_alone(matters):
+        given = {**parameters, "SnapStart": "on", "Release": "after"}
+        after = settled(expanded, given).resources
+        if "GatewayVersion" not in replacement.replaced(before, after):
+            yield f"{changed} with another Release publishes no version"
+        if before["GatewayFunction"] == after["GatewayFunction"]:
+            yield f"{changed} with another Release publishes a version of a function as it was"
 
 
 def _has_state(resource: Mapping[str, Any]) -> bool:
@@ -129,24 +193,32 @@ def problems(path: Path, *, is_quick: bool = False) -> Iterator[str]:
     expanded = expand(path, {})
     matters = {name: values for name, values in MATTERS.items() if name in expanded["Parameters"]}
     yield from (f"has no parameter {name}" for name in MATTERS.keys() - matters.keys())
-    some = [{}] if is_quick else list(some_combinations(matters))
-    every = list(every_combination(matters))
+    pairs = [{}] if is_quick else every_few(matters, 2)[:SLOW]
+    triples = every_few(matters, 3)
     yield from _report(
-        f"cfn-lint on the expanded template, errors and warnings: {len(some)} sets of parameters",
-        (problem for one in some for problem in linted(path, one)),
+        f"cfn-lint on the expanded template, errors and warnings: {_of(pairs)}",
+        (problem for one in pairs for problem in linted(path, one)),
     )
     yield from _report(
-        f"an order of creation: {len(every)} sets",
-        (problem for one in different(expanded, every) for problem in ordered(expanded, one)),
+        f"an order of creation: {_of(triples)}",
+        (problem for one in different(expanded, triples) for problem in ordered(expanded, one)),
     )
     yield from _report(
-        f"names and lengths: {len(some)} sets",
-        (problem for one in some for problem in well_named(expanded, one)),
+        f"names and lengths: {_of(triples)}",
+        (problem for one in triples for problem in well_named(expanded, one)),
     )
     yield from _report(
         f"what {len(matters)} changed parameters replace", replacing(expanded, matters)
     )
-    yield from _report("moto creates the stack and updates it", created_and_updated(path, some))
+    yield from _report(
+        f"with SnapStart, {len(matters)} changed parameters reach the API",
+        releasing(expanded, matters),
+    )
+    yield from _report("moto creates the stack and updates it", created_and_updated(path, pairs))
+
+
+def _of(sets: Sequence[Parameters]) -> str:
+    return f"{len(sets)} set{'s' * (len(sets) > 1)} of parameters"
 
 
 def _report(what: str, found: Iterator[str]) -> Iterator[str]:

@@ -33,12 +33,15 @@ class Settled:
             name: one.get("Default") for name, one in expanded["Parameters"].items()
         }
         self._values |= PSEUDO
-        resources = expanded["Resources"].items()
-        self.resources = {name: self.settle(one) for name, one in resources if self._is_there(one)}
-        self.outputs = self.settle(expanded.get("Outputs", {}))
+        self._mappings = expanded.get("Mappings", {})
+        self.resources = self._there(expanded["Resources"])
+        self.outputs = self._there(expanded.get("Outputs", {}))
 
-    def _is_there(self, resource: Mapping[str, Any]) -> bool:
-        return "Condition" not in resource or self.holds({"Condition": resource["Condition"]})
+    def _there(self, declared: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: self.settle(one) for name, one in declared.items() if self._is_there(one)}
+
+    def _is_there(self, one: Mapping[str, Any]) -> bool:
+        return "Condition" not in one or self.holds({"Condition": one["Condition"]})
 
     def settle(self, value: Any) -> Any:
         """The value with parameters in the place of their names; a member without a value is
@@ -48,6 +51,8 @@ class Settled:
                 return self._values[name]
             case {"Fn::If": [condition, yes, no]}:
                 return self.settle(yes if self.holds({"Condition": condition}) else no)
+            case {"Fn::FindInMap": [str(name), first, second]}:
+                return self._mappings[name][str(self.settle(first))][str(self.settle(second))]
             case {"Fn::Sub": str(text)}:
                 filled = self._filled(text)
                 return {"Fn::Sub": filled} if "${" in filled else filled

@@ -19,6 +19,8 @@ KEEP_STATE: Final = (
 """What is never replaced: rows, messages, keys, and the id in the API's URL."""
 NAMED_BY_PARENT: Final = {"AWS::ApiGatewayV2::Stage", "AWS::Lambda::EventInvokeConfig"}
 """What has a name within its parent only, so that two stacks do not meet."""
+NAMED_BY_OWNER: Final = {"AWS::ApiGatewayV2::DomainName"}
+"""What has the name that somebody owns: a second stack could not have it anyway."""
 
 
 def schema(kind: str) -> Mapping[str, Any]:
@@ -61,7 +63,7 @@ def named(resources: Mapping[str, Any]) -> Iterator[str]:
             for path in schema(resource["Type"]).get("primaryIdentifier", [])
             if _names(resource, path)
         ]
-        if own and resource["Type"] not in NAMED_BY_PARENT:
+        if own and resource["Type"] not in NAMED_BY_PARENT | NAMED_BY_OWNER:
             yield f"{name}: {', '.join(path.split('/')[-1] for path in own)}"
 
 

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from roundgate.deployment import deploying as deploy
+from roundgate.deployment import judging
 from roundgate.errors import ConfigError, UsageError
+from tests.support.dynamodb import ROOT
 
 boto3 = pytest.importorskip("boto3")
 
@@ -221,7 +223,265 @@ def test_without_secrets_there_are_none_and_those_that_are_given_are_passed(
     assert one.overrides == {"SecretArns": "arn:s", "ParameterArns": "none"}
 
 
+# Variables of the configuration
+
+VARIABLES = """
+env:
+  SHOP_URL: https://shop.example
+  SHOP_KEY: ${secret:shop/key}
+backends:
+  - {kind: python, name: tools, path: tools.py}
+"""
+FILE = {"EnvShopUrl": "https://shop.example", "EnvShopKey": "${secret:shop/key}"}
+"""What a stack has that was made of these, and of which nothing was given."""
+
+
+@pytest.fixture
+def with_env(open_config: Path) -> Path:
+    open_config.write_text(VARIABLES)
+    return open_config
+
+
+def secrets(config: Path, stored: dict[str, str], *options: str) -> list[str]:
+    """The secrets that a deployment lets the functions read."""
+    asked = wanted(config, *((deploy.OVERRIDES, *options) if options else ()))
+    found = deploy.with_secrets(asked, config, Session(), stored).overrides["SecretArns"]
+    return [one.rpartition("secret:")[2] for one in found.split(",")]
+
+
+def test_a_variable_that_was_given_once_is_kept_and_so_is_the_right_to_read_it(
+    with_env: Path,
+) -> None:
+    given = "EnvShopKey=${secret:prod/key}"
+    assert secrets(with_env, FILE, given) == ["prod/key-??????"]
+    stored = {**FILE, "EnvShopKey": "${secret:prod/key}"}
+    assert secrets(with_env, stored) == ["prod/key-??????"]
+    assert secrets(with_env, stored, "EnvShopKey=${secret:next/key}") == ["next/key-??????"]
+    assert secrets(with_env, {**stored, "EnvShopKey": "as it stands"}) == ["none"]
+
+
+def test_an_edited_variable_is_followed_unless_another_text_was_given(with_env: Path) -> None:
+    with_env.write_text(VARIABLES.replace("shop.example", "new.example"))
+    followed = deploy.with_variables(wanted(with_env), with_env, FILE, FILE)
+    assert followed.overrides == {"EnvShopUrl": "https://new.example"}
+    given = {**FILE, "EnvShopUrl": "https://given.example"}
+    assert deploy.with_variables(wanted(with_env), with_env, given, FILE).overrides == {}
+    again = wanted(with_env, deploy.OVERRIDES, "EnvShopUrl=https://once.example")
+    asked = deploy.with_variables(again, with_env, FILE, FILE)
+    assert asked.overrides == {"EnvShopUrl": "https://once.example"}
+
+
+def test_a_secret_that_replaces_another_in_the_file_is_the_one_that_may_be_read(
+    with_env: Path,
+) -> None:
+    with_env.write_text(VARIABLES.replace("shop/key", "shop/newer"))
+    asked = deploy.with_variables(wanted(with_env), with_env, FILE, FILE)
+    found = deploy.with_secrets(asked, with_env, Session(), FILE).overrides
+    assert found["EnvShopKey"] == "${secret:shop/newer}"
+    assert found["SecretArns"].endswith("secret:shop/newer-??????")
+
+
+def test_what_is_kept_is_told_without_its_value(with_env: Path) -> None:
+    assert list(deploy.remarks(wanted(with_env), with_env, FILE)) == []
+    given = {**FILE, "EnvShopUrl": "https://given.example"}
+    (told,) = deploy.remarks(wanted(with_env), with_env, given)
+    assert told.startswith("EnvShopUrl keeps the value")
+    assert "given.example" not in told
+    again = wanted(with_env, deploy.OVERRIDES, "EnvShopUrl=https://once.example")
+    assert list(deploy.remarks(again, with_env, given)) == []
+
+
+def test_a_variable_that_refers_to_another_has_to_be_given_once(with_env: Path) -> None:
+    with_env.write_text("auth: {issuer: a, jwks_url: b}\nenv: {SHOP_URL: 'https://${SHOP_HOST}'}\n")
+    with pytest.raises(UsageError, match=r"EnvShopUrl has no value yet: pass EnvShopUrl=…"):
+        check(wanted(with_env), {}, None)
+    check(wanted(with_env), {"EnvShopUrl": "https://shop.example"}, None)
+    check(wanted(with_env, deploy.OVERRIDES, "EnvShopUrl=https://shop.example"), {}, None)
+
+
+# SnapStart
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> Path:
+    """What `roundgate package` leaves, as far as a release is made of it."""
+    template = tmp_path / "template.yaml"
+    template.write_bytes((ROOT / "template.yaml").read_bytes())
+    (tmp_path / "gateway.zip").write_bytes(b"code")
+    return template
+
+
+def release(config: Path, stored: dict[str, str], built: Path, *options: str) -> str | None:
+    """The name of what a deployment deploys."""
+    asked = wanted(config, *((deploy.OVERRIDES, *options) if options else ()))
+    found = {passed(one).get("Release") for one in deploy.commands(asked, stored, built)}
+    assert len(found) == 1, "the second call of a first deployment publishes nothing"
+    return found.pop()
+
+
+def test_without_snapstart_nothing_has_a_name(open_config: Path, built: Path) -> None:
+    assert release(open_config, UP, built) is None
+    assert release(open_config, {**UP, "SnapStart": "on"}, built, "SnapStart=off") is None
+
+
+def test_with_snapstart_a_changed_parameter_alone_is_another_release(
+    open_config: Path, built: Path
+) -> None:
+    on = {**UP, "SnapStart": "on"}
+    first = release(open_config, on, built)
+    assert first is not None
+    assert release(open_config, on, built) == first
+    for change in ("LogLevel=debug", "GatewayMemory=2048", "StageName=prod"):
+        assert release(open_config, on, built, change) != first
+    built.with_name("gateway.zip").write_bytes(b"other code")
+    assert release(open_config, on, built) != first
+
+
+def test_what_a_stack_stores_of_a_release_does_not_make_another(
+    open_config: Path, built: Path
+) -> None:
+    given = ("SnapStart=on", "AllowAnonymous=true")
+    first = release(open_config, {}, built, *given)
+    assert first is not None
+    defaults = judging.defaults(judging.declared({}))
+    stored = {**defaults, **dict(one.split("=") for one in given), "Release": first}
+    assert release(open_config, stored, built) == first
+
+
+def test_a_release_that_is_given_is_passed(open_config: Path, built: Path) -> None:
+    on = {**UP, "SnapStart": "on"}
+    assert release(open_config, on, built, "Release=2026-11-23") == "2026-11-23"
+
+
+def test_with_snapstart_somebody_learns_when_secrets_are_read(with_env: Path) -> None:
+    stored = {**FILE, "SnapStart": "on"}
+    (told,) = deploy.remarks(wanted(with_env), with_env, stored)
+    assert told.startswith("With SnapStart SHOP_KEY is read when a version is published")
+
+
 # What it refuses
+
+
+def refusal(config: Path, *options: str, region: str | None = None, **stored: str) -> str:
+    """Why a deployment is refused; nothing if it is not."""
+    one = wanted(config, *((deploy.OVERRIDES, *options) if options else ()))
+    try:
+        deploy.check(one, config, stored, None, region)
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+CERTIFICATE = "arn:aws:acm:eu-central-1:123456789012:certificate/1"
+DOMAIN = ("DomainName=mcp.example.com", f"CertificateArn={CERTIFICATE}")
+AUTHORIZER = (
+    "AuthorizerIssuer=https://issuer.example",
+    "AuthorizerAudience=https://mcp.example.com/mcp",
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["GatewayTimout=20"], "There is no parameter GatewayTimout; GatewayTimeout?"),
+        (["GatewayTimeout=60"], r"GatewayTimeout=60 has to be from 5 to 29 s"),
+        (["GatewayTimeout=soon"], "GatewayTimeout=soon has to be a number"),
+        (["WorkerTimeout=901"], "WorkerTimeout=901 has to be one of 60, 120"),
+        (["WorkerConcurrency=1"], "WorkerConcurrency=1 has to be from 2 to 1000"),
+        (["GatewayConcurrency=-1"], "GatewayConcurrency=-1 has to be 0 at least"),
+        (["SnapStart=true"], "SnapStart=true has to be one of off, on"),
+        (["DomainName=mcp.example.com"], "DomainName needs CertificateArn"),
+        ([DOMAIN[1]], "CertificateArn is for a domain"),
+        (["HostedZoneId=Z0123456789"], "HostedZoneId is for the records of a domain"),
+        ([*DOMAIN, "HostedZoneId=/hostedzone/Z0123456789"], "without /hostedzone/"),
+        (["DomainName=https://mcp.example.com", DOMAIN[1]], "without https://"),
+        (["DomainName=MCP.example.com", DOMAIN[1]], "in lower case"),
+        ([*DOMAIN, "PublicUrl=https://mcp.example.com/tools"], "mapped to the root of mcp.example"),
+        ([AUTHORIZER[0]], "AuthorizerIssuer needs AuthorizerAudience"),
+        ([AUTHORIZER[1]], "AuthorizerAudience needs AuthorizerIssuer"),
+        (["SubnetIds=subnet-0a"], "SubnetIds needs SecurityGroupIds"),
+        (["SecurityGroupIds=sg-0a"], "SecurityGroupIds needs SubnetIds"),
+        (
+            ["SubnetIds=subnet-0a, subnet-0b", "SecurityGroupIds=sg-0a"],
+            "ids of subnets with commas",
+        ),
+        (["PublicUrl=https://mcp.example.com/"], "a URL without a slash at its end"),
+        (["AuthorizerIssuer=https://other.example", AUTHORIZER[1]], "the other refuses"),
+        (["AuthorizerIssuer=https://issuer.example/", AUTHORIZER[1]], "the slash at the end"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_cloudformation_would_refuse_or_nobody_could_use_is_said_at_once(
+    guarded_config: Path, options: list[str], said: str
+) -> None:
+    assert said in refusal(guarded_config, *options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        DOMAIN,
+        (*DOMAIN, "HostedZoneId=Z0123456789", "StageName=prod"),
+        (*DOMAIN, "PublicUrl=https://in-front.example.com"),
+        (*DOMAIN, "PublicUrl=https://mcp.example.com"),
+        ("SubnetIds=subnet-0a,subnet-0b", "SecurityGroupIds=sg-0a"),
+        ("SnapStart=on", "Architecture=x86_64"),
+        ("SnapStart=on", "Architecture=arm64", "Release=2026-11-23"),
+        ("GatewayTimeout=29", "WorkerTimeout=60"),
+        AUTHORIZER,
+        ('DomainName=""', 'CertificateArn=""'),
+    ],
+    ids=lambda value: " ".join(one.partition("=")[0] for one in value),
+)
+def test_what_goes_together_is_deployed(guarded_config: Path, options: tuple[str, ...]) -> None:
+    assert refusal(guarded_config, *options) == ""
+
+
+def test_rules_are_about_what_the_stack_has_as_well(guarded_config: Path) -> None:
+    stored = dict(one.split("=", 1) for one in DOMAIN)
+    assert refusal(guarded_config, "HostedZoneId=Z0123456789", **stored) == ""
+    assert "CertificateArn is for a domain" in refusal(guarded_config, 'DomainName=""', **stored)
+
+
+def test_a_certificate_of_another_region_is_refused_before_aws_does(guarded_config: Path) -> None:
+    assert refusal(guarded_config, *DOMAIN, region="eu-central-1") == ""
+    said = refusal(guarded_config, *DOMAIN, region="us-east-1")
+    assert "CertificateArn is of eu-central-1" in said
+    assert "--region us-east-1 --domain-name mcp.example.com" in said
+
+
+def test_an_authorizer_and_a_configuration_that_relies_on_one_need_each_other(
+    open_config: Path,
+) -> None:
+    said = refusal(open_config, *AUTHORIZER)
+    assert "would be one caller" in said
+    assert "auth: {authorizer: api-gateway, issuer: https://issuer.example}" in said
+    behind = "auth: {authorizer: api-gateway, issuer: 'https://issuer.example'}\n"
+    open_config.write_text(behind + open_config.read_text())
+    assert refusal(open_config, *AUTHORIZER) == ""
+    assert "nobody could" in refusal(open_config)
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [
+        ("EnvGreeting=hello world", "hello world"),
+        ('EnvGreeting="hello world"', "hello world"),
+        ("EnvGreeting='host=a port=b' LogLevel=debug", "host=a port=b"),
+        ('EnvGreeting=""', ""),
+        ("EnvGreeting=", ""),
+        ("EnvGreeting=a=b&c=d", "a=b&c=d"),
+    ],
+)
+def test_a_value_is_what_was_typed_and_reaches_sam_as_one(
+    open_config: Path, typed: str, value: str
+) -> None:
+    one = wanted(open_config, deploy.OVERRIDES, typed)
+    assert one.overrides["EnvGreeting"] == value
+    (command,) = deploy.commands(one, UP, BUILT)
+    (sent,) = (word for word in command if word.startswith("EnvGreeting="))
+    is_plain = value and not set(value) & set(" \"'")
+    assert sent == (f"EnvGreeting={value}" if is_plain else f'EnvGreeting="{value}"')
 
 
 def test_without_authentication_a_deployment_has_to_be_meant(
@@ -300,6 +560,18 @@ def test_an_error_of_another_kind_is_not_taken_for_a_new_stack(cloudformation: S
     cloudformation.add_client_error("describe_stacks", "AccessDenied", "not authorized")
     with pytest.raises(ClientError):
         deploy.stored_parameters(cloudformation.client, "roundgate")
+
+
+def test_the_defaults_that_a_stack_was_made_with_are_those_of_its_own_template(
+    cloudformation: Stubber,
+) -> None:
+    declared = [
+        {"ParameterKey": "EnvShopUrl", "DefaultValue": "https://shop.example"},
+        {"ParameterKey": "EnvShopHost"},
+    ]
+    cloudformation.add_response("get_template_summary", {"Parameters": declared})
+    found = deploy.default_parameters(cloudformation.client, "roundgate")
+    assert found == {"EnvShopUrl": "https://shop.example"}
 
 
 @pytest.mark.parametrize(

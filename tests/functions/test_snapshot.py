@@ -132,6 +132,13 @@ def test_clones_never_use_the_same_number_twice_and_go_on_for_each_other(
         assert done["content"][0]["text"] == "Hello, Ada!"
 
 
+def test_clones_draw_other_numbers_in_tools_and_for_traces(snapshot: Snapshot) -> None:
+    params = {"name": "drawn", "arguments": {}}
+    one, other = (snapshot.ask(clone, "tools/call", params) for clone in (0, 1))
+    numbers = [json.loads(each["content"][0]["text"]) for each in (one, other)]
+    assert len({*numbers[0], *numbers[1]}) == 6
+
+
 def test_of_two_clones_of_the_worker_one_takes_a_task_and_the_other_goes_on_with_it(
     snapshot: Snapshot,
 ) -> None:

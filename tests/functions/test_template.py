@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from fnmatch import fnmatchcase
+from typing import Any
 
 import pytest
 
 from roundgate import lambda_worker
 from roundgate.config.settings import Settings, from_environment
+from roundgate.deployment.stack.front import INTEGRATION_S
 from roundgate.deployment.stack.stack import EXECUTIONS, rate_s
 from roundgate.deployment.stack.template import Template
 from roundgate.storage.dynamodb.table import TABLE
@@ -94,8 +97,22 @@ API = "https://a1b2c3d4e5.execute-api.eu-central-1.amazonaws.com"
             {"PublicUrl": "https://example.com/tools", "StageName": "prod"},
             "https://example.com/tools",
         ),
+        ({"DomainName": "mcp.example.com"}, "https://mcp.example.com"),
+        ({"DomainName": "mcp.example.com", "StageName": "prod"}, "https://mcp.example.com"),
+        (
+            {"DomainName": "origin.example.com", "PublicUrl": "https://mcp.example.com"},
+            "https://mcp.example.com",
+        ),
     ],
-    ids=["default", "named stage", "domain", "domain with a base path"],
+    ids=[
+        "default",
+        "named stage",
+        "public URL",
+        "public URL with a base path",
+        "domain",
+        "domain of a named stage",
+        "a proxy in front of the domain",
+    ],
 )
 def test_the_endpoint_and_the_public_url_are_where_the_api_is_found(
     parameters: dict[str, str], base: str
@@ -112,8 +129,10 @@ def test_the_endpoint_and_the_public_url_are_where_the_api_is_found(
         ({"PublicUrl": "https://mcp.example.com"}, True),
         ({"PublicUrl": "https://mcp.example.com", "ApiEndpoint": "enabled"}, False),
         ({"ApiEndpoint": "disabled"}, True),
+        ({"DomainName": "mcp.example.com"}, True),
+        ({"DomainName": "mcp.example.com", "ApiEndpoint": "enabled"}, False),
     ],
-    ids=["no domain", "domain", "behind a CDN", "wanted"],
+    ids=["no domain", "public URL", "behind a CDN", "wanted", "domain", "domain and CDN"],
 )
 def test_nobody_goes_around_a_domain_unless_that_is_wanted(
     parameters: dict[str, str], is_off: bool
@@ -174,6 +193,156 @@ def test_a_new_account_has_executions_left_for_the_gateway_and_the_sweep(
 
 def _reserves(template: Template, name: str) -> bool:
     return "ReservedConcurrentExecutions" in template.properties(name)
+
+
+# A domain, an authorizer, a network, snapshots: parameters
+
+
+def there(**parameters: str) -> dict[str, Any]:
+    """The resources that a deployment with these parameters has, without the parts that are not."""
+    own = permissions.deployed(**parameters)
+    conditions = {name: own.holds({"Condition": name}) for name in own.source["Conditions"]}
+    return {
+        name: own.properties(name)
+        for name, one in own.source["Resources"].items()
+        if conditions.get(one.get("Condition", ""), True)
+    }
+
+
+DOMAIN = {"DomainName": "mcp.example.com", "CertificateArn": "arn:certificate"}
+
+
+def test_a_domain_is_mapped_to_the_stage_and_its_zone_gets_both_records() -> None:
+    assert not there().keys() & {"Domain", "DomainMapping", "DomainRecords"}
+    without_zone = there(**DOMAIN)
+    assert "DomainRecords" not in without_zone
+    (configuration,) = without_zone["Domain"]["DomainNameConfigurations"]
+    assert configuration["CertificateArn"] == "arn:certificate"
+    assert configuration["IpAddressType"] == "dualstack", "an AAAA record leads nowhere else"
+    assert without_zone["DomainMapping"]["Stage"] == "unknown:ApiStage"
+    records = there(**DOMAIN, HostedZoneId="Z1")["DomainRecords"]
+    assert [one["Type"] for one in records["RecordSets"]] == ["A", "AAAA"]
+    for record in records["RecordSets"]:
+        assert record["Name"] == "mcp.example.com"
+        assert record["AliasTarget"] == {
+            "DNSName": "unknown:Domain.RegionalDomainName",
+            "HostedZoneId": "unknown:Domain.RegionalHostedZoneId",
+        }
+
+
+def test_an_authorizer_stands_in_front_of_the_endpoints_and_of_nothing_else() -> None:
+    open_to_all = there()
+    assert "Authorizer" not in open_to_all
+    assert open_to_all["McpRoute"]["AuthorizationType"] == "NONE"
+    made = there(AuthorizerIssuer="https://issuer.example", AuthorizerAudience="a,b")
+    assert made["Authorizer"]["JwtConfiguration"] == {
+        "Issuer": "https://issuer.example",
+        "Audience": ["a", "b"],
+    }
+    guarded = {
+        name for name, one in made.items() if one.get("AuthorizerId") == "unknown:Authorizer"
+    }
+    assert guarded == {"McpRoute", "ViewRoute"}
+
+
+IN_A_NETWORK = {"SubnetIds": "subnet-1,subnet-2", "SecurityGroupIds": "sg-1"}
+
+
+@pytest.mark.parametrize("name", ["Gateway", "Worker"])
+def test_a_function_in_a_network_has_interfaces_there_that_its_code_cannot_touch(name: str) -> None:
+    assert "VpcConfig" not in there()[f"{name}Function"]
+    made = there(**IN_A_NETWORK)
+    assert made[f"{name}Function"]["VpcConfig"] == {
+        "SubnetIds": ["subnet-1", "subnet-2"],
+        "SecurityGroupIds": ["sg-1"],
+    }
+    (policy,) = made[f"{name}Role"]["Policies"]
+    allowed, denied = policy["PolicyDocument"]["Statement"][-2:]
+    assert (allowed["Effect"], denied["Effect"]) == ("Allow", "Deny")
+    assert allowed["Action"] == denied["Action"]
+    assert {one.partition(":")[0] for one in allowed["Action"]} == {"ec2"}
+    assert denied["Condition"] == {"Null": {"lambda:SourceFunctionArn": "false"}}
+    assert "VpcConfig" not in made["RotationFunction"], "it talks to Secrets Manager alone"
+
+
+def test_with_snapstart_the_api_calls_a_version_that_release_names() -> None:
+    plain = there()
+    assert not plain.keys() & {"GatewayVersion", "GatewayAlias"}
+    assert plain["GatewayFunction"]["SnapStart"] == {"ApplyOn": "None"}
+    assert plain["ApiIntegration"]["IntegrationUri"] == "unknown:GatewayFunction.Arn"
+    made = there(SnapStart="on", Release="r1")
+    assert made["GatewayFunction"]["SnapStart"] == {"ApplyOn": "PublishedVersions"}
+    assert made["GatewayVersion"]["Description"] == "r1"
+    assert made["GatewayFunction"]["Description"] == "r1", "AWS refuses a version without a change"
+    assert made["GatewayAlias"] == {
+        "FunctionName": "unknown:GatewayFunction",
+        "FunctionVersion": "unknown:GatewayVersion.Version",
+        "Name": "live",
+    }
+    for name, key in (("ApiIntegration", "IntegrationUri"), ("ApiPermission", "FunctionName")):
+        assert made[name][key] == "unknown:GatewayAlias"
+
+
+def test_the_api_is_never_sent_to_what_it_may_not_call_yet(deployed: Template) -> None:
+    assert deployed.source["Resources"]["ApiIntegration"]["DependsOn"] == "ApiPermission"
+
+
+@pytest.mark.parametrize("timeout", ["60", "450", "900"])
+def test_a_message_is_hidden_for_six_times_as_long_as_its_worker_may_take(timeout: str) -> None:
+    own = Template(ROOT / "template.yaml", {"WorkerTimeout": timeout}, KNOWN)
+    assert own.function("WorkerFunction").timeout_s == int(timeout)
+    assert own.properties("Queue")["VisibilityTimeout"] == 6 * int(timeout)
+
+
+def test_every_time_out_that_a_worker_may_have_has_its_time_of_hiding(template: Template) -> None:
+    declared = template.source["Parameters"]["WorkerTimeout"]["AllowedValues"]
+    hidden = template.source["Mappings"]["HiddenFor"]
+    assert {name: one["Seconds"] for name, one in hidden.items()} == {
+        one: 6 * int(one) for one in declared
+    }
+    assert min(map(int, declared)) * 1000 > lambda_worker.SWEEP_MS + lambda_worker.MARGIN_MS
+
+
+def test_no_time_out_of_the_gateway_reaches_that_of_the_api(template: Template) -> None:
+    declared = template.source["Parameters"]["GatewayTimeout"]
+    assert declared["MaxValue"] < INTEGRATION_S
+    own = Template(ROOT / "template.yaml", {"GatewayTimeout": 5}, KNOWN)
+    assert own.function("GatewayFunction").timeout_s == declared["MinValue"] == 5
+
+
+ROW = re.compile(r"^\| (`\w+`(?:, `\w+`)*) \| ([^|]+) \| [^|]+ \|$", re.MULTILINE)
+
+
+def test_the_documented_parameters_are_those_of_the_template_with_their_defaults(
+    template: Template,
+) -> None:
+    declared = template.source["Parameters"]
+    text = (ROOT / "docs/deploy.md").read_text("utf-8")
+    table = text.partition("| parameter | default | meaning |")[2].partition("\n\n")[0]
+    rows = {tuple(re.findall(r"\w+", names)): said for names, said in ROW.findall(table)}
+    assert sorted(name for names in rows for name in names) == sorted(declared)
+    for names, said in rows.items():
+        told = said.split(", ") if said.count(", ") + 1 == len(names) else [said] * len(names)
+        for name, one in zip(names, told, strict=True):
+            default = str(declared[name]["Default"])
+            if default in ("", "none", "0"):
+                assert one == "none" or " " in one, name
+            elif " " not in one:
+                assert one.strip("`") == default, name
+
+
+def test_the_documented_times_of_a_worker_are_those_that_there_are(template: Template) -> None:
+    text = (ROOT / "docs/deploy.md").read_text("utf-8")
+    (told,) = re.findall(r"`WorkerTimeout` is one of ([\d, and]+) s", text)
+    assert (
+        re.findall(r"\d+", told) == template.source["Parameters"]["WorkerTimeout"]["AllowedValues"]
+    )
+
+
+def test_each_parameter_is_in_one_group_of_the_console(template: Template) -> None:
+    groups = template.source["Metadata"]["AWS::CloudFormation::Interface"]["ParameterGroups"]
+    shown = [name for group in groups for name in group["Parameters"]]
+    assert sorted(shown) == sorted(template.source["Parameters"])
 
 
 # What invokes the worker

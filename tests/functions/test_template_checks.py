@@ -54,6 +54,30 @@ def found(tmp_path: Path, *change: str) -> str:
             r"E3002",
             id="a property that there is not",
         ),
+        pytest.param(
+            (
+                "Properties: {FunctionName: !Ref GatewayFunction, Description: !Ref Release}",
+                "Properties: {FunctionName: !Ref GatewayFunction, Description: gateway}",
+            ),
+            r"PublicUrl=https://mcp.example.com with another Release publishes no version",
+            id="a version that stays",
+        ),
+        pytest.param(
+            (
+                "      Description: !If [HasSnapStart, !Ref Release, !Ref AWS::NoValue]  #",
+                "      #",
+            ),
+            r"AlarmTopicArn=\S+ with another Release publishes a version of a function as it was",
+            id="a version of nothing new",
+        ),
+        pytest.param(
+            (
+                "    Condition: HasDomain\n    Description: What a record",
+                "    Description: What a record",
+            ),
+            r"E6005|Domain' is referred to and not there",
+            id="an output of what is not there",
+        ),
     ],
 )
 def test_a_mistake_is_found(tmp_path: Path, change: tuple[str, str], said: str) -> None:
@@ -63,7 +87,7 @@ def test_a_mistake_is_found(tmp_path: Path, change: tuple[str, str], said: str) 
 def test_the_template_has_none() -> None:
     ran = run("check", "--quick")
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert len(ran.stdout.splitlines()) == 5
+    assert len(ran.stdout.splitlines()) == 6
 
 
 # The graph, without the tools

@@ -1,6 +1,7 @@
 """What the functions serve in these tests."""
 
 import asyncio
+import random
 
 from pydantic import BaseModel
 
@@ -15,6 +16,15 @@ class Name(BaseModel):
 async def greet(name: str) -> str:
     """Greets somebody."""
     return f"Hello, {name}!"
+
+
+@tool
+async def drawn() -> list[int]:
+    """What a tool draws, and what OpenTelemetry would name a trace and a span."""
+    from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
+
+    traces = RandomIdGenerator()
+    return [random.getrandbits(64), traces.generate_trace_id(), traces.generate_span_id()]
 
 
 @tool

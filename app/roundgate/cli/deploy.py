@@ -19,9 +19,12 @@ def run(arguments: argparse.Namespace) -> int:
     asked = deploying.asked(arguments.stack, arguments.rest)
     path = configuration_file(asked.config)
     asked = samconfig.completed(asked, path)
-    asked, stored, executions = deploying.of_account(asked, path)
-    deploying.check(asked, path, stored, executions)
+    asked, found = deploying.of_account(asked, path)
+    stored = found.stored
+    deploying.check(asked, path, stored, found.executions, found.region)
     planned = package.planned_from(path, deploying.parameters(asked, stored)["Architecture"])
     print(*planned.lines(), sep="\n")
     template = package.make(planned, path.parent / ".build")
+    for remark in deploying.remarks(asked, path, stored):
+        print(remark)
     return deploying.run(deploying.commands(asked, stored, template, tools.sam()))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from roundgate import config
 from roundgate.backends import loading
 from roundgate.cli.arguments import configuration_file
 from roundgate.deployment import packaging, placing
+from roundgate.errors import ConfigError
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -32,9 +36,25 @@ def planned_from(path: Path, arch: str, *, anew: bool = False) -> packaging.Plan
         ConfigError: as `run`.
     """
     file = config.load(path, placeholder=packaging.PLACEHOLDER)
-    packaging.compile_documents(file)
-    loading.load(file, fetches=True)
+    with _environment_as_before():
+        packaging.compile_documents(file)
+        try:
+            loading.load(file, fetches=True)
+        except ConfigError as error:
+            raise ConfigError([*error.problems, *packaging.stood_for(file)]) from None
     return packaging.plan(file, path, arch, anew=anew)
+
+
+@contextmanager
+def _environment_as_before() -> Iterator[None]:
+    """The variables of the functions, and what stands for them here, are for the modules that are imported within: what
+    is run after that, such as `sam`, has those of this machine."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def make(planned: packaging.Plan, out: Path) -> Path:

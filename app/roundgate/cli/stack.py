@@ -43,8 +43,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _variables(path: Path) -> dict[str, str]:
     """The variables of `env` that are set here; the stack on this machine has no secrets of anybody.
 
-    Looked at before anything is packed: packing sets what is not set, for the tools that it imports.
-
     Raises:
         ConfigError: something is wrong with the configuration.
         UsageError: one that is kept at AWS is not set.

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -64,9 +64,11 @@ def _remedy(module: str) -> str:
     return f"add {what} to requirements.txt or pyproject.toml, or the files to package.include"
 
 
-def unloadable(staging: Path, arch: str, config: Path, placeholder: str) -> Iterator[Problem]:
+def unloadable(
+    staging: Path, arch: str, config: Path, placeholder: str, variables: Mapping[str, str]
+) -> Iterator[Problem]:
     """What is wrong when gateway.yaml is loaded with the packed files alone; nothing where this machine is another
-    than the functions', or has not their Python."""
+    than the functions', or has not their Python. `variables` of `env` are set here."""
     python = runtime.interpreter() if arch == runtime.here() else None
     if python is None or sys.platform != "linux":
         return
@@ -78,6 +80,7 @@ def unloadable(staging: Path, arch: str, config: Path, placeholder: str) -> Iter
                 Path(given, source.name).symlink_to(source)
         command = [str(python), "-I", "-B", "-c", _LOADS, str(staging), given, placeholder]
         environ = {
+            **variables,
             "PATH": os.environ.get("PATH", ""),
             "AWS_LAMBDA_FUNCTION_NAME": "packaging",
             # functions always have it; here it stands for any

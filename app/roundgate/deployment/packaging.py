@@ -106,6 +106,18 @@ def compile_documents(file: ConfigFile, say: Say = print) -> None:
             say(compile_with(backend, file.origin.at("backends", index)))
 
 
+def stood_for(file: ConfigFile) -> list[Problem]:
+    """The variables that have no value here, where that may be why something could not be loaded."""
+    names = [name for name, value in file.environment.items() if PLACEHOLDER in value]
+    if not names:
+        return []
+    message = f"{', '.join(names)} cannot be had while packaging: {PLACEHOLDER!r} stands for it"
+    remedy = (
+        "if a module needs it when it is imported, set it here, or read it when a tool is called"
+    )
+    return [file.origin.at("env").problem(message, remedy)]
+
+
 def plan(file: ConfigFile, path: Path, arch: str, *, anew: bool = False) -> Plan:
     """What would be packed.
 
@@ -167,8 +179,9 @@ def _staged(
     copy_files(planned, staging)
     if found := list(missing.unpacked(planned.contents, staging, function.name)):
         return found
-    if found := list(missing.unloadable(staging, planned.arch, planned.path, PLACEHOLDER)):
-        return found
+    given = {name: os.environ[name] for name in planned.file.config.env if name in os.environ}
+    if found := list(missing.unloadable(staging, planned.arch, planned.path, PLACEHOLDER, given)):
+        return [*found, *stood_for(planned.file)]
     compile_code(staging)
     return list(_too_large(function, staging, planned.path))
 

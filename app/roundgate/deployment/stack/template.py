@@ -95,7 +95,7 @@ class Template:
             name=resource,
             handler=own["Handler"],
             zip=self._directory / own["CodeUri"],
-            timeout_s=own["Timeout"],
+            timeout_s=int(own["Timeout"]),
             memory_mb=int(own["MemorySize"]),
             runtime=own.get("Runtime", shared["Runtime"]),
             environment={name: str(value) for name, value in variables.items()},
@@ -120,12 +120,15 @@ class Template:
                 return self._known.get(name, f"unknown:{name}")
             case {"Fn::GetAtt": [resource, attribute]}:
                 return self._known.get(f"{resource}.{attribute}", f"unknown:{resource}.{attribute}")
+            case {"Fn::FindInMap": [str(name), first, second]}:
+                found = self.source["Mappings"][name]
+                return found[str(self._resolve(first))][str(self._resolve(second))]
             case {"Fn::Sub": str(text)}:
                 return self._filled(text, {})
             case {"Fn::Sub": [text, dict(more)]}:
                 return self._filled(text, {name: self._resolve(one) for name, one in more.items()})
             case {"Fn::If": [condition, yes, no]}:
-                return self._resolve(yes if self._holds({"Condition": condition}) else no)
+                return self._resolve(yes if self.holds({"Condition": condition}) else no)
             case {"Fn::Select": [index, items]}:
                 return self._resolve(items)[int(index)]
             case {"Fn::Split": [separator, text]}:
@@ -148,16 +151,21 @@ class Template:
 
         return re.sub(r"\$\{([A-Za-z0-9:.]+)\}", found, text)
 
-    def _holds(self, condition: Any) -> bool:
+    def holds(self, condition: Any) -> bool:
+        """Whether a condition is met, as one of `Conditions` or of `Rules` says it.
+
+        Raises:
+            ValueError: it is of a kind that is not known here.
+        """
         match condition:
             case {"Condition": str(name)}:
-                return self._holds(self.source["Conditions"][name])
+                return self.holds(self.source["Conditions"][name])
             case {"Fn::Not": [one]}:
-                return not self._holds(one)
+                return not self.holds(one)
             case {"Fn::And": [*all_of]}:
-                return all(map(self._holds, all_of))
+                return all(map(self.holds, all_of))
             case {"Fn::Or": [*any_of]}:
-                return any(map(self._holds, any_of))
+                return any(map(self.holds, any_of))
             case {"Fn::Equals": [one, other]}:
                 return bool(self._resolve(one) == self._resolve(other))
         raise ValueError(f"unknown condition {condition}")

@@ -1,0 +1,63 @@
+"""`roundgate package` imports the tools of a repository, and has none of the secrets of the functions."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from roundgate.cli import package
+from roundgate.deployment import packaging
+from roundgate.errors import ConfigError
+
+CONFIG = """
+env:
+  SHOP_PIN: ${ssm:/shop/pin}
+  SHOP_URL: https://shop.example
+backends:
+  - {kind: python, name: tools, path: tools.py}
+"""
+TOOLS = """
+import os
+from roundgate import tool
+
+%s
+
+@tool
+def one() -> int:
+    return 1
+"""
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("SHOP_PIN", "SHOP_URL"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "gateway.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+def planned(repository: Path, line: str) -> packaging.Plan:
+    (repository / "tools.py").write_text(TOOLS % line)
+    return package.planned_from(repository / "gateway.yaml", "arm64")
+
+
+def test_what_stands_for_a_secret_is_there_for_modules_and_for_nobody_else(
+    repository: Path,
+) -> None:
+    line = "assert os.environ['SHOP_PIN'] and os.environ['SHOP_URL'] == 'https://shop.example'"
+    planned(repository, line)
+    assert not os.environ.keys() & {"SHOP_PIN", "SHOP_URL"}, "sam would have them"
+
+
+def test_a_module_that_cannot_do_with_it_is_told_which_variable_that_is(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "PIN = int(os.environ['SHOP_PIN'])"
+    with pytest.raises(ConfigError, match=r"(?s)tools\.py.*SHOP_PIN cannot be had while packaging"):
+        planned(repository, line)
+    assert "SHOP_PIN" not in os.environ
+    monkeypatch.setenv("SHOP_PIN", "1234")
+    planned(repository, line)
+    assert os.environ["SHOP_PIN"] == "1234"
