@@ -12,8 +12,8 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -39,6 +39,8 @@ class Order:
     warm_up_s: float = 0.0
     least_answers: int = 0
     requests: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """What each request has in addition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,9 @@ class Load:
     """The state the connections share: the clock's window, the latencies, the answers already found right."""
 
     def __init__(self, order: Order) -> None:
-        self.exchanges: Sequence[Exchange] = WORKLOADS[order.workload](DIFFERENT_REQUESTS)
+        self.exchanges: Sequence[Exchange] = [
+            each.sent_with(order.headers) for each in WORKLOADS[order.workload](DIFFERENT_REQUESTS)
+        ]
         self.known_right: list[bytes | None] = [None] * DIFFERENT_REQUESTS
         self.latencies_s: list[float] = []
         self.answered = 0

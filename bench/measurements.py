@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from bench import instructions as counting
+from bench.circumstances import served
 from bench.load import Order, Outcome
 from bench.servers import Cores, Server, running, service
 from bench.subjects import GENERATOR, ROOT, Subject
@@ -141,8 +142,28 @@ def instructions(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sa
         yield Sample(case, subject, {"instructions": count})
 
 
-def load_sample(server: Server, workload: str, connections: int, settings: Settings) -> Sample:
-    """Load one server."""
+def circumstances(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
+    """Load the gateway in several circumstances, in turn."""
+    for subject in subjects:
+        with served(subject, settings.cores) as rows:
+            for number in range(settings.rounds):
+                for row in rotated(rows, number):
+                    name, headers = row.name, row.headers
+                    yield load_sample(
+                        row.server, row.workload, 16, settings, name=name, headers=headers
+                    )
+
+
+def load_sample(
+    server: Server,
+    workload: str,
+    connections: int,
+    settings: Settings,
+    *,
+    name: str | None = None,
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> Sample:
+    """Load one server. `name` is the row's, if it is not the subject's; `headers` are what each request has besides."""
     order = Order(
         server.port,
         workload,
@@ -150,6 +171,7 @@ def load_sample(server: Server, workload: str, connections: int, settings: Setti
         seconds=settings.seconds,
         warm_up_s=settings.warm_up_s,
         least_answers=settings.least_answers,
+        headers=dict(headers),
     )
     began, cpu_before_s, waited_before_s = time.perf_counter(), server.cpu_s(), server.waited_s()
     outcome = drive(server, order, settings.cores)
@@ -166,7 +188,7 @@ def load_sample(server: Server, workload: str, connections: int, settings: Setti
     case = "1 connection" if connections == 1 else f"{connections} connections"
     return Sample(
         case,
-        server.subject.name,
+        name or server.subject.name,
         values,
         tuple(_load_notes(server, outcome, values["waited_percent"])),
     )
@@ -336,6 +358,14 @@ MEASUREMENTS = (
         is_more_better=True,
         sample=proxied,
         leaves_out=frozenset({"sdk", "fastmcp", "starlette", "asgi"}),
+    ),
+    Measurement(
+        "circumstances",
+        "tools/call of a client with a session, with a JWT, of one of 100 tools, in a view with search",
+        _LOAD_COLUMNS,
+        is_more_better=True,
+        sample=circumstances,
+        leaves_out=frozenset({"sdk", "fastmcp", "fastapi", "starlette", "asgi"}),
     ),
     Measurement(
         "list",

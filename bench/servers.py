@@ -90,16 +90,18 @@ def running(
     folder: Path = ROOT,
     *,
     is_logged: bool = False,
+    headers: Mapping[str, str] = _NOTHING,
 ) -> Iterator[Server]:
     """Start a server, wait for the right answer to the first request of a workload, and stop it at the end.
 
-    It has what `environment` says besides what every server has, and keeps what it keeps in `folder`.
+    It has what `environment` says besides what every server has, and keeps what it keeps in `folder`. The request has
+    `headers` besides its own.
 
     Raises:
         ServerFailedError: it exits, stays silent, or answers wrongly.
     """
     port = _free_port()
-    first = WORKLOADS[workload](1)[0]
+    first = WORKLOADS[workload](1)[0].sent_with(headers)
     with tempfile.TemporaryFile() as log:
         began = time.perf_counter()
         process = _spawn(
@@ -118,8 +120,8 @@ def running(
 
 
 @contextmanager
-def service(cores: Cores) -> Iterator[str]:
-    """A service that adds, on the generator's core; its URL.
+def service(cores: Cores, environment: Mapping[str, str] = _NOTHING) -> Iterator[str]:
+    """A service that adds, on the generator's core, with what `environment` says; its URL.
 
     Raises:
         ServerFailedError: it does not come up.
@@ -131,7 +133,7 @@ def service(cores: Cores) -> Iterator[str]:
     ]
     with tempfile.TemporaryFile() as log:
         own = Cores(server=cores.generator, generator=cores.generator)
-        process = _spawn(command, own, log, _NOTHING, ROOT)
+        process = _spawn(command, own, log, environment, ROOT)
         try:
             _wait_for(process, port)
             yield f"http://127.0.0.1:{port}"

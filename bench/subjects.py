@@ -80,7 +80,9 @@ _GATEWAY_CONFIGS = MappingProxyType(
     {
         "one_tool": "gateway.yaml",
         "hundred_tools": "gateway-hundred-tools.yaml",
+        "jwt": "gateway-jwt.yaml",
         "proxy": "gateway-proxy.yaml",
+        "search": "gateway-search-in-a-view.yaml",
         "tasks": "gateway-tasks.yaml",
     }
 )

@@ -7,7 +7,7 @@ Protocol: MCP 2026-07-28, Streamable HTTP; requests carry the headers and the `_
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -16,6 +16,7 @@ from bench.http1 import Response
 from roundgate.client import envelope, headers_of, message
 
 PROTOCOL_VERSION = "2026-07-28"
+OLDER_VERSION = "2025-11-25"
 KNOWS_TASKS: Mapping[str, Any] = MappingProxyType(
     {"extensions": {"io.modelcontextprotocol/tasks": {}}}
 )
@@ -41,6 +42,14 @@ class Exchange:
     request: bytes
     request_id: int
     check_result: Callable[[dict[str, Any]], None]
+    result_type: str | None = "complete"
+    """What the revision calls a result that is one; the older ones have no word for it."""
+
+    def sent_with(self, headers: Mapping[str, str]) -> "Exchange":
+        """The same with more headers."""
+        line, rest = self.request.split(b"\r\n", 1)
+        more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        return replace(self, request=b"%b\r\n%b%b" % (line, more.encode(), rest))
 
     def check(self, response: Response) -> None:
         """Check status, media type, JSON-RPC id and result.
@@ -57,7 +66,10 @@ class Exchange:
                 f"id {answer.get('id')!r} instead of {self.request_id}",
             )
             _require(isinstance(answer.get("result"), dict), "no result")
-            _require(answer["result"].get("resultType") == "complete", "resultType is not complete")
+            _require(
+                answer["result"].get("resultType") == self.result_type,
+                f"resultType is not {self.result_type}",
+            )
             self.check_result(answer["result"])
         except (WrongAnswerError, ValueError, KeyError, TypeError, IndexError) as reason:
             raise WrongAnswerError(
@@ -87,10 +99,44 @@ def message_in(response: Response) -> dict[str, Any]:
 
 def call_add(count: int) -> Sequence[Exchange]:
     """`tools/call` of `add`, each time with other numbers."""
-    return [_call_add(request_id=n, a=1000 + n, b=7 * n) for n in range(1, count + 1)]
+    return [_call_add(n, 1000 + n, 7 * n, http_request) for n in range(1, count + 1)]
 
 
-def _call_add(request_id: int, a: int, b: int) -> Exchange:
+def call_add_in_session(count: int) -> Sequence[Exchange]:
+    """The same of 2025-11-25; the header with the session is the load's."""
+    return [
+        replace(_call_add(n, 1000 + n, 7 * n, older_request), result_type=None)
+        for n in range(1, count + 1)
+    ]
+
+
+def call_one_of_hundred(count: int) -> Sequence[Exchange]:
+    """`tools/call` of one tool of the catalogue."""
+    return [_call_get_order(n, "get_order", _order(n)) for n in range(1, count + 1)]
+
+
+def call_through_search(count: int) -> Sequence[Exchange]:
+    """The same by the tool that calls what a search has found."""
+    return [
+        _call_get_order(n, "call_tool", {"name": "get_order", "arguments": _order(n)})
+        for n in range(1, count + 1)
+    ]
+
+
+def _order(number: int) -> dict[str, str]:
+    return {"order_id": f"AB{number:08}"}
+
+
+def _call_get_order(request_id: int, name: str, arguments: dict[str, Any]) -> Exchange:
+    def check(result: dict[str, Any]) -> None:
+        _require(not result.get("isError"), "the tool failed")
+        _require(result["content"][0]["text"] == "get_order", "not the tool that was called")
+
+    params = {"name": name, "arguments": arguments}
+    return Exchange(http_request("tools/call", params, request_id), request_id, check)
+
+
+def _call_add(request_id: int, a: int, b: int, written: Callable[..., bytes]) -> Exchange:
     def check(result: dict[str, Any]) -> None:
         _require(not result.get("isError"), "the tool failed")
         _require(
@@ -99,12 +145,12 @@ def _call_add(request_id: int, a: int, b: int) -> Exchange:
         )
         _require(json.loads(result["content"][0]["text"]) == a + b, "not the sum")
         # Any JSON value may stand here since 2026-07-28; the peers still wrap a bare number in an object.
-        _require(
-            result.get("structuredContent") in (a + b, {"result": a + b}), "not the sum, structured"
-        )
+        # Older revisions have objects alone there.
+        right = (a + b, {"result": a + b}, *((None,) if written is older_request else ()))
+        _require(result.get("structuredContent") in right, "not the sum, structured")
 
     params = {"name": "add", "arguments": {"a": a, "b": b}}
-    return Exchange(http_request("tools/call", params, request_id), request_id, check)
+    return Exchange(written("tools/call", params, request_id), request_id, check)
 
 
 def list_hundred(count: int) -> Sequence[Exchange]:
@@ -160,6 +206,9 @@ def task_request(task_id: str, request_id: int) -> bytes:
 WORKLOADS: MappingProxyType[str, Workload] = MappingProxyType(
     {
         "call_add": call_add,
+        "call_add_in_session": call_add_in_session,
+        "call_one_of_hundred": call_one_of_hundred,
+        "call_through_search": call_through_search,
         "list_hundred": list_hundred,
         "get_task": get_task,
         "get_large_task": get_large_task,
@@ -177,13 +226,24 @@ def http_request(
     """Return a whole HTTP/1.1 request."""
     meta = envelope(PROTOCOL_VERSION, {"name": "bench", "version": "1.0.0"}, dict(capabilities))
     request = message(method, params, request_id, meta)
+    return _http(request, dict(headers_of(request)))
+
+
+def older_request(method: str, params: dict[str, Any], request_id: int) -> bytes:
+    """Return a whole HTTP/1.1 request of 2025-11-25, but for its session."""
+    request = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
+    media = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+    return _http(request, {**media, "MCP-Protocol-Version": OLDER_VERSION})
+
+
+def _http(request: Mapping[str, Any], headers: Mapping[str, str]) -> bytes:
     body = json.dumps(request, separators=(",", ":")).encode()
     head = [
         "POST /mcp HTTP/1.1",
         "Host: 127.0.0.1",
         "User-Agent: bench",
         f"Content-Length: {len(body)}",
-        *(f"{name}: {value}" for name, value in headers_of(request)),
+        *(f"{name}: {value}" for name, value in headers.items()),
     ]
     return "\r\n".join([*head, "", ""]).encode() + body
 

@@ -1,6 +1,7 @@
-"""The service behind `proxy`: a raw ASGI callable that adds two integers."""
+"""The service behind `proxy`: a raw ASGI callable that adds two integers. It publishes keys, too, as an issuer does."""
 
 import json
+import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -10,13 +11,16 @@ async def app(
     receive: Callable[[], Awaitable[dict[str, Any]]],
     send: Callable[[dict[str, Any]], Awaitable[None]],
 ) -> None:
-    """`{"a": …, "b": …}` → `{"result": …}`"""
+    """`{"a": …, "b": …}` → `{"result": …}`; GET: the keys."""
     body, is_more = b"", True
     while is_more:
         event = await receive()
         body, is_more = body + event["body"], event.get("more_body", False)
-    asked = json.loads(body)
-    said = json.dumps({"result": asked["a"] + asked["b"]}).encode()
+    if scope["method"] == "GET":
+        said = os.environ["BENCH_KEYS"].encode()
+    else:
+        asked = json.loads(body)
+        said = json.dumps({"result": asked["a"] + asked["b"]}).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(said))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": said})

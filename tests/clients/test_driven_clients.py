@@ -11,10 +11,15 @@ import httpx
 import pytest
 
 from tests.clients import documented
-from tests.clients.__main__ import EXPECTED, EXPECTED_AFTER_A_KILL, EXPECTED_ON_THE_STACK
+from tests.clients.__main__ import (
+    EXPECTED,
+    EXPECTED_AFTER_A_KILL,
+    EXPECTED_ON_THE_STACK,
+    extra,
+)
 from tests.clients.capabilities import NO_MEANS, RIGHT, YES, judged
 from tests.clients.matrix import SERVED, replicas
-from tests.clients.subjects import SUBJECTS
+from tests.clients.subjects import EXTRA, SUBJECTS
 from tests.support.round_robin import RoundRobin
 from tests.support.rounds import KEYS
 from tests.support.sessions import BOTH, calling, opening
@@ -37,6 +42,14 @@ def test_every_client_has_its_row_and_its_driver(file: Path) -> None:
         assert subject.driver_path.exists()
         row = expected[subject.name]
         assert (row["client"], row["version"]) == (subject.client, subject.version)
+
+
+@FILES
+def test_every_version_between_has_its_row(file: Path) -> None:
+    kept = json.loads(extra(file).read_text())
+    assert [(row["client"], row["version"]) for row in kept.values()] == [
+        (subject.client, subject.version) for subject in EXTRA
+    ]
 
 
 def test_an_answer_is_right_or_it_is_told_what_came_instead() -> None:

@@ -57,7 +57,7 @@ async def another(
             else:
                 store = SqliteSessions(Database(tmp_path / "shared.sqlite3"), Clock())
             stack.push_async_callback(store.aclose)
-            return OneRun(store, Clock(), lambda: "session.round", keep_ms=60_000, wait_ms=1_000)
+            return OneRun(store, Clock(), "session.round", keep_ms=60_000, wait_ms=1_000)
 
         yield make
 

@@ -37,7 +37,6 @@ def is_older(headers: Mapping[bytes, bytes], body: Any) -> bool:
 
 
 def _is_modern(body: Any) -> bool:
-    match body:
-        case {"params": {"_meta": dict(meta)}}:
-            return _VERSION_KEY in meta
-    return False
+    params = body.get("params") if isinstance(body, dict) else None
+    meta = params.get("_meta") if isinstance(params, dict) else None
+    return isinstance(meta, dict) and _VERSION_KEY in meta

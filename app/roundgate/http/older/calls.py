@@ -101,15 +101,14 @@ class SessionCalls:
             GatewayError: anything that is answered as an error.
             AuthError: the caller may not do this.
         """
-        first = self._clock.new_id() if stream.resumes else ""  # nobody comes back to any other
-        call, told = OpenCall(request, {}, None, first, 0), 0
+        call, told = OpenCall(request, {}, None, "", 0), 0
         if self._continue_tool.is_called(request, stream):
             try:
                 call, told = await self._continue_tool.call_of(request, caller)
             except ToolError as error:
                 return _responded(request.id, _tool_error(caller.revision, error))
         elif stream.resumes:
-            stream.token = lambda: self.open_calls.event_id(call, caller)
+            stream.token = lambda: self._first_id(call, caller, stream)
         return await self._respond(call, caller, stream, told)
 
     async def resume(
@@ -184,12 +183,11 @@ class SessionCalls:
     async def _ran(self, call: OpenCall, inbound: Inbound, going: _Going) -> Ran | None:
         """How a round ended; `None` if another request runs it, and this one must wait no longer."""
 
-        caller, stream, run = going.caller, going.stream, self._one_run(call, going)
+        caller, stream = going.caller, going.stream
         is_first = call.state is None
         if is_first and not (stream.is_resumed and call.request.method == "tools/call"):
-            return await run.run_first(
-                lambda: self._served(call, inbound, going, run), lambda: stream.can_be_resumed
-            )
+            return await self._first(call, inbound, going)
+        run = self._one_run(call, caller, stream)
         while True:
             wait_s = self._asking.patience_s(caller, stream)
             if is_first:  # it may have done anything: it is not run again
@@ -199,26 +197,48 @@ class SessionCalls:
             if ran is not None or not await self._asking.goes_on(caller, stream):
                 return ran
 
-    def _one_run(self, call: OpenCall, going: _Going) -> OneRun:
-        session, principal = going.caller.session, going.caller.principal
+    async def _first(self, call: OpenCall, inbound: Inbound, going: _Going) -> Ran:
+        """How the first round ended. It is claimed by nobody: most are over before anybody could come back."""
+        stream = going.stream
+        try:
+            with stream.working:
+                try:
+                    reply = await self._served(call, inbound, going)
+                except GatewayError as error:
+                    if stream.first is None:
+                        raise
+                    return await stream.first.failed(error)
+                if stream.first is not None:
+                    return await stream.first.ended(reply)
+        finally:
+            if stream.first is not None:
+                await stream.first.rest()
+        is_over = reply.label != "input_required"
+        return Ran(
+            reply, "" if is_over else self._clock.new_id(), self._clock.now_ms() + self._wait_ms
+        )
 
-        def key() -> str:
-            # a token that may do less must not be told what came of it for one that may do more
-            return f"{session.id}.{call.round}.{json.digest(sorted(principal.scopes))}"
+    async def _first_id(self, call: OpenCall, caller: Caller, stream: SessionStream) -> str:
+        """The id with which a client comes back to a call that has asked nothing yet."""
+        call = replace(call, round=self._clock.new_id())
+        if stream.holds:  # else all of its body comes, or nothing
+            stream.first = self._one_run(call, caller, stream)
+        return await self.open_calls.event_id(call, caller)
 
+    def _one_run(self, call: OpenCall, caller: Caller, stream: SessionStream) -> OneRun:
+        # a token that may do less must not be told what came of it for one that may do more
+        scopes = json.digest(sorted(caller.principal.scopes))
         return OneRun(
             self._rows,
             self._clock,
-            key,
+            f"{caller.session.id}.{call.round}.{scopes}",
             keep_ms=self._keep_ms,
             wait_ms=self._wait_ms,
-            room=lambda: self.questions.room(principal),
-            working=going.stream.working,
+            room=lambda: self.questions.room(caller.principal),
+            working=stream.working,
         )
 
-    async def _served(
-        self, call: OpenCall, inbound: Inbound, going: _Going, first: OneRun | None = None
-    ) -> Reply:
+    async def _served(self, call: OpenCall, inbound: Inbound, going: _Going) -> Reply:
         """One round; what a tool cannot do with this client is an error that its model reads."""
         caller = going.caller
         left_ms = caller.deadline.remaining_ms()
@@ -226,8 +246,8 @@ class SessionCalls:
         request_id, session = call.request.id, caller.session
 
         async def is_cancelled() -> bool:
-            if first is not None and going.stream.can_be_resumed:
-                await first.heed()
+            if going.stream.first is not None:
+                await going.stream.first.heed()
             return await self.questions.is_cancelled(request_id, session)
 
         try:

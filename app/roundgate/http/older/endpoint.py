@@ -33,7 +33,7 @@ from roundgate.http.older.batches import Batches
 from roundgate.http.older.caller import Caller, Responded
 from roundgate.http.older.calls import SessionCalls
 from roundgate.http.older.changes import ChangeStreams
-from roundgate.http.older.own import OwnRequests
+from roundgate.http.older.own import OWN, OwnRequests
 from roundgate.http.older.stream import SessionStream
 from roundgate.http.older.unheard import UnheardWatch
 from roundgate.http.responder import State, headers_of
@@ -150,7 +150,7 @@ class OlderEndpoint:
             await exchange.responder.accepted()
             return
         exchange.name = _name(message)
-        own = await self._own.result(message, caller)
+        own = await self._own.result(message, caller) if message.method in OWN else None
         if own is not None:
             await exchange.responder.result(
                 message.id, own, as_event=exchange.accepted == {EVENT_STREAM}

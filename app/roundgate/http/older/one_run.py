@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import cached_property
 from typing import Final
 
 from roundgate.carrier import carrier
@@ -57,7 +56,7 @@ class OneRun:
     Args:
         rows: where claims and ends are.
         clock: of the process.
-        key: of session and round; asked when it is needed, which is seldom in a first round.
+        key: of session and round.
         keep_ms: milliseconds for which its end is kept: as long as anybody could ask for it.
         wait_ms: milliseconds that somebody waits for answers, if the round asks.
         room: counts those who wait for another.
@@ -68,7 +67,7 @@ class OneRun:
         self,
         rows: SessionStore,
         clock: Clock,
-        key: Callable[[], str],
+        key: str,
         *,
         keep_ms: int,
         wait_ms: int,
@@ -79,18 +78,11 @@ class OneRun:
         self._working = working
         self._rows = rows
         self._clock = clock
-        self._make_key = key
+        self._claim = Claim(rows, clock, key, 2 * keep_ms)
+        self._end = f"ran.{key}"
         self._keep_ms = keep_ms
         self._wait_ms = wait_ms
         self._beats: asyncio.Task[None] | None = None
-
-    @cached_property
-    def _key(self) -> str:
-        return self._make_key()
-
-    @cached_property
-    def _claim(self) -> Claim:
-        return Claim(self._rows, self._clock, self._key, 2 * self._keep_ms)
 
     async def of(self, serve: Callable[[], Awaitable[Reply]], wait_s: float) -> Ran | None:
         """Run the round, or wait for whoever does; `None` if `wait_s` was too short for that.
@@ -127,30 +119,16 @@ class OneRun:
 
         return await self._after_another(lost, wait_s)
 
-    async def run_first(
-        self, serve: Callable[[], Awaitable[Reply]], is_kept: Callable[[], bool]
-    ) -> Ran:
-        """Run a first round.
-
-        Args:
-            serve: runs it.
-            is_kept: whether its client was told how to come back, asked at its end.
-
-        Raises:
-            GatewayError: it ended so.
-        """
-        try:
-            with self._working:
-                return await self._ended(serve, is_kept)
-        finally:
-            if self._beats is not None:
-                self._beats.cancel()
-                await self._claim.release()
-
     async def heed(self) -> None:
         """Say from now on that this first round is run, if somebody wants to know. Raises Unavailable."""
         if self._beats is None and await self._claim.is_wanted():
             self._beats = asyncio.create_task(self._claim.beat())
+
+    async def rest(self) -> None:
+        """Say no longer that this first round is run."""
+        if self._beats is not None:
+            self._beats.cancel()
+            await self._claim.release()
 
     async def _after_another(
         self, lost: Callable[[], Awaitable[Ran | None]], wait_s: float
@@ -169,7 +147,7 @@ class OneRun:
                 look_s = min(LAST_LOOK_S, look_s * 1.5)
 
     async def _ran(self) -> Ran | None:
-        row = await self._rows.read(f"ran.{self._key}")
+        row = await self._rows.read(self._end)
         return None if row is None else _opened(row.value)
 
     async def _run(self, serve: Callable[[], Awaitable[Reply]]) -> Ran:
@@ -181,48 +159,45 @@ class OneRun:
             if isinstance(error, _NO_END):
                 await self._claim.release()
             raise
-        except (
-            BaseException
-        ):  # it was cancelled, or too many go on for nobody: its client may come back
+        except BaseException:
+            # it was cancelled, or too many go on for nobody: its client may come back
             await self._claim.release()
             raise
         finally:
             beats.cancel()
 
-    async def _ended(
-        self,
-        serve: Callable[[], Awaitable[Reply]],
-        is_kept: Callable[[], bool] = lambda: True,
-    ) -> Ran:
-        """The end of the round that counts: this one, unless there was one before."""
-        next_round = self._clock.new_id()
+    async def _ended(self, serve: Callable[[], Awaitable[Reply]]) -> Ran:
         try:
             reply = await serve()
         except GatewayError as error:
-            if isinstance(error, _NO_END) or not is_kept():
-                raise
-            before = await self._before(next_round, self._until_ms(), kept_error(error))
-            if before is None:
-                raise
-            return _opened(before)
-        mine = Ran(reply, next_round, self._until_ms())
-        if not is_kept():
-            return mine
-        before = await self._before(next_round, mine.until_ms, kept_reply(reply))
+            return await self.failed(error)
+        return await self.ended(reply)
+
+    async def ended(self, reply: Reply) -> Ran:
+        """The end of the round that counts: this one, unless there was one before. Raises as that one ended."""
+        mine = Ran(reply, self._clock.new_id(), self._clock.now_ms() + self._wait_ms)
+        before = await self._before(mine.next_round, mine.until_ms, kept_reply(reply))
         return mine if before is None else _opened(before)
+
+    async def failed(self, error: GatewayError) -> Ran:
+        """The same where it ended with an error, which is raised if it counts."""
+        if isinstance(error, _NO_END):
+            raise error
+        until_ms = self._clock.now_ms() + self._wait_ms
+        before = await self._before(self._clock.new_id(), until_ms, kept_error(error))
+        if before is None:
+            raise error
+        return _opened(before)
 
     async def _before(self, next_round: str, until_ms: int, kept: bytes) -> bytes | None:
         """Keep an end: the one that was there before, if there was."""
         ended = b"%b %d %b" % (next_round.encode(), until_ms, kept)
         forget_ms = self._clock.now_ms() + self._keep_ms
         with suppress(Unavailable):  # then it is known here alone: nobody else asks its questions
-            if not await self._rows.put_new(f"ran.{self._key}", ended, forget_ms):
-                before = await self._rows.read(f"ran.{self._key}")
+            if not await self._rows.put_new(self._end, ended, forget_ms):
+                before = await self._rows.read(self._end)
                 return None if before is None else before.value
         return None
-
-    def _until_ms(self) -> int:
-        return self._clock.now_ms() + self._wait_ms
 
 
 def _opened(ended: bytes) -> Ran:

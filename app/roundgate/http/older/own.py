@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from roundgate.errors import InvalidParams, ResourceNotFound
 from roundgate.http.older.caller import Caller
@@ -10,6 +11,8 @@ from roundgate.methods import CurrentMethods, Sessions
 from roundgate.protocol import LOG_LEVELS, Params, Request, Uri, validate
 
 _DONE = b"{}"
+OWN: Final = frozenset({"ping", "logging/setLevel", "resources/subscribe", "resources/unsubscribe"})
+"""The methods that may be about the session; of all others nothing has to be asked here."""
 
 
 class _SetLevelParams(Params):

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 
 from starlette.requests import ClientDisconnect
 
+from roundgate.http.older.one_run import OneRun
 from roundgate.http.older.unheard import UnheardWatch
 from roundgate.http.responder import Responder, State
 from roundgate.protocol import jsonrpc, sse
@@ -52,7 +53,9 @@ class SessionStream:
         self.resumes = resumes
         self.token: Token | None = None
         """For the first event, where the stream can be resumed before anything was asked."""
-        self._writing = asyncio.Lock()
+        self.first: OneRun | None = None
+        """The first round, once the client was told how to come back to it."""
+        self._writing: asyncio.Lock | None = None
 
     @property
     def is_finite(self) -> bool:
@@ -63,12 +66,6 @@ class SessionStream:
     def is_unheard(self) -> bool:
         """Whether the client has hung up."""
         return self._watch.disconnected
-
-    @property
-    def can_be_resumed(self) -> bool:
-        """Whether the client may have an id with which it comes back before anything was asked."""
-        is_told = self.token is not None and self.responder.state is not State.NOTHING_SENT
-        return is_told and self.holds  # where nothing is held, all of a body comes or nothing
 
     async def notify(self, method: str, params: dict[str, Any]) -> None:
         """Send a notification, unless the response has been sent."""
@@ -104,6 +101,8 @@ class SessionStream:
         await self.responder.end()
 
     async def _write(self, event: bytes) -> None:
+        if self._writing is None:  # most calls tell nothing
+            self._writing = asyncio.Lock()
         async with self._writing:
             if self.responder.state is State.DONE:
                 return

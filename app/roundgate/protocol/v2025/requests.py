@@ -36,7 +36,7 @@ FEATURES: Final[Mapping[str, str]] = MappingProxyType(
 _NAMED: Final = MappingProxyType(
     {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 )
-_OF_LATER: Final = ("inputResponses", "requestState")
+_OF_LATER: Final = frozenset({"inputResponses", "requestState"})
 
 
 class _InitializeParams(Params):
@@ -118,7 +118,7 @@ def inbound_of(
     # every level: which ones the session wants is a row, and read when a handler does log
     meta = Meta(capabilities, dict(client_info), "debug", _progress_token(given), given)
     own = request.params
-    if any(key in own for key in _OF_LATER):
+    if not _OF_LATER.isdisjoint(own):
         own = {key: value for key, value in own.items() if key not in _OF_LATER}
     return Inbound(request.id, request.method, name, own, meta, revision.version)
 
