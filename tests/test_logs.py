@@ -6,9 +6,11 @@ import asyncio
 import io
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from logging.handlers import BufferingHandler
 from typing import Any
@@ -314,3 +316,33 @@ asyncio.run(serve())
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert '"msg":"request","status":200' in ended.stderr
+
+
+SEVERAL = """
+import asyncio, sys
+from roundgate.logs import lines
+lines.configure("info", "json")
+async def main():
+    log = lines.RequestLog()
+    for _ in range(12):
+        for number in range(200):
+            log.write({"name": "é" * 30 + "x" * 100, "number": number})
+        await asyncio.sleep(2 * lines.FLUSH_S)
+asyncio.run(main())
+"""
+
+
+def test_lines_of_several_processes_do_not_come_in_between_each_other() -> None:
+    """As with `--workers`: they write to one pipe, which whoever collects the log reads when it has time."""
+    reads, writes = os.pipe()
+    command = [sys.executable, "-c", SEVERAL]
+    processes = [subprocess.Popen(command, stderr=writes) for _ in range(3)]
+    os.close(writes)
+    received = b""
+    with open(reads, "rb", buffering=0) as pipe:
+        while some := pipe.read(4_096):
+            received += some
+            time.sleep(0.0002)
+    assert [process.wait(30) for process in processes] == [0, 0, 0]
+    told = [json.loads(line)["number"] for line in received.splitlines()]
+    assert sorted(told) == sorted(list(range(200)) * 12 * 3)

@@ -554,7 +554,7 @@ def test_a_module_that_cannot_be_imported_is_a_problem_with_file_and_line(
         r"/(tools|neighbour_of_that_test)\.py:\d: backends\[0\]: cannot be imported: ", text
     )
     assert said in text
-    assert "mend the module, or point `path`" in text
+    assert "\n    → " in text  # which remedy it is: tests/cli/test_mistakes.py
 
 
 @pytest.mark.parametrize(

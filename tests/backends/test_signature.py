@@ -4,6 +4,7 @@ import datetime as dt
 import enum
 import inspect
 import math
+import threading
 import uuid
 from collections.abc import Callable
 from decimal import Decimal
@@ -352,10 +353,11 @@ def test_a_field_as_default_value_is_refused_because_the_function_would_be_given
 
 @pytest.mark.parametrize("default", [math.inf, object(), {"a": math.nan}, b"\xff"])
 def test_a_default_that_json_cannot_show_is_not_shown_and_still_a_default(default: Any) -> None:
-    def work(a: Any = default) -> None: ...
+    def work(a: Any = default) -> Any:
+        return a
 
     assert schema(work)["properties"] == {"a": {}}
-    assert describe(work).bind({}) == {}
+    assert work(**describe(work).bind({})) == default
 
 
 @pytest.mark.parametrize(
@@ -450,3 +452,24 @@ def test_whatever_the_schema_lets_through_can_be_bound(
     arguments = {name: data.draw(VALUES) for name in names}
     if Schema.compile(schema(work)).is_valid(arguments):
         assert describe(work).bind(arguments).keys() == arguments.keys()
+
+
+def test_each_call_has_a_default_of_its_own() -> None:
+    def collect(word: str, into: list[str] = []) -> list[str]:  # noqa: B006 - what people write
+        into.append(word)
+        return into
+
+    signature = describe(collect)
+    assert collect(**signature.bind({"word": "a"})) == ["a"]
+    assert collect(**signature.bind({"word": "b"})) == ["b"]
+    assert collect(**signature.bind({"word": "c", "into": ["x"]})) == ["x", "c"]
+    assert signature.input_schema()["properties"]["into"]["default"] == []
+
+
+def test_a_default_that_cannot_be_copied_is_given_as_it_is() -> None:
+    lock = threading.Lock()
+
+    def work(a: Any = {"lock": lock}) -> Any:  # noqa: B006
+        return a["lock"]
+
+    assert work(**describe(work).bind({})) is lock

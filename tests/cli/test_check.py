@@ -76,6 +76,9 @@ def test_what_is_served_is_listed_with_the_first_line_of_each_description(gatewa
         "  notes://all  notes",
         "resource templates (1)",
         "  notes://{owner}/x  of",
+        "remarks (1)",
+        f"{gateway.parent / 'desk.py'}:12: bare(): has no description, and models choose by it",
+        "    → write a docstring: what it does, and when to use it",
         "gateway.yaml: no problems",
     ]
 
@@ -197,4 +200,4 @@ def test_each_view_is_listed_with_where_it_is(
     gateway.write_text(CONFIG + "views: [{name: till, include: [{backend: shop}]}]\n")
     assert main(["check", str(gateway)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-4:-1] == ["view till at /till/mcp", "tools (1)", "  buy  Buy something."]
+    assert lines[-7:-4] == ["view till at /till/mcp", "tools (1)", "  buy  Buy something."]

@@ -243,6 +243,8 @@ def test_an_authorizer_stands_in_front_of_the_endpoints_and_of_nothing_else() ->
         name for name, one in made.items() if one.get("AuthorizerId") == "unknown:Authorizer"
     }
     assert guarded == {"McpRoute", "ViewRoute"}
+    asked_first = {one["RouteKey"] for name, one in made.items() if name.endswith("PreflightRoute")}
+    assert asked_first == {"OPTIONS /mcp", "OPTIONS /{view}/mcp"}, "browsers send no token there"
 
 
 IN_A_NETWORK = {"SubnetIds": "subnet-1,subnet-2", "SecurityGroupIds": "sg-1"}

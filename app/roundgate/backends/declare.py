@@ -102,6 +102,12 @@ def _attaching(decorator: str, declaration: Declaration) -> Callable[[F], F]:
         declaration = replace(declaration, faults=faults, place=place_of_caller(3))
 
     def attach(function: F) -> F:
+        if isinstance(function, str):
+            raise TypeError(
+                f"the name of a tool or prompt is given by name: write name={function!r}"
+            )
+        if not callable(function):
+            raise TypeError(f"a decorator of functions stands in front of {function!r}")
         setattr(function, ATTRIBUTE, (*declarations_of(function), declaration))
         return function
 

@@ -73,6 +73,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "python": Kind(
             "roundgate.backends.python.config:PythonBackendConfig",
             "roundgate.backends.python.backend:PythonBackend",
+            checker="roundgate.backends.python.remarks:remarks",
         ),
         "http": Kind(
             "roundgate.backends.http.config:HttpBackendConfig",

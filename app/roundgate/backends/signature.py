@@ -6,6 +6,8 @@ sent keeps the function's own default.
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
 import json
 import types
@@ -23,6 +25,7 @@ from typing import (
 )
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import CoreSchema, to_jsonable_python
@@ -64,10 +67,20 @@ class Signature:
     """The return annotation, or `Parameter.empty`."""
     _adapter: TypeAdapter[dict[str, Any]]
     _defaults: Mapping[str, Any]
+    _changeable: Mapping[str, Any]
+    """Defaults that a call could change for all that come after it, by the function's own names."""
 
     def input_schema(self) -> dict[str, Any]:
-        """JSON Schema 2020-12 of the arguments, an object."""
-        schema = self._adapter.json_schema(schema_generator=WithoutTitles)
+        """JSON Schema 2020-12 of the arguments, an object.
+
+        Raises:
+            TypeError: a parameter's type has none.
+        """
+        try:
+            schema = self._adapter.json_schema(schema_generator=WithoutTitles)
+        except PydanticInvalidForJsonSchema as error:
+            said = str(error).splitlines()[0]
+            raise TypeError(f"a parameter has no JSON Schema: {said}. {_TYPES}") from error
         schema.pop("title", None)
         properties = schema.setdefault("properties", {})
         for parameter in self.parameters:
@@ -79,7 +92,8 @@ class Signature:
         return schema
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Keyword arguments, converted to the annotated types.
+        """Keyword arguments, converted to the annotated types. Where a default is a list or the like, each call gets
+        one of its own: a handler that is run again has to begin with what it began with.
 
         Raises:
             ValueError: names each argument that does not fit, and why.
@@ -94,10 +108,15 @@ class Signature:
                 for e in error.errors(include_input=False)[:8]
             ]
             raise ValueError("; ".join(wrong)) from None
+        for name, default in self._changeable.items():
+            if name not in bound:
+                bound[name] = copy.deepcopy(default)
         return bound
 
 
+_TYPES: Final = "Use plain types, a pydantic model, a dataclass or a TypedDict"
 _MAX_ERRORS: Final = 1_000
+_CHANGEABLE: Final = (list, dict, set, bytearray)
 _CONTEXTS: Final = (Context, SyncContext)
 
 
@@ -105,23 +124,32 @@ def describe(function: Callable[..., Any]) -> Signature:
     """Read a function's signature, hints and docstring.
 
     Raises:
-        TypeError: a parameter cannot be filled by name, or its type has no JSON Schema.
+        TypeError: it is none, a parameter cannot be filled by name, or its type has no JSON Schema.
     """
-    hints = get_type_hints(function, include_extras=True)
+    _check_function(function)
+    hints = _hints_of(function)
     summary, described = _read_docstring(function)
     fields: dict[str, Any] = {}
     parameters: list[Parameter] = []
     defaults: dict[str, Any] = {}
+    changeable: dict[str, Any] = {}
     takes_context, takes_any = None, False
     for name, parameter in inspect.signature(function).parameters.items():
         hint = hints.get(name, Any)
         if _is_context(hint):
+            if takes_context is not None:
+                raise TypeError(f"{takes_context!r} and {name!r} both take the context; keep one")
             takes_context = name
+        elif (name not in hints and name == "ctx") or any(
+            one in _CONTEXTS for one in get_args(hint)
+        ):
+            raise TypeError(f"{name!r} is given the context if it is annotated so: {name}: Context")
         elif parameter.kind is parameter.VAR_KEYWORD:
             takes_any = True
         elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
             raise TypeError(
                 f"parameter {name!r} cannot be filled by name; make it an ordinary or keyword-only parameter"
+                + _OF_WRAPPERS * (parameter.kind is parameter.VAR_POSITIONAL)
             )
         else:
             required = parameter.default is parameter.empty
@@ -129,6 +157,8 @@ def describe(function: Callable[..., Any]) -> Signature:
             parameters.append(Parameter(_public_name(name, hint), described.get(name), required))
             if not required:
                 _note_default(defaults, parameters[-1].name, parameter.default)
+                if isinstance(parameter.default, _CHANGEABLE) and _can_be_copied(parameter.default):
+                    changeable[name] = parameter.default
     return Signature(
         summary=summary,
         parameters=tuple(parameters),
@@ -138,7 +168,35 @@ def describe(function: Callable[..., Any]) -> Signature:
         returns=hints.get("return", inspect.Parameter.empty),
         _adapter=_adapter(function.__name__, fields, closed=not takes_any),
         _defaults=defaults,
+        _changeable=changeable,
     )
+
+
+_OF_WRAPPERS: Final = " (if a decorator of yours made it, that needs functools.wraps)"
+
+
+def _check_function(function: Callable[..., Any]) -> None:
+    """Raises TypeError: it is none, or one whose calls have no result."""
+    if inspect.isclass(function):
+        raise TypeError("is a class: decorate a function that makes one and uses it")
+    if isinstance(function, functools.partial):
+        raise TypeError("is a functools.partial: write a function that calls it")
+    inner = inspect.unwrap(function)
+    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        raise TypeError(
+            "is a generator, and a call has one result: return a list; `await ctx.progress(…)` tells how far it is"
+        )
+
+
+def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """Its annotations, with those that are text looked up."""
+    try:
+        return get_type_hints(function, include_extras=True)
+    except NameError as error:
+        raise TypeError(
+            f"{error} where its annotations are looked up: define or import it at the top of the module, neither in a"
+            " function nor below TYPE_CHECKING"
+        ) from None
 
 
 def _is_context(hint: Any) -> bool:
@@ -158,7 +216,8 @@ def _adapter(name: str, fields: dict[str, Any], closed: bool) -> TypeAdapter[dic
     try:
         return TypeAdapter(arguments)
     except Exception as error:
-        raise TypeError(f"a parameter has no JSON Schema: {str(error).splitlines()[0]}") from error
+        said = str(error).splitlines()[0].partition(". Set `")[0]
+        raise TypeError(f"a parameter has no JSON Schema: {said}. {_TYPES}") from error
 
 
 def _public_name(name: str, hint: Any) -> str:
@@ -167,6 +226,14 @@ def _public_name(name: str, hint: Any) -> str:
     return next(
         (note.validation_alias for note in notes if isinstance(note.validation_alias, str)), name
     )
+
+
+def _can_be_copied(default: Any) -> bool:
+    try:
+        copy.deepcopy(default)
+    except Exception:  # whatever its parts raise: a lock, a connection
+        return False
+    return True
 
 
 def _note_default(defaults: dict[str, Any], name: str, value: Any) -> None:

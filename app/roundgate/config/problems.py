@@ -9,25 +9,14 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from roundgate.backends import registry
 from roundgate.config.base import Origin
 from roundgate.config.models import GatewayConfig
+from roundgate.config.remedies import remedy_for
 from roundgate.config.secret import Deferred, found_in
 from roundgate.errors import Problem
 
-_REMEDIES: Final = {
-    "missing": "add it",
-    "extra_forbidden": "remove it, or correct its spelling",
-    "union_tag_invalid": "use one of the kinds named",
-    "union_tag_not_found": "add " + " or ".join(f"kind: {kind}" for kind in registry.KINDS),
-    "string_pattern_mismatch": "see docs/configuration.md for what it may be",
-}
-
-
 _IS_PYDANTICS: Final = re.compile(r"<|(literal|dict|list|tuple|function-\w+)\[")
 """Steps that pydantic puts into a location for one of several types; the file has none."""
-_RENAMED: Final = {"ask": "ask_for", "asks": "interactive"}
-"""Settings of tools that have had another name."""
 
 
 def invalid(error: ValidationError, origin: Origin) -> list[Problem]:
@@ -39,13 +28,7 @@ def invalid(error: ValidationError, origin: Origin) -> list[Problem]:
             found.append(detail["input"].problem or _misplaced(origin.at(*loc)))
             continue
         message = detail["msg"].removeprefix("Value error, ")
-        remedy = _REMEDIES.get(
-            detail["type"], "see docs/configuration.md, or `roundgate schema` for your editor"
-        )
-        if detail["type"] == "extra_forbidden" and "tools" in loc and loc[-1] in _RENAMED:
-            remedy = f"write {_RENAMED[str(loc[-1])]}, which is what it is called now"
-        if detail["type"] == "string_type" and isinstance(detail["input"], int | float):
-            remedy = f'quote it: {_of_yaml(detail["input"])}, so write "…" around it'
+        remedy = remedy_for(detail, loc, origin.located.value)
         found.append(origin.at(*loc).problem(message, remedy))
     return _once_a_place(found)
 
@@ -78,13 +61,6 @@ def misplaced(config: GatewayConfig, origin: Origin) -> list[Problem]:
         for loc, one in found_in(config)
         if isinstance(one, Deferred)
     ]
-
-
-def _of_yaml(given: float) -> str:
-    """What YAML makes of a text without quotes."""
-    if isinstance(given, bool):
-        return "YAML takes yes, no, on, off, true and false for a truth value"
-    return "YAML takes it for a number"
 
 
 def cross_checks(value: Any, origin: Origin) -> list[Problem]:

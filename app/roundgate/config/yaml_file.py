@@ -86,9 +86,8 @@ def _read_yaml(path: Path, text: bytes, noted: list[Problem] | None) -> Located:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         what = getattr(error, "problem", None) or str(error).splitlines()[0]
-        problem = Problem(
-            str(path), "(file)", f"is not YAML: {what}", "mend the syntax", mark and mark.line + 1
-        )
+        line, remedy = mark and mark.line + 1, _mending(text, what, mark)
+        problem = Problem(str(path), "(file)", f"is not YAML: {what}", remedy, line)
         raise ConfigError([problem]) from None
     finally:
         loader.dispose()
@@ -104,6 +103,27 @@ def _read_yaml(path: Path, text: bytes, noted: list[Problem] | None) -> Located:
     if noted is not None:
         noted += repeated
     return Located(path, value, lines)
+
+
+def _mending(text: bytes, what: str, mark: Any) -> str:
+    """What to do about a text that is no YAML, by what the parser says and where."""
+    if "cannot start any token" in what:
+        lines = text.decode("utf-8", "replace").splitlines()
+        sign = lines[mark.line][mark.column : mark.column + 1] if mark.line < len(lines) else ""
+        if sign == "\t":
+            return "indent with blanks: YAML takes no tabs"
+        return f'put the text that begins with {sign} in quotes: "{sign}…"'
+    return next((remedy for words, remedy in _SYNTAX.items() if words in what), "mend the syntax")
+
+
+_SYNTAX: Final = {
+    "mapping values are not allowed": 'put the text that has a colon in it in quotes: "My shop: the best"',
+    "another document": "keep one document: take out the line `---` and what follows it",
+    "constructor for the tag": "take out the word with !",
+    "unacceptable character": "save the file as UTF-8",
+    "unexpected end of stream": "close the quotes, or the bracket, that begin a text and do not end it",
+}
+"""What to do, by words of the parser."""
 
 
 def _places(loc: Loc, node: Any, line: int) -> Iterator[tuple[Loc, int]]:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any, Final, Literal, TextIO, TypeAlias
 
@@ -27,6 +27,8 @@ LogFormat: TypeAlias = Literal["auto", "text", "json"]
 _REQUEST: Final = "roundgate.request"
 FLUSH_S: Final = 0.05
 """For how long the line of a request may wait to be written together with others, in seconds."""
+AT_ONCE: Final = 4_096
+"""Bytes that a pipe takes as a whole or not at all (`PIPE_BUF` of Linux)."""
 MAX_WAITING: Final = 1_000
 """So many lines are written at once, whenever that is."""
 
@@ -144,10 +146,25 @@ class _LineHandler(logging.StreamHandler[TextIO]):
         with self.lock or nullcontext():
             lines, self._waiting = self._waiting, []
             try:
-                if lines:
-                    self.stream.write(self.terminator.join([*lines, ""]))
+                for piece in _pieces([line + self.terminator for line in lines]):
+                    self.stream.write(piece)
+                    self.stream.flush()
             except (OSError, ValueError):
                 self.handleError(logging.makeLogRecord({"name": _REQUEST, "msg": "request"}))
+
+
+def _pieces(lines: Iterable[str]) -> Iterator[str]:
+    """Lines in pieces of as many as a pipe takes at once: of a longer piece, other processes that write to the same one
+    (`--workers`) may come in between."""
+    piece, size = "", 0
+    for line in lines:
+        more = len(line) if line.isascii() else len(line.encode("utf-8", "replace"))
+        if size + more > AT_ONCE and piece:
+            yield piece
+            piece, size = "", 0
+        piece, size = piece + line, size + more
+    if piece:
+        yield piece
 
 
 def flush() -> None:

@@ -189,8 +189,8 @@ class Changes:
                     await asyncio.sleep(PAUSE_S * (tried + 1))
             except Unavailable:
                 pass  # the caller says so, and tries again
-            except Exception:  # and so it is with what nobody has thought of
-                log.exception("changes could not be told elsewhere")
+            except Exception as error:  # and so it is with what nobody has thought of
+                log.error("changes could not be told elsewhere", exc_info=error)
             finally:
                 self._pending = more | self._pending
         return not more

@@ -254,6 +254,8 @@ CREDENTIALS: Final[Mapping[str, type[CredentialConfig]]] = MappingProxyType(
 def _tag(given: Any) -> str | None:
     """Which of them is meant; the tag is in brackets because no setting is, so that it can be told from one in the
     location of a problem."""
+    if not isinstance(given, Mapping | CredentialConfig):
+        return None  # a bare text
     names = given if isinstance(given, Mapping) else type(given).model_fields
     found = [name for name in CREDENTIALS if name in names]
     return f"<{found[0]}>" if len(found) == 1 else None

@@ -21,12 +21,13 @@ from roundgate.backends.declare import (
     PromptDeclaration,
     ResourceDeclaration,
     ToolDeclaration,
-    declarations_of,
 )
 from roundgate.backends.policy import with_approval
 from roundgate.backends.python import modules
 from roundgate.backends.python.config import PythonBackendConfig
+from roundgate.backends.python.importing import remedy_for
 from roundgate.backends.python.modules import Modules
+from roundgate.backends.python.remarks import declared_in
 from roundgate.backends.returned import ToolReturn
 from roundgate.backends.signature import Signature, describe
 from roundgate.config import Origin
@@ -66,7 +67,7 @@ class PythonBackend:
         prompts: list[Prompt] = []
         resources: list[Resource] = []
         problems: list[Problem] = []
-        for function, declaration in _declarations(self._module):
+        for function, declaration in declared_in(self._module):
             if declaration.faults:
                 problems += self._faults(function, declaration)
                 continue
@@ -93,7 +94,7 @@ class PythonBackend:
         try:
             if self._config.path is None:
                 return loaded.named(str(self._config.module), base)
-            return loaded.of_file(base / self._config.path, f"roundgate_backend_{self.name}")
+            return loaded.of_file(base / self._config.path, self._config.module_name)
         except KeyboardInterrupt:
             raise  # somebody's Ctrl-C
         except (
@@ -101,7 +102,7 @@ class PythonBackend:
         ) as error:  # a script that exits, or ends a test, would take the gateway with it
             problem = self._origin.problem(
                 f"cannot be imported: {type(error).__name__}: {error}{_place(error)}",
-                "mend the module, or point `path` (a file beside gateway.yaml) or `module` (a dotted name) at another",
+                remedy_for(error, self._config, base),
             )
             at = innermost(error)  # the user's own line, wherever it was imported from
             raise ConfigError(
@@ -148,15 +149,6 @@ class Callee:
         value = await self.threads.run(lambda: self.function(**keywords), context.principal)
         # it may only have called an async function
         return await value if inspect.isawaitable(value) else value
-
-
-def _declarations(module: ModuleType) -> Iterator[tuple[Callable[..., Any], Declaration]]:
-    seen: set[int] = set()
-    for value in vars(module).values():
-        if id(value) not in seen:
-            seen.add(id(value))
-            for declaration in declarations_of(value):
-                yield value, declaration
 
 
 def _tool(callee: Callee, declaration: ToolDeclaration) -> Tool:

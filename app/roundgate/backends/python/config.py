@@ -19,6 +19,11 @@ class PythonBackendConfig(BackendConfig):
     )
 
     @property
+    def module_name(self) -> str:
+        """Under which name it is in `sys.modules`."""
+        return self.module or f"roundgate_backend_{self.name}"
+
+    @property
     def packed_files(self) -> tuple[str, ...]:
         """Its file."""
         return () if self.path is None else (self.path,)

@@ -1,0 +1,118 @@
+"""What `roundgate check` says of a module beside its problems: what can be served, and is hardly what was meant."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from roundgate.backends.declare import Declaration, ToolDeclaration, declarations_of
+from roundgate.backends.python.config import PythonBackendConfig
+from roundgate.config import Origin
+from roundgate.errors import Problem
+
+_DECORATORS = ("tool", "prompt", "resource")
+
+
+def remarks(
+    config: PythonBackendConfig, origin: Origin, fetched: Mapping[str, bytes]
+) -> list[Problem]:
+    """What is odd about the module of a back end that has been loaded. Nothing is fetched for it."""
+    module = sys.modules.get(config.module_name)
+    if module is None:
+        return []
+    served = list(declared_in(module))
+    found = [*_methods(module, served), *_hidden(module)]
+    if not served and not found:
+        remedy = "put @tool, @prompt or @resource in front of a function of the module"
+        return [origin.problem("has nothing that is served", remedy)]
+    for function, declaration in served:
+        if isinstance(declaration, ToolDeclaration):
+            found += _of_tool(function, declaration)
+    return found
+
+
+def declared_in(module: ModuleType) -> Iterator[tuple[Callable[..., Any], Declaration]]:
+    """The functions of a module with what decorators say of them, each once, in the order of the module."""
+    seen: set[int] = set()
+    for value in vars(module).values():
+        if id(value) not in seen:
+            seen.add(id(value))
+            for declaration in declarations_of(value):
+                yield value, declaration
+
+
+def _methods(
+    module: ModuleType, served: Sequence[tuple[Callable[..., Any], Declaration]]
+) -> Iterator[Problem]:
+    bound = [getattr(function, "__func__", function) for function, _ in served]
+    for owner in vars(module).values():
+        if not inspect.isclass(owner) or owner.__module__ != module.__name__:
+            continue
+        for name, value in vars(owner).items():
+            function = getattr(value, "__func__", value)
+            if declarations_of(function) and function not in bound:
+                message = "is in a class, and is not served: functions of the module are"
+                remedy = f"move it out of the class, or bind it: {name} = {owner.__name__}().{name}"
+                yield _at(function, f"{owner.__name__}.{name}()", message, remedy)
+
+
+def _hidden(module: ModuleType) -> Iterator[Problem]:
+    """Functions whose name is given again further down, so that only the last is served."""
+    file = Path(str(module.__file__))
+    lines: dict[str, int] = {}
+    for node in ast.parse(file.read_bytes()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if node.name in lines:
+                message = f"is not served: {node.name} is defined again on line {node.lineno}"
+                yield Problem(
+                    str(file), f"{node.name}()", message, "rename one of them", lines.pop(node.name)
+                )
+            if any(map(_is_ours, node.decorator_list)):
+                lines[node.name] = node.lineno
+
+
+def _is_ours(decorator: ast.expr) -> bool:
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    return name in _DECORATORS
+
+
+def _of_tool(function: Callable[..., Any], declaration: ToolDeclaration) -> Iterator[Problem]:
+    path = f"{getattr(function, '__name__', '')}()"
+    if not (declaration.description or inspect.getdoc(function)):
+        message = "has no description, and models choose by it"
+        yield _at(function, path, message, "write a docstring: what it does, and when to use it")
+    hints = get_type_hints(function, include_extras=True)
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        if name not in hints and declaration.input_schema is None:
+            message = f"parameter {name!r} has no annotation, and takes anything"
+            yield _at(function, path, message, f"write its type: {name}: str")
+        elif not _fits(parameter.default, hints.get(name, Any)):
+            message = f"parameter {name!r} has a default that its type does not allow"
+            yield _at(function, path, message, f"give another, or write {name}: … | None = None")
+
+
+def _fits(default: Any, hint: Any) -> bool:
+    if default is inspect.Parameter.empty:
+        return True
+    try:
+        TypeAdapter(hint).validate_python(default)
+    except ValidationError:
+        return False
+    except Exception:  # a type without a schema of its own is no matter of its default
+        return True
+    return True
+
+
+def _at(function: Callable[..., Any], path: str, message: str, remedy: str) -> Problem:
+    code = inspect.unwrap(function).__code__
+    return Problem(code.co_filename, path, message, remedy, code.co_firstlineno)

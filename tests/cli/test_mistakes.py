@@ -1,0 +1,221 @@
+"""Mistakes that people make in gateway.yaml and in their tools: `roundgate check` says what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from roundgate.cli import main
+
+HEAD = "from roundgate import Context, prompt, resource, tool\n"
+PYTHON = "backends:\n  - kind: python\n    name: t\n    path: tools.py\n"
+HTTP = """\
+backends:
+  - kind: http
+    name: s
+    base_url: https://s.test
+    tools:
+      - name: get
+        description: D.
+        path: /x
+"""
+Check = Callable[..., tuple[int, str]]
+
+
+def function(signature: str, decorator: str = "@tool", more: str = "") -> str:
+    """A module with one tool."""
+    return f'{HEAD}{more}{decorator}\n{signature}:\n    """Do."""\n    return 1\n'
+
+
+FINE = function("def f(a: int) -> int")
+
+
+@pytest.fixture
+def check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Check:
+    """What `roundgate check` says of a repository: its status and its text."""
+
+    def run(tools: str | bytes = FINE, config: str | bytes = PYTHON) -> tuple[int, str]:
+        for name, text in (("tools.py", tools), ("gateway.yaml", config)):
+            (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+        (tmp_path / "other.py").write_text("from tools import f\nx = 1\n")
+        status = main(["check", "--file-only", str(tmp_path / "gateway.yaml")])
+        told = capsys.readouterr()
+        return status, told.out + told.err
+
+    return run
+
+
+WRONG = {
+    "misspelt argument": (function("def f()", "@tool(readonly=True)"), "is read_only meant?"),
+    "unknown argument": (function("def f()", "@tool(xyz=True)"), "@tool takes name, title, "),
+    "name in front": (function("def f()", '@tool("my_name")'), "write name='my_name'"),
+    "prompt's name in front": (function("def f()", '@prompt("p")'), "write name='p'"),
+    "name with a blank": (function("def f()", '@tool(name="my f")'), "1 to 64 of A-Z"),
+    "lambda": (f"{HEAD}f = tool(lambda: 1)\n", "1 to 64 of A-Z"),
+    "same name twice": (f"{FINE}@tool(name='f')\ndef g() -> int:\n    '''D.'''\n", "rename one"),
+    "generator": (function("def f()").replace("return", "yield"), "is a generator"),
+    "async generator": (function("async def f()").replace("return", "yield"), "return a list"),
+    "class": (f"{HEAD}@tool\nclass F:\n    '''D.'''\n", "is a class: decorate a function"),
+    "partial": (
+        f"{HEAD}import functools\nf = tool(functools.partial(int, base=2))\n",
+        "write a function that calls it",
+    ),
+    "decorator without wraps": (
+        function("def f()", "@tool\n@d", "def d(g):\n    return lambda *a, **k: g(*a, **k)\n"),
+        "needs functools.wraps",
+    ),
+    "context without a type": (function("async def f(ctx)"), "annotated so: ctx: Context"),
+    "context that may be left out": (
+        function("async def f(ctx: Context | None = None)"),
+        None,
+    ),
+    "two contexts": (function("async def f(a: Context, b: Context)"), "'a' and 'b' both take"),
+    "unknown type": (function("def f(a: 'Itm')"), "name 'Itm' is not defined"),
+    "local class and future annotations": (
+        f"from __future__ import annotations\n{HEAD}def make():\n    class A: ...\n"
+        "    @tool\n    def f(a: A): ...\n    return f\nf = make()\n",
+        "at the top of the module, neither in a function",
+    ),
+    "import for type checkers alone": (
+        "from __future__ import annotations\n"
+        + function(
+            "def f(a: Decimal)",
+            more="import typing\nif typing.TYPE_CHECKING:\n    from decimal import Decimal\n",
+        ),
+        "nor below TYPE_CHECKING",
+    ),
+    "class without a schema": (
+        function("def f(a: A)", more="class A: ...\n"),
+        "Use plain types, a pydantic model, a dataclass or a TypedDict",
+    ),
+    "function as an argument": (
+        function("def f(a: Callable[[], int])", more="from collections.abc import Callable\n"),
+        "Use plain types, a pydantic model",
+    ),
+    "builtin in the way": (
+        f"{HEAD}@tool\ndef list() -> int:\n    '''D.'''\n@tool\ndef g(a: list[int]): ...\n",
+        "'function' object is not subscriptable",
+    ),
+    "relative import": (f"from .other import x\n{FINE}", "by their names (import other)"),
+    "circular import": (f"import other\n{FINE}", None),
+    "module that is not installed": (f"import pandaz\n{FINE}", "install it and add it to your"),
+    "misspelt import": ("from roundgate import Tool\n", "is tool meant?"),
+    "script": (f"{FINE}import sys\nsys.exit(0)\n", 'below `if __name__ == "__main__":`'),
+    "tabs and blanks": (f"{FINE}def g():\n\tx = 1\n        y = 2\n", "TabError"),
+    "line ends of Windows": (FINE.replace("\n", "\r\n"), None),
+    "byte order mark": (f"\ufeff{FINE}", None),
+    "parentheses and nothing in them": (function("def f(a: int) -> int", "@tool()"), None),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_mistake_in_tools_is_told_with_what_to_write(check: Check, name: str) -> None:
+    tools, says = WRONG[name]
+    status, told = check(tools)
+    assert (says is None) == (status == 0), told
+    assert says is None or says in told
+    assert "declare.py" not in told or "by name" in told
+
+
+ODD = {
+    "nothing is decorated": ("def f(): ...\n", "has nothing that is served"),
+    "own decorator outside": (
+        function("def f(a: int)", "@d\n@tool", "def d(g):\n    return lambda: g()\n"),
+        "has nothing that is served",
+    ),
+    "method": (
+        f"{HEAD}class A:\n    @tool\n    def f(self) -> int:\n        '''D.'''\n",
+        "bind it: f = A().f",
+    ),
+    "static method": (
+        f"{HEAD}class A:\n    @staticmethod\n    @tool\n    def f() -> int:\n        '''D.'''\n",
+        "A.f(): is in a class",
+    ),
+    "defined twice": (f"{FINE}{FINE.removeprefix(HEAD)}", "is not served: f is defined again"),
+    "no docstring": (f"{HEAD}@tool\ndef f(a: int) -> int: ...\n", "write a docstring"),
+    "no annotation": (function("def f(a)"), "write its type: a: str"),
+    "default of another type": (function("def f(a: int = 'x')"), "its type does not allow"),
+    "implicit None": (function("def f(a: int = None)"), "write a: … | None = None"),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_can_be_served_and_is_hardly_meant_is_a_remark(check: Check, name: str) -> None:
+    tools, says = ODD[name]
+    status, told = check(tools)
+    assert status == 0, told
+    assert "remarks (1)" in told
+    assert says in told
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        FINE,
+        f"{HEAD}class A:\n    @tool\n    def f(self) -> int:\n        '''D.'''\nf = A().f\n",
+        function("def f(**more)"),
+        function("def f(a: int | None = None, b: list[int] = [])"),
+        function("def f(a)", "@tool(input_schema={'type': 'object'})"),
+        f"{HEAD}@resource('a://b')\ndef f() -> str: ...\n",
+    ],
+)
+def test_what_is_right_has_no_remarks(check: Check, tools: str) -> None:
+    status, told = check(tools)
+    assert (status, "remarks" in told) == (0, False), told
+
+
+FILES = {
+    "tabs": ("backends:\n\t- kind: python\n", "YAML takes no tabs"),
+    "not UTF-8": (b"server: {name: caf\xe9}\n" + PYTHON.encode(), "save the file as UTF-8"),
+    "colon in a text": (f"server:\n  title: My shop: best\n{PYTHON}", "in quotes"),
+    "at sign": (f"server:\n  title: @x\n{PYTHON}", 'begins with @ in quotes: "@…"'),
+    "open quotes": (f'server:\n  title: "x\n{PYTHON}', "close the quotes"),
+    "two documents": (f"{PYTHON}---\n{PYTHON}", "keep one document"),
+    "tag": (f"server: !x {{name: a}}\n{PYTHON}", "take out the word with !"),
+    "yes for a name": (f"server: {{name: yes}}\n{PYTHON}", "quote it"),
+    "number for a version": (f"server: {{version: 1.0}}\n{PYTHON}", "quote it"),
+    "yes for a switch": (f"{PYTHON}limits: {{strict: yes}}\n", None),
+    "number as text": (f"{PYTHON}http: {{keep_alive_s: '15'}}\n", None),
+    "anchors": (
+        "backends:\n  - &t {kind: python, name: t, path: tools.py}\n  - {<<: *t, name: u}\n",
+        None,
+    ),
+    "line ends of Windows": (PYTHON.replace("\n", "\r\n"), None),
+    "byte order mark": (f"\ufeff{PYTHON}", None),
+    "key twice": (f"server: {{name: a}}\nserver: {{name: b}}\n{PYTHON}", "is there twice"),
+    "unset variable": (PYTHON.replace("tools.py", "${NOPE_X}"), "set it, or write ${NOPE_X:-"),
+    "variable of the shell": (PYTHON.replace("tools.py", "$X/tools.py"), "in braces: ${NAME}"),
+    "port": (f"{PYTHON}http: {{port: '8000'}}\n", "`roundgate serve --port 8000`"),
+    "store": (f"{PYTHON}store: sqlite:///x\n", "set GATEWAY_STORE"),
+    "file of a client": ("mcpServers: {x: {command: npx}}\n", "a gateway has `backends`"),
+    "unit": (f"{PYTHON}limits: {{call_timeout_s: 5m}}\n", "write 300: it is a number of seconds"),
+    "unit left out": (f"{PYTHON}tasks: {{ttl: 5}}\n", "is ttl_s meant?"),
+    "camel case": (HTTP.replace("base_url", "baseUrl"), "is base_url meant?"),
+    "singular": (PYTHON.replace("backends", "backend"), "is backends meant?"),
+    "misspelt in a tool": (HTTP.replace("description", "descripton"), "is description meant?"),
+    "invisible blank": (f"server:\n  \u00a0name: x\n{PYTHON}", "that is none of the keyboard's"),
+    "kind in capitals": (PYTHON.replace("python", "Python"), "is python meant?"),
+    "mapping for a list": (
+        "backends: {t: {kind: python, path: tools.py}}\n",
+        "begins with a hyphen",
+    ),
+    "text for a mapping": (f"{PYTHON}search: true\n", "write a mapping"),
+    "path without a slash": (f"{PYTHON}http: {{path: mcp}}\n", "begin it with /"),
+    "host without a scheme": (HTTP.replace("https://", ""), "write the whole URL"),
+    "method in small letters": (f"{HTTP}        method: post\n", "write POST"),
+    "credential as text": (f"{HTTP}    credential: abc\n", '{bearer: "${TOKEN}"}'),
+    "name with a blank": (PYTHON.replace("name: t", "name: my t"), "alone, 40 at most"),
+    "no suffix": (PYTHON.replace("tools.py", "tools"), "write path: tools.py"),
+    "file for a module": (PYTHON.replace("path:", "module:"), "write path: tools.py"),
+    "auth without an issuer": (f"auth: jwt\n{PYTHON}", "write auth: {issuer"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_mistake_in_the_file_is_told_with_what_to_write(check: Check, name: str) -> None:
+    config, says = FILES[name]
+    status, told = check(config=config)
+    assert (says is None) == (status == 0), told
+    assert says is None or says in told
