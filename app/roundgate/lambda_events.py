@@ -46,7 +46,7 @@ async def answer(app: ASGIApp, event: Event, context: Any) -> Response:
     try:
         await app(scope_of(event, context), cycle.receive, cycle.send)
     except BaseException:  # nothing that is called may end the process: others are answered by it
-        log.exception("an event could not be answered")
+        log.error("an event could not be answered", exc_info=True)
     if not cycle.is_complete:
         return response(*_FAILED)
     return response(cycle.status, cycle.headers, b"".join(cycle.parts))
