@@ -250,20 +250,19 @@ async def test_the_id_comes_back_as_it_was(mcp: Client, request_id: Any) -> None
 
 
 async def test_an_exception_of_our_own_making_is_an_internal_error_that_tells_nothing(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @tool
-    async def unwritable() -> Any:
-        from roundgate import ToolResult
+    def fails(*_: object) -> None:
+        raise LookupError("a fault of ours")
 
-        return ToolResult(content=[object()])  # type: ignore[list-item]
-
-    async with client(gateway(unwritable)) as mcp:
-        status, error = await mcp.error("tools/call", {"name": "unwritable"})
+    monkeypatch.setattr("roundgate.methods.results.Results.tool", fails)
+    async with client(gateway(echo_any)) as mcp:
+        params = {"name": "echo_any", "arguments": {"value": 1}}
+        status, error = await mcp.error("tools/call", params)
     assert (status, error["code"]) == (200, -32603)
     (failure,) = [record for record in caplog.records if record.exc_info]
     assert failure.__dict__["fields"]["reference"] in error["message"]
-    assert "to_wire" not in error["message"]
+    assert "a fault of ours" not in error["message"]
 
 
 def with_nodes(count: int) -> str:
@@ -358,7 +357,7 @@ async def test_who_does_not_read_its_events_loses_its_call_under_any_server() ->
 
     app = gateway(talk, http={"send_timeout_s": 0.05})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("roundgate.main.GRACE_S", 0.05)
+        patch.setattr("roundgate.edge.GRACE_S", 0.05)
         app = gateway(talk, http={"send_timeout_s": 0.05})
     asked = wire.message("tools/call", {"name": "talk", "arguments": {}}, logLevel="info")
     async with Exchange(app, asked) as one:

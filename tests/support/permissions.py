@@ -91,7 +91,7 @@ INVOKING = "app/roundgate/backends/aws_lambda/invoking.py"
 """What invokes functions for tools, in both functions."""
 READING = "app/roundgate/backends/secret_stores.py"
 """What reads secrets of credentials, in both functions."""
-KEEPS_TEXTS = ("_rows", "put_new")
+KEEPS_TEXTS = ("_rows", "put")
 """What the worker needs of `backends/bounded.py`: it keeps the rest of a long result, and only the gateway reads it."""
 SERVERS_ALONE = (
     "app/roundgate/cli/task_acting.py",
