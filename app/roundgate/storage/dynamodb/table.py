@@ -246,8 +246,10 @@ class Table:
         def attempt(client: Any) -> Applied | ConditionFailed:
             try:
                 return Applied(_decoded(getattr(client, operation)(**arguments).get("Attributes")))
-            except client.exceptions.ConditionalCheckFailedException as error:
-                row = _decoded(error.response.get("Item"))
+            except Exception as error:
+                if not _is_refused(error):
+                    raise
+                row = _decoded(error.response.get("Item"))  # type: ignore[attr-defined]
                 was_us = row is not None and row.get("version") == version
                 # of an old row that was asked for, the new one is what is left
                 return Applied(row) if was_us else ConditionFailed(row)
@@ -391,7 +393,9 @@ class Table:
         def attempt(client: Any) -> Row | None:
             try:
                 return _decoded(client.delete_item(**arguments).get("Attributes"))
-            except client.exceptions.ConditionalCheckFailedException:
+            except Exception as error:
+                if not _is_refused(error):
+                    raise
                 return None
 
         root: Row | None = await self._aws.do(attempt)
@@ -510,6 +514,14 @@ def names_of(kept: Kept) -> list[str]:
         return []
     blob, _, parts = kept.rpartition("#")
     return [f"{blob}#{part:04}" for part in range(int(parts))]
+
+
+def _is_refused(error: Exception) -> bool:
+    """Whether a condition did not hold. By its code: two threads that ask a client for its exceptions at once are given
+    different classes."""
+    response = getattr(error, "response", None)  # of an error without an answer there is none
+    said = response.get("Error", {}) if isinstance(response, dict) else {}
+    return bool(said.get("Code") == "ConditionalCheckFailedException")
 
 
 def _key(pk: str) -> Row:
