@@ -81,6 +81,11 @@ class Core:
             shows_errors=self.shows_errors,
         )
 
+    def sweep(self, config: GatewayConfig, clock: Clock) -> Sweep:
+        """Finds late tasks."""
+        stores = self.stores
+        return Sweep(stores.tasks, stores.queue, clock, config.tasks, skew_s=stores.clock_skew_s)
+
     def texts(self, config: GatewayConfig, clock: Clock, view: str) -> KeptTexts:
         """What keeps the rest of results that are too long, for callers of a view."""
         return KeptTexts(
@@ -98,10 +103,10 @@ class Core:
         """Workers and the sweep, for a process that runs on; one that is ours begins others for suspects, and is ended
         by a watchdog if a handler blocks it."""
         stores, tasks = self.stores, config.tasks
-        worker, sweep = self.worker(config, clock), Sweep(stores.tasks, stores.queue, clock, tasks)
+        worker = self.worker(config, clock)
         return Pool(
             worker,
-            sweep,
+            self.sweep(config, clock),
             stores.queue,
             tasks,
             metrics.set_up(),
