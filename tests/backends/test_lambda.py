@@ -36,6 +36,7 @@ SENTENCES = {
     "403 Forbidden AccessDeniedException": "the gateway may not use it. Its role needs",
     "403 Forbidden UnrecognizedClientException": "The gateway has no AWS credentials that hold",
     "413 Too_Large RequestTooLargeException": "takes no payload of this size",
+    "413 Too_Large RequestEntityTooLargeException": "takes no payload of this size",
     "400 Bad RecursiveInvocationException": "has found a loop",
     "400 Bad SomethingNewException": "it was refused with SomethingNewException",
     "500 Error ServiceException": "it may have run",
@@ -331,7 +332,7 @@ async def test_an_event_of_an_http_api_has_the_arguments_where_the_path_says(
 
 def test_a_payload_that_aws_would_not_take_is_not_sent() -> None:
     assert len(bytes_of("x" * (MAX_EVENT_BYTES - 2), is_event=True)) == MAX_EVENT_BYTES
-    with pytest.raises(ToolError, match="AWS Lambda takes 1048576 at most; nothing was done"):
+    with pytest.raises(ToolError, match="AWS Lambda takes 1048576 at most, so it was not invoked"):
         bytes_of("x" * MAX_EVENT_BYTES, is_event=True)
     with pytest.raises(ToolError, match="6291456"):
         bytes_of("ä" * 3_200_000, is_event=False)
