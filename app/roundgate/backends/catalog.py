@@ -429,9 +429,10 @@ def _prefixed(item: T, prefix: str) -> T:
     if not prefix:
         return item
     definition = renamed(item.definition, prefix + item.definition["name"])
-    if isinstance(item, Tool):
-        return item.defined(definition)
-    return replace(item, definition=definition)
+    made: Any = (
+        item.defined(definition) if isinstance(item, Tool) else replace(item, definition=definition)
+    )
+    return cast("T", made)
 
 
 def _problem(origin: Origin | None, place: str, message: str, remedy: str) -> Problem:

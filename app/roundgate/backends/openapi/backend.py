@@ -117,9 +117,7 @@ class OpenApiBackend:
         definition = index.definition(row, hints(row.method))
         operation = _Operation(self, index, row, definition)
         first = approved_first(definition, operation, self._config)
-        return with_approval(
-            Tool(definition, operation, about=row, approvable=first), self._config
-        )
+        return with_approval(Tool(definition, operation, about=row, approvable=first), self._config)
 
     def service(self, base_url: str, names: frozenset[str]) -> Service:
         """The service at a base URL, with the credentials of the schemes that are named; made once."""
