@@ -128,7 +128,7 @@ def test_without_a_file_everything_is_on_the_command_line(tmp_path: Path) -> Non
         ("[default.deploy.parameters]\nparameter_overrides = 3", (), "has to be a table"),
         ("[default.deploy.parameters]\nparameter_overrides = 'LogLevel'", (), "takes NAME=VALUE"),
         (
-            "[default.deploy.parameters]\nparameter_overrides = \"EnvMotto=it's\"",
+            '[default.deploy.parameters]\nparameter_overrides = "EnvMotto=it\'s"',
             (),
             "quote that is not closed",
         ),
