@@ -74,3 +74,10 @@ class RemoteConfig(BackendConfig):
     max_connections: int = Field(
         50, description="Connections kept to the service by one process.", ge=1
     )
+    keep_alive_s: float = Field(
+        4.0,
+        description="Seconds for which an idle connection is used again: fewer than the service keeps it, or a"
+        " request meets a connection that is just being closed.",
+        ge=0,
+        le=3_600,
+    )
