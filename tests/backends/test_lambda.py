@@ -540,6 +540,24 @@ def test_a_cold_start_invokes_nothing(
     assert "roundgate compile" in raised.value.problems[0].remedy
 
 
+def test_an_index_of_another_version_says_to_compile_again(
+    patch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    use(patch, "http://127.0.0.1:1")
+    from roundgate.backends import loading
+
+    backend = entry(describe=True)
+    index = write([], LambdaBackendConfig.model_validate(backend))
+    (tmp_path / "desk.index").write_bytes(index.replace(b"lambda index 1", b"lambda index 0"))
+    config = GatewayConfig.model_validate({"backends": [backend]})
+    file = ConfigFile(config, Origin(Located(tmp_path / "gateway.yaml", {}, {})))
+    with pytest.raises(ConfigError) as raised:
+        loading.load(file, is_cold=True)
+    (problem,) = raised.value.problems
+    assert "desk.index was compiled by another version of Roundgate" in problem.message
+    assert "roundgate compile" in problem.remedy
+
+
 def test_an_index_is_of_one_function_and_what_is_declared_comes_first(
     patch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -86,7 +86,10 @@ class Shaped:
     def _unmatched(self, offering: Offering, chosen: list[Tool]) -> list[Problem]:
         """A problem for each name in `include` and `exclude` that no tool has: what is meant to be left out would be
         served. A pattern may match nothing, unless it has the prefix, which the names have not here."""
-        config, names = self._config, [tool.definition["name"] for tool in offering.tools]
+        config = self._config
+        if not (config.include or config.exclude):
+            return []
+        names = [tool.definition["name"] for tool in offering.tools]
         problems = [
             self._origin.at(setting, number, "name").problem(
                 f"no tool is called {one.name!r}",

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from roundgate.backends.base import CallTool, Offering, Returned, Shared, Tool, ToolAbout
+from roundgate.backends.base import CallTool, Offering, Returned, Shared, Tool
 from roundgate.backends.http.access import Accesses
 from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.credential_config import Credential
@@ -123,13 +123,10 @@ class OpenApiBackend:
         return frozenset(shown | self._config.credentials.keys())
 
     def _tool(self, index: Index, row: Row) -> Tool:
-        about = ToolAbout(row.tags, row.method, row.path, row.extensions)
         definition = index.definition(row, hints(row.method))
         operation = _Operation(self, index, row, definition)
         first = approved_first(definition, operation, self._config)
-        return with_approval(
-            Tool(definition, operation, about=about, approvable=first), self._config
-        )
+        return with_approval(Tool(definition, operation, about=row, approvable=first), self._config)
 
     def service(self, base_url: str, names: frozenset[str]) -> Service:
         """The service at a base URL, with the credentials of the schemes that are named; made once."""
