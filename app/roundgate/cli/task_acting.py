@@ -23,7 +23,8 @@ from roundgate.client import Progress
 from roundgate.clock import Clock
 from roundgate.protocol import OPEN, TERMINAL, Status
 from roundgate.startup import Stores
-from roundgate.storage import TaskRecord, TaskRef, Wanted
+from roundgate.storage import Cancelled, TaskRecord, TaskRef, Wanted
+from roundgate.tasks.hints import wake
 from roundgate.values import dataclass
 
 CANCELLED_BY_OPERATOR: Final = "The operator cancelled the task"
@@ -50,8 +51,12 @@ class Action:
 
 async def _cancel(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
     ref = chosen[0]
-    if not await stores.tasks.cancel(ref, CANCELLED_BY_OPERATOR, now_ms):
+    cancelled = await stores.tasks.cancel(ref, CANCELLED_BY_OPERATOR, now_ms)
+    if cancelled is Cancelled.UNKNOWN_TASK:
         return None
+    if cancelled is Cancelled.CLEAN_UP:
+        await wake(stores.queue, ref)
+        return "is cancelled; a worker cancels its job"
     record = await stores.tasks.read(ref, now_ms)
     return f"is {record.status.value if record else 'gone'}"
 
