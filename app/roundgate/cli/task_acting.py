@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from typing import Final, TypeAlias
@@ -21,10 +22,10 @@ from roundgate.cli.task_lines import is_parked
 from roundgate.cli.terminal import say
 from roundgate.client import Progress
 from roundgate.clock import Clock
+from roundgate.errors import Unavailable
 from roundgate.protocol import OPEN, TERMINAL, Status
 from roundgate.startup import Stores
 from roundgate.storage import Cancelled, TaskRecord, TaskRef, Wanted
-from roundgate.tasks.hints import wake
 from roundgate.values import dataclass
 
 CANCELLED_BY_OPERATOR: Final = "The operator cancelled the task"
@@ -55,7 +56,8 @@ async def _cancel(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
     if cancelled is Cancelled.UNKNOWN_TASK:
         return None
     if cancelled is Cancelled.CLEAN_UP:
-        await wake(stores.queue, ref)
+        with suppress(Unavailable):  # a sweep finds it
+            await stores.queue.send(ref)
         return "is cancelled; a worker cancels its job"
     record = await stores.tasks.read(ref, now_ms)
     return f"is {record.status.value if record else 'gone'}"
