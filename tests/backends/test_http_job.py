@@ -613,7 +613,7 @@ async def test_without_a_cancel_the_job_goes_on(tmp_path: Path) -> None:
 async def test_a_start_whose_answer_was_lost_is_asked_for_by_its_key_and_cancelled(
     tmp_path: Path, declared: bool
 ) -> None:
-    keys = {"idempotency_key": "Idempotency-Key"} if declared else {}
+    keys: dict[str, Any] = {"idempotency_key": "Idempotency-Key"} if declared else {}
     async with house(tmp_path, STARTED, CANCELLED, job=CANCEL, works=False, **keys) as one:
         task_id = await one.ann.begin("run", what="x")
         ref = TaskRef(owner_of(LOCAL), task_id)
