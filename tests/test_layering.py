@@ -42,6 +42,7 @@ LAYERS = [
     {"endpoints", "sealing"},
     {"protected", "replica"},
     {"edge"},
+    {"asgi"},
     {"main"},
     {"deployment", "lambda_events"},
     {"cli", "lambda_http", "lambda_worker", "testing"},
@@ -51,7 +52,7 @@ that has a layer of its own, below its package's, imports nothing of the package
 
 HOMES = {
     "fastapi": {"http.framework"},
-    "starlette": {"edge", "main", "http", "lambda_events", "lambda_http", "deployment.stack"},
+    "starlette": {"edge", "asgi", "http", "lambda_events", "lambda_http", "deployment.stack"},
     "mangum": {"lambda_http"},
     "uvicorn": {"cli.serve", "http.server", "http.cycle", "deployment.stack"},
     "httpx": {
@@ -358,6 +359,7 @@ def test_the_app_loads_nothing_that_only_some_back_ends_need() -> None:
 
 NOT_FOR_PYTHON_TOOLS = {
     "boto3",
+    "fastapi",
     "httpx",
     "jmespath",
     "mangum",
@@ -370,10 +372,14 @@ NOT_FOR_PYTHON_TOOLS = {
     "roundgate.backends.shaping",
     "pydantic.v1",
     "roundgate.client",
+    "roundgate.config.remedies",
     "roundgate.http.older",
     "roundgate.methods.sessions",
     "roundgate.protocol.v2025",
+    "roundgate.tasks.pool",
+    "roundgate.tasks.worker",
     "roundgate.tokens.session_ids",
+    "roundgate.watchdog",
 }
 """What a gateway with Python tools pays nothing for until somebody needs it."""
 
@@ -393,7 +399,7 @@ def test_a_gateway_with_python_tools_loads_no_other_kind_and_nothing_for_older_c
     }
     loaded = loaded_after(
         f"import os; os.environ.update({environment})\n"
-        "from roundgate.main import create_app; create_app()"
+        "from roundgate.asgi import create_app; create_app()"
     )
     assert "roundgate.backends.python.backend" in loaded
     assert not loaded & NOT_FOR_PYTHON_TOOLS

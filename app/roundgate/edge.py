@@ -1,6 +1,6 @@
 """What every request meets first: the layers in front of the MCP endpoints, made of settings and configuration.
 
-Knows no FastAPI: `roundgate.main` makes an app of it, `roundgate.lambda_http` answers most events without one.
+`roundgate.asgi` and `roundgate.main` make apps of it, `roundgate.lambda_http` answers most events without one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The gateway as an AWS Lambda function: events of API Gateway and of Function URLs → the ASGI app.
 
     HTTP API (payload 2.0), Function URL (2.0)  ──▶  `lambda_events`  ──▶  MCP endpoints: `roundgate.edge`
-    REST API (1.0), HTTP API (1.0)              ──▶  Mangum           ──▶  other paths: the app of `roundgate.main`
+    REST API (1.0), HTTP API (1.0)              ──▶  Mangum           ──▶  other paths: the app of `roundgate.asgi`
 
-The layers of the edge are built when the module is imported, in the init phase; Mangum and FastAPI are imported with
+The layers of the edge are built when the module is imported, in the init phase; Mangum and that app are imported with
 the first event that needs them. Lifespan is off: it would start and stop the app with every event. Nothing streams
 here: a body that is an event stream is sent when it is complete, and work that goes on after the answer would be frozen
 with the process, so tasks belong to the worker function (`roundgate.lambda_worker`).
@@ -66,10 +66,10 @@ def make_handler(environ: Mapping[str, str]) -> Function:
 
 
 def _whole_app(edge: Edge) -> ASGIApp:
-    """What answers health checks and metadata, and has FastAPI loaded, which is a fifth of a cold start."""
-    from roundgate import main
+    """What answers health checks and metadata: a cold start goes without its routes."""
+    from roundgate import asgi
 
-    return main.app_of(edge)
+    return asgi.app_of(edge)
 
 
 def _check_exposure(file: ConfigFile, using: Settings) -> None:
@@ -218,8 +218,8 @@ def _too_large(event: Event, size: int) -> Response:
     asked = jsonrpc.parse(base64.b64decode(body) if event.get("isBase64Encoded") else body.encode())
     request_id = asked.id if isinstance(asked, Request) else None
     message = (
-        f"The response has {size} bytes as JSON in JSON; AWS Lambda returns {MAX_ANSWER_BYTES} at most,"
-        " so ask for less at once"
+        f"What was asked for was done, but its response has {size} bytes as JSON in JSON, and AWS Lambda"
+        f" returns {MAX_ANSWER_BYTES} at most, so ask for less at once"
     )
     answer = jsonrpc.error_response(request_id, -32603, message)
     headers = {"content-type": "application/json"}

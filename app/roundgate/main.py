@@ -2,33 +2,22 @@
 
     uvicorn --factory roundgate.main:create_app
 
-`create_app` reads the environment; `build_app` takes everything as arguments, for tests and other entry points.
+`create_app` reads the environment; `build_app` takes everything as arguments, for tests and other entry points. What
+`roundgate serve` runs is the same without FastAPI (`roundgate.asgi`).
 """
 
 from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Awaitable, Callable, Mapping
 
-from starlette.responses import JSONResponse
-
+from roundgate.asgi import handlers_of, routes_of
 from roundgate.auth import Verifier
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, Settings
-from roundgate.edge import Edge, build_edge, nothing_at
+from roundgate.edge import Edge, build_edge
 from roundgate.garbage import held_back
-from roundgate.http import (
-    HEALTH,
-    OLD_TRANSPORT,
-    FastAPI,
-    ProtectedResource,
-    Request,
-    ShortcutApp,
-    TelemetryConfig,
-    not_served,
-)
-from roundgate.replica import Replica
+from roundgate.http import FastAPI, ShortcutApp, TelemetryConfig
 from roundgate.startup import Stores, read_configuration
 
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
@@ -76,55 +65,26 @@ def build_app(
     return app_of(edge)
 
 
+class _App(ShortcutApp, FastAPI):
+    """FastAPI's, with the shortcut."""
+
+
 def app_of(edge: Edge) -> FastAPI:
-    """The app behind the layers of an edge."""
+    """The app behind the layers of an edge. Its routes are Starlette's: a path operation would make FastAPI import
+    pydantic.v1, a tenth of a cold start."""
     server, replica = edge.replica.config.server, edge.replica
-    app = ShortcutApp(
+    app = _App(
         edge.endpoints,
+        edge.layers,
         title=server.name,
         version=server.version,
         lifespan=replica.lifespan,
-        middleware=edge.layers,
+        routes=routes_of(edge),
+        exception_handlers=handlers_of(edge),
         telemetry=_NO_TELEMETRY,
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
     )
-    _add_routes(app, replica, edge.using, edge.resources)
     app.state.core = replica.core
     return app
-
-
-def _add_routes(
-    app: FastAPI,
-    replica: Replica,
-    using: Settings,
-    resources: Mapping[str, ProtectedResource],
-) -> None:
-    """Plain Starlette routes: a path operation would make FastAPI import pydantic.v1, a tenth of a cold start."""
-
-    async def healthz(request: Request) -> JSONResponse:
-        server = replica.config.server
-        missing = list(replica.core.serving.catalog.missing)
-        more = {"missing": missing} if missing else {}
-        return JSONResponse(
-            {"status": "ok", "name": server.name, "version": server.version, **more}
-        )
-
-    async def not_found(request: Request, error: Exception) -> JSONResponse:
-        return nothing_at(replica.config.http.path)
-
-    def metadata_of(resource: ProtectedResource) -> Callable[[Request], Awaitable[JSONResponse]]:
-        async def metadata(request: Request) -> JSONResponse:
-            headers = {"cache-control": "max-age=300"}
-            return JSONResponse(resource.metadata(), headers=headers)
-
-        return metadata
-
-    app.add_route(HEALTH, healthz)
-    old = not_served(replica.config.http.path, streams=using.streams)
-    app.add_route(OLD_TRANSPORT, old, methods=["GET", "POST"])
-    for resource in resources.values():
-        for path in resource.metadata_paths:
-            app.add_route(path, metadata_of(resource))
-    app.add_exception_handler(404, not_found)

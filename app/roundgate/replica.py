@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from roundgate import logs
 from roundgate.backends import Snapshot, ViewSource
@@ -31,8 +31,11 @@ from roundgate.protocol import NEWEST, ResultFormat, notifications
 from roundgate.reload import Reloader
 from roundgate.sealing import make_ring, make_sealer
 from roundgate.startup import Core
-from roundgate.tasks import NamedTasks, Pool, Tasks, Watch
+from roundgate.tasks import NamedTasks, Tasks, Watch
 from roundgate.tokens import KeyRing, TaskIds
+
+if TYPE_CHECKING:
+    from roundgate.tasks import Pool
 
 STOP_GRACE_S: Final = 10.0
 """For how long steps of tasks may go on when the server is told to stop: as long as requests may."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from roundgate import aws, config, logs, metrics, tracing
 from roundgate.backends import KeptTexts, Modules, Serving, loading
@@ -15,9 +15,11 @@ from roundgate.config import ConfigFile, GatewayConfig, Settings, settings
 from roundgate.errors import ConfigError, Problem
 from roundgate.methods import Changes, Hub
 from roundgate.storage import OnceStore, SessionStore, TaskQueue, TaskStore
-from roundgate.tasks import Children, Pool, Sweep, Worker, child_command, watchdog_of
 from roundgate.values import dataclass
-from roundgate.watchdog import Watchdog
+
+if TYPE_CHECKING:  # who works on tasks is imported where there are tools with tasks
+    from roundgate.tasks import Pool, Worker
+    from roundgate.watchdog import Watchdog
 
 LETTING_GO_PART: Final = 0.6
 """Of what is left of a lease when the event loop has stood still for too long, how much a watchdog may take."""
@@ -66,6 +68,8 @@ class Core:
 
     def worker(self, config: GatewayConfig, clock: Clock) -> Worker:
         """Takes turns at tasks."""
+        from roundgate.tasks import Worker
+
         stores, publish = self.stores, self.changes.publish
         return Worker(
             self.serving,
@@ -97,6 +101,8 @@ class Core:
     ) -> Pool:
         """Workers and the sweep, for a process that runs on; one that is ours begins others for suspects, and is ended
         by a watchdog if a handler blocks it."""
+        from roundgate.tasks import Children, Pool, Sweep, child_command
+
         stores, tasks = self.stores, config.tasks
         worker, sweep = self.worker(config, clock), Sweep(stores.tasks, stores.queue, clock, tasks)
         return Pool(
@@ -115,6 +121,8 @@ class Core:
         """What ends a process whose event loop stands still."""
         if self.stores.again is None:
             return None
+        from roundgate.tasks import watchdog_of
+
         limit_s = config.tasks.stall_part * config.tasks.lease_s
         bound_s = (config.tasks.lease_s - limit_s) * LETTING_GO_PART
         return watchdog_of(worker, self.stores.again, clock, limit_s=limit_s, bound_s=bound_s)

@@ -514,8 +514,19 @@ async def test_a_broken_answer_is_a_tool_error(said: bytes) -> None:
         result = await gate.call("tool")
     assert result["isError"] is True
     assert result["content"][0]["text"].startswith(
-        "GET /a of api failed: the service could not be reached ("
+        "GET /a of api failed: the connection ended before there was an answer to read ("
     )
+
+
+@pytest.mark.parametrize(("keep_alive_s", "connections"), [(60, 1), (0.05, 2)])
+async def test_a_connection_is_used_again_while_the_service_surely_keeps_it(
+    keep_alive_s: float, connections: int
+) -> None:
+    async with service() as told, gateway_to(told.url, {}, keep_alive_s=keep_alive_s) as gate:
+        await gate.call("tool")
+        await asyncio.sleep(0.1)
+        await gate.call("tool")
+        assert told.connections == connections
 
 
 async def test_a_service_that_is_not_there_is_a_tool_error() -> None:

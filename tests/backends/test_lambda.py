@@ -37,6 +37,7 @@ SENTENCES = {
     "403 Forbidden AccessDeniedException": "the gateway may not use it. Its role needs",
     "403 Forbidden UnrecognizedClientException": "The gateway has no AWS credentials that hold",
     "413 Too_Large RequestTooLargeException": "takes no payload of this size",
+    "413 Too_Large RequestEntityTooLargeException": "takes no payload of this size",
     "400 Bad RecursiveInvocationException": "has found a loop",
     "400 Bad SomethingNewException": "it was refused with SomethingNewException",
     "500 Error ServiceException": "it may have run",
@@ -332,7 +333,7 @@ async def test_an_event_of_an_http_api_has_the_arguments_where_the_path_says(
 
 def test_a_payload_that_aws_would_not_take_is_not_sent() -> None:
     assert len(bytes_of("x" * (MAX_EVENT_BYTES - 2), is_event=True)) == MAX_EVENT_BYTES
-    with pytest.raises(ToolError, match="AWS Lambda takes 1048576 at most; nothing was done"):
+    with pytest.raises(ToolError, match="AWS Lambda takes 1048576 at most, so it was not invoked"):
         bytes_of("x" * MAX_EVENT_BYTES, is_event=True)
     with pytest.raises(ToolError, match="6291456"):
         bytes_of("ä" * 3_200_000, is_event=False)
@@ -625,6 +626,24 @@ def test_a_cold_start_invokes_nothing(
     with pytest.raises(ConfigError, match="a cold start invokes nothing") as raised:
         loading.load(file, is_cold=True)
     assert "roundgate compile" in raised.value.problems[0].remedy
+
+
+def test_an_index_of_another_version_says_to_compile_again(
+    patch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    use(patch, "http://127.0.0.1:1")
+    from roundgate.backends import loading
+
+    backend = entry(describe=True)
+    index = write([], LambdaBackendConfig.model_validate(backend))
+    (tmp_path / "desk.index").write_bytes(index.replace(b"lambda index 1", b"lambda index 0"))
+    config = GatewayConfig.model_validate({"backends": [backend]})
+    file = ConfigFile(config, Origin(Located(tmp_path / "gateway.yaml", {}, {})))
+    with pytest.raises(ConfigError) as raised:
+        loading.load(file, is_cold=True)
+    (problem,) = raised.value.problems
+    assert "desk.index was compiled by another version of Roundgate" in problem.message
+    assert "roundgate compile" in problem.remedy
 
 
 def test_an_index_is_of_one_function_and_what_is_declared_comes_first(

@@ -150,6 +150,23 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert (ended.value.code, capsys.readouterr().out) == (0, f"roundgate {version('roundgate')}\n")
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("a b", "use lower-case letters, digits and hyphens"),
+        ("Shop", "use lower-case letters, digits and hyphens"),
+        ("1shop", "use lower-case letters, digits and hyphens"),
+        ("roundgate", "pip would take the project for it"),
+    ],
+)
+def test_a_name_that_no_project_can_have_is_refused_and_nothing_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, says: str
+) -> None:
+    assert main(["new", str(tmp_path / name)]) != 0
+    assert says in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_without_a_gateway_yaml_the_error_says_how_to_name_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

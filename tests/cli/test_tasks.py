@@ -413,8 +413,12 @@ async def test_a_task_that_has_a_job_to_cancel_is_left_to_a_worker(
     tmp_path: Path, operator: Operator
 ) -> None:
     stores, now_ms = make_stores(from_environment(os.environ), Clock()), Clock().now_ms()
-    times = {"created_ms": now_ms, "expires_ms": now_ms + 60_000, "due_ms": now_ms + 30_000}
-    await stores.tasks.create(NewTask(TaskRef(OWNER, "job"), "run", b"{}", **times, cleans_up=True))
+    facts: dict[str, Any] = {
+        "created_ms": now_ms,
+        "expires_ms": now_ms + 60_000,
+        "due_ms": now_ms + 30_000,
+    }
+    await stores.tasks.create(NewTask(TaskRef(OWNER, "job"), "run", b"{}", **facts, cleans_up=True))
     told = f"{OWNER}.job is cancelled; a worker cancels its job\n"
     assert await operator("cancel", f"{OWNER}.job") == (0, told, "")
     assert [one.ref.id for one in await stores.queue.receive(10, 0)] == ["job"]

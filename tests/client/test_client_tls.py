@@ -50,6 +50,19 @@ async def test_connections_are_used_again(authority: Authority) -> None:
         assert context.session_stats()["connect"] == 1
 
 
+async def test_one_that_a_server_may_just_be_closing_is_not(authority: Authority) -> None:
+    context = authority.trusting()
+    async with (
+        scripted(HERE, authority.server("here", "127.0.0.1")) as server,
+        Client(server.url, tls=context, limits=Limits(keep_alive_s=0.05)) as client,
+    ):
+        await client.call("t")
+        before = context.session_stats()["connect"]
+        await asyncio.sleep(0.1)
+        await client.call("t")
+        assert context.session_stats()["connect"] == before + 1
+
+
 async def test_a_client_may_show_a_certificate_of_its_own(authority: Authority) -> None:
     wanting, showing = authority.server("here", "127.0.0.1"), authority.trusting()
     wanting.load_verify_locations(authority.ca)

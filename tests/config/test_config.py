@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -539,3 +541,52 @@ def test_a_setting_that_had_another_name_is_an_error_that_says_the_new_one(
     name = old.partition(":")[0]
     assert (problem.path, problem.line) == (f"backends[0].tools[0].{name}", 3)
     assert problem.remedy == f"write {new}, which is what it is called now"
+
+
+def loaded(directory: Path, text: str, code: str) -> list[str]:
+    """What a process prints that has read a configuration."""
+    path = directory / "gateway.yaml"
+    path.write_text(text)
+    before = (
+        "from pathlib import Path\nfrom roundgate import config\n"
+        f"file = config.load(Path({str(path)!r}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", before + code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return done.stdout.splitlines()
+
+
+def test_the_pattern_of_a_reader_that_is_not_used_is_not_compiled(tmp_path: Path) -> None:
+    code = (
+        "import re, yaml\n"
+        "pattern = yaml.reader.Reader.NON_PRINTABLE\n"
+        "print(isinstance(pattern, re.Pattern), isinstance(re.compile('a'), re.Pattern))\n"
+        "print(yaml.load('a: 1', yaml.SafeLoader), pattern.search('a\\0').start(), pattern.search('é'))\n"
+        "try:\n    yaml.load('\\0', yaml.SafeLoader)\n"
+        "except yaml.reader.ReaderError as error:\n    print(error.reason)\n"
+    )
+    assert loaded(tmp_path, "backends: [{kind: python, name: one, module: a}]", code) == [
+        "False True",
+        "{'a': 1} 1 None",
+        "special characters are not allowed",
+    ]
+
+
+def test_a_section_is_validated_by_what_is_made_when_a_file_has_it(tmp_path: Path) -> None:
+    code = (
+        "from roundgate.config import HttpConfig, TasksConfig\n"
+        "from roundgate.backends import ViewConfig\n"
+        "print(*(one.__pydantic_complete__ for one in (HttpConfig, TasksConfig, ViewConfig)))\n"
+        "print(file.config.http.path, type(file.config.http).__name__, file.config.tasks.lease_s)\n"
+    )
+    text = "backends: [{kind: python, name: one, module: a}]\n"
+    assert loaded(tmp_path, text, code) == ["False False False", "/mcp HttpConfig 30"]
+    assert loaded(tmp_path, text + "http: {path: /other}\n", code) == [
+        "True False False",
+        "/other HttpConfig 30",
+    ]

@@ -385,7 +385,10 @@ AUTHORIZER = (
     [
         (["GatewayTimout=20"], "There is no parameter GatewayTimout; GatewayTimeout?"),
         (["GatewayTimeout=60"], r"GatewayTimeout=60 has to be from 5 to 29 s"),
-        (["GatewayTimeout=soon"], "GatewayTimeout=soon has to be a number"),
+        (["GatewayTimeout=soon"], "GatewayTimeout=soon has to be a whole number"),
+        (["GatewayConcurrency=inf"], "GatewayConcurrency=inf has to be a whole number"),
+        (["WorkerConcurrency=2.5"], "WorkerConcurrency=2.5 has to be a whole number"),
+        (["KeyRotationDays=1_0"], "KeyRotationDays=1_0 has to be a whole number"),
         (["WorkerTimeout=901"], "WorkerTimeout=901 has to be one of 60, 120"),
         (["WorkerConcurrency=1"], "WorkerConcurrency=1 has to be from 2 to 1000"),
         (["GatewayConcurrency=-1"], "GatewayConcurrency=-1 has to be 0 at least"),

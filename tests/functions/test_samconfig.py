@@ -80,6 +80,12 @@ def test_the_command_line_goes_first(folder: Path) -> None:
     assert (asked.overrides["LogLevel"], asked.overrides["WorkerConcurrency"]) == ("error", "50")
 
 
+def test_an_option_and_its_value_may_be_one_word(folder: Path) -> None:
+    asked = completed(folder, "--region=us-east-1", "--parameter-overrides=LogLevel=error")
+    assert asked.of_session == {"--region": "us-east-1"}
+    assert asked.overrides["LogLevel"] == "error"
+
+
 @pytest.mark.parametrize("said", [("--config-env", "staging"), ("--config-env=staging",)])
 def test_another_environment_is_another_stack(folder: Path, said: tuple[str, ...]) -> None:
     asked = completed(folder, *said)
@@ -121,6 +127,13 @@ def test_without_a_file_everything_is_on_the_command_line(tmp_path: Path) -> Non
         (TABLE.replace("LogLevel =", "Quux ="), (), "no parameter Quux; there are PublicUrl, "),
         ("[default.deploy.parameters]\nparameter_overrides = 3", (), "has to be a table"),
         ("[default.deploy.parameters]\nparameter_overrides = 'LogLevel'", (), "takes NAME=VALUE"),
+        (
+            '[default.deploy.parameters]\nparameter_overrides = "EnvMotto=it\'s"',
+            (),
+            "quote that is not closed",
+        ),
+        ("[default.deploy.parameters]\nstack_name = 5", (), "'5' is no name of a stack"),
+        ("[default.deploy.parameters]\nstack_name = '--help'", (), "is no name of a stack"),
         ("[default.deploy.parameters]\ns3_bucket = 'mine'", (), "s3_bucket cannot be chosen"),
     ],
 )

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import httpx
 from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.config.base import Origin
@@ -107,7 +108,7 @@ class Client:
 
 
 @asynccontextmanager
-async def client(app: FastAPI, root_path: str = "") -> AsyncIterator[Client]:
+async def client(app: Starlette, root_path: str = "") -> AsyncIterator[Client]:
     """A client of an app in this process; what the app raises, the test sees."""
     transport = httpx.ASGITransport(app, root_path=root_path)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:

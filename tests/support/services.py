@@ -59,6 +59,7 @@ class Service:
         self._pause_s = pause_s
         self._at_once = at_once
         self.requests: list[bytes] = []
+        self.connections = 0
         self.open_connections = 0
         self.most_connections = 0
         self.port = 0
@@ -82,6 +83,7 @@ class Service:
         return self.requests[request].partition(b"\r\n\r\n")[2]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         self.open_connections += 1
         self.most_connections = max(self.most_connections, self.open_connections)
         try:

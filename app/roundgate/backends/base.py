@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import field, fields
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias, cast
+from typing import Any, Final, Protocol, TypeAlias
 
 from roundgate.aio import Threads
 from roundgate.auth import Principal
@@ -36,17 +37,34 @@ Complete: TypeAlias = Callable[[Principal, str], Awaitable[Completion]]
 """Takes who asks, and what the user has typed so far."""
 
 
+class About(Protocol):
+    """What is known of a tool that clients are not told, and that it can be chosen by."""
+
+    @property
+    def tags(self) -> Sequence[str]:
+        """Of its operation."""
+
+    @property
+    def method(self) -> str | None:
+        """The HTTP method, in capitals."""
+
+    @property
+    def path(self) -> str | None:
+        """The path template below the service's URL."""
+
+    @property
+    def extensions(self) -> Mapping[str, Any]:
+        """`x-` members of its description, where they are text, numbers or booleans."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolAbout:
-    """What is known of a tool that clients are not told, and that it can be chosen by."""
+    """An `About` by itself."""
 
     tags: Sequence[str] = ()
     method: str | None = None
-    """The HTTP method, in capitals."""
     path: str | None = None
-    """The path template below the service's URL."""
     extensions: Mapping[str, Any] = field(default_factory=dict)
-    """`x-` members of its description, where they are text, numbers or booleans."""
 
 
 @carrier
@@ -73,7 +91,7 @@ class Tool:
     """Whether a client is asked in words that cannot be asked otherwise; `None`: as for all tools."""
     without_tasks: WithoutTasks | None = None
     """What a client gets that knows no tasks, if its calls become some; `None`: as for all tools."""
-    about: ToolAbout = ToolAbout()
+    about: About = ToolAbout()
     approvable: CallTool | None = None
     """The same call with the question whether to go ahead before it, for who wants it; `None` where there is none."""
     asks_first: bool = False
@@ -84,14 +102,10 @@ class Tool:
 
     def defined(self, definition: Mapping[str, Any]) -> Tool:
         """The tool with another definition. A start does this for every tool; `replace` takes much longer."""
-        made: Any = object.__new__(Tool)
-        for name in _MEMBERS:
-            setattr(made, name, getattr(self, name))
-        made.definition = definition
-        return cast("Tool", made)
+        return Tool(definition, *_ALL_BUT_DEFINITION(self))
 
 
-_MEMBERS: Final = tuple(one.name for one in fields(Tool))
+_ALL_BUT_DEFINITION: Final = attrgetter(*(one.name for one in fields(Tool)[1:]))
 
 
 @dataclass(frozen=True, slots=True)

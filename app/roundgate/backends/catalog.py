@@ -24,7 +24,12 @@ from roundgate.backends.base import (
     Returned,
     Tool,
 )
-from roundgate.backends.definitions import StoredDefinition, encoded, renamed
+from roundgate.backends.definitions import (
+    EncodedDefinitions,
+    StoredDefinition,
+    encoded,
+    renamed,
+)
 from roundgate.backends.task_source import TaskSource
 from roundgate.config import Origin
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound, Unavailable
@@ -275,9 +280,8 @@ class _Shelf(Generic[T]):
         return {key: item for key, (item, _) in self.entries.items()}
 
     def pages(self, size: int) -> Pages:
-        return Pages(
-            [(key, encoded(item.definition)) for key, (item, _) in self.entries.items()], size
-        )
+        definitions = [(key, item.definition) for key, (item, _) in self.entries.items()]
+        return Pages(EncodedDefinitions(definitions), size)
 
     def _complain(self, backend: str, message: str, remedy: str) -> None:
         place = f"back end {backend!r}"

@@ -5,7 +5,7 @@ A catalog of a thousand tools is made of their bytes; parsing them would take lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from roundgate.json import decode, encode
@@ -66,3 +66,36 @@ def encoded(definition: Mapping[str, Any]) -> bytes:
         if isinstance(definition, StoredDefinition)
         else encode(dict(definition))
     )
+
+
+class EncodedDefinitions(Sequence[tuple[str, bytes]]):
+    """Keys, and definitions as JSON. Of stored ones it is put together when somebody looks at one: a cold start that
+    answers a call would list a thousand tools for nobody. What cannot be JSON is found now."""
+
+    __slots__ = ("_entries", "_items")
+
+    def __init__(self, definitions: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        self._entries = [
+            (key, one if isinstance(one, StoredDefinition) else encoded(one))
+            for key, one in definitions
+        ]
+        self._items: list[tuple[str, bytes]] | None = None
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._all()[index]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._all() == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _all(self) -> list[tuple[str, bytes]]:
+        if self._items is None:
+            self._items = [
+                (key, one if isinstance(one, bytes) else one.encoded())
+                for key, one in self._entries
+            ]
+        return self._items

@@ -92,6 +92,10 @@ def _name_of(directory: Path) -> str:
         raise UsageError(
             f"{name!r} cannot be the name of a project: use lower-case letters, digits and hyphens"
         )
+    if name == "roundgate":
+        raise UsageError(
+            f"{name!r} is the package that the project needs, and pip would take the project for it: use another name"
+        )
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UsageError(f"{directory} is there and not empty: give the name of a new directory")
     return name

@@ -1,4 +1,4 @@
-"""`roundgate serve`: uvicorn around `roundgate.main:create_app`."""
+"""`roundgate serve`: uvicorn around the app of `roundgate.asgi`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.supervisors import Multiprocess
 
-from roundgate import main
+from roundgate import asgi
 from roundgate.cli.arguments import into_environment
 from roundgate.cli.exposure import LOOPBACK, check_exposure
 from roundgate.cli.ports import bind
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
             os.environ["GATEWAY_SHOW_ERRORS"] = "on"  # for the processes that this one begins, too
             using = replace(using, show_errors="on")
         # with several workers each makes its own; this one finds the problems, once
-        app = main.build_app(file, using)
+        app = asgi.build_app(file, using)
     bound = bind(arguments.host, arguments.port)
     log.info("serving %s", url_of(bound, arguments.host, file.config.http.path))
     # uvicorn shuts down and then raises the signal again: who was told to stop and did exits with 0
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.workers > 1:
         if hasattr(signal, "SIGHUP"):
             Multiprocess.handle_hup = _on_hangup()  # type: ignore[method-assign, assignment]
-        factory, workers = "roundgate.main:create_app", arguments.workers
+        factory, workers = "roundgate.asgi:create_app", arguments.workers
         Multiprocess(
             uvicorn.Config(factory, factory=True, workers=workers, **options), sockets=[bound]
         ).run()

@@ -10,11 +10,14 @@ class Limits:
     """Bounds of one client; sizes in bytes (of a state: characters), times in seconds.
 
     `idle_s` is how long a request may wait for anything to arrive, `request_s` how long it may take in all, whatever
-    arrives. Neither counts the time in which a person thinks about a question.
+    arrives. Neither counts the time in which a person thinks about a question. `keep_alive_s` is for how long a
+    connection without a request is used again: less than common servers keep it (5 s), which would close it as the
+    request is sent.
     """
 
     connect_s: float = 10.0
     idle_s: float = 60.0
+    keep_alive_s: float = 4.0
     request_s: float = 600.0
     max_head: int = 64 * 1024
     max_message: int = 32 * 1024 * 1024

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Final, Protocol
 from urllib.parse import urlsplit
@@ -200,7 +201,7 @@ class SocketTransport:
         idle = self._idle.get(origin, [])
         while idle:
             connection = idle.pop()
-            if connection.is_usable:
+            if connection.is_usable and connection.idle_for_s() < self._limits.keep_alive_s:
                 return connection
             self._drop(connection)
         return None
@@ -247,6 +248,7 @@ class SocketTransport:
     def _keep(self, connection: _Connection) -> None:
         idle = self._idle.setdefault(connection.url.origin, [])
         if len(idle) < _IDLE_PER_ORIGIN and connection in self._open:
+            connection.idle_since_s = time.monotonic()
             idle.append(connection)
         else:
             self._drop(connection)
@@ -260,7 +262,7 @@ class SocketTransport:
 class _Connection:
     """One socket, with at most one request under way."""
 
-    __slots__ = ("_limits", "_reader", "_writer", "url")
+    __slots__ = ("_limits", "_reader", "_writer", "idle_since_s", "url")
 
     def __init__(
         self, url: Url, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: Limits
@@ -269,6 +271,12 @@ class _Connection:
         self._reader = reader
         self._writer = writer
         self._limits = limits
+        self.idle_since_s = 0.0
+        """When its last answer was read, monotonic."""
+
+    def idle_for_s(self) -> float:
+        """For how long it has had no request."""
+        return time.monotonic() - self.idle_since_s
 
     @property
     def is_usable(self) -> bool:

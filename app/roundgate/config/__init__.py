@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from roundgate.config.base import Model as Model
     from roundgate.config.base import Origin as Origin
     from roundgate.config.base import TaskMode as TaskMode
+    from roundgate.config.base import WhenGiven as WhenGiven
     from roundgate.config.base import WithoutTasks as WithoutTasks
     from roundgate.config.environment import KEPT as KEPT
     from roundgate.config.loading import ConfigFile as ConfigFile
@@ -43,7 +44,7 @@ else:
     __getattr__, __all__ = face(
         __name__,
         {
-            ".base": "Model Origin TaskMode WithoutTasks",
+            ".base": "Model Origin TaskMode WhenGiven WithoutTasks",
             ".environment": "KEPT",
             ".loading": "ConfigFile Inspected inspect load",
             ".models": "AuthorizerConfig CacheHint CachingConfig CallersConfig FallbackConfig "

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from roundgate.backends import BackendConfig, SearchConfig, ViewConfig, registry
-from roundgate.config.base import Model, WithoutTasks
+from roundgate.config.base import Model, WhenGiven, WithoutTasks
 from roundgate.config.environment import own_name
 
 
@@ -477,40 +477,46 @@ class GatewayConfig(Model):
     server: ServerConfig = Field(
         ServerConfig.model_construct(), description="Who the gateway says it is."
     )
-    http: HttpConfig = Field(HttpConfig.model_construct(), description="The HTTP edge.")
-    limits: LimitsConfig = Field(LimitsConfig.model_construct(), description="Bounds on work.")
+    http: Annotated[HttpConfig, WhenGiven()] = Field(
+        HttpConfig.model_construct(), description="The HTTP edge."
+    )
+    limits: Annotated[LimitsConfig, WhenGiven()] = Field(
+        LimitsConfig.model_construct(), description="Bounds on work."
+    )
     auth: Annotated[
         Annotated[Literal["none"], Tag("<none>")]
-        | Annotated[JwtAuthConfig, Tag("<jwt>")]
-        | Annotated[AuthorizerConfig, Tag("<authorizer>")],
+        | Annotated[JwtAuthConfig, WhenGiven(), Tag("<jwt>")]
+        | Annotated[AuthorizerConfig, WhenGiven(), Tag("<authorizer>")],
         Discriminator(_kind_of_auth),
     ] = Field(
         "none",
         description='Who may call: "none" (one local subject, for loopback addresses), bearer JWTs, or callers that an'
         " authorizer in front has verified.",
     )
-    state: StateConfig = Field(
+    state: Annotated[StateConfig, WhenGiven()] = Field(
         StateConfig.model_construct(), description="What a call remembers between its rounds."
     )
-    sessions: SessionsConfig = Field(
+    sessions: Annotated[SessionsConfig, WhenGiven()] = Field(
         SessionsConfig.model_construct(),
         description="Clients that speak a revision before 2026-07-28.",
     )
-    fallback: FallbackConfig = Field(
+    fallback: Annotated[FallbackConfig, WhenGiven()] = Field(
         FallbackConfig.model_construct(),
         description="Clients that cannot be asked, or know no tasks.",
     )
-    tasks: TasksConfig = Field(
+    tasks: Annotated[TasksConfig, WhenGiven()] = Field(
         TasksConfig.model_construct(), description="Calls that outlive their request."
     )
-    caching: CachingConfig = Field(CachingConfig.model_construct(), description="Caching hints.")
+    caching: Annotated[CachingConfig, WhenGiven()] = Field(
+        CachingConfig.model_construct(), description="Caching hints."
+    )
     backends: list[Annotated[BackendConfig, registry.ByKind()]] = Field(
         description="What is behind the gateway, in the order of the lists.", min_length=1
     )
-    search: SearchConfig | None = Field(
+    search: Annotated[SearchConfig, WhenGiven()] | None = Field(
         None, description="Search in place of the list of all tools."
     )
-    views: list[ViewConfig] = Field(
+    views: list[Annotated[ViewConfig, WhenGiven()]] = Field(
         [], description="Endpoints of their own for a part of what is behind the gateway."
     )
     env: dict[Annotated[str, AfterValidator(own_name)], str] = Field(
@@ -518,7 +524,7 @@ class GatewayConfig(Model):
         description="Variables for tools and ${NAME}, unless the environment has them: texts, ${secret:NAME} or"
         " ${ssm:NAME}. Parameters of the stack on AWS Lambda.",
     )
-    package: PackageConfig = Field(
+    package: Annotated[PackageConfig, WhenGiven()] = Field(
         PackageConfig.model_construct(), description="What `roundgate package` puts into functions."
     )
 

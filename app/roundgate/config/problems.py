@@ -11,7 +11,6 @@ from pydantic import ValidationError
 
 from roundgate.config.base import Origin
 from roundgate.config.models import GatewayConfig
-from roundgate.config.remedies import remedy_for
 from roundgate.config.secret import Deferred, found_in
 from roundgate.errors import Problem
 
@@ -21,6 +20,8 @@ _IS_PYDANTICS: Final = re.compile(r"<|(literal|dict|list|tuple|function-\w+)\[")
 
 def invalid(error: ValidationError, origin: Origin) -> list[Problem]:
     """What the models refuse, as problems with a place and a remedy."""
+    from roundgate.config.remedies import remedy_for  # a start without problems goes without
+
     found: list[Problem] = []
     for detail in error.errors(include_url=False):
         loc = [step for step in detail["loc"] if not _IS_PYDANTICS.match(str(step))]

@@ -32,6 +32,7 @@ from roundgate.values import dataclass
 OVERRIDES: Final = "--parameter-overrides"
 OF_SESSIONS: Final = ("--region", "--profile")
 """Options that say whose stack it is."""
+_LOOKED_AT: Final = (OVERRIDES, *OF_SESSIONS)
 GATEWAYS_SHARE: Final = 2
 """Of the account's executions, workers may take one in so many."""
 _OVERRIDE: Final = re.compile(
@@ -68,7 +69,7 @@ def asked(stack: str, rest: Sequence[str]) -> Asked:
     Raises:
         UsageError: an override is none.
     """
-    words = list(rest)
+    words = list(_apart(rest))
     config = Path(words.pop(0)) if words and not words[0].startswith("-") else None
     overrides: dict[str, str] = {}
     options: list[str] = []
@@ -81,6 +82,13 @@ def asked(stack: str, rest: Sequence[str]) -> Asked:
         elif not is_override:
             options.append(text)
     return Asked(stack, config, overrides, options)
+
+
+def _apart(words: Sequence[str]) -> Iterator[str]:
+    """The words, with an option that is looked at here and its value in two."""
+    for word in words:
+        option, equals, value = word.partition("=")
+        yield from (option, value) if equals and option in _LOOKED_AT else (word,)
 
 
 def _override(text: str) -> Iterator[tuple[str, str]]:

@@ -10,13 +10,14 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from roundgate.deployment import granting, places
 from roundgate.deployment.stack.template import Template
 
 Declared = Mapping[str, Mapping[str, Any]]
 """The parameters of a template, as it declares them."""
+_WHOLE: Final = re.compile(r"-?[0-9]{1,18}")
 
 
 @cache
@@ -73,13 +74,14 @@ def _wanted(value: str, one: Mapping[str, Any]) -> str | None:
 
 
 def _wanted_number(value: str, one: Mapping[str, Any]) -> str | None:
-    least, most = one.get("MinValue"), one.get("MaxValue")
-    try:
-        is_within = (least or 0) <= float(value) <= (most or float("inf"))
-    except ValueError:
-        return "a number"
-    bounds = f"{least or 0} at least" if most is None else f"from {least or 0} to {most}"
-    return None if is_within else str(one.get("ConstraintDescription", bounds))
+    """As `_wanted`. CloudFormation takes fractions as well, and then no resource of the stack does."""
+    if not _WHOLE.fullmatch(value):
+        return "a whole number"
+    least, most = one.get("MinValue", 0), one.get("MaxValue")
+    if least <= int(value) and (most is None or int(value) <= most):
+        return None
+    bounds = f"{least} at least" if most is None else f"from {least} to {most}"
+    return str(one.get("ConstraintDescription", bounds))
 
 
 def _without_value(missing: Collection[str], parameters: Declared) -> Iterator[str]:

@@ -65,7 +65,10 @@ FUNCTIONS: Final = (
     Function(
         "worker",
         GATEWAYS_NEED,
-        ("http", "edge.py", "main.py", "lambda_events.py", "lambda_http.py", *_ON_A_MACHINE),
+        (
+            *("http", "asgi.py", "edge.py", "main.py", "lambda_events.py", "lambda_http.py"),
+            *_ON_A_MACHINE,
+        ),
     ),
 )
 

@@ -15,6 +15,7 @@ looked at here.
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 import textwrap
@@ -34,6 +35,7 @@ from roundgate.values import dataclass
 
 FILES: Final = ("samconfig.toml", "samconfig.yaml", "samconfig.yml")
 """The names that SAM looks for, in its order."""
+_STACK: Final = re.compile(r"[A-Za-z][-A-Za-z0-9]{0,127}")
 _FILE: Final = "--config-file"
 _ENVIRONMENT: Final = "--config-env"
 _NO_EXECUTE: Final = "--no-execute-changeset"
@@ -94,6 +96,10 @@ def completed(asked: Asked, config: Path) -> Asked:
         raise UsageError(
             "which stack? Give its name, as in `roundgate deploy shop`, or stack_name in"
             f" {config.parent / FILES[0]}"
+        )
+    if not _STACK.fullmatch(asked.stack):
+        raise UsageError(
+            f"{asked.stack!r} is no name of a stack: a letter, then letters, digits and hyphens, 128 at most"
         )
     return asked
 
@@ -161,7 +167,7 @@ def _pairs(given: Any, file: Path) -> Iterator[tuple[str, str]]:
         case Mapping():
             yield from ((str(name), _text(value)) for name, value in given.items())
         case str():
-            for word in shlex.split(given):
+            for word in _words(given, file):
                 yield _pair(word, file)
         case [*items]:
             for one in items:
@@ -171,6 +177,13 @@ def _pairs(given: Any, file: Path) -> Iterator[tuple[str, str]]:
                     yield from _pairs(one, file)
         case _:
             raise UsageError(f"{file}: {_OVERRIDES} has to be a table, such as LogLevel = 'debug'")
+
+
+def _words(given: str, file: Path) -> list[str]:
+    try:
+        return shlex.split(given)
+    except ValueError:  # the text may be a secret's
+        raise UsageError(f"{file}: {_OVERRIDES} has a quote that is not closed") from None
 
 
 def _pair(word: str, file: Path) -> tuple[str, str]:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from roundgate.http.endpoint import McpEndpoint as McpEndpoint
     from roundgate.http.exceptions import ExceptionMiddleware as ExceptionMiddleware
     from roundgate.http.framework import FastAPI as FastAPI
-    from roundgate.http.framework import Request as Request
     from roundgate.http.framework import TelemetryConfig as TelemetryConfig
     from roundgate.http.guard import HEALTH as HEALTH
     from roundgate.http.guard import Guard as Guard
@@ -40,7 +39,7 @@ else:
             ".challenge": "ProtectedResource",
             ".endpoint": "Endpoint McpEndpoint",
             ".exceptions": "ExceptionMiddleware",
-            ".framework": "FastAPI Request TelemetryConfig",
+            ".framework": "FastAPI TelemetryConfig",
             ".guard": "Guard HEALTH default_hosts public_origins",
             ".head": "HeadMiddleware",
             ".hosting": "Hosting",

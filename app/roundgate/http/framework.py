@@ -27,5 +27,4 @@ def _models_built_when_used() -> Iterator[None]:
 
 with _models_built_when_used():
     from fastapi import FastAPI as FastAPI
-    from fastapi import Request as Request
     from fastapi.telemetry import TelemetryConfig as TelemetryConfig

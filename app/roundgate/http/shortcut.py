@@ -1,11 +1,11 @@
-"""A FastAPI app whose MCP endpoints are reached without what FastAPI has around everything.
+"""An app whose MCP endpoints are reached without what Starlette, or FastAPI, has around everything.
 
     any request      FastAPI ▶ Starlette ▶ errors ▶ telemetry ▶ body limit ▶ our layers ▶ router
     an MCP endpoint  ─────────────────────────────────────────────────────▶ our layers
 
 Those outside change nothing for an MCP endpoint: our layers answer whatever is raised in them, bound bodies, and make
-the spans. To go through them takes a tenth of a `tools/call` (docs/decisions/0041). It is an ordinary FastAPI app all
-the same: what somebody adds to it applies to every request, since from then on every request goes through everything.
+the spans. To go through them takes a tenth of a `tools/call` (docs/decisions/0041). It is an ordinary app all the same:
+what somebody adds to it applies to every request, since from then on every request goes through everything.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from roundgate.http.framework import FastAPI
 
-
-class ShortcutApp(FastAPI):
-    """See the module.
+class ShortcutApp(Starlette):
+    """See the module. Together with FastAPI it is a base of `roundgate.main`'s.
 
     Args:
         paths: those of the MCP endpoints, as requests have them.
         middleware: our layers, outermost first.
-        more: what FastAPI takes.
+        more: what Starlette takes, or FastAPI.
     """
 
     def __init__(self, paths: Iterable[str], middleware: Sequence[Middleware], **more: Any) -> None:
@@ -36,7 +35,7 @@ class ShortcutApp(FastAPI):
         """The first of our layers, once they are made and if nothing of somebody else's is around them."""
 
     def build_middleware_stack(self) -> ASGIApp:
-        """FastAPI's own, which is made for the first request; no middleware can be added after that."""
+        """Made for the first request; no middleware can be added after that."""
         stack = super().build_middleware_stack()
         if self.user_middleware == self._layers:
             self._outermost = _first_of(self._layers[0].cls, stack)

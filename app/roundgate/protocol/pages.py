@@ -30,13 +30,9 @@ class Pages:
 
     items: Sequence[tuple[str, bytes]]
     size: int
-    _starts: dict[str, int] = field(init=False)
+    _starts: dict[str, int] = field(init=False, default_factory=dict)
+    """By the key of an entry, where the page after it starts; filled for the first cursor."""
     _made: dict[int, Page] = field(init=False, default_factory=dict)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "_starts", {key: index + 1 for index, (key, _) in enumerate(self.items)}
-        )
 
     def page(self, cursor: str | None) -> Page:
         """The page a cursor stands for; the first without one.
@@ -44,7 +40,7 @@ class Pages:
         Raises:
             InvalidParams: the cursor was not made by `page`, or its entry is no longer in the list.
         """
-        start = 0 if cursor is None else self._starts.get(_decode(cursor))
+        start = 0 if cursor is None else self._after(_decode(cursor))
         if start is None:
             raise InvalidParams(
                 "Invalid cursor: start again without one; the list may have changed"
@@ -54,6 +50,11 @@ class Pages:
         if start not in self._made:
             self._made[start] = self._make(start)
         return self._made[start]
+
+    def _after(self, key: str) -> int | None:
+        if not self._starts:
+            self._starts.update((key, index + 1) for index, (key, _) in enumerate(self.items))
+        return self._starts.get(key)
 
     def _make(self, start: int) -> Page:
         chosen = self.items[start : start + self.size]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -81,23 +80,23 @@ class LambdaBackend:
         if not config.describe:
             return [], [], frozenset()
         path = index_path(config, self._origin)
-        told = None
-        with suppress(UnusableIndex, OSError):
+        try:
             told = read(path, config)
-        if told is None:
-            told = await self._asked(path)
+        except UnusableIndex as error:
+            told = await self._asked(path, str(error))
+        except OSError:
+            told = await self._asked(path, f"is no index of {config.function}: it is not there")
         return *describing.read(told, config, self._origin), frozenset({path})
 
-    async def _asked(self, path: Path) -> list[Any]:
-        """What the function tells when it is asked now.
+    async def _asked(self, path: Path, why: str) -> list[Any]:
+        """What the function tells when it is asked now; `why` is what is wrong with the index.
 
         Raises:
             ConfigError: it does not, or may not be asked.
         """
         if self._shared.is_cold:
             problem = self._origin.at("describe").problem(
-                f"{path.name} is no index of {self._config.function}, and a cold start invokes "
-                "nothing",
+                f"{path.name} {why}, and a cold start invokes nothing",
                 "run `roundgate compile` with this file, and keep what it writes beside it",
             )
             raise ConfigError([problem])

@@ -7,10 +7,11 @@ from typing import Any, Final
 
 from roundgate.backends.aws_lambda.config import LambdaBackendConfig
 from roundgate.config import Origin
-from roundgate.errors import ParseError, UnusableIndex
+from roundgate.errors import IndexOfAnotherVersion, ParseError, UnusableIndex
 from roundgate.json import decode, digest, encode
 
-FORMAT: Final = "roundgate lambda index 1"
+KIND: Final = "roundgate lambda index "
+FORMAT: Final = f"{KIND}1"
 
 
 def index_path(config: LambdaBackendConfig, origin: Origin) -> Path:
@@ -27,6 +28,7 @@ def read(path: Path, config: LambdaBackendConfig) -> list[Any]:
     """What the function told, from a file.
 
     Raises:
+        IndexOfAnotherVersion: another version has written it.
         UnusableIndex: it is none, or of another function.
         OSError: there is none.
     """
@@ -34,9 +36,11 @@ def read(path: Path, config: LambdaBackendConfig) -> list[Any]:
         found = decode(path.read_bytes())
         if found["format"] == FORMAT and found["of"] == _of(config):
             return list(found["tools"])
+        if found["format"] != FORMAT and str(found["format"]).startswith(KIND):
+            raise IndexOfAnotherVersion()
     except (ParseError, KeyError, TypeError):
         pass
-    raise UnusableIndex("is not an index of this function")
+    raise UnusableIndex(f"is no index of {config.function}")
 
 
 def _of(config: LambdaBackendConfig) -> str:

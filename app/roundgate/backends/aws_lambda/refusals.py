@@ -33,6 +33,7 @@ NOT_READY: Final = frozenset(
 NOT_BEGUN: Final = THROTTLED | NOT_READY
 """After these the function has not been begun, and it may be another time."""
 
+_TOO_LARGE: Final = "it takes no payload of this size. Give it less at once"
 _SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "ResourceNotFoundException": "it does not exist, or has no such version or alias. Whoever "
@@ -45,7 +46,8 @@ _SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
         "payload",
         "ModeNotSupportedException": "it does not take this kind of invocation. Set or remove "
         "`asynchronous`",
-        "RequestTooLargeException": "it takes no payload of this size. Give it less at once",
+        "RequestTooLargeException": _TOO_LARGE,
+        "RequestEntityTooLargeException": _TOO_LARGE,
     }
 )
 """By code: what is wrong with the function, and the remedy."""

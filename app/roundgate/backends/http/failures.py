@@ -48,9 +48,14 @@ def no_answer(
             message = f"{what} did not answer within {limit_s:g} s; try again later or ask for less"
         return NoAnswer(message, f"there was no answer within {limit_s:g} s", reached=reached)
     cause = _cause(error)
-    return NoAnswer(
-        f"{what} failed: the service could not be reached ({cause})", cause, reached=reached
-    )
+    if isinstance(error, (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)):
+        message = (
+            f"{what} failed: the connection ended before there was an answer to read ({cause});"
+            " it may have been done all the same"
+        )
+    else:
+        message = f"{what} failed: the service could not be reached ({cause})"
+    return NoAnswer(message, cause, reached=reached)
 
 
 def _of_part(error: Exception, phases: TimeoutsConfig | None) -> float | None:

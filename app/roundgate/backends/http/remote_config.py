@@ -16,6 +16,7 @@ from roundgate.backends.http.reliability import (
     TimeoutsConfig,
 )
 from roundgate.backends.http.tls_config import TlsConfig
+from roundgate.config import WhenGiven
 
 HeaderName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
 
@@ -46,16 +47,16 @@ class RemoteConfig(BackendConfig):
         {}, description="Fixed headers of every request."
     )
     credential: Credential | None = Field(None, description="How the gateway authenticates itself.")
-    tls: TlsConfig | None = Field(
+    tls: Annotated[TlsConfig, WhenGiven()] | None = Field(
         None, description="A private authority, and the gateway's own certificate (mutual TLS)."
     )
     timeout_s: float = Field(
         15, description="Seconds for connecting and for the whole answer.", gt=0
     )
-    timeouts: TimeoutsConfig | None = Field(
+    timeouts: Annotated[TimeoutsConfig, WhenGiven()] | None = Field(
         None, description="Seconds for parts of a request, within timeout_s."
     )
-    retry: RetryConfig | None = Field(
+    retry: Annotated[RetryConfig, WhenGiven()] | None = Field(
         None, description="When a request is sent again. Unset: never, once it has been sent."
     )
     idempotency_key: HeaderName | None = Field(
@@ -63,13 +64,20 @@ class RemoteConfig(BackendConfig):
         description="Header that takes a key by which the service knows a POST or PATCH again, such as"
         " Idempotency-Key; sent with each.",
     )
-    limit: LimitConfig | None = Field(
+    limit: Annotated[LimitConfig, WhenGiven()] | None = Field(
         None, description="How many requests one process has under way to one host."
     )
-    breaker: BreakerConfig | None = Field(
+    breaker: Annotated[BreakerConfig, WhenGiven()] | None = Field(
         None, description="When a host that fails is left alone for a while."
     )
     max_response_bytes: int = Field(1_000_000, description="Larger answers are a tool error.", ge=1)
     max_connections: int = Field(
         50, description="Connections kept to the service by one process.", ge=1
+    )
+    keep_alive_s: float = Field(
+        4.0,
+        description="Seconds for which an idle connection is used again: fewer than the service keeps it, or a"
+        " request meets a connection that is just being closed.",
+        ge=0,
+        le=3_600,
     )

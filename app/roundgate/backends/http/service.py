@@ -198,7 +198,9 @@ class Service:
                     else self._certificates.context,
                     retries=1,  # of the connection only: nothing has been sent then
                     limits=httpx.Limits(
-                        max_connections=connections, max_keepalive_connections=connections
+                        max_connections=connections,
+                        max_keepalive_connections=connections,
+                        keepalive_expiry=self._config.keep_alive_s,
                     ),
                 ),
             )

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from roundgate.backends.base import CallTool, Offering, Returned, Shared, Tool, ToolAbout
+from roundgate.backends.base import CallTool, Offering, Returned, Shared, Tool
 from roundgate.backends.http.access import Accesses
 from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.credential_config import Credential
@@ -85,9 +85,19 @@ class OpenApiBackend:
         await self._accesses.aclose()
 
     def _unfilled(self, index: Index, rows: Sequence[Row]) -> list[Problem]:
-        """A problem for each security scheme that keeps these operations from being called."""
-        if self._config.credential is not None:
-            return []
+        """A problem for each security scheme that keeps these operations from being called, and for each credential of
+        a scheme that there is not."""
+        place = self._origin.at("credentials")
+        known = ", ".join(index.slots) or "none: use `credential`"
+        unknown = [
+            place.at(name).problem(
+                "is no security scheme of the document", f"correct the name; there are {known}"
+            )
+            for name in self._config.credentials
+            if name not in index.slots
+        ]
+        if unknown or self._config.credential is not None:
+            return unknown
         missing: dict[str, int] = {}
         used = [row.security for row in rows]
         for number, offered in enumerate(index.security):
@@ -95,7 +105,6 @@ class OpenApiBackend:
                 for name in offered[0]:
                     if name not in self.filled(index):
                         missing[name] = missing.get(name, 0) + used.count(number)
-        place = self._origin.at("credentials")
         return [
             place.problem(
                 f"{count} operations need the security scheme {name!r}",
@@ -114,13 +123,10 @@ class OpenApiBackend:
         return frozenset(shown | self._config.credentials.keys())
 
     def _tool(self, index: Index, row: Row) -> Tool:
-        about = ToolAbout(row.tags, row.method, row.path, row.extensions)
         definition = index.definition(row, hints(row.method))
         operation = _Operation(self, index, row, definition)
         first = approved_first(definition, operation, self._config)
-        return with_approval(
-            Tool(definition, operation, about=about, approvable=first), self._config
-        )
+        return with_approval(Tool(definition, operation, about=row, approvable=first), self._config)
 
     def service(self, base_url: str, names: frozenset[str]) -> Service:
         """The service at a base URL, with the credentials of the schemes that are named; made once."""
