@@ -221,8 +221,8 @@ def _too_large(event: Event, size: int) -> Response:
     asked = jsonrpc.parse(base64.b64decode(body) if event.get("isBase64Encoded") else body.encode())
     request_id = asked.id if isinstance(asked, Request) else None
     message = (
-        f"The response has {size} bytes as JSON in JSON; AWS Lambda returns {MAX_ANSWER_BYTES} at most,"
-        " so ask for less at once"
+        f"What was asked for was done, but its response has {size} bytes as JSON in JSON, and AWS Lambda"
+        f" returns {MAX_ANSWER_BYTES} at most, so ask for less at once"
     )
     answer = jsonrpc.error_response(request_id, -32603, message)
     headers = {"content-type": "application/json"}

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from roundgate.backends.aws_lambda.config import MAX_PAYLOAD_BYTES
+from roundgate.backends.aws_lambda.payload import MAX_EVENT_BYTES
 from roundgate.cli import main
 from roundgate.deployment.stack.functions import Pool
 from roundgate.deployment.stack.lambda_api import LambdaApi, functions_at
@@ -138,7 +140,48 @@ async def test_a_large_answer_arrives_and_one_that_is_too_large_is_an_error_that
         assert len(await mcp.text("tool", {"bytes": 3_000_000})) == 3_000_000
         over = await mcp.call("tool", {"bytes": 7_000_000})
     assert over["isError"]
-    assert "Function.ResponseSizeTooLarge" in over["content"][0]["text"]
+    assert over["content"][0]["text"] == (
+        "The function desk answered more than AWS Lambda returns, and may have done its work: Response payload"
+        " size exceeded maximum allowed payload size (6291556 bytes). Ask for less, or have it answer with a"
+        " reference to where the data is"
+    )
+
+
+async def test_an_answer_of_as_much_as_aws_lambda_returns_arrives_whole(
+    served: Served, tmp_path: Path
+) -> None:
+    backend = entry({"input_schema": ANY, "payload": {"fixed": {"action": "talk"}}})
+    most = MAX_PAYLOAD_BYTES - len('""')
+    async with gateway_with(tmp_path, backend) as mcp:
+        assert len(await mcp.text("tool", {"bytes": most})) == most
+        assert (await mcp.call("tool", {"bytes": most + 1}))["isError"]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_a_payload_of_as_much_as_aws_lambda_takes_arrives_whole_and_with_a_byte_more_nothing_is_invoked(
+    served: Served, tmp_path: Path, asynchronous: bool
+) -> None:
+    limit = MAX_EVENT_BYTES if asynchronous else MAX_PAYLOAD_BYTES
+    fixed = {"action": "measure"}
+    most = limit - len(json.dumps({"text": "", **fixed}, separators=(",", ":")))
+    declared = {"input_schema": ANY, "asynchronous": asynchronous, "payload": {"fixed": fixed}}
+    http = {"max_body_bytes": 8_000_000}
+    async with gateway_with(tmp_path, entry(declared), http=http) as mcp:
+        before = served.desk.counts["Invocations"]
+        over = await mcp.call("tool", {"text": "x" * (most + 1)})
+        assert served.desk.counts["Invocations"] == before
+        taken = await mcp.call("tool", {"text": "x" * most})
+    assert over["isError"]
+    assert over["content"][0]["text"] == (
+        f"The payload for the function has {limit + 1} bytes, and AWS Lambda takes {limit} at most, so it was"
+        " not invoked. Give it less at once, or a reference to where the data is"
+    )
+    assert "isError" not in taken
+    if asynchronous:
+        assert taken["structuredContent"]["accepted"] is True
+        await happens(served, "measured", str(most))
+    else:
+        assert taken["structuredContent"] == {"bytes": most}
 
 
 async def test_bytes_in_base64_become_an_image(served: Served, tmp_path: Path) -> None:

@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
-from tests.stack.conftest import Deployed, begun, until
+from tests.stack.conftest import TIMES, Deployed, begun, to_api, until
+from tests.support import wire
 from tests.support.asgi import Client
 from tests.support.rounds import Conversation, accept, tool
 from tests.support.task_client import TaskClient
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def patient(stack: Deployed) -> AsyncIterator[Client]:
+    """A client of gateways with the time of deployed ones: megabytes take seconds on a busy machine."""
+    deployment = replace(stack.stack.deployment, times=replace(TIMES, gateway_s=29, api_s=30))
+    with closing(deployment.gateways(1, "Patient")) as pool:
+        async with to_api(deployment, pool) as http:
+            one = Client(http)
+            await one.call("echo")
+            yield one
 
 
 def error_of(result: dict[str, Any]) -> str:
@@ -32,6 +48,41 @@ async def test_a_call_an_error_a_time_out_and_a_large_answer(mcp: Client) -> Non
     late = error_of(await mcp.call("slow", {"seconds": 6}))
     assert late.startswith("The function slow ran out of its own time")
     assert len(await mcp.text("write", {"bytes": 1_500_000})) == 1_500_000
+
+
+async def test_what_a_function_just_may_answer_arrives_unless_the_gateway_itself_may_not_return_it(
+    patient: Client,
+) -> None:
+    # a JSON answer is in a result twice: structuredContent, and text
+    assert len(await patient.text("write", {"bytes": 3_145_000})) == 3_145_000
+    asked = {"name": "write", "arguments": {"bytes": 3_146_000}}
+    status, error = await patient.error("tools/call", asked)
+    assert (status, error["code"]) == (200, -32603)
+    assert error["message"].startswith("What was asked for was done, but its response has 6292")
+    assert "AWS Lambda returns 6291456 at most, so ask for less at once" in error["message"]
+    over = error_of(await patient.call("write", {"bytes": 6_292_000}))
+    assert over.startswith("The function desk answered more than AWS Lambda returns")
+
+
+async def test_a_request_that_the_gateway_takes_reaches_the_function_whole_and_a_larger_one_does_not(
+    stack: Deployed, patient: Client
+) -> None:
+    assert stack.stack.invoked is not None
+    desk = stack.stack.invoked.pools["desk"]
+    taken = await patient.call("measure", {"text": "x" * 3_990_000})
+    assert taken["structuredContent"] == {"bytes": 3_990_000}
+    before = desk.counts["Invocations"]
+    asked = {"name": "measure", "arguments": {"text": "x" * 4_000_000}}
+    refused = await patient.post("tools/call", asked)
+    assert refused.status_code == 413
+    assert wire.valid_error(refused)["message"] == (
+        "The body is larger than 4000000 bytes (http.max_body_bytes)"
+    )
+    asked["arguments"] = {"text": '"' * 2_000_000}  # twice as much in each JSON around it
+    refused = await patient.post("tools/call", asked)
+    assert refused.status_code == 413
+    assert refused.json() == {"message": "Request Entity Too Large"}
+    assert desk.counts["Invocations"] == before
 
 
 async def test_what_its_reserved_concurrency_has_no_room_for_is_told_when_to_come_back(

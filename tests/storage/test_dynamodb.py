@@ -20,7 +20,16 @@ from roundgate.protocol.tasks import Status
 from roundgate.storage.dynamodb.table import TABLE, DynamoDbOnce, Table
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.once import OnceRecord, OnceStore
-from roundgate.storage.tasks import NOTHING, Added, Answered, Claimed, TaskRef, TaskStore, Wanted
+from roundgate.storage.tasks import (
+    NOTHING,
+    Added,
+    Answered,
+    Claimed,
+    Lease,
+    TaskRef,
+    TaskStore,
+    Wanted,
+)
 from tests.storage import contract, task_contract
 from tests.storage.contract import LATER
 from tests.storage.task_contract import (
@@ -634,6 +643,18 @@ async def test_what_the_documentation_says_that_operations_cost(metered: Metered
     other = TaskRef("owner", "other")
     await store.create(new(other))
     assert await units(store.cancel(other, "cancelled", NOW)) == (0, 4)
+
+
+async def test_what_the_documentation_says_that_a_cleanup_costs(metered: Metered) -> None:
+    store, units = metered.store, metered.of
+    await store.create(new(call=blob(300), cleans_up=True))
+    assert await units(store.cancel(REF, "cancelled", NOW, SOON)) == (0, 4), (
+        "AWS counts the refused write, too"
+    )
+    claimed = store.claim_cleanup(REF, NOW, UNTIL, due_ms=UNTIL, lapsed_ms=NOW)
+    assert await units(claimed) == (0, 3)
+    assert (await record(store)).fence == 1
+    assert await units(store.end_cleanup(Lease(REF, 1))) == (0, 2)
 
 
 async def test_a_step_costs_little_more_than_a_unit_however_many_there_were(

@@ -30,6 +30,14 @@ def is_selected(tool: Tool, config: BackendConfig) -> bool:
     return not any(matches(tool, one) for one in config.exclude)
 
 
+def is_known(wanted: str, names: Sequence[str], prefix: str) -> bool:
+    """Whether a name of a selector is one that a tool has, or a pattern that may match nothing."""
+    if any(fnmatchcase(name, wanted) for name in names):
+        return True
+    is_prefixed = prefix != "" and wanted.startswith(prefix)
+    return any(sign in wanted for sign in "*?[") and not is_prefixed
+
+
 def matches(tool: Tool, wanted: Selector) -> bool:
     """Whether everything that a selector gives holds for a tool."""
     about = tool.about

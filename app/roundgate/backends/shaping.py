@@ -17,7 +17,7 @@ from roundgate import json
 from roundgate.backends.base import Backend, CallTool, Offering, Returned, Tool
 from roundgate.backends.config import ArgumentOverride, BackendConfig, ToolOverride
 from roundgate.backends.policy import with_questions
-from roundgate.backends.selection import selected
+from roundgate.backends.selection import is_known, selected
 from roundgate.config import Origin
 from roundgate.errors import ConfigError, Problem, ToolError
 from roundgate.protocol import ABSENT, Schema, TextContent, ToolResult
@@ -58,7 +58,7 @@ class Shaped:
         """
         offering = await self._backend.offer()
         chosen = selected(offering.tools, self._config)
-        problems = self._without_tool(offering, chosen)
+        problems = [*self._unmatched(offering, chosen), *self._without_tool(offering, chosen)]
         tools: list[Tool] = []
         for tool in chosen:
             name = tool.definition["name"]
@@ -82,6 +82,28 @@ class Shaped:
     async def aclose(self) -> None:
         """Close the back end."""
         await self._backend.aclose()
+
+    def _unmatched(self, offering: Offering, chosen: list[Tool]) -> list[Problem]:
+        """A problem for each name in `include` and `exclude` that no tool has: what is meant to be left out would be
+        served. A pattern may match nothing, unless it has the prefix, which the names have not here."""
+        config = self._config
+        if not (config.include or config.exclude):
+            return []
+        names = [tool.definition["name"] for tool in offering.tools]
+        problems = [
+            self._origin.at(setting, number, "name").problem(
+                f"no tool is called {one.name!r}",
+                "correct the name; `roundgate check` lists them, here without prefix",
+            )
+            for setting, selectors in (("include", config.include), ("exclude", config.exclude))
+            for number, one in enumerate(selectors)
+            if one.name is not None and not is_known(one.name, names, self.prefix)
+        ]
+        if names and not chosen and not problems:
+            place = self._origin.at("include" if config.include else "exclude")
+            remedy = "correct it; without include and exclude, `roundgate check` lists the tools that there are"
+            return [place.problem("leaves no tool", remedy)]
+        return problems
 
     def _without_tool(self, offering: Offering, chosen: list[Tool]) -> list[Problem]:
         known = {tool.definition["name"] for tool in chosen}

@@ -42,6 +42,12 @@ def talk(arguments: Any, context: Any) -> Any:
     return "x" * arguments["bytes"]
 
 
+def measure(arguments: Any, context: Any) -> Any:
+    """How much arrived, also for those who do not wait for the answer."""
+    leave_trace(f"measured {len(arguments['text'])}")
+    return {"bytes": len(arguments["text"])}
+
+
 def picture(arguments: Any, context: Any) -> Any:
     return {"isBase64Encoded": True, "contentType": "image/png", "body": PIXEL}
 
@@ -104,7 +110,7 @@ def fetch(arguments: Any, context: Any) -> Any:
 
 
 ACTIONS: dict[str, Any] = {
-    **{one.__name__: one for one in (echo, fail, talk, picture, pay, gift, look, fetch)},
+    **{one.__name__: one for one in (echo, fail, talk, measure, picture, pay, gift, look, fetch)},
     "print": print_out,
 }
 

@@ -52,8 +52,8 @@ def bytes_of(payload: Any, *, is_event: bool) -> bytes:
     limit = MAX_EVENT_BYTES if is_event else MAX_PAYLOAD_BYTES
     if len(data) > limit:
         raise ToolError(
-            f"The arguments make a payload of {len(data)} bytes, and AWS Lambda takes {limit} at "
-            "most; nothing was done. Give it less at once"
+            f"The payload for the function has {len(data)} bytes, and AWS Lambda takes {limit} at"
+            " most, so it was not invoked. Give it less at once, or a reference to where the data is"
         )
     return data
 

@@ -33,18 +33,21 @@ NOT_READY: Final = frozenset(
 NOT_BEGUN: Final = THROTTLED | NOT_READY
 """After these the function has not been begun, and it may be another time."""
 
+_TOO_LARGE: Final = "it takes no payload of this size. Give it less at once"
 _SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "ResourceNotFoundException": "it does not exist, or has no such version or alias. Whoever "
         "runs the gateway has to correct its name, region or qualifier",
         "AccessDeniedException": "the gateway may not use it. Its role needs "
-        "lambda:InvokeFunction, and lambda:GetDurableExecution for a durable function",
+        "lambda:InvokeFunction, and for a durable function lambda:GetDurableExecution, and "
+        "lambda:StopDurableExecution where `cancel` is set",
         "RecursiveInvocationException": "AWS Lambda has found a loop of invocations, and ends it",
         "DurableExecutionAlreadyStartedException": "it was started for this call with another "
         "payload",
         "ModeNotSupportedException": "it does not take this kind of invocation. Set or remove "
         "`asynchronous`",
-        "RequestTooLargeException": "it takes no payload of this size. Give it less at once",
+        "RequestTooLargeException": _TOO_LARGE,
+        "RequestEntityTooLargeException": _TOO_LARGE,
     }
 )
 """By code: what is wrong with the function, and the remedy."""

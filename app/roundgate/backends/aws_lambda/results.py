@@ -27,6 +27,7 @@ _OF_A_RESPONSE: Final = frozenset(
 )
 _MARKS: Final = (b'"statusCode"', b'"isBase64Encoded"')
 """What only an answer can have that is more than JSON; looking for them is cheaper than reading it."""
+_TOO_LARGE: Final = "Function.ResponseSizeTooLarge"
 MAX_CHARS: Final = 500
 """Of what a function says of its failure."""
 
@@ -62,6 +63,11 @@ def failure_of(payload: bytes, target: Target) -> FunctionFailed:
         return FunctionFailed(
             f"The function {target.name} ran out of its own time, and may have done a part of its "
             f"work: {message}"
+        )
+    if kind == _TOO_LARGE:
+        return FunctionFailed(
+            f"The function {target.name} answered more than AWS Lambda returns, and may have done its "
+            f"work: {message} Ask for less, or have it answer with a reference to where the data is"
         )
     told = ": ".join(part for part in (kind, message) if part)
     return FunctionFailed(f"The function {target.name} failed: {told or 'it did not say why'}")

@@ -22,6 +22,7 @@ def fit_for_a_header(text: str) -> None:
     Raises:
         ValueError: it cannot.
     """
+    _is_no_name(text)
     if not re.fullmatch(r"[\x20-\x7e\t]*", text):
         raise ValueError(
             "goes into an HTTP header and may only have visible ASCII characters, on one line"
@@ -35,15 +36,29 @@ def _fit_for_a_cookie(text: str) -> None:
 
 
 def _on_one_line(text: str) -> None:
+    _is_no_name(text)
     if any(ord(one) < 32 or ord(one) == 127 for one in text):
         raise ValueError('has to be "user:password", on one line')
 
 
 def _not_empty(text: str) -> None:
+    _is_no_name(text)
     if not text.strip():
         raise ValueError("may not be empty")
 
 
+def _a_token(text: str) -> None:
+    fit_for_a_header(text)
+    if re.match(r"(?i)(bearer|token)\s", text):
+        raise ValueError('is the token alone: "Bearer " is put before it')
+
+
+def _is_no_name(text: str) -> None:
+    if re.fullmatch(r"\$[A-Z][A-Z0-9_]*", text):
+        raise ValueError(f"would be sent as it stands; write ${{{text[1:]}}} for the variable")
+
+
+SecretToken: TypeAlias = Annotated[Secret, AfterValidator(checked(_a_token))]
 SecretHeader: TypeAlias = Annotated[Secret, AfterValidator(checked(fit_for_a_header))]
 SecretCookie: TypeAlias = Annotated[Secret, AfterValidator(checked(_fit_for_a_cookie))]
 UserAndPassword: TypeAlias = Annotated[Secret, AfterValidator(checked(_on_one_line))]
@@ -77,7 +92,7 @@ class CredentialConfig(Model):
 class BearerCredential(CredentialConfig):
     """A token."""
 
-    bearer: SecretHeader = Field(description="Sent as Authorization: Bearer ….")
+    bearer: SecretToken = Field(description="Sent as Authorization: Bearer ….")
 
 
 class BasicCredential(CredentialConfig):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from roundgate.backends.http.arguments import FRAMING, PATH_VARIABLE, Argument, Location, Taken
@@ -30,6 +31,9 @@ def endpoint_of(tool: HttpToolConfig, taken: Taken | None = None) -> Endpoint:
         argument.wire_name for argument in given if argument.location == "path"
     } | tool.arguments.keys()
     implied = [name for name in dict.fromkeys(variables) if name not in known]
+    headers = {name: value.get_secret_value() for name, value in tool.headers.items()}
+    _check_fixed("header", headers, known | set(implied))
+    _check_fixed("query", tool.query, known | set(implied))
     return Endpoint(
         name=tool.name,
         title=tool.title,
@@ -40,7 +44,7 @@ def endpoint_of(tool: HttpToolConfig, taken: Taken | None = None) -> Endpoint:
             *(_argument(name, HttpArgument(), variables, tool, placed) for name in implied),
             *given,
         ),
-        headers={name: value.get_secret_value() for name, value in tool.headers.items()},
+        headers=headers,
         query=tool.query,
         body=BodyPlan(
             "json" if isinstance(tool.body, dict) else tool.body,
@@ -57,6 +61,17 @@ def endpoint_of(tool: HttpToolConfig, taken: Taken | None = None) -> Endpoint:
         result_headers=tool.result_headers,
         max_bytes=tool.max_response_bytes,
     )
+
+
+def _check_fixed(place: str, fixed: Mapping[str, Any], arguments: Collection[str]) -> None:
+    """Raises ValueError: a fixed value has the name of an argument in braces, which stands for nothing there."""
+    for name, value in fixed.items():
+        named = set(PATH_VARIABLE.findall(value)) if isinstance(value, str) else set()
+        if found := sorted(named & set(arguments)):
+            raise ValueError(
+                f"{place} {name!r} is fixed, and {{{found[0]}}} would be sent as it stands; remove it, and give the"
+                f" argument `in: {place}` and `as: {name}`"
+            )
 
 
 def taken_by(service: ServiceConfig, tool: HttpToolConfig) -> Taken:

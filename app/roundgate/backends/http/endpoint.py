@@ -72,6 +72,11 @@ class Endpoint:
             raise ValueError(
                 f"path {self.path!r}: {stray[0]!r} is out of place; variables are {{name}}, queries go into query"
             )
+        of_routers = [f":{one.wire_name}" for one in self.arguments]
+        if stray_name := next((one for one in self.path.split("/") if one in of_routers), None):
+            raise ValueError(
+                f"path {self.path!r}: {stray_name!r} is no variable; write {{{stray_name[1:]}}}"
+            )
         check_places(self.arguments, self.taken)
         in_path = {argument.wire_name for argument in self.arguments if argument.location == "path"}
         if in_path != set(variables):

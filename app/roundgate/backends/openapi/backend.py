@@ -87,9 +87,19 @@ class OpenApiBackend:
         await self._accesses.aclose()
 
     def _unfilled(self, index: Index, rows: Sequence[Row]) -> list[Problem]:
-        """A problem for each security scheme that keeps these operations from being called."""
-        if self._config.credential is not None:
-            return []
+        """A problem for each security scheme that keeps these operations from being called, and for each credential of
+        a scheme that there is not."""
+        place = self._origin.at("credentials")
+        known = ", ".join(index.slots) or "none: use `credential`"
+        unknown = [
+            place.at(name).problem(
+                "is no security scheme of the document", f"correct the name; there are {known}"
+            )
+            for name in self._config.credentials
+            if name not in index.slots
+        ]
+        if unknown or self._config.credential is not None:
+            return unknown
         missing: dict[str, int] = {}
         used = [row.security for row in rows]
         for number, offered in enumerate(index.security):
@@ -97,7 +107,6 @@ class OpenApiBackend:
                 for name in offered[0]:
                     if name not in self.filled(index):
                         missing[name] = missing.get(name, 0) + used.count(number)
-        place = self._origin.at("credentials")
         return [
             place.problem(
                 f"{count} operations need the security scheme {name!r}",

@@ -105,7 +105,7 @@ def _has(node: Any, path: Location, instance: Any) -> bool:
 
 def _message(error: Any) -> str:
     """What it says, but for the middle of a value, which may be the whole document."""
-    said = str(error.message)
+    said = str(error.message).partition("\n")[0]
     return said if len(said) <= 200 else f"{said[:60]} … {said[-120:]}"
 
 

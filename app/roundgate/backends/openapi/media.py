@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field
 from fnmatch import fnmatchcase
-from typing import Any, Final, Protocol, TypeAlias, cast
+from typing import Any, Final, Literal, Protocol, TypeAlias, cast
 
 from roundgate.backends.http.files import FILE
 from roundgate.backends.openapi.names import MAX_ARGUMENTS, argument_name
 from roundgate.backends.openapi.plan import Body, BodyKind, Member, Style
-from roundgate.backends.openapi.references import Place, References
+from roundgate.backends.openapi.references import MAX_HOPS, Place, References
 from roundgate.backends.openapi.schemas import Schemas
 from roundgate.errors import UnusableOperation
 from roundgate.values import dataclass
@@ -33,6 +33,9 @@ _PLAIN: Final = frozenset(
     }
 )
 """What a schema may have whose members can be arguments of their own, with nothing lost."""
+_PLAIN_PART: Final = _PLAIN | {"allOf", "example", "nullable"}
+MAX_PARTS: Final = 100
+"""Of `allOf`, with those within, that become one object."""
 
 
 class Documented(Protocol):
@@ -108,9 +111,8 @@ def body_of(
     usable = [kind for kind in content if _MEDIA_TYPE.fullmatch(kind)]
     if not usable:
         raise UnusableOperation(f"the body has no usable media type: {', '.join(content)[:200]}")
-    media_type = min(usable, key=lambda one: _rank(one, document.media_types))
-    media = content[media_type]
-    media_uri, media = document.references.follow(uri, media if isinstance(media, dict) else {})
+    media_type = _chosen(document, uri, content, usable)
+    media_uri, media = _media(document, uri, content[media_type])
     given = media.get("schema", {})
     kind = kind_of(media_type)
     if kind == "binary" or (kind == "json" and "*" in media_type and _is_file(given)):
@@ -123,13 +125,68 @@ def body_of(
         return _members(document, media_uri, given, body, taken) or _converted(
             document, media_uri, given, body, taken
         )
-    schema_uri, schema = document.references.follow(media_uri, given)
+    schema_uri, schema = _put_together(document, media_uri, given)
     encoding = _encoding(document, schema_uri, schema, media.get("encoding"), kind)
     body = Body(kind, sent, required, encoding=encoding)
-    made = _members(document, media_uri, given, body, taken) or _converted(
-        document, media_uri, given, body, taken
+    made = _members(document, schema_uri, schema, body, taken) or _converted(
+        document, schema_uri, schema, body, taken
     )
-    return _with_files(made)
+    lists = {
+        name
+        for name, one in _properties(schema).items()
+        if _files(document, schema_uri, one) == "many"
+    }
+    return _with_files(made, lists)
+
+
+def _media(document: Documented, uri: str, media: Any) -> tuple[str, Any]:
+    return document.references.follow(uri, media if isinstance(media, dict) else {})
+
+
+def _chosen(document: Documented, uri: str, content: Content, usable: Sequence[str]) -> str:
+    """The one that is preferred, but for a body with files: only multipart carries those."""
+    ranked = sorted(usable, key=lambda one: _rank(one, document.media_types))
+    if kind_of(ranked[0]) in ("json", "form"):
+        named = [
+            one for one in ranked if _rank(one, document.media_types)[0] < len(document.media_types)
+        ]
+        multipart = [one for one in named if kind_of(one) == "multipart"]
+        if multipart and _has_file(document, *_media(document, uri, content[ranked[0]])):
+            return multipart[0]
+    return ranked[0]
+
+
+def _has_file(document: Documented, uri: str, media: Mapping[str, Any]) -> bool:
+    uri, schema = _put_together(document, uri, media.get("schema", {}))
+    return any(_files(document, uri, one) is not None for one in _properties(schema).values())
+
+
+def _properties(schema: Any) -> Mapping[str, Any]:
+    found = schema.get("properties") if isinstance(schema, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _put_together(document: Documented, uri: str, given: Any) -> tuple[str, Any]:
+    """The schema of a form, and where it stands: of `allOf` with plain objects one plain object."""
+    uri, schema = document.references.follow(uri, given)
+    if not isinstance(schema, dict) or not isinstance(schema.get("allOf"), list):
+        return uri, schema
+    properties: dict[str, Any] = {}
+    required: list[Any] = []
+    parts = [schema]
+    for number, part in enumerate(parts):  # which become more
+        where, found = document.references.follow(uri, part)
+        is_plain = isinstance(found, dict) and set(found) <= _PLAIN_PART
+        if not is_plain or where != uri or number > MAX_PARTS:
+            return uri, schema
+        properties |= _properties(found)
+        required += _list(found.get("required"))
+        parts += _list(found.get("allOf"))
+    return uri, {"type": "object", "properties": properties, "required": required}
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _rank(media_type: str, preferred: Sequence[str]) -> tuple[int, int]:
@@ -168,8 +225,8 @@ def _members(
     """The members of a plain object as arguments; `None` where it is more than that."""
     uri, found = document.references.follow(uri, given)
     schema, uses = document.requests.convert(uri, found)
-    if not isinstance(schema, dict) or not set(schema) <= _PLAIN or "properties" not in schema:
-        return None
+    if not isinstance(schema, dict) or not set(schema) <= _PLAIN or not _properties(found):
+        return None  # where members are not told, as by NestJS without its plugin, any may be given
     properties, required = schema["properties"], schema.get("required", [])
     if schema.get("type", "object") != "object" or schema.get(
         "additionalProperties", False
@@ -198,13 +255,12 @@ def _members(
 def _encoding(
     document: Documented, uri: str, schema: Any, given: Any, kind: str
 ) -> dict[str, Member]:
-    members = schema.get("properties") if isinstance(schema, dict) else None
     found: dict[str, Member] = {}
-    for name, member in (members or {}).items():
-        _, described = document.references.follow(uri, member)
+    for name, member in _properties(schema).items():
+        where, described = document.references.follow(uri, member)
         said = given.get(name) if isinstance(given, dict) else None
         found[name] = _member(
-            document, uri, described, said if isinstance(said, dict) else {}, kind
+            document, where, described, said if isinstance(said, dict) else {}, kind
         )
     return {name: member for name, member in found.items() if member != Member()}
 
@@ -219,9 +275,8 @@ def _member(
         else None
     )
     if kind == "multipart":
-        item = described.get("items") if isinstance(described, dict) else None
-        _, one = document.references.follow(uri, item) if item else (uri, described)
-        return Member(media_type=media_type, is_file=_is_file(one))
+        is_file = _files(document, uri, described) is not None
+        return Member(media_type=media_type, is_file=is_file)
     style = said.get("style")
     if style in ("form", "spaceDelimited", "pipeDelimited", "deepObject"):
         return Member(
@@ -233,6 +288,29 @@ def _member(
         "properties" in described or described.get("type") == "object"
     )
     return Member(media_type=media_type or ("application/json" if is_object else None))
+
+
+def _files(document: Documented, uri: str, given: Any) -> Literal["one", "many"] | None:
+    """Whether a member is a file, or several; one that may be null is one as well."""
+    for _ in range(MAX_HOPS):
+        uri, schema = document.references.follow(uri, given)
+        if not isinstance(schema, dict) or schema.get("readOnly") is True:
+            return None
+        if _is_file(schema):
+            return "one"
+        if "items" in schema:
+            return "many" if _is_file(document.references.follow(uri, schema["items"])[1]) else None
+        given = _beside_null(schema)
+    return None
+
+
+def _beside_null(schema: Mapping[str, Any]) -> Any:
+    """The one schema that `anyOf` and the like have besides null."""
+    for word in ("anyOf", "oneOf", "allOf"):
+        others = [one for one in _list(schema.get(word)) if one != {"type": "null"}]
+        if len(others) == 1:
+            return others[0]
+    return None
 
 
 def _is_file(schema: Any) -> bool:
@@ -248,8 +326,8 @@ def _is_file(schema: Any) -> bool:
     )
 
 
-def _with_files(made: MadeBody) -> MadeBody:
-    """Files are objects that carry their name and type, not text."""
+def _with_files(made: MadeBody, lists: Collection[str]) -> MadeBody:
+    """Files are objects that carry their name and type, not text; `lists` are members with several."""
     files = {name for name, member in made.body.encoding.items() if member.is_file}
     if made.body.members is not None:
         places = made.properties
@@ -261,7 +339,6 @@ def _with_files(made: MadeBody) -> MadeBody:
         given = places.get(argument, {})
         about = {word: given[word] for word in ("title", "description") if word in given}
         file = {**FILE, **about}
-        kinds = given.get("type")
-        is_list = kinds == "array" or (isinstance(kinds, list) and "array" in kinds)
+        is_list = named[argument] in lists
         places[argument] = {"type": "array", **about, "items": dict(FILE)} if is_list else file
     return made

@@ -27,7 +27,7 @@ class Parameter:
     style: Style
     explode: bool = False
     reserved: bool = False
-    """Whether what RFC 3986 reserves may stand as it is, as far as it cannot begin another parameter."""
+    """Whether what RFC 3986 reserves may stand, as far as it cannot begin another parameter; in a path that is "/"."""
     media_type: str | None = None
     """What the value is written as before it is placed, for one with `content`."""
 

@@ -42,6 +42,8 @@ _OF_OPENAPI: Final = frozenset(
     {"accept", "content-type", "authorization", "proxy-authorization", "cookie"}
 )
 """Header parameters that are none: the first three "shall be ignored"."""
+_SEVERAL_SEGMENTS: Final = "x-multi-segment"
+"""What GitHub says of a path parameter that may have slashes."""
 _NAME_IN_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
@@ -267,6 +269,10 @@ class _Making:
         if place == "header" and not _NAME_IN_HEADER.fullmatch(name):
             raise UnusableOperation(f"parameter {name[:100]!r} is no name of a header")
         if place == "path" and f"{{{name}}}" not in self._identity.path:
+            if f":{name}" in self._identity.path.split("/"):
+                raise UnusableOperation(
+                    f"its path has :{name}, which is no variable", f"write it as {{{name}}}"
+                )
             return  # of the path item, for a sibling's spelling; a call has nowhere to put it
         style, explode = self._style(name, str(place), given)
         schema, media_type = self._schema_of(uri, given)
@@ -280,7 +286,7 @@ class _Making:
             cast("Place", place),
             style,
             explode,
-            given.get("allowReserved") is True,
+            given.get("allowReserved") is True or given.get(_SEVERAL_SEGMENTS) is True,
             media_type,
         )
         self.parameters.append(made)
@@ -297,7 +303,7 @@ class _Making:
         if isinstance(content, dict) and content:
             media_type, media = next(iter(content.items()))
             return self._convert(uri, (media or {}).get("schema", {})), media_type
-        return self._convert(uri, given.get("schema", {})), None
+        return self._convert(uri, swagger2.schema_of(given)), None
 
     def _convert(self, uri: str, schema: Any) -> Any:
         converted, uses = self._document.requests.convert(uri, schema)

@@ -21,6 +21,8 @@ class Place(NamedTuple):
 
     uri: str
     pointer: str
+    is_part: bool = False
+    """Whether it is meant as a part of another schema (`allOf`), which has more members."""
 
 
 @dataclass(slots=True)

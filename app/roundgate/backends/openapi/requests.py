@@ -76,7 +76,7 @@ def _written(media_type: str, value: Any) -> Any:
 
 def _in_path(parameter: Parameter, value: Any) -> str:
     def quoted(one: str) -> str:
-        return path_text(one)
+        return path_text(one, allow_slash=parameter.reserved)
 
     try:
         written = styles.in_path(parameter.name, value, parameter.style, parameter.explode, quoted)

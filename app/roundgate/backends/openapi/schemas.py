@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import field
+from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
 from roundgate.backends.openapi.references import Place, References
@@ -23,6 +24,9 @@ Direction: TypeAlias = Literal["request", "response"]
 Json: TypeAlias = dict[str, Any]
 
 TYPES: Final = frozenset({"null", "boolean", "object", "array", "number", "string", "integer"})
+_PYTHON: Final[Mapping[str, type]] = MappingProxyType(
+    {"null": type(None), "boolean": bool, "object": dict, "array": list, "string": str}
+)
 _ONE: Final = (
     *("not", "if", "then", "else", "items", "contains", "additionalProperties", "propertyNames"),
     *("unevaluatedItems", "unevaluatedProperties", "contentSchema"),
@@ -33,6 +37,12 @@ _KEPT: Final = (
     *("title", "description", "default", "format", "enum", "const", "deprecated"),
     *("contentEncoding", "contentMediaType", "dependentRequired"),
 )
+_IN_PLACE: Final = frozenset({"allOf", "anyOf", "oneOf"})
+_CLOSED: Final = ("additionalProperties", "unevaluatedProperties")
+_ABOUT: Final = frozenset(
+    {"description", "title", "default", "example", "nullable", "readOnly", "writeOnly"}
+)
+"""What may stand beside `allOf` where it does nothing but carry one reference."""
 _NUMBERS: Final = ("multipleOf", "maximum", "minimum", "exclusiveMaximum", "exclusiveMinimum")
 _COUNTS: Final = (
     *("maxLength", "minLength", "maxItems", "minItems", "maxProperties", "minProperties"),
@@ -40,6 +50,7 @@ _COUNTS: Final = (
 )
 _MAX_EXAMPLE: Final = 100
 MAX_DEPTH: Final = 60
+_LITERAL: Final = re.compile(r"/(\^.*|.*\$)/[a-z]*", re.DOTALL)
 _NAME: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -90,7 +101,8 @@ class Schemas:
     def _definition(self, place: Place) -> tuple[Any, frozenset[Place]]:
         if place not in self._converted:
             _, schema = self.references.resolve(place.uri, f"#{place.pointer.replace('%', '%25')}")
-            self._converted[place] = self.convert(place.uri, schema)
+            whole = _as_part(schema) if place.is_part else schema
+            self._converted[place] = self.convert(place.uri, whole)
         return self._converted[place]
 
     def _name(self, place: Place) -> str:
@@ -99,9 +111,10 @@ class Schemas:
             last = (
                 place.pointer.rpartition("/")[2] or place.uri.rpartition("/")[2].partition(".")[0]
             )
-            name = _NAME.sub("_", last)[:80] or "schema"
+            name = (_NAME.sub("_", last)[:80] or "schema") + "_part" * place.is_part
             if self._names.setdefault(name, place) != place:
-                name = f"{name}_{hashlib.sha256('#'.join(place).encode()).hexdigest()[:8]}"
+                known_by = f"{place.uri}#{place.pointer}"
+                name = f"{name}_{hashlib.sha256(known_by.encode()).hexdigest()[:8]}"
                 self._names[name] = place
             self._named[place] = name
         return self._named[place]
@@ -116,15 +129,27 @@ class Schemas:
         reference = schema.get("$ref", schema.get("$dynamicRef"))
         if isinstance(reference, str):
             place, _ = self.references.resolve(uri, reference)
-            uses.add(place)
-            pointed: Json = {"$ref": f"#/$defs/{self._name(place)}"}
+            pointed = self._pointing(place, uses)
             if not self.is_old(uri):
                 return pointed | self._words(uri, schema, uses, depth)
             if isinstance(schema.get("description"), str):
                 pointed["description"] = schema["description"]
-            return pointed
+            # says nothing there by the specification, and is written there by many
+            return _or_null(pointed) if schema.get("nullable") is True else pointed
         made = self._words(uri, schema, uses, depth)
         return _old_words(schema, made) if self.is_old(uri) else made
+
+    def _pointing(self, place: Place, uses: set[Place]) -> Json:
+        uses.add(place)
+        return {"$ref": f"#/$defs/{self._name(place)}"}
+
+    def _part(self, uri: str, schema: Any, uses: set[Place], depth: int) -> Any:
+        """One of `allOf`: what it says of itself alone does not hold for the whole."""
+        if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
+            place, target = self.references.resolve(uri, schema["$ref"])
+            if _as_part(target) != target:
+                return self._pointing(place._replace(is_part=True), uses)
+        return self._convert(uri, _as_part(schema), uses, depth)
 
     def _words(self, uri: str, schema: Json, uses: set[Place], depth: int) -> Json:
         made: Json = {}
@@ -132,6 +157,7 @@ class Schemas:
             made["type"] = kind
         made |= {word: schema[word] for word in _KEPT if word in schema}
         _drop_what_is_no_schema(made)
+        _have_enum_and_type_agree(made)
         made |= {word: schema[word] for word in _NUMBERS if _is_number(schema.get(word))}
         made |= {word: int(schema[word]) for word in _COUNTS if _is_count(schema.get(word))}
         if schema.get("uniqueItems") is True:
@@ -148,9 +174,17 @@ class Schemas:
                 made[word] = inner(schema[word])
         if isinstance(schema.get("items"), list):  # of draft 4
             made["prefixItems"] = [inner(one) for one in schema["items"]]
+        is_put_together = _has_parts(schema)
         for word in _LISTS:
             if isinstance(schema.get(word), list) and schema[word]:
-                made[word] = [inner(one) for one in schema[word]]
+                made[word] = [
+                    self._part(uri, one, uses, depth + 1)
+                    if word == "allOf" and is_put_together
+                    else inner(one)
+                    for one in schema[word]
+                ]
+        if made.get("additionalProperties") is False and _IN_PLACE & made.keys():
+            made["unevaluatedProperties"] = made.pop("additionalProperties")
         for word in _MAPS:
             if isinstance(schema.get(word), dict):
                 made[word] = {
@@ -179,9 +213,14 @@ class Schemas:
         return True
 
     def _tell_apart(self, uri: str, schema: Json, made: Json) -> None:
-        """`discriminator` has no meaning in 2020-12: a mapping becomes the values that choose each alternative."""
+        """`discriminator` has no meaning in 2020-12: a mapping becomes the values that choose each alternative. Without
+        one a value that several allow is chosen by what nobody tells here."""
         told = schema.get("discriminator")
-        if not isinstance(told, dict) or not isinstance(told.get("mapping"), dict):
+        if not isinstance(told, dict):
+            return
+        if not isinstance(told.get("mapping"), dict):
+            if "oneOf" in made and "anyOf" not in made:
+                made["anyOf"] = made.pop("oneOf")
             return
         name = told.get("propertyName")
         for word in ("oneOf", "anyOf"):
@@ -198,7 +237,10 @@ class Schemas:
                     alternative["required"] = [name]
 
     def _can_match(self, pattern: str) -> bool:
-        """Whether the validator knows the pattern: some of ECMAScript, and much that is none, it does not."""
+        """Whether the validator knows the pattern: some of ECMAScript, and much that is none, it does not; one between
+        slashes (`/^a$/i`) is a literal of JavaScript, whose slashes no value has."""
+        if _LITERAL.fullmatch(pattern):
+            return False
         if pattern not in self._patterns:
             try:
                 Schema.compile({"pattern": pattern})
@@ -207,6 +249,25 @@ class Schemas:
             else:
                 self._patterns[pattern] = True
         return self._patterns[pattern]
+
+
+def _has_parts(schema: Json) -> bool:
+    """Whether `allOf` puts several things together, and is not one reference with a description."""
+    parts = schema.get("allOf")
+    if not isinstance(parts, list):
+        return False
+    return len(parts) > 1 or not schema.keys() <= _ABOUT | {"allOf"}
+
+
+def _as_part(schema: Any) -> Any:
+    """A schema as a part of another, which has more members than it knows, and need not be one of those that it lists
+    as its kinds: generators write `additionalProperties: false` and the kinds of a base into the base all the same."""
+    if not isinstance(schema, dict):
+        return schema
+    without = {word for word in _CLOSED if schema.get(word) is False}
+    if isinstance(schema.get("discriminator"), dict):
+        without |= {"oneOf", "anyOf"}
+    return {word: value for word, value in schema.items() if word not in without}
 
 
 def _members(schema: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -242,6 +303,26 @@ def _drop_what_is_no_schema(made: Json) -> None:
         del made["dependentRequired"]
     if made.get("deprecated") is not True:
         made.pop("deprecated", None)
+
+
+def _have_enum_and_type_agree(made: Json) -> None:
+    """YAML reads `enum: [1, 2]` of texts as numbers, and some generators give the names of an enum of integers: without
+    this no value would be one."""
+    if "enum" not in made or "type" not in made:
+        return
+    kinds = made["type"] if isinstance(made["type"], list) else [made["type"]]
+    if any(_is_of(kind, one) for kind in kinds for one in made["enum"]):
+        return
+    if "string" in kinds and all(isinstance(one, (int, float)) for one in made["enum"]):
+        made["enum"] = [json.dumps(one) for one in made["enum"]]
+    else:
+        del made["type"]
+
+
+def _is_of(kind: str, value: Any) -> bool:
+    if kind == "integer":
+        return _is_number(value) and value == int(value)
+    return _is_number(value) if kind == "number" else isinstance(value, _PYTHON[kind])
 
 
 def _known_by(value: Any) -> str:

@@ -12,6 +12,7 @@ from roundgate.errors import UnusableOperation
 from roundgate.values import dataclass
 
 _VARIABLE: Final = re.compile(r"\{([^{}]+)\}")
+_HERE: Final = ("localhost", "0.0.0.0", "::1")  # noqa: S104 - compared, not bound
 _USABLE: Final = re.compile(r"https?://[^/?#\s@]+(?:/[^?#\s]*)?")
 
 
@@ -59,9 +60,21 @@ class Servers:
         )
         if not _USABLE.fullmatch(url) or ".." in urlsplit(url).path.split("/"):
             raise UnusableOperation(
-                "the document does not say at which http(s) URL the service is", "set `base_url`"
+                "the document does not say at which http(s) URL the service is", self._remedy()
+            )
+        if _is_here(url) and not _is_here(document_uri) and urlsplit(document_uri).scheme != "file":
+            raise UnusableOperation(
+                f"the document is from {_origin(document_uri)} and has its service at {_origin(url)},"
+                " which is this machine",
+                self._remedy(),
             )
         return url.rstrip("/")
+
+    def _remedy(self) -> str:
+        """With a base URL it is about servers of one operation, for which that does not hold."""
+        if self.base_url is None:
+            return "set `base_url`"
+        return "correct the operation's `servers` with an overlay"
 
     def _value(self, name: str, server: Mapping[str, Any]) -> str:
         declared = (server.get("variables") or {}).get(name)
@@ -84,6 +97,11 @@ class Servers:
         if self.base_url is not None and origin == _origin(self.base_url):
             return True
         return any(_matches(origin, allowed.rstrip("/")) for allowed in self.origins)
+
+
+def _is_here(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    return host.startswith("127.") or host.endswith(".localhost") or host in _HERE
 
 
 def _matches(origin: str, allowed: str) -> bool:

@@ -117,6 +117,12 @@ def parsed(raw: bytes, uri: str) -> Any:
     Raises:
         UnreadableDocument: it is neither JSON nor YAML.
     """
+    raw = raw.removeprefix(b"\xef\xbb\xbf")  # which .NET begins files with
+    if raw.lstrip()[:1] == b"<":
+        raise UnreadableDocument(
+            f"{uri} is a page (HTML or XML), not the document: that is at /openapi.json of FastAPI,"
+            " /v3/api-docs of springdoc, /swagger/v1/swagger.json of Swashbuckle"
+        )
     try:
         if raw.lstrip()[:1] in (b"{", b"["):
             return json.loads(raw)

@@ -129,7 +129,19 @@ def _named(name: str, value: Any, quoted: Quote, key_quoted: Quote) -> list[tupl
     """Pairs: the members of an object, or the name with each item."""
     if isinstance(value, dict):
         return [
-            (key_quoted(key), quoted(text(item))) for key, item in value.items() if item is not None
+            (key_quoted(key), quoted(text(item)))
+            for key, member in value.items()
+            for item in _several(member)
         ]
-    items = value if isinstance(value, list) else [value]
-    return [(_quoted_name(name), quoted(text(item))) for item in items if item is not None]
+    return [(_quoted_name(name), quoted(text(item))) for item in _items(value)]
+
+
+def _several(member: Any) -> list[Any]:
+    """What a member of an exploded object is written as: a list of plain values is repeated, as one that is a parameter
+    of its own."""
+    is_plain = isinstance(member, list) and not any(isinstance(one, (list, dict)) for one in member)
+    return _items(member) if is_plain else [member]
+
+
+def _items(value: Any) -> list[Any]:
+    return [one for one in (value if isinstance(value, list) else [value]) if one is not None]

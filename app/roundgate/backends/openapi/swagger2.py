@@ -49,7 +49,7 @@ _FLOWS: Final = MappingProxyType(
 def servers(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What `schemes`, `host` and `basePath` say; https first."""
     base = str(document.get("basePath") or "/").rstrip("/")
-    host = document.get("host")
+    host = str(document.get("host") or "").rpartition("://")[2].rstrip("/")
     if not host:
         return [{"url": base or "/"}]
     schemes = sorted(document.get("schemes") or ["https"], reverse=True)
@@ -117,7 +117,10 @@ def _response(response: Any, produces: list[str]) -> Any:
     return {**response, "content": {kind: {"schema": response["schema"]} for kind in produces}}
 
 
-def _schema(parameter: Mapping[str, Any]) -> dict[str, Any]:
+def schema_of(parameter: Mapping[str, Any]) -> Any:
+    """Of a parameter, whichever version's words it has: `type` beside its name, or `schema`."""
+    if "schema" in parameter and "type" not in parameter:
+        return parameter["schema"]
     return {word: parameter[word] for word in _OF_SCHEMA if word in parameter}
 
 
@@ -136,7 +139,7 @@ def _parameter(parameter: Mapping[str, Any]) -> dict[str, Any]:
         for word in ("name", "in", "description", "required")
         if word in parameter
     }
-    return {**kept, "schema": _schema(parameter), **_style(parameter)}
+    return {**kept, "schema": schema_of(parameter), **_style(parameter)}
 
 
 def _form(form: list[dict[str, Any]], consumes: list[str]) -> dict[str, Any]:
@@ -144,7 +147,7 @@ def _form(form: list[dict[str, Any]], consumes: list[str]) -> dict[str, Any]:
     multipart = has_file or (_MULTIPART in consumes and _FORM not in consumes)
     properties = {
         str(one.get("name")): {
-            **_schema(one),
+            **(schema_of(one) or {}),
             **({"description": one["description"]} if "description" in one else {}),
         }
         for one in form

@@ -74,8 +74,10 @@ class LambdaApi:
             return refused(404, "ResourceNotFoundException", f"Function not found: {name}")
         body = await request.body()
         is_event = request.headers.get("x-amz-invocation-type") == "Event"
-        if len(body) > (MAX_EVENT_BYTES if is_event else MAX_PAYLOAD_BYTES):
-            return refused(413, "RequestTooLargeException", f"{len(body)} bytes are too many")
+        limit = MAX_EVENT_BYTES if is_event else MAX_PAYLOAD_BYTES
+        if len(body) > limit:
+            said = f"{len(body)} byte payload is too large (limit {limit} bytes)"
+            return refused(413, "RequestEntityTooLargeException", said)
         if "x-amz-durable-execution-name" in request.headers:
             return refused(400, "InvalidParameterValueException", "There are no durable functions")
         return await self._invoke(self.pools[name], body, request, is_event=is_event)

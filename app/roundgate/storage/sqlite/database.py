@@ -131,6 +131,9 @@ create index payloads_of_task on payloads (task, kind);
 create index tasks_ended on tasks (status) where status in ('failed', 'cancelled');
 create index turns_by_turn on turns (turn);
 """,
+    """
+alter table tasks add column cleans_up integer not null default 0;
+""",
 )
 """What makes a file of version n one of version n + 1 (`pragma user_version`); only ever appended to."""
 
