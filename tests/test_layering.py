@@ -380,6 +380,7 @@ NOT_FOR_PYTHON_TOOLS = {
     "roundgate.tasks.worker",
     "roundgate.tokens.session_ids",
     "roundgate.watchdog",
+    "sqlite3",
 }
 """What a gateway with Python tools pays nothing for until somebody needs it."""
 

@@ -87,7 +87,13 @@ async def house(
 
 @asynccontextmanager
 async def house_before(
-    directory: Path, told: Service, *, job: dict[str, Any] | None, works: bool = True, **tool: Any
+    directory: Path,
+    told: Service,
+    *,
+    job: dict[str, Any] | None,
+    works: bool = True,
+    tasks: dict[str, Any] | None = None,
+    **tool: Any,
 ) -> AsyncIterator[House]:
     arguments = {"what": {"required": True}}
     declared = {
@@ -105,8 +111,8 @@ async def house_before(
         "base_url": told.url,
         "tools": [declared],
     }
-    tasks = {"poll_interval_ms": 100, "sweep_every_s": 0.1}
-    config = GatewayConfig.model_validate({"backends": [backend], "tasks": tasks})
+    sections = {"poll_interval_ms": 100, "sweep_every_s": 0.1, **(tasks or {})}
+    config = GatewayConfig.model_validate({"backends": [backend], "tasks": sections})
     clock = SkippingClock()
     using = task_settings(directory, worker="on" if works else "off")
     stores = make_stores(using, clock)
@@ -417,7 +423,7 @@ async def sent_and_not_noted(one: House, directory: Path, ref: TaskRef) -> Async
     """A worker has sent the request, and stands still before it can note what came of it."""
     goes_on = asyncio.Event()
 
-    async def stands_still(*arguments: Any) -> None:
+    async def stands_still(*arguments: Any, **more: Any) -> None:
         await goes_on.wait()
         raise LeaseLost(str(ref))
 
@@ -475,6 +481,153 @@ async def test_each_exchange_of_a_service_that_asks_has_a_key_of_its_own(tmp_pat
         assert keys == [[task_id], [f"{task_id}-2"], [f"{task_id}-3"]]
 
 
+# ---- cancelled where it runs
+
+CANCEL = {"every_s": 600, "cancel": {"path": "/jobs/{id}/cancel"}}
+CANCELLED = answer(b"", "202 Accepted")
+
+
+async def cancelled(one: House, task_id: str, cancels: int = 1) -> None:
+    """Cancel a task whose job is between two polls, and wait until the service was told so often."""
+    before = (await one.quiet(task_id, 2)).fence
+    await one.ann.cancel(task_id)
+    assert (await one.ann.get(task_id))["status"] == "cancelled"
+    await cleaned(one, task_id, 2 + cancels)
+    assert (await one.record(task_id)).fence == before + cancels
+
+
+async def cleaned(one: House, task_id: str, requests: int) -> None:
+    until = Clock().monotonic_ms() + 60_000
+    while len(one.told.requests) < requests or (await one.record(task_id)).due_ms is not None:
+        assert Clock().monotonic_ms() < until, one.told.request_lines
+        await asyncio.sleep(0.01)
+        if len(one.told.requests) < requests:
+            one.clock.skip(1)
+
+
+async def test_a_cancelled_task_cancels_its_job_between_two_polls(tmp_path: Path) -> None:
+    async with house(tmp_path, STARTED, RUNNING, CANCELLED, job=CANCEL) as one:
+        await cancelled(one, await one.ann.begin("run", what="x"))
+        assert one.told.request_lines[2:] == ["POST /jobs/j-1/cancel HTTP/1.1"]
+        assert one.told.body() == b""
+        assert one.told.header("content-type") == []
+        assert one.told.header("idempotency-key") == []
+
+
+@pytest.mark.parametrize(
+    ("cancel", "line", "content_type", "body"),
+    [
+        ({"method": "DELETE", "path": "/jobs/{id}"}, "DELETE /jobs/j-1", [], b""),
+        ({"path": "/stop", "query": {"job": "{id}", "why": ["a b", "{what}"], "none": "{zone}"}},
+         "POST /stop?v=1&job=j-1&why=a%20b&why=x%2Fy", [], b""),
+        ({"method": "PATCH", "path": "/jobs/{id}", "body": {"state": "off", "of": "{what}", "n": "{n}"}},
+         "PATCH /jobs/j-1?v=1", ["application/json"], b'{"state":"off","of":"x/y","n":7}'),
+        ({"path": "/jobs/{id}", "form": {"Status": "canceled", "n": "{n}"}},
+         "POST /jobs/j-1?v=1", ["application/x-www-form-urlencoded"], b"Status=canceled&n=7"),
+        ({"path": "/{n}/{id}/stop", "body": {}}, "POST /7/j-1/stop?v=1", ["application/json"], b"{}"),
+    ],
+    ids=["delete", "query", "body", "form", "parent"],
+)  # fmt: skip
+async def test_the_request_says_what_the_start_answered_and_what_the_call_said(
+    tmp_path: Path, cancel: dict[str, Any], line: str, content_type: list[str], body: bytes
+) -> None:
+    tool: dict[str, Any] = {
+        "arguments": {
+            "what": {},
+            "zone": {},
+            "n": {"schema": {"type": "integer"}, "default": 7},
+        },
+        "query": {"v": "1"},
+    }
+    job = {**CANCEL, "cancel": cancel}
+    async with house(tmp_path, STARTED, RUNNING, CANCELLED, job=job, **tool) as one:
+        await cancelled(one, await one.ann.begin("run", what="x/y"))
+        expected = line if "?" in line else f"{line}?v=1"
+        assert one.told.request_lines[2:] == [f"{expected} HTTP/1.1"]
+        assert one.told.header("content-type") == content_type
+        assert one.told.body() == body
+
+
+@pytest.mark.parametrize(
+    "status", ["404 Not Found", "409 Conflict", "410 Gone", "204 No Content", "200 OK"]
+)
+async def test_a_job_that_is_over_already_is_as_good_as_cancelled(
+    tmp_path: Path, status: str
+) -> None:
+    told = answer(b"", status, content_type=None)
+    async with house(tmp_path, STARTED, RUNNING, told, job=CANCEL) as one:
+        await cancelled(one, await one.ann.begin("run", what="x"))
+        one.clock.skip(600)
+        await asyncio.sleep(0.3)
+        assert len(one.told.requests) == 3
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        answer(b"", "503 Service Unavailable"),
+        answer(b"", "401 Unauthorized"),
+        b"SSH-2.0 hello\r\n\r\n",
+    ],
+    ids=["503", "401", "no HTTP"],
+)
+async def test_a_service_that_does_not_take_the_cancel_is_told_again(
+    tmp_path: Path, trouble: bytes
+) -> None:
+    async with house(tmp_path, STARTED, RUNNING, trouble, CANCELLED, job=CANCEL) as one:
+        task_id = await one.ann.begin("run", what="x")
+        await one.quiet(task_id, 2)
+        await one.ann.cancel(task_id)
+        await cleaned(one, task_id, 4)
+        asked = [line for line in one.told.request_lines[2:] if line.startswith("POST")]
+        assert set(asked) == {"POST /jobs/j-1/cancel HTTP/1.1"}
+
+
+async def test_a_task_that_takes_too_long_cancels_its_job(tmp_path: Path) -> None:
+    job = {**CANCEL, "every_s": 60}
+    async with house(
+        tmp_path, STARTED, RUNNING, CANCELLED, job=job, tasks={"task_timeout_s": 30}
+    ) as one:
+        task_id = await one.ann.begin("run", what="x")
+        await one.quiet(task_id, 2)
+        one.clock.skip(61)
+        assert (
+            "tasks.task_timeout_s" in (await one.ann.over(task_id))["result"]["content"][0]["text"]
+        )
+        await cleaned(one, task_id, 3)
+        assert one.told.request_lines[2:] == ["POST /jobs/j-1/cancel HTTP/1.1"]
+
+
+async def test_without_a_cancel_the_job_goes_on(tmp_path: Path) -> None:
+    async with house(tmp_path, STARTED, RUNNING, job={"every_s": 600}) as one:
+        task_id = await one.ann.begin("run", what="x")
+        await one.quiet(task_id, 2)
+        await one.ann.cancel(task_id)
+        assert (await one.record(task_id)).due_ms is None
+        one.clock.skip(601)
+        await asyncio.sleep(0.3)
+        assert len(one.told.requests) == 2
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["takes keys", "takes none"])
+async def test_a_start_whose_answer_was_lost_is_asked_for_by_its_key_and_cancelled(
+    tmp_path: Path, declared: bool
+) -> None:
+    keys: dict[str, Any] = {"idempotency_key": "Idempotency-Key"} if declared else {}
+    async with house(tmp_path, STARTED, CANCELLED, job=CANCEL, works=False, **keys) as one:
+        task_id = await one.ann.begin("run", what="x")
+        ref = TaskRef(owner_of(LOCAL), task_id)
+        now_ms = one.clock.now_ms()
+        # a worker had it, and died before it could write what the service said
+        await one.stores.tasks.claim(ref, now_ms, now_ms + 1)
+        await one.ann.cancel(task_id)
+        async with house_before(tmp_path, one.told, job=CANCEL, **keys) as other:
+            other.clock.skip(120)
+            await cleaned(other, task_id, 2 if declared else 0)
+        lines = ["POST /jobs HTTP/1.1", "POST /jobs/j-1/cancel HTTP/1.1"]
+        assert one.told.request_lines == (lines if declared else [])
+
+
 # ---- configuration
 
 CONFIG = """
@@ -505,6 +658,26 @@ backends:
         (
             "job: {poll: '/jobs/{id}', succeeded: [ok]}, interactive: true",
             "interactive and job are two ways",
+        ),
+        (
+            "job: {poll: '/jobs/{id}', succeeded: [ok], cancel: {path: '/x/{y}'}}",
+            "needs y, which neither job.variables nor",
+        ),
+        (
+            "arguments: {p: {}}, job: {poll: '/{id}', succeeded: [ok], cancel: {path: '/{p}'}}",
+            "needs the argument p, which a call may lack",
+        ),
+        (
+            "job: {poll: '/{id}', succeeded: [ok], cancel: {path: '/x', body: {a: ['{y}']}}}",
+            "job.cancel needs y, which neither job.variables nor",
+        ),
+        (
+            "job: {poll: '/{id}', succeeded: [ok], cancel: {path: '/x', body: {}, form: {}}}",
+            "body and form are two bodies; choose one",
+        ),
+        (
+            "job: {poll: '/{id}', succeeded: [ok], cancel: {path: x}}",
+            "backends[0].tools[0].job.cancel.path",
         ),
         ("job: {poll: '/jobs/{id}', succeeded: []}", "at least 1 item"),
         ("job: {poll: 'jobs', succeeded: [ok]}", "backends[0].tools[0].job.poll"),

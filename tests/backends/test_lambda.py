@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import logging
@@ -444,6 +445,89 @@ async def test_a_function_that_is_not_durable_is_named(
     assert "started no durable execution" in error_of(result)
 
 
+async def cancelled_job(
+    patch: pytest.MonkeyPatch, directory: Path, *answers: bytes, requests: int, **tool: Any
+) -> Service:
+    """What is sent for a task that is cancelled once its job has been polled."""
+    async with service(*answers) as told:
+        use(patch, told.url)
+        declared = entry({"input_schema": ANY, "task": "required", **tool})
+        async with gateway_with(directory, declared) as mcp:
+            tasks = TaskClient(mcp)
+            task_id = await tasks.begin("tool", a={"b": 1}, what="x")
+            await sent(told, 2)
+            await tasks.cancel(task_id)
+            await sent(told, requests)
+            assert (await tasks.get(task_id))["status"] == "cancelled"
+            await asyncio.sleep(0.2)
+    return told
+
+
+async def sent(told: Service, requests: int) -> None:
+    async with asyncio.timeout(60):
+        while len(told.requests) < requests:  # noqa: ASYNC110 - in another task's service
+            await asyncio.sleep(0.02)
+
+
+@knows_durable
+@pytest.mark.parametrize(
+    "last",
+    [answer(b'{"StopTimestamp": 1.0}'), refused("404 No", "ResourceNotFoundException")],
+    ids=["stopped", "gone"],
+)
+async def test_the_execution_of_a_cancelled_task_is_stopped(
+    patch: pytest.MonkeyPatch, tmp_path: Path, last: bytes
+) -> None:
+    durable = {"every_s": 600, "cancel": True}
+    answers = (STARTED, execution("RUNNING"), last)
+    told = await cancelled_job(patch, tmp_path, *answers, requests=3, durable=durable)
+    assert told.request_lines[2:] == [
+        "POST /2025-12-01/durable-executions/arn%3Aaws%3Alambda%3Aeu-central-1%3A123456789012%3Afunction%3A"
+        "desk%3A7%2Fdurable-execution%2Fk%2F1/stop HTTP/1.1"
+    ]
+
+
+@knows_durable
+async def test_an_execution_that_cannot_be_stopped_because_it_is_over_is_left_alone(
+    patch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    no, done = refused("400 No", "InvalidParameterValueException"), execution("SUCCEEDED")
+    answers = (STARTED, execution("RUNNING"), no, done)
+    durable = {"every_s": 600, "cancel": True}
+    told = await cancelled_job(patch, tmp_path, *answers, requests=4, durable=durable)
+    assert [line.partition(" ")[0] for line in told.request_lines] == ["POST", "GET", "POST", "GET"]
+
+
+@knows_durable
+async def test_an_execution_goes_on_where_nobody_says_otherwise(
+    patch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    durable, answers = {"every_s": 600}, (STARTED, execution("RUNNING"))
+    told = await cancelled_job(patch, tmp_path, *answers, requests=2, durable=durable)
+    assert len(told.requests) == 2
+
+
+@pytest.mark.parametrize("function", [None, "clerk:live"])
+async def test_the_function_that_knows_of_jobs_is_told_of_a_cancelled_task(
+    patch: pytest.MonkeyPatch, tmp_path: Path, function: str | None
+) -> None:
+    job = {
+        "poll": {"look": "{id}"},
+        "succeeded": ["done"],
+        "every_s": 600,
+        "cancel": {"end": "{id}", "of": "{a}", "text": "{what}: {id}"},
+        "function": function,
+    }
+    schema = {"type": "object", "properties": {"a": {}, "what": {}}}
+    answers = said({"id": 7}), said({"status": "running"}), said(None)
+    told = await cancelled_job(patch, tmp_path, *answers, requests=3, job=job, input_schema=schema)
+    assert len(told.requests) == 3
+    assert json.loads(told.body()) == {"end": "7", "of": {"b": 1}, "text": "x: 7"}
+    asked = "clerk%3Alive" if function else "desk"
+    assert f"/functions/{asked}/invocations" in told.request_lines[2]
+    assert told.header("x-amz-invocation-type", 2) == ["RequestResponse"]
+
+
 # Declarations
 
 CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {
@@ -498,6 +582,10 @@ DECLARED: dict[str, tuple[dict[str, Any], str]] = {
     "a variable of nothing": (
         {"job": {"poll": {"job": "{name}"}, "succeeded": ["done"]}},
         "job needs name, which job.variables does not have",
+    ),
+    "a cancel of nothing": (
+        {"job": {"poll": {"job": "{id}"}, "succeeded": ["done"], "cancel": {"x": "{y}"}}},
+        "job.cancel needs y, which neither job.variables nor input_schema has",
     ),
     "an argument to ask for that there is none of": ({"ask_for": ["x"]}, "ask_for names x"),
 }

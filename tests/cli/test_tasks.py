@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import sqlite3
 import sys
@@ -20,7 +21,7 @@ from roundgate.clock import Clock
 from roundgate.config.settings import from_environment
 from roundgate.errors import Unavailable
 from roundgate.startup import make_stores
-from roundgate.storage import NewTask, TaskRef
+from roundgate.storage import Cancelled, NewTask, TaskRef
 from roundgate.storage.dynamodb import DynamoDbTasks
 from roundgate.storage.sqlite import SqliteTasks
 from roundgate.tasks.call import owner_of
@@ -281,7 +282,7 @@ async def test_a_store_that_goes_away_while_tasks_are_changed_leaves_none_untold
         made = [await idle.begin("dig") for _ in range(3)]
     cancel = SqliteTasks.cancel
 
-    async def away(store: SqliteTasks, one: TaskRef, message: str, now_ms: int) -> bool:
+    async def away(store: SqliteTasks, one: TaskRef, message: str, now_ms: int) -> Cancelled:
         if one.id == made[1]:
             raise Unavailable("the store is away")
         return await cancel(store, one, message, now_ms)
@@ -406,6 +407,24 @@ def test_wrong_usage_is_exit_status_2(
         main(["tasks", *arguments])
     assert left.value.code == 2
     assert "usage: roundgate tasks" in capsys.readouterr().err
+
+
+async def test_a_task_that_has_a_job_to_cancel_is_left_to_a_worker(
+    tmp_path: Path, operator: Operator
+) -> None:
+    stores, now_ms = make_stores(from_environment(os.environ), Clock()), Clock().now_ms()
+    facts: dict[str, Any] = {
+        "created_ms": now_ms,
+        "expires_ms": now_ms + 60_000,
+        "due_ms": now_ms + 30_000,
+    }
+    await stores.tasks.create(NewTask(TaskRef(OWNER, "job"), "run", b"{}", **facts, cleans_up=True))
+    told = f"{OWNER}.job is cancelled; a worker cancels its job\n"
+    assert await operator("cancel", f"{OWNER}.job") == (0, told, "")
+    assert [one.ref.id for one in await stores.queue.receive(10, 0)] == ["job"]
+    assert await operator("cancel", f"{OWNER}.job") == (0, f"{OWNER}.job is cancelled\n", "")
+    await stores.tasks.aclose()
+    await stores.queue.aclose()
 
 
 async def test_a_task_can_be_cancelled_and_its_client_is_told_by_whom(

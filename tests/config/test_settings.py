@@ -35,6 +35,7 @@ from roundgate.backends.config import (
 from roundgate.backends.http.config import (
     HttpArgument,
     HttpBackendConfig,
+    HttpCancelConfig,
     HttpJobConfig,
     HttpToolConfig,
     ServiceConfig,
@@ -243,6 +244,7 @@ PLACES: dict[type[Model], str] = {
     HttpArgument: "| setting of an argument",
     JobConfig: "| setting of a job",
     HttpJobConfig: "| setting of a job",
+    HttpCancelConfig: "| setting of a cancel",
 }
 """Where docs/configuration.md describes the settings of a model: from here to the next heading or table of its own."""
 

@@ -13,11 +13,12 @@ from typing import Any, Final
 import pytest
 
 from roundgate.errors import LeaseLost
-from roundgate.protocol.tasks import Status
+from roundgate.protocol.tasks import OPEN, Status
 from roundgate.storage.tasks import (
     NOTHING,
     Added,
     Answered,
+    Cancelled,
     Claimed,
     Lease,
     Move,
@@ -131,6 +132,30 @@ async def over(store: TaskStore, status: Status, ref: TaskRef = REF) -> None:
         await store.cancel(ref, "cancelled", NOW)
     else:
         await store.finish(await working(store, ref), status, b"outcome", "over", NOW)
+
+
+async def begun(store: TaskStore, state: str) -> Lease | None:
+    """A task that may have begun something elsewhere; the lease, if a worker has it."""
+    if state == "new":
+        await store.create(new(cleans_up=True))
+        return None
+    lease = await working(store, cleans_up=True)
+    if state == "working":
+        return lease
+    if state == "asking":
+        await store.suspend(lease, NOTHING, {"a": b"?", "b": blob(9000)}, NOW)
+    else:
+        await store.release(lease, NOTHING, NOW, wake_ms=END - 1, due_ms=END - 1)
+    return None
+
+
+async def clean_up(
+    store: TaskStore, ref: TaskRef, now_ms: int = NOW, *, fence: int | None = None
+) -> Claimed | None:
+    until_ms = now_ms + (UNTIL - NOW)
+    return await store.claim_cleanup(
+        ref, now_ms, until_ms, due_ms=until_ms, lapsed_ms=now_ms, fence=fence
+    )
 
 
 UNDER_A_LEASE: Final[Mapping[str, Callable[[TaskStore, Lease], Awaitable[None]]]] = {
@@ -591,7 +616,7 @@ class TaskStoreContract:
         assert await store.read(foreign, NOW) is None
         assert await store.answer(foreign, {"a": b"!"}, NOW, SOON) is Answered.UNKNOWN_TASK
         assert await store.answer(foreign, {"a": blob(9000)}, NOW, SOON) is Answered.UNKNOWN_TASK
-        assert await store.cancel(foreign, "cancelled", NOW) is False
+        assert await store.cancel(foreign, "cancelled", NOW) is Cancelled.UNKNOWN_TASK
         assert await store.claim(foreign, NOW, UNTIL) is NotClaimed.GONE
         assert await store.requeue(foreign, NOW, SOON) is False
         await store.expire(foreign, END)
@@ -608,12 +633,12 @@ class TaskStoreContract:
         assert await store.answer(REF, {"a": b"!"}, END, SOON) is Answered.UNKNOWN_TASK
         assert await store.answer(REF, {"b": b"!"}, END, SOON) is Answered.UNKNOWN_TASK
         assert await store.answer(REF, {"a": blob(9000)}, END, SOON) is Answered.UNKNOWN_TASK
-        assert await store.cancel(REF, "cancelled", END) is False
+        assert await store.cancel(REF, "cancelled", END) is Cancelled.UNKNOWN_TASK
         assert await store.claim(REF, END, END + 1) is NotClaimed.GONE
         assert await store.answer(REF, {"a": b"!"}, END - 1, SOON) is Answered.FULLY
         assert await store.requeue(REF, END, END) is False
         assert await store.claim(REF, END, END + 1) is NotClaimed.GONE
-        assert await store.cancel(REF, "cancelled", END) is False
+        assert await store.cancel(REF, "cancelled", END) is Cancelled.UNKNOWN_TASK
         assert (await record(store)).status is Status.WORKING
 
     # claim
@@ -1225,7 +1250,8 @@ class TaskStoreContract:
             await asking(store, {"a": b"?", "b": blob(9000)})
         else:
             await asleep(store)
-        assert await store.cancel(REF, "The client cancelled it", SOON) is True
+        cancelled = await store.cancel(REF, "The client cancelled it", SOON)
+        assert cancelled is Cancelled.OVER
         found = await record(store)
         assert (found.status, found.status_message, found.updated_ms) == (
             Status.CANCELLED,
@@ -1241,11 +1267,11 @@ class TaskStoreContract:
     ) -> None:
         await over(store, status)
         before = await record(store)
-        assert await store.cancel(REF, "too late", SOON) is True
+        assert await store.cancel(REF, "too late", SOON) is Cancelled.OVER
         assert await record(store) == before
 
     async def test_an_unknown_task_is_not_cancelled(self, store: TaskStore) -> None:
-        assert await store.cancel(REF, "cancelled", NOW) is False
+        assert await store.cancel(REF, "cancelled", NOW) is Cancelled.UNKNOWN_TASK
         assert await store.read(REF, NOW) is None
         assert (await store.find()).records == []
 
@@ -1262,7 +1288,7 @@ class TaskStoreContract:
             ]
             order = both if n % 2 else both[::-1]
             got = await asyncio.gather(*order, return_exceptions=True)
-            assert True in got, "there is such a task"
+            assert Cancelled.OVER in got, "there is such a task"
             found = await record(stores[2], ref)
             was_lost = any(isinstance(one, LeaseLost) for one in got)
             assert found.status is (Status.CANCELLED if was_lost else Status.COMPLETED)
@@ -1287,6 +1313,194 @@ class TaskStoreContract:
                 "cancelled",
                 None,
             )
+
+    # cleaning up
+
+    @pytest.mark.parametrize("state", ["new", "working", "asking", "asleep"])
+    async def test_a_cancelled_task_that_has_begun_something_keeps_what_ends_it(
+        self, store: TaskStore, state: str
+    ) -> None:
+        await begun(store, state)
+        assert await store.cancel(REF, "no more", NOW, SOON) is Cancelled.CLEAN_UP
+        found = await record(store)
+        assert (found.status, found.status_message) == (Status.CANCELLED, "no more")
+        assert (found.due_ms, found.requests, found.wake_ms) == (SOON, {}, 0)
+        assert found.cleans_up
+        assert await store.cancel(REF, "again", NOW, SOON) is Cancelled.OVER
+        assert await store.claim(REF, NOW, UNTIL) is NotClaimed.CLEAN_UP
+        assert await store.claim(REF, NOW, UNTIL, alone=True) is NotClaimed.CLEAN_UP
+        assert await store.open_tasks(10) == []
+        assert await store.count_open("owner", 10) == 0
+        assert ids(await store.due(SOON, 10)) == ["id"]
+        assert await store.due(SOON - 1, 10) == []
+
+    async def test_a_cleanup_gives_all_that_a_run_needs(self, store: TaskStore) -> None:
+        lease = await begun(store, "working")
+        assert lease is not None
+        await store.checkpoint(lease, Added([b"start", blob(9_000)], b"state"), NOW)
+        await store.suspend(lease, NOTHING, {"a": b"?"}, NOW)
+        await store.answer(REF, {"a": blob(3_000)}, NOW, SOON)
+        await store.cancel(REF, "no more", NOW, SOON)
+        claimed = await clean_up(store, REF)
+        assert claimed is not None
+        assert (claimed.call, claimed.state) == (b"call", b"state")
+        assert claimed.journal == [b"start", blob(9_000)]
+        assert claimed.answers == {"a": blob(3_000)}
+        assert (claimed.record.attempts, claimed.record.status) == (1, Status.CANCELLED)
+        assert claimed.lease.fence == lease.fence + 1
+
+    async def test_a_task_that_began_nothing_is_not_cleaned_up(self, store: TaskStore) -> None:
+        await store.create(new())
+        assert await store.cancel(REF, "no more", NOW, SOON) is Cancelled.OVER
+        assert await clean_up(store, REF) is None
+        assert await store.claim(REF, NOW, UNTIL) is NotClaimed.OVER
+        assert await clean_up(store, TaskRef("owner", "unknown")) is None
+
+    @pytest.mark.parametrize("state", ["new", "working", "asking", "asleep"])
+    async def test_a_task_that_is_open_is_not_cleaned_up(
+        self, store: TaskStore, state: str
+    ) -> None:
+        await begun(store, state)
+        before = await record(store)
+        assert await clean_up(store, REF, END) is None
+        assert await record(store) == before
+
+    async def test_what_ends_by_itself_is_not_cleaned_up(self, store: TaskStore) -> None:
+        lease = await begun(store, "working")
+        assert lease is not None
+        await store.finish(lease, Status.COMPLETED, b"outcome", None, NOW)
+        assert (await record(store)).due_ms is None
+        assert await clean_up(store, REF) is None
+        assert await store.due(END, 10) == []
+
+    @pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED])
+    async def test_what_is_ended_early_by_its_worker_is_cleaned_up(
+        self, store: TaskStore, status: Status
+    ) -> None:
+        lease = await begun(store, "working")
+        assert lease is not None
+        await store.checkpoint(lease, Added([b"start"]), NOW)
+        await store.finish(lease, status, b"too long", None, NOW, cleanup_due_ms=SOON)
+        found = await record(store)
+        assert (found.status, found.outcome, found.due_ms) == (status, b"too long", SOON)
+        claimed = await clean_up(store, REF)
+        assert claimed is not None
+        assert claimed.journal == [b"start"]
+        assert await store.end_cleanup(claimed.lease)
+        assert (await record(store)).outcome == b"too long"
+
+    async def test_what_expires_is_cleaned_up_though_nobody_can_see_it(
+        self, store: TaskStore
+    ) -> None:
+        await begun(store, "asleep")
+        await store.create(new(other := TaskRef("owner", "other")))
+        assert await store.expire(REF, END - 1, END) is False
+        assert await store.expire(REF, END, END + 5) is True
+        assert await store.expire(REF, END, END + 5) is False
+        assert await store.expire(other, END) is False
+        assert await store.claim(REF, END, END + 1) is NotClaimed.CLEAN_UP
+        assert ids(await store.due(END + 5, 10)) == ["id"]
+        claimed = await clean_up(store, REF, END + 5)
+        assert claimed is not None
+        assert claimed.record.status is Status.FAILED
+        assert await store.end_cleanup(claimed.lease)
+        assert await store.due(END + 100_000, 10) == []
+
+    async def test_a_worker_that_had_the_task_cleans_up_before_its_lease_is_over(
+        self, store: TaskStore
+    ) -> None:
+        lease = await begun(store, "working")
+        assert lease is not None
+        await store.cancel(REF, "no more", NOW, SOON)
+        assert await clean_up(store, REF) is None
+        assert await clean_up(store, REF, UNTIL - 1) is None
+        assert await clean_up(store, REF, NOW, fence=lease.fence - 1) is None
+        claimed = await clean_up(store, REF, NOW, fence=lease.fence)
+        assert claimed is not None
+        # from now on nobody has it by that lease
+        assert await clean_up(store, REF, NOW, fence=lease.fence) is None
+
+    async def test_another_cleans_up_once_the_lease_is_over(self, store: TaskStore) -> None:
+        await begun(store, "working")
+        await store.cancel(REF, "no more", NOW, SOON)
+        assert await clean_up(store, REF, UNTIL) is not None
+
+    async def test_a_worker_writes_nothing_to_what_is_to_be_cleaned_up(
+        self, store: TaskStore
+    ) -> None:
+        lease = await begun(store, "working")
+        assert lease is not None
+        await store.cancel(REF, "no more", NOW, SOON)
+        before = await record(store)
+        for write in UNDER_A_LEASE.values():
+            with pytest.raises(LeaseLost):
+                await write(store, lease)
+        assert await store.let_go(REF, lease.fence, NOW, SOON, blame=True) is False
+        assert await store.requeue(REF, NOW, SOON) is False
+        assert await record(store) == before
+
+    async def test_a_cleanup_that_failed_is_tried_again_when_it_is_time(
+        self, store: TaskStore
+    ) -> None:
+        await begun(store, "asleep")
+        await store.cancel(REF, "no more", NOW, SOON)
+        claimed = await clean_up(store, REF)
+        assert claimed is not None
+        assert await store.postpone_cleanup(claimed.lease, wake_ms=SOON, due_ms=SOON + 5)
+        assert await clean_up(store, REF, SOON - 1) is None
+        assert (await record(store)).due_ms == SOON + 5
+        again = await clean_up(store, REF, SOON)
+        assert again is not None
+        assert again.record.attempts == 2
+        assert await store.end_cleanup(again.lease)
+        assert await clean_up(store, REF, END) is None
+        found = await record(store)
+        assert (found.status, found.due_ms, found.lease_until_ms) == (Status.CANCELLED, None, 0)
+        assert not found.cleans_up
+        assert await store.claim(REF, SOON, UNTIL) is NotClaimed.OVER
+
+    async def test_who_died_while_cleaning_up_is_followed_when_the_lease_is_over(
+        self, store: TaskStore
+    ) -> None:
+        await begun(store, "asleep")
+        await store.cancel(REF, "no more", NOW, SOON)
+        first = await clean_up(store, REF)
+        assert first is not None
+        assert await clean_up(store, REF, UNTIL - 1) is None
+        second = await clean_up(store, REF, UNTIL)
+        assert second is not None
+        assert second.record.attempts == 2
+        # the first was not dead after all
+        assert await store.end_cleanup(first.lease) is False
+        assert await store.postpone_cleanup(first.lease, wake_ms=END, due_ms=END) is False
+        assert await store.end_cleanup(second.lease) is True
+        assert await store.end_cleanup(second.lease) is False
+
+    async def test_of_many_who_would_clean_up_one_does(self, stores: list[TaskStore]) -> None:
+        await begun(stores[0], "asleep")
+        await stores[0].cancel(REF, "no more", NOW, SOON)
+        got = await asyncio.gather(*(clean_up(store, REF) for store in stores))
+        assert [one is not None for one in got].count(True) == 1
+
+    async def test_a_sweep_postpones_a_cleanup_as_any_task(self, store: TaskStore) -> None:
+        await begun(store, "asleep")
+        await store.cancel(REF, "no more", NOW, SOON)
+        (late,) = await store.due(SOON, 10)
+        assert (late.status, late.unsent) == (Status.CANCELLED, False)
+        assert await store.postpone_many([Move(late, END, 1)], SOON) == [Postponed.MOVED]
+        assert (await record(store)).due_ms == END
+
+    async def test_what_is_to_be_cleaned_up_is_found_as_cancelled_and_may_be_purged(
+        self, store: TaskStore
+    ) -> None:
+        await begun(store, "asleep")
+        await store.cancel(REF, "no more", NOW, SOON)
+        for statuses, found in ((OPEN, []), (TERMINAL[2:], ["id"])):
+            records = (await store.find(Wanted(statuses=frozenset(statuses)))).records
+            assert ids(records) == found
+        assert await store.purge(REF, NOW)
+        assert await clean_up(store, REF, END) is None
+        assert await store.due(END, 10) == []
 
     # finish
 

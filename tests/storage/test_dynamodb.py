@@ -25,6 +25,7 @@ from roundgate.storage.tasks import (
     Added,
     Answered,
     Claimed,
+    Lease,
     Move,
     TaskRef,
     TaskStore,
@@ -658,6 +659,18 @@ async def test_what_a_sweep_and_the_claim_after_it_cost(metered: Metered) -> Non
     assert await units(store.postpone_many([Move(task, END, 1)], SOON)) == (0, 3)
     await store.let_go(REF, 1, NOW, END, blame=False)
     assert await units(store.claim(REF, NOW, UNTIL)) == (0, 3)
+
+
+async def test_what_the_documentation_says_that_a_cleanup_costs(metered: Metered) -> None:
+    store, units = metered.store, metered.of
+    await store.create(new(call=blob(300), cleans_up=True))
+    assert await units(store.cancel(REF, "cancelled", NOW, SOON)) == (0, 4), (
+        "AWS counts the refused write, too"
+    )
+    claimed = store.claim_cleanup(REF, NOW, UNTIL, due_ms=UNTIL, lapsed_ms=NOW)
+    assert await units(claimed) == (0, 3)
+    assert (await record(store)).fence == 1
+    assert await units(store.end_cleanup(Lease(REF, 1))) == (0, 2)
 
 
 async def test_a_step_costs_little_more_than_a_unit_however_many_there_were(

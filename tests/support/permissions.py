@@ -53,6 +53,7 @@ OPERATIONS: Mapping[str, Permission] = {
     "send_message_batch": ("sqs:SendMessage", QUEUE),
     "decrypt": ("kms:Decrypt", KEYS),
     "get_durable_execution": ("lambda:GetDurableExecution", EXECUTIONS),
+    "stop_durable_execution": ("lambda:StopDurableExecution", EXECUTIONS),
     "get_parameter": ("ssm:GetParameter", "arn:parameters"),
     "invoke": ("lambda:InvokeFunction", FUNCTIONS),
     "describe_secret": ("secretsmanager:DescribeSecret", KEYS),
@@ -82,6 +83,7 @@ GATEWAY = (
 )
 WORKER = (
     "app/roundgate/tasks/checkpointer.py",
+    "app/roundgate/tasks/cleanup.py",
     "app/roundgate/tasks/ending.py",
     "app/roundgate/tasks/hints.py",
     "app/roundgate/tasks/sweep.py",

@@ -156,6 +156,8 @@ class Workshop:
         await self.queue.delete([message])
         if claimed is NotClaimed.SUSPECT:
             return await self.worker.work(message.ref, alone=True)
+        if claimed is NotClaimed.CLEAN_UP:
+            return await self.worker.clean_up(message.ref)
         return await self.worker.run(claimed) if isinstance(claimed, Claimed) else Turn.NOT_CLAIMED
 
     async def turns(self, deadline: Deadline | None = None) -> list[Turn]:

@@ -14,16 +14,19 @@ from pydantic import BaseModel
 
 from roundgate.auth.principal import LOCAL
 from roundgate.config import TasksConfig
-from roundgate.replay.context import Context
+from roundgate.errors import CleanedUp
+from roundgate.replay.context import Context, run_of
+from roundgate.replay.journal import Journal
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import TaskRef, TaskStore
+from roundgate.tasks.call import TaskCall, owner_of
 from roundgate.tasks.ending import Turn
 from tests.support.clocks import FixedClock
 from tests.support.crashes import Plan
 from tests.support.dynamodb import ROOT, Emulator
-from tests.support.rounds import accept
+from tests.support.rounds import CAPABILITIES, accept
 from tests.support.tasks import Fast, Handler, Workshop, catalog_of
 
 T = TypeVar("T")
@@ -37,6 +40,8 @@ TABLE = """
 | `tasks/update` that answers all, `tasks/cancel` | 1 conditional write | 3, 4 | 0 | 1, 0 |
 | `tasks/update` that answers some, or sends more than was asked | 2 | 2 to 4 | 0 | 0 or 1 |
 | `tasks/update`, `tasks/cancel`, where any task's tool needs scopes | 1 read more | 0 | 1 | |
+| `tasks/cancel` of a task whose tool says how its job is cancelled | 1, made as 2 calls | 5 | 0 | 1 |
+| cancelling that job: a look, a claim, its end | 1 + 1 + 1 | 1 + 3 + 2 | 1 each 4 KB | 0, or 1 to try again |
 | a turn of a worker: claim, and its end | 1 + 1 | 1 + 3 | 1 each 4 KB outside the head | 0, or 1 if it goes on |
 | the claim of a task that a sweep has sent again | 1 or 2 | 2 or 4 | as above | 0 |
 | a step in it | 1 | 1 (1.3 over 10,000 steps), and 2 more each 85 s | 0 | 0 |
@@ -125,6 +130,12 @@ async def nap(ctx: Context) -> str:
     return "done"
 
 
+async def job(ctx: Context) -> str:
+    if run_of(ctx).call.cleanup is not None:
+        raise CleanedUp("the job was cancelled")
+    return "done"
+
+
 async def step_and_nap(ctx: Context) -> str:
     made = await ctx.step("one", lambda: 1)
     await ctx.sleep(3)
@@ -132,7 +143,7 @@ async def step_and_nap(ctx: Context) -> str:
 
 
 TOOLS: Mapping[str, Handler] = {
-    tool.__name__: tool for tool in (at_once, two_steps, ask, ask_once, nap, step_and_nap)
+    tool.__name__: tool for tool in (at_once, two_steps, ask, ask_once, nap, job, step_and_nap)
 }
 
 
@@ -223,6 +234,18 @@ async def test_a_cancellation_is_one_write_and_no_message(costs: Costs, state: s
     if state == "over":
         await costs.shop.all_turns()
     assert await costs.counts.of(costs.shop.cancel(ref)) == (["cancel"], 1, 0)
+
+
+async def test_a_cancellation_with_a_job_to_cancel_is_a_write_more_and_a_message(
+    costs: Costs, request: pytest.FixtureRequest
+) -> None:
+    call = TaskCall("job", {}, LOCAL, CAPABILITIES)
+    await costs.shop.tasks.create(call, Journal(), task_id="job", cleans_up=True)
+    ref = TaskRef(owner_of(LOCAL), "job")
+    calls = 2 if "dynamodb" in request.node.name else 1
+    assert await costs.counts.of(costs.shop.cancel(ref)) == (["cancel"], calls, 1)
+    cleanup = ["claim", "claim_cleanup", "end_cleanup"]
+    assert await costs.counts.of(costs.shop.worker.work(ref)) == (cleanup, 3, 0)
 
 
 async def test_some_answers_are_two_calls_at_most_and_no_message(costs: Costs) -> None:

@@ -99,8 +99,8 @@ class _Witnessed:
     async def release(self, lease: Any, *args: Any, **kwargs: Any) -> None:
         await self._write(lease, self._store.release(lease, *args, **kwargs))
 
-    async def finish(self, lease: Any, *args: Any) -> None:
-        await self._write(lease, self._store.finish(lease, *args))
+    async def finish(self, lease: Any, *args: Any, **kwargs: Any) -> None:
+        await self._write(lease, self._store.finish(lease, *args, **kwargs))
         self._witness.ends[lease.ref] += 1
 
     async def _write(self, lease: Any, write: Any) -> None:

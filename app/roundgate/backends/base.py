@@ -96,6 +96,9 @@ class Tool:
     """The same call with the question whether to go ahead before it, for who wants it; `None` where there is none."""
     asks_first: bool = False
     """Whether `call` asks whether to go ahead."""
+    cleans_up: bool = False
+    """Whether a task of it that ends early is to be called once more to end what it began elsewhere (`replay.Cleanup`).
+    """
 
     def defined(self, definition: Mapping[str, Any]) -> Tool:
         """The tool with another definition. A start does this for every tool; `replace` takes much longer."""

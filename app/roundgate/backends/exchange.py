@@ -2,6 +2,7 @@
 
     dialogue   exchange 1 ──▶ asks ──▶ the client answers ──▶ exchange 2 … ──▶ the last answer
     follow     start ──▶ values     poll … (no worker is held) … poll ──▶ over     fetch ──▶ the result
+                                      └ the task ends early: cancel
 
 Each exchange is a step, so none is repeated in a later round or by another worker; what asks back has its own state
 travel in ours, sealed, and the client never sees it. An answer is kept as JSON, in whatever form who carries it likes.
@@ -12,18 +13,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import count
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Final, NoReturn, Protocol, TypeAlias
 
 from roundgate import json
 from roundgate.backends.config import JobConfig
 from roundgate.backends.input_requests import check_request
 from roundgate.backends.json_pointer import point
-from roundgate.errors import BackendError, NotNow
-from roundgate.replay import NAME, Context, Raw
+from roundgate.errors import BackendError, CleanedUp, NotNow
+from roundgate.replay import NAME, Cleanup, Context, Raw, run_of
 from roundgate.values import dataclass
 
 Kept: TypeAlias = Mapping[str, Any]
 """An answer, as JSON: what a step returns."""
+
+_NOT_OVER: Final[Kept] = {"over": False}
 
 log = logging.getLogger("roundgate.backends")
 
@@ -117,6 +120,21 @@ class Job(Protocol):
             NotNow: what took hours is not given up for a gateway's 503.
         """
 
+    @property
+    def is_cancellable(self) -> bool:
+        """Whether the service can be told that nobody wants the job any more."""
+
+    @property
+    def starts_once(self) -> bool:
+        """Whether the service knows the start of this call again, so that to send it twice starts one job."""
+
+    async def cancel(self, values: Mapping[str, str]) -> None:
+        """Tell it so. It may have been told before, and the job may be over: that is as good.
+
+        Raises:
+            NotNow, BackendError: it was not taken.
+        """
+
 
 async def follow(job: Job, context: Context) -> Kept:
     """The answer that has the job's result. As a task this survives any process; as an ordinary call it lasts as long
@@ -124,7 +142,10 @@ async def follow(job: Job, context: Context) -> Kept:
 
     Raises:
         BackendError: the job could not be started, or failed.
+        CleanedUp, NotNow: the call is there to cancel the job.
     """
+    if (cleanup := run_of(context).call.cleanup) is not None:
+        await _cancel(job, context, cleanup)
     values = await context.step("start", lambda: _start(job))
     # steps without arguments: a credential or an endpoint may change while the job runs
     over: Kept = await context.poll("poll", lambda: _poll(job, values), every_s=job.config.every_s)
@@ -134,6 +155,38 @@ async def follow(job: Job, context: Context) -> Kept:
         "fetch", lambda: _fetch(job, values), every_s=job.config.every_s
     )
     return result
+
+
+async def _cancel(job: Job, context: Context, cleanup: Cleanup) -> NoReturn:
+    """Cancel the job, if there is one. The steps are those of `follow`: what they had come to is known again.
+
+    Raises:
+        CleanedUp: it is cancelled, or there is none.
+        BackendError, NotNow: it could not be cancelled.
+    """
+    values = await context.step("start", lambda: _start_again(job, cleanup))
+    if values is None and cleanup is Cleanup.IN_DOUBT:
+        raise CleanedUp("no job is known; one may have been started whose answer was lost")
+    if values is None:
+        raise CleanedUp("no job had been started")
+    over: Kept = await context.poll("poll", lambda: _not_over(), every_s=job.config.every_s)
+    if over != _NOT_OVER:
+        raise CleanedUp("the job was over")
+    if not job.is_cancellable:
+        raise CleanedUp("the tool does not say any more how its jobs are cancelled")
+    await job.cancel(values)
+    raise CleanedUp("the job was cancelled")
+
+
+async def _start_again(job: Job, cleanup: Cleanup) -> dict[str, str] | None:
+    """What names the job whose start may have been sent and its answer lost; `None` where that cannot be found out."""
+    may_ask = cleanup is Cleanup.IN_DOUBT and job.starts_once and job.is_cancellable
+    return await _start(job) if may_ask else None
+
+
+async def _not_over() -> Kept:
+    """In the place of the polls that nobody makes any more."""
+    return _NOT_OVER
 
 
 async def _start(job: Job) -> dict[str, str]:

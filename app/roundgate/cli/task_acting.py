@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from typing import Final, TypeAlias
@@ -21,9 +22,10 @@ from roundgate.cli.task_lines import is_parked
 from roundgate.cli.terminal import say
 from roundgate.client import Progress
 from roundgate.clock import Clock
+from roundgate.errors import Unavailable
 from roundgate.protocol import OPEN, TERMINAL, Status
 from roundgate.startup import Stores
-from roundgate.storage import TaskRecord, TaskRef, Wanted
+from roundgate.storage import Cancelled, TaskRecord, TaskRef, Wanted
 from roundgate.values import dataclass
 
 CANCELLED_BY_OPERATOR: Final = "The operator cancelled the task"
@@ -50,8 +52,13 @@ class Action:
 
 async def _cancel(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
     ref = chosen[0]
-    if not await stores.tasks.cancel(ref, CANCELLED_BY_OPERATOR, now_ms):
+    cancelled = await stores.tasks.cancel(ref, CANCELLED_BY_OPERATOR, now_ms)
+    if cancelled is Cancelled.UNKNOWN_TASK:
         return None
+    if cancelled is Cancelled.CLEAN_UP:
+        with suppress(Unavailable):  # a sweep finds it
+            await stores.queue.send(ref)
+        return "is cancelled; a worker cancels its job"
     record = await stores.tasks.read(ref, now_ms)
     return f"is {record.status.value if record else 'gone'}"
 

@@ -61,6 +61,7 @@ Standard library only; the bottom of every import chain. A file is a theme: `req
     └── Inside                            raised and caught within the gateway; no client sees one
         ├── AnswerTooLarge                a service's answer has more bytes than it may
         ├── CallCancelled                 a client of an older revision has cancelled its call
+        ├── CleanedUp                     what a call had begun elsewhere was ended, or there is nothing to end
         ├── HandlerExited                 a handler called `sys.exit()`, or raised what would end the process
         ├── InvocationFailed              a function of the local stack raised, timed out, or its process died
         │   ├── PayloadTooLarge           its event is larger than AWS Lambda takes
@@ -131,6 +132,7 @@ if TYPE_CHECKING:
     from roundgate.errors.handlers import Suspend as Suspend
     from roundgate.errors.inside import AnswerTooLarge as AnswerTooLarge
     from roundgate.errors.inside import CallCancelled as CallCancelled
+    from roundgate.errors.inside import CleanedUp as CleanedUp
     from roundgate.errors.inside import HandlerExited as HandlerExited
     from roundgate.errors.inside import IndexOfAnotherVersion as IndexOfAnotherVersion
     from roundgate.errors.inside import InvocationFailed as InvocationFailed
@@ -203,8 +205,8 @@ else:
                 "StepFailed StepTimeout Suspend"
             ),
             ".inside": (
-                "AnswerTooLarge CallCancelled HandlerExited IndexOfAnotherVersion InvocationFailed "
-                "KeysUnavailable NotNow NotServedHere NotYet OAuthRefused PayloadTooLarge "
+                "AnswerTooLarge CallCancelled CleanedUp HandlerExited IndexOfAnotherVersion "
+                "InvocationFailed KeysUnavailable NotNow NotServedHere NotYet OAuthRefused PayloadTooLarge "
                 "PortTaken RequestMalformed SealBroken SessionOver TaskGivenUp Throttled "
                 "TryLater UnboundPlaceholder UnfitAnswer UnknownEncoding UnknownEntry "
                 "UnreadableDocument UnresolvedReference UnusableIndex UnusableOperation "

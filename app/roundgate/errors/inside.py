@@ -16,6 +16,10 @@ class CallCancelled(Inside):
     """The client wants no answer any more."""
 
 
+class CleanedUp(Inside):
+    """What a call had begun elsewhere was ended, or there is nothing to end; its text says which."""
+
+
 class HandlerExited(Inside, RuntimeError):
     """A handler called `sys.exit()`, or raised what would end the process."""
 

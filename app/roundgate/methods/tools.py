@@ -210,7 +210,12 @@ class ToolMethods:
         task_call = self._task_call(served, round_, call, journal)
         try:
             created = await self._tasks.create(
-                task_call, journal, task_id=round_.task_id, message=message, ended=end
+                task_call,
+                journal,
+                task_id=round_.task_id,
+                message=message,
+                ended=end,
+                cleans_up=served.tool.cleans_up,
             )
         except Unavailable as error:
             return await self._in_doubt(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from roundgate.replay.branches import inside as inside
     from roundgate.replay.branches import number_tasks as number_tasks
     from roundgate.replay.call import Call as Call
+    from roundgate.replay.call import Cleanup as Cleanup
     from roundgate.replay.call import Notify as Notify
     from roundgate.replay.call import Publish as Publish
     from roundgate.replay.call import Read as Read
@@ -53,7 +54,7 @@ else:
         __name__,
         {
             ".branches": "Branch here inside number_tasks",
-            ".call": "Call Notify Publish Read TextPart Texts",
+            ".call": "Call Cleanup Notify Publish Read TextPart Texts",
             ".steps": "WATCH StepWatch",
             ".context": "Context MAX_STATUS_CHARS run_of",
             ".engine": "Completed Failed Restarted Suspended",

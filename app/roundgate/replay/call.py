@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import field
+from enum import StrEnum
 from typing import Any, Protocol, TypeAlias
 
 from roundgate.aio import Threads
@@ -14,6 +15,16 @@ from roundgate.auth import Principal
 from roundgate.clock import Deadline
 from roundgate.protocol import ClientCapabilities, Meta, ResourceContents
 from roundgate.values import dataclass
+
+
+class Cleanup(StrEnum):
+    """A call that only ends what an earlier run of it has begun elsewhere: its task has ended early."""
+
+    OF_WHAT_IS_KNOWN = "of what is known"
+    """Nobody can have begun anything that the journal does not know."""
+    IN_DOUBT = "in doubt"
+    """A worker had the task: it may have begun something and died before it was remembered."""
+
 
 Notify: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[None]]
 """Sends one notification (method, params) on the stream of this request."""
@@ -108,6 +119,8 @@ class Call:
     """Keeps what is too long for a result."""
     read: Read | None = None
     """Reads what is served beside the handler; `None`: nothing is."""
+    cleanup: Cleanup | None = None
+    """Set where nothing more is begun, and what was begun is ended."""
     step_threads: Threads | None = field(default=None, compare=False)
     """Bounds the threads of steps that are plain functions; `None`: the event loop's own bound of 40."""
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from roundgate.storage.tasks import NOTHING as NOTHING
     from roundgate.storage.tasks import Added as Added
     from roundgate.storage.tasks import Answered as Answered
+    from roundgate.storage.tasks import Cancelled as Cancelled
     from roundgate.storage.tasks import Claimed as Claimed
     from roundgate.storage.tasks import Found as Found
     from roundgate.storage.tasks import Lease as Lease
@@ -40,7 +41,7 @@ else:
             ".once": "OnceRecord OnceStore",
             ".queue": "Message TaskQueue",
             ".sessions": "SessionRow SessionStore",
-            ".tasks": "Added Answered Claimed Found Lease Move NOTHING NewTask NotClaimed OpenTask "
+            ".tasks": "Added Answered Cancelled Claimed Found Lease Move NOTHING NewTask NotClaimed OpenTask "
             "Postponed TaskRecord TaskRef TaskStore Wanted",
         },
         modules="sqs",

@@ -45,6 +45,15 @@ within a second of when it wakes, and when it is moved under a lease. A sweep th
 has it wait for its turn alone does not (`Move.unsent`). If its worker died before it moved it, the sweep is told so
 when it postpones it (`Postponed.LAPSED`).
 
+**Cleaning up.** A task that was created with `cleans_up` may have begun something elsewhere that goes on by itself. If
+it ends early, by `cancel`, by `expire`, or by a `finish` that says so, it is terminal for its client and for every
+`claim`, but keeps its call, its journal and its place in the index of due tasks: `claim` then says `CLEAN_UP`.
+`claim_cleanup` leases it, `postpone_cleanup` puts the next try off, and `end_cleanup` makes it as any other:
+
+    cancel (due) ── claim_cleanup (attempts 1) ── postpone_cleanup ── claim_cleanup (attempts 2) ── end_cleanup
+
+Whoever had the task when it was cancelled keeps it for the rest of its lease: nobody else cleans up meanwhile.
+
 **Shards.** The index of due tasks has `shards` parts. Sweepers share the work by taking shards (`take_shard`); the
 right to a shard saves work that would be done twice, and nothing depends on it.
 """
@@ -103,6 +112,8 @@ class NewTask:
     outcome: bytes | None = None
     journal_version: int = 1
     """How its entries are written; what a worker must be able to read."""
+    cleans_up: bool = False
+    """Whether something may be left to do elsewhere if it ends early."""
 
     def first_row(self) -> dict[str, Any]:
         """What every store writes of it, by the names of `TaskRecord`; beside it stand its key and its data."""
@@ -158,9 +169,9 @@ class TaskRecord:
     wake_ms: int
     """Not to be claimed before; 0 when it does not sleep."""
     due_ms: int | None
-    """`None` once it is terminal."""
+    """`None` once it is terminal and there is nothing to clean up."""
     attempts: int
-    """Faults of ours in a row, as `release` was told."""
+    """Faults of ours in a row, as `release` was told; once it is terminal, tries to clean up."""
     deaths: int = 0
     """Workers that died or stalled with this task alone, since the last progress."""
     suspect: bool = False
@@ -173,6 +184,8 @@ class TaskRecord:
     """Of the rows written before there were versions it is 1."""
     resends: int = 0
     """How often sweeps have postponed it to send it again, since its last claim."""
+    cleans_up: bool = False
+    """See `NewTask`; a terminal task with a `due_ms` has that to do."""
 
     def view(self) -> TaskView:
         """What a client can see of it."""
@@ -223,6 +236,18 @@ class NotClaimed(StrEnum):
     LEASED = "leased"
     SUSPECT = "suspect"
     """A worker died or stalled with it: only a claim with `alone=True` gets it."""
+    CLEAN_UP = "to be cleaned up"
+    """It is over, and there is something to clean up: `claim_cleanup`."""
+
+
+class Cancelled(StrEnum):
+    """What a cancel came to."""
+
+    UNKNOWN_TASK = "unknown task"
+    OVER = "over"
+    """It is terminal, now or since before."""
+    CLEAN_UP = "to be cleaned up"
+    """It is terminal from now on, and wants a worker that cleans up."""
 
 
 class Answered(StrEnum):
@@ -253,7 +278,7 @@ NOTHING = Added()
 
 @dataclass(frozen=True, slots=True)
 class OpenTask:
-    """An open task as the index of due tasks has it."""
+    """An open task as the index of due tasks has it, or one that is over and to be cleaned up."""
 
     ref: TaskRef
     tool: str
@@ -354,10 +379,12 @@ class TaskStore(Protocol):
         One call where all outstanding questions are answered at once and nothing else is sent.
         """
 
-    async def cancel(self, ref: TaskRef, status_message: str, now_ms: int) -> bool:
-        """Make it `cancelled`, unless it is terminal. `False` if there is no such task. The next `read` shows it.
+    async def cancel(
+        self, ref: TaskRef, status_message: str, now_ms: int, due_ms: int | None = None
+    ) -> Cancelled:
+        """Make it `cancelled`, unless it is terminal. The next `read` shows it.
 
-        One call.
+        If it is to be cleaned up, it is due at `due_ms`, by default at once. One call, or two for such a task.
         """
 
     # for the worker
@@ -478,12 +505,38 @@ class TaskStore(Protocol):
         outcome: bytes | None,
         status_message: str | None,
         now_ms: int,
+        *,
+        cleanup_due_ms: int | None = None,
     ) -> None:
         """Make it terminal. The message replaces the one before, also if it is `None`. The lease is over.
+
+        With `cleanup_due_ms` it is to be cleaned up, and due then.
 
         Raises:
             LeaseLost
         """
+
+    async def claim_cleanup(
+        self,
+        ref: TaskRef,
+        now_ms: int,
+        until_ms: int,
+        *,
+        due_ms: int,
+        lapsed_ms: int,
+        fence: int | None = None,
+    ) -> Claimed | None:
+        """Lease a task that is over, to clean up after it; `None` if there is nothing to clean up, or not now.
+
+        It is free if no lease of it ends after `lapsed_ms`, and for who has had the lease of this `fence`. Raises the
+        fence and `attempts`, and sets `due_ms` as told.
+        """
+
+    async def postpone_cleanup(self, lease: Lease, *, wake_ms: int, due_ms: int) -> bool:
+        """Let go of a task that is to be cleaned up at `wake_ms`. `False` if another has claimed it since."""
+
+    async def end_cleanup(self, lease: Lease) -> bool:
+        """Nothing is left to clean up, or nobody tries any more. `False` if another has claimed it since."""
 
     # for the sweep
 
@@ -492,7 +545,8 @@ class TaskStore(Protocol):
         """How many parts the index of due tasks has."""
 
     async def due(self, now_ms: int, limit: int, shard: int | None = None) -> Sequence[OpenTask]:
-        """Open tasks whose `due_ms` has come, of one shard or of all, the longest overdue first.
+        """Tasks whose `due_ms` has come, of one shard or of all, the longest overdue first: open ones, and those that
+        are to be cleaned up.
 
         Eventually consistent.
         """
@@ -515,13 +569,16 @@ class TaskStore(Protocol):
     ) -> Sequence[Postponed]:
         """Move due times, in as few writes as the store can; each move happens or not by itself.
 
-        One happens if the due time still is `task.due_ms` and the task is open; of many callers all but one have missed
-        it. A lease lapses `skew_ms` after its end: a task under one that has not is due then, and nothing else of it
-        changes but that it is `unsent`.
+        One happens if the due time still is `task.due_ms`; of many callers all but one have missed it. A lease lapses
+        `skew_ms` after its end: a task under one that has not is due then, and nothing else of it changes but that it
+        is `unsent`.
         """
 
-    async def expire(self, ref: TaskRef, now_ms: int) -> None:
-        """End an open task that is past its time: nobody will ask for it any more. Others are left alone."""
+    async def expire(self, ref: TaskRef, now_ms: int, due_ms: int | None = None) -> bool:
+        """End an open task that is past its time: nobody will ask for it any more. Others are left alone.
+
+        Whether it is now to be cleaned up; then it is due at `due_ms`, by default at once.
+        """
 
     async def forget(self, now_ms: int) -> int:
         """Delete what expired long ago, if the store does not do so by itself; how many."""

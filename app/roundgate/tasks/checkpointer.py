@@ -100,6 +100,15 @@ class Checkpointer:
         """The right to write to the task."""
         return self._lease
 
+    @property
+    def cleans_up(self) -> bool:
+        """Whether the task may have begun something elsewhere that has to be ended with it."""
+        return self._record.cleans_up
+
+    def entries(self) -> list[bytes]:
+        """All that the run has come to know, written or not."""
+        return [encode(row(entry)) for entry in self.run.journal.entries()]
+
     # for the engine
 
     async def admit(self) -> None:
@@ -269,16 +278,22 @@ class Checkpointer:
             )
         )
 
-    async def finish(self, ended: Ended) -> None:
+    async def finish(self, ended: Ended, *, cleanup_due_ms: int | None = None) -> None:
         """Write the end of the task.
+
+        Args:
+            ended: how it ended.
+            cleanup_due_ms: when a sweep should look whether what it has begun elsewhere was ended; `None`: never.
 
         Raises:
             LeaseLost, Unavailable
         """
-        status, outcome, message = ended.status, ended.outcome, ended.status_message
-        await self._last(
-            lambda: self._store.finish(self._lease, status, outcome, message, self._clock.now_ms())
+        end = partial(
+            self._store.finish,
+            *(self._lease, ended.status, ended.outcome, ended.status_message),
+            cleanup_due_ms=cleanup_due_ms,
         )
+        await self._last(lambda: end(now_ms=self._clock.now_ms()))
 
     async def restart(self, arguments: Mapping[str, Any], due_ms: int) -> None:
         """Replace the call's arguments and empty the journal; the task begins again from the top.

@@ -28,6 +28,7 @@ from roundgate.errors import (
     NotJson,
     NotServedHere,
     TaskGivenUp,
+    TaskTimeout,
     Unavailable,
     WorkerFault,
 )
@@ -35,12 +36,14 @@ from roundgate.replay import HOLD_MS, Completed, Failed, Restarted, Suspended
 from roundgate.storage import NOTHING, Added, Claimed, TaskQueue, TaskRef, TaskStore
 from roundgate.tasks.checkpointer import Checkpointer
 from roundgate.tasks.hints import wake
-from roundgate.tasks.outcome import ended, failed, log_failure
+from roundgate.tasks.outcome import Ended, ended, failed, log_failure
 from roundgate.tasks.turn import Outcome
 
 MAX_MESSAGE_DELAY_MS: Final = 900_000
 """Longer sleeps are woken by the sweep: SQS delays no message by more."""
 BACKOFF_MS: Final = (1_000, 5_000, 20_000, 60_000)
+CLEANUP_PAUSES_S: Final = (5, 30, 120, 600, 1_800, 3_600, 7_200, 14_400)
+"""Between tries to end what a task has begun elsewhere: nine in eight hours, in which a service may be away."""
 DECLINED_MS: Final = (1_000, 60_000)
 """The shortest and the longest pause after a task was declined; in between, a quarter of how long it has waited."""
 
@@ -65,6 +68,12 @@ class Turn(StrEnum):
     LOST = "lost"
     FAULT = "fault"
     GIVEN_UP = "given up"
+    CLEANED_UP = "cleaned up"
+    """What the task had begun elsewhere was ended, or there was nothing to end."""
+    TO_CLEAN_UP = "to be cleaned up"
+    """It could not be ended, and is tried again."""
+    NOT_CLEANED_UP = "not cleaned up"
+    """It could not be ended, and nobody tries any more."""
 
 
 class Endings:
@@ -115,16 +124,22 @@ class Endings:
             case Failed(CallTimeout()) if checkpointer.run.call.deadline.is_past:
                 raise WorkerFault("a step takes longer than a worker may run")
             case Completed() | Failed():
-                await checkpointer.finish(
-                    ended(
-                        outcome,
-                        tool,
-                        self._clock,
-                        self._config.max_result_bytes,
-                        shows_errors=self._shows_errors,
-                    )
+                end = ended(
+                    outcome,
+                    tool,
+                    self._clock,
+                    self._config.max_result_bytes,
+                    shows_errors=self._shows_errors,
                 )
+                is_early = isinstance(outcome, Failed) and isinstance(outcome.error, TaskTimeout)
+                await self._finish(checkpointer, end, is_early=is_early)
                 return Turn.FINISHED
+
+    async def _finish(self, checkpointer: Checkpointer, end: Ended, *, is_early: bool) -> None:
+        cleans_up = is_early and checkpointer.cleans_up
+        await checkpointer.finish(end, cleanup_due_ms=self._next(0)[0] if cleans_up else None)
+        if cleans_up:
+            await self._wake(checkpointer.ref, 0)
 
     async def _park(
         self, checkpointer: Checkpointer, tool: str, error: NondeterminismError
@@ -243,10 +258,30 @@ class Endings:
     async def _fail(self, claimed: Claimed, why: str, reference: str) -> Turn:
         end = failed(InternalError(reference))
         message = f"Given up {why} (reference {reference})"
+        lease, now_ms, cleans_up = claimed.lease, self._clock.now_ms(), claimed.record.cleans_up
+        due_ms = self._next(0)[0] if cleans_up else None
         await self._store.finish(
-            claimed.lease, end.status, end.outcome, message, self._clock.now_ms()
+            lease, end.status, end.outcome, message, now_ms, cleanup_due_ms=due_ms
         )
+        if cleans_up:
+            await self._wake(lease.ref, 0)
         return Turn.GIVEN_UP
+
+    async def clean_up_again(self, claimed: Claimed) -> bool:
+        """Have what a task has begun elsewhere ended later; `False` if it was tried often enough, and is over now.
+
+        Raises:
+            Unavailable
+        """
+        attempt = claimed.record.attempts
+        if attempt > len(CLEANUP_PAUSES_S):
+            await self._store.end_cleanup(claimed.lease)
+            return False
+        wake_ms = self._clock.now_ms() + CLEANUP_PAUSES_S[attempt - 1] * 1000
+        due_ms, delay_ms = self._next(wake_ms)
+        await self._store.postpone_cleanup(claimed.lease, wake_ms=wake_ms, due_ms=due_ms)
+        await self._wake(claimed.lease.ref, delay_ms)
+        return True
 
     def _next(self, wake_ms: int) -> tuple[int, int | None]:
         """For a task that goes on at `wake_ms`: when a sweep should look at it, and the delay of its message in

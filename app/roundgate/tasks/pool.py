@@ -187,6 +187,8 @@ class Pool:
         if claimed is NotClaimed.SUSPECT:
             self._quarantine.put(message.ref)
             await self._worker.remind(message.ref)
+        elif claimed is NotClaimed.CLEAN_UP:
+            await self._worker.clean_up(message.ref)
         elif isinstance(claimed, Claimed):
             await self._worker.run(claimed)
 

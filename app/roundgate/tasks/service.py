@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from roundgate.auth import Principal
@@ -21,7 +22,15 @@ from roundgate.errors import TaskNotFound, ToolError, Unavailable
 from roundgate.json import encode
 from roundgate.protocol import Status, TaskView, detailed, to_wire
 from roundgate.replay import Journal, plain, row
-from roundgate.storage import Answered, NewTask, TaskQueue, TaskRecord, TaskRef, TaskStore
+from roundgate.storage import (
+    Answered,
+    Cancelled,
+    NewTask,
+    TaskQueue,
+    TaskRecord,
+    TaskRef,
+    TaskStore,
+)
 from roundgate.tasks.call import TaskCall, owner_of
 from roundgate.tasks.hints import wake
 from roundgate.tasks.outcome import Ended
@@ -57,6 +66,7 @@ class Tasks:
         task_id: str | None = None,
         message: str | None = None,
         ended: Ended | None = None,
+        cleans_up: bool = False,
     ) -> dict[str, Any]:
         """A task for a call that is to go on, or that has ended already; the schema's `CreateTaskResult`.
 
@@ -67,6 +77,7 @@ class Tasks:
                 new one.
             message: what the handler said last.
             ended: how the call ended, if it is over already.
+            cleans_up: whether it begins something elsewhere that has to be ended with it (`Tool.cleans_up`).
 
         Raises:
             Unavailable: the task may have been written or not; calling again with the same id finds out.
@@ -74,6 +85,8 @@ class Tasks:
             NotJson: in `ctx.state`.
         """
         task = self._new(task_call, task_id or self._clock.new_id(), journal, message, ended)
+        if cleans_up and ended is None:
+            task = replace(task, cleans_up=True)
         if ended is None:
             await self._check_room(task.ref)
         try:
@@ -198,14 +211,22 @@ class Tasks:
     async def cancel(self, principal: Principal, task_id: str) -> None:
         """Cancel the task, unless it has ended. Its worker learns of that at its next write.
 
+        If a service is at work for it, a worker tells that service; nobody waits for it here.
+
         Raises:
             TaskNotFound: the caller has no such task.
         """
         ref = self._ref(principal, task_id)
-        if ref is None or not await self._store.cancel(
-            ref, CANCELLED_BY_CLIENT, self._clock.now_ms()
-        ):
+        if ref is None:
             raise TaskNotFound
+        now_ms = self._clock.now_ms()
+        match await self._store.cancel(ref, CANCELLED_BY_CLIENT, now_ms, self._due_ms(now_ms)):
+            case Cancelled.UNKNOWN_TASK:
+                raise TaskNotFound
+            case Cancelled.CLEAN_UP:
+                await wake(self._queue, ref)
+            case Cancelled.OVER:
+                pass
 
     def _ref(self, principal: Principal, task_id: str) -> TaskRef | None:
         """Where the task would be; `None` if we never gave out such an id."""

@@ -1,8 +1,9 @@
 """The sweep: finds tasks that have something to do and for which no message is left.
 
 A message that was lost, a worker that died with its lease, a sleep longer than a queue can delay, a task past its time:
-each is an open task whose `due_ms` has come. Any number of processes may sweep. They share the work by shards of the
-index, and each late task is sent once, because moving its `due_ms` is a conditional write.
+each is an open task whose `due_ms` has come. So is one that is over and still to be cleaned up. Any number of processes
+may sweep. They share the work by shards of the index, and each late task is sent once, because moving its `due_ms` is a
+conditional write.
 
 A task may also be late because workers are busy. Then its message is still there, and another would only lengthen the
 queue. So a late task is not sent while the queue is known to have its message (SQLite), nor while the queue is long and
@@ -117,13 +118,23 @@ class Sweep:
     async def _see_to(self, late: Sequence[OpenTask]) -> int:
         """How many of these really were late and not handled by another sweep; the index is a moment behind."""
         now_ms = self._clock.now_ms()
-        past = [task for task in late if task.expires_ms <= now_ms]
-        await asyncio.gather(*(self._store.expire(task.ref, now_ms) for task in past))
-        waiting = [task for task in late if task.expires_ms > now_ms]
+        past = [task for task in late if task.expires_ms <= now_ms and task.status in OPEN]
+        await self._expire(past, now_ms)
+        waiting = [task for task in late if task.expires_ms > now_ms or task.status not in OPEN]
         asking = [task for task in waiting if task.status in sources(Event.GO_ON)]
         working = [task for task in waiting if task.status not in sources(Event.GO_ON)]
         gone_on = await self._have_go_on(asking, now_ms) if asking else 0
         return len(past) + gone_on + (await self._postpone(working, now_ms) if working else 0)
+
+    async def _expire(self, past: Sequence[OpenTask], now_ms: int) -> None:
+        """End these tasks; those of them that are to be cleaned up want a worker."""
+        due_ms = now_ms + self._pause_ms
+        ends = await asyncio.gather(
+            *(self._store.expire(task.ref, now_ms, due_ms) for task in past)
+        )
+        refs = [task.ref for task, cleans_up in zip(past, ends, strict=True) if cleans_up]
+        if refs:
+            await self._queue.send_many(refs)
 
     async def _have_go_on(self, asking: Sequence[OpenTask], now_ms: int) -> int:
         """Let these tasks go on without answers: the time of a question, or of a wait beside it, is over."""

@@ -15,14 +15,26 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from roundgate.backends import Catalog, CatalogSource, ServedTool
 from roundgate.clock import Clock, Deadline
 from roundgate.config import TasksConfig
-from roundgate.errors import LeaseLost, NotServedHere, TaskGivenUp
+from roundgate.errors import LeaseLost, NotServedHere, TaskGivenUp, Unavailable
 from roundgate.metrics import Metrics, NoMetrics
-from roundgate.replay import JOURNAL_VERSION, Call, Completed, Context, Failed, Publish, Texts
+from roundgate.replay import (
+    JOURNAL_VERSION,
+    Call,
+    Cleanup,
+    Completed,
+    Context,
+    Failed,
+    Publish,
+    Run,
+    Texts,
+    engine,
+)
 from roundgate.storage import (
     Claimed,
     Move,
@@ -35,6 +47,7 @@ from roundgate.storage import (
 )
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.checkpointer import Checkpointer
+from roundgate.tasks.cleanup import Cleaning, Left, doubt, journal_of
 from roundgate.tasks.ending import Endings, Turn
 from roundgate.tasks.outcome import reason_of
 from roundgate.tasks.patience import to_its_end
@@ -78,6 +91,11 @@ class Worker:
         self._tracing = tracing or NoTracing()
         self._metrics = metrics or NoMetrics()
         self._endings = Endings(store, queue, clock, config, shows_errors=shows_errors)
+        self._cleaning = Cleaning(
+            *(store, clock, self._endings, self._metrics),
+            lease_ms=self._lease_ms,
+            skew_ms=self._skew_ms,
+        )
         self._running: dict[Running, None] = {}
         self._abandoned: set[Running] = set()
         self._stop_requested = False
@@ -135,6 +153,8 @@ class Worker:
         match await self.claim(ref, alone=alone):
             case NotClaimed.SUSPECT:
                 return Turn.SUSPECT
+            case NotClaimed.CLEAN_UP:
+                return await self.clean_up(ref, deadline)
             case NotClaimed() as reason:
                 log.debug(
                     "task not claimed", extra={"fields": {"task": ref.id, "reason": reason.value}}
@@ -142,6 +162,27 @@ class Worker:
                 return Turn.NOT_CLAIMED
             case Claimed() as claimed:
                 return await self.run(claimed, deadline)
+
+    async def clean_up(
+        self, ref: TaskRef, deadline: Deadline | None = None, left: Left | None = None
+    ) -> Turn:
+        """End what a task that ended early has begun elsewhere. `left` is what this worker knows that had it.
+
+        Raises:
+            Unavailable: the store cannot be reached; a sweep finds the task.
+        """
+        deadline = deadline or Deadline(self._clock, None)
+        return await self._cleaning.take(ref, self._run_again, deadline, left)
+
+    async def _run_again(
+        self, claimed: Claimed, entries: Sequence[bytes], deadline: Deadline
+    ) -> Outcome:
+        with self._catalogs.use() as catalog:
+            task_call, served = self._served(claimed, catalog)
+            call = self._call(claimed.record.ref, task_call, catalog, deadline, doubt(claimed))
+            run = Run(call, journal_of(claimed, task_call, entries))
+            handler = partial(served.call, Context(run), dict(task_call.arguments))
+            return await engine.run_handler(handler, run)
 
     async def run(self, claimed: Claimed, deadline: Deadline | None = None) -> Turn:
         """Take a turn at a claimed task; it has to be over by the deadline, if there is one."""
@@ -242,7 +283,12 @@ class Worker:
         )
 
     def _call(
-        self, ref: TaskRef, task_call: TaskCall, catalog: Catalog, deadline: Deadline
+        self,
+        ref: TaskRef,
+        task_call: TaskCall,
+        catalog: Catalog,
+        deadline: Deadline,
+        cleanup: Cleanup | None = None,
     ) -> Call:
         offered = _offered(task_call, catalog)
         return Call(
@@ -253,6 +299,7 @@ class Worker:
             task_id=ref.id,
             texts=None if self._texts is None else self._texts(task_call.view),
             read=None if offered is None else offered.read_resource,
+            cleanup=cleanup,
         )
 
     async def _carry(self, running: Running, task_call: TaskCall, served: ServedTool) -> Turn:
@@ -262,6 +309,9 @@ class Worker:
         try:
             outcome = await self._outcome(running, task_call, served)
             return await self._endings.commit(running.checkpointer, task_call.tool, outcome)
+        except LeaseLost:
+            await self._leave(running.checkpointer)
+            raise
         except asyncio.CancelledError:
             end = self._endings.stopped if self._stop_requested else self._endings.crashed
             await to_its_end(end(running.checkpointer))
@@ -269,6 +319,18 @@ class Worker:
         finally:
             self._running.pop(running, None)
             self._abandoned = {one for one in {*self._abandoned, running} if one.is_abandoned}
+
+    async def _leave(self, checkpointer: Checkpointer) -> None:
+        """A task was taken from us. If it was cancelled, nobody else knows what we have just begun elsewhere for it."""
+        if not checkpointer.cleans_up:
+            return
+        ref, deadline = checkpointer.ref, checkpointer.run.call.deadline
+        left = Left(checkpointer.lease.fence, checkpointer.entries())
+        try:
+            await to_its_end(self.clean_up(ref, deadline, left))
+        except Unavailable as error:
+            fields = {"task": ref.id, "error": str(error)}
+            log.warning("a cancelled task has to wait to be cleaned up", extra={"fields": fields})
 
     async def _outcome(self, running: Running, task_call: TaskCall, served: ServedTool) -> Outcome:
         context = Context(running.checkpointer.run)

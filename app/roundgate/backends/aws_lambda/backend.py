@@ -130,6 +130,7 @@ class LambdaBackend:
             once=config.once,
             task=config.task,
             approval=config.approval,
+            cleans_up=config.cleans_up,
         )
         # the form first: what the user approves is the call with everything that was filled in
         return with_questions(with_approval(tool, self._config), config.ask_for)

@@ -182,7 +182,8 @@ async def _answered(one: OneCall, context: Context) -> Answer:
         asked = calling.target
         if known is not None:
             asked = target(known, None, calling.backend.region)
-        job = LambdaJob(tool.job, partial(one.say, payload), partial(one.look, asked))
+        begin, look = partial(one.say, payload), partial(one.look, asked)
+        job = LambdaJob(tool.job, begin, look, one.arguments)
         return Answer.revived(await follow(job, context))
     if tool.durable is not None:
         return Answer.revived(await follow(_execution(one), context))
@@ -199,8 +200,13 @@ def _execution(one: OneCall) -> Execution:
         functions, caller = calling.functions, one.context.principal
         return await functions.execution(arn, calling.target, calling.timeout_s, caller)
 
-    begin = partial(one.hand_over, one.key)
-    return Execution(config_of(calling.tool.durable), begin, look, calling.cleaned)
+    async def end(arn: str) -> None:
+        functions, caller = calling.functions, one.context.principal
+        await functions.stop(arn, calling.target, calling.timeout_s, caller)
+
+    durable, begin = calling.tool.durable, partial(one.hand_over, one.key)
+    stops = end if durable.cancel else None
+    return Execution(config_of(durable), begin, look, calling.cleaned, stops)
 
 
 def _accepted(invoked: Invoked, taken_by: Target) -> ToolResult:

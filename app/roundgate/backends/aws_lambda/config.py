@@ -83,6 +83,11 @@ class LambdaJobConfig(JobConfig):
         description="Payload of the one that returns the result. Unset: the last poll's answer is "
         "the result.",
     )
+    cancel: dict[str, Any] | None = Field(
+        None,
+        description="Payload of the one that ends the job when the task is cancelled, or has taken "
+        "too long; {name} stands for a variable or an argument. Unset: the job goes on.",
+    )
     function: FunctionName | None = Field(
         None, description="The function that is asked. Unset: the one that has started the job."
     )
@@ -93,6 +98,11 @@ class DurableConfig(Model):
 
     every_s: float = Field(
         5, description="Seconds between two looks; no worker waits meanwhile.", ge=1, le=86_400
+    )
+    cancel: bool = Field(
+        False,
+        description="Whether the execution is stopped when the task is cancelled, or has taken too "
+        "long; the role needs lambda:StopDurableExecution.",
     )
 
 
@@ -131,6 +141,13 @@ class LambdaCallConfig(Model):
     timeout_s: float | None = Field(
         None, description="Overrides the back end's, for each invocation.", gt=0, le=900
     )
+
+    @property
+    def cleans_up(self) -> bool:
+        """Whether what a call has begun can be ended."""
+        job, durable = self.job, self.durable
+        by_payload = job is not None and job.cancel is not None
+        return by_payload or (durable is not None and durable.cancel)
 
     @model_validator(mode="after")
     def _one_way(self) -> LambdaCallConfig:

@@ -1,6 +1,7 @@
 """Executions of durable functions, started and followed as jobs (API `Invoke`, `GetDurableExecution`).
 
     Invoke, Event, under a name ──▶ ARN of the execution     GetDurableExecution … RUNNING … SUCCEEDED ──▶ its result
+                                                             └ the task ends early: StopDurableExecution
 
 The name follows from the call: however often it is started, there is one execution.
 """
@@ -24,6 +25,8 @@ _ENDED_BADLY: Final = ["FAILED", "TIMED_OUT", "STOPPED", "DELETING"]
 Begin: TypeAlias = Callable[[], Awaitable[Invoked]]
 Look: TypeAlias = Callable[[str], Awaitable[Mapping[str, Any]]]
 """What AWS Lambda says of the execution with an ARN."""
+End: TypeAlias = Callable[[str], Awaitable[None]]
+"""Stops the execution with an ARN; one that is over or gone is left alone."""
 Cleaned: TypeAlias = Callable[[bytes], bytes]
 
 
@@ -48,6 +51,8 @@ class Execution:
     look: Look
     cleaned: Cleaned
     """Takes secrets out of what a function says."""
+    end: End | None = None
+    """`None`: executions go on whatever becomes of their tasks."""
 
     @property
     def has_result(self) -> bool:
@@ -86,6 +91,34 @@ class Execution:
     async def fetch(self, values: Mapping[str, str]) -> Kept:
         """The last look has it."""
         raise AssertionError("an execution has no result but that of the last look")
+
+    @property
+    def is_cancellable(self) -> bool:
+        """Whether executions are stopped."""
+        return self.end is not None
+
+    @property
+    def starts_once(self) -> bool:
+        """There is one execution under a name."""
+        return True
+
+    async def cancel(self, values: Mapping[str, str]) -> None:
+        """Stop it.
+
+        Raises:
+            FunctionAway: AWS Lambda cannot be asked just now.
+            BackendError: the gateway may not stop it.
+        """
+        assert self.end is not None, "only what is cancellable is cancelled"
+        arn = values["execution"]
+        try:
+            await self.end(arn)
+        except FunctionAway:
+            raise
+        except BackendError:
+            status = (await self.look(arn)).get("Status")
+            if status not in (*self.config.succeeded, *self.config.failed):
+                raise
 
     def _result(self, said: Mapping[str, Any]) -> Answer:
         if said.get("Status") != "SUCCEEDED":

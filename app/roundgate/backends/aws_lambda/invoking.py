@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import field
 from functools import partial
 from itertools import count
@@ -124,6 +125,21 @@ class Functions:
 
         said: dict[str, Any] = await self._do(look, target, timeout_s, caller, is_repeatable=True)
         return said
+
+    async def stop(self, arn: str, target: Target, timeout_s: float, caller: Principal) -> None:
+        """Stop an execution of a durable function (`StopDurableExecution`); one that is over or gone is left alone.
+
+        Raises:
+            FunctionAway, BackendError: as `invoke`.
+        """
+
+        def stop() -> None:
+            client = self._client(target.region, timeout_s)
+            _check_knows_durable(client)
+            with suppress(client.exceptions.ResourceNotFoundException):
+                client.stop_durable_execution(DurableExecutionArn=arn)
+
+        await self._do(stop, target, timeout_s, caller, is_repeatable=True)
 
     async def aclose(self) -> None:
         """Let go of the connections."""

@@ -1,15 +1,17 @@
-"""Jobs that functions start: further invocations follow them and fetch their results."""
+"""Jobs that functions start: further invocations follow them, fetch their results, or cancel them."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import field
+from typing import Any, Final, TypeAlias
 
 from roundgate import json
 from roundgate.backends.aws_lambda.config import LambdaJobConfig
 from roundgate.backends.exchange import Kept
 from roundgate.backends.http.arguments import PATH_VARIABLE
 from roundgate.backends.http.messages import Answer
+from roundgate.backends.http.template import Template
 from roundgate.errors import BackendError, FunctionAway, FunctionFailed, NotNow, ParseError
 from roundgate.values import dataclass
 
@@ -18,7 +20,11 @@ Look: TypeAlias = Callable[[Any], Awaitable[Answer]]
 """Invokes the function that knows of jobs with a payload; again, if need be."""
 
 
-def check_job(job: LambdaJobConfig) -> None:
+_OVER: Final = (404, 409, 410)
+"""To a cancel: the job has ended, or is not there any more."""
+
+
+def check_job(job: LambdaJobConfig, arguments: Collection[str]) -> None:
     """Whether its payloads can be made.
 
     Raises:
@@ -27,6 +33,11 @@ def check_job(job: LambdaJobConfig) -> None:
     named = {name for one in (job.poll, job.fetch) for name in _variables(one)}
     if unknown := sorted(named - job.variables.keys()):
         raise ValueError(f"job needs {', '.join(unknown)}, which job.variables does not have")
+    known = {*job.variables, *arguments}
+    if unknown := sorted(Template(job.cancel or {}).names - known):
+        raise ValueError(
+            f"job.cancel needs {', '.join(unknown)}, which neither job.variables nor input_schema has"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +47,8 @@ class LambdaJob:
     config: LambdaJobConfig
     begin: Start
     look: Look
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Of the call, for the payload of a cancel."""
 
     @property
     def has_result(self) -> bool:
@@ -69,9 +82,34 @@ class LambdaJob:
         answer = await self._ask(self.config.fetch or self.config.poll, values)
         return answer.kept()
 
+    @property
+    def is_cancellable(self) -> bool:
+        """Whether there is a payload for it."""
+        return self.config.cancel is not None
+
+    @property
+    def starts_once(self) -> bool:
+        """Nobody knows whether a function looks at the key that it is told."""
+        return False
+
+    async def cancel(self, values: Mapping[str, str]) -> None:
+        """Have the function end it.
+
+        Raises:
+            NotNow: the function cannot be invoked just now, or failed itself.
+            BackendError: it may not be invoked, or refuses.
+        """
+        payload = Template(self.config.cancel or {}).filled({**self.arguments, **values})
+        answer = await self._said(payload)
+        if answer.status not in _OVER:
+            _good(answer, "cancelling the job")
+
     async def _ask(self, template: Mapping[str, Any], values: Mapping[str, str]) -> Answer:
+        return await self._said(filled(template, values))
+
+    async def _said(self, payload: Any) -> Answer:
         try:
-            answer = await self.look(filled(template, values))
+            answer = await self.look(payload)
         except (FunctionAway, FunctionFailed) as error:
             raise NotNow(str(error)) from None
         if answer.status >= 500 or answer.status == 429:

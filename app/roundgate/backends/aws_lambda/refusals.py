@@ -39,7 +39,8 @@ _SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
         "ResourceNotFoundException": "it does not exist, or has no such version or alias. Whoever "
         "runs the gateway has to correct its name, region or qualifier",
         "AccessDeniedException": "the gateway may not use it. Its role needs "
-        "lambda:InvokeFunction, and lambda:GetDurableExecution for a durable function",
+        "lambda:InvokeFunction, and for a durable function lambda:GetDurableExecution, and "
+        "lambda:StopDurableExecution where `cancel` is set",
         "RecursiveInvocationException": "AWS Lambda has found a loop of invocations, and ends it",
         "DurableExecutionAlreadyStartedException": "it was started for this call with another "
         "payload",

@@ -48,4 +48,4 @@ def _check(tool: LambdaToolConfig) -> None:
                 "payload.arguments_in"
             )
     if tool.job is not None:
-        check_job(tool.job)
+        check_job(tool.job, arguments)

@@ -93,6 +93,7 @@ class HttpBackend:
             once=config.once,
             task=config.task,
             approval=config.approval,
+            cleans_up=config.job is not None and config.job.cancel is not None,
         )
         check_approval(config.approval, [one.name for one in endpoint.arguments])
         # the form first: what the user approves is the call with everything that was filled in
@@ -107,7 +108,10 @@ class HttpBackend:
         )
 
         async def exchange(
-            outgoing: Outgoing, context: Context, given: Mapping[str, str]
+            outgoing: Outgoing,
+            context: Context,
+            given: Mapping[str, str],
+            arguments: Mapping[str, Any],
         ) -> Answer:
             async def send(one: Outgoing) -> Answer:
                 return await self._service.send(one, timeout_s, context.deadline)
@@ -116,7 +120,8 @@ class HttpBackend:
             if config.interactive:
                 return Answer.revived(await dialogue(exchange_of(send, outgoing, key), context))
             if config.job is not None:
-                job = HttpJob(config.job, send, outgoing, key, given, tuple(config.query.items()))
+                query = tuple(config.query.items())
+                job = HttpJob(config.job, send, outgoing, key, given, query, arguments)
                 return Answer.revived(await follow(job, context))
             answer = await send(with_key(outgoing, key))
             await context.log(
@@ -133,9 +138,10 @@ class HttpBackend:
                     name: await with_resources(name, arguments[name], context),
                 }
             outgoing = endpoint.request(arguments)
-            given = {} if config.job is None else parents(config.job, endpoint.defaults | arguments)
+            all_of_them = endpoint.defaults | arguments
+            given = {} if config.job is None else parents(config.job, all_of_them)
             await context.continue_as_task()
-            answer = await exchange(outgoing, context, given)
+            answer = await exchange(outgoing, context, given, all_of_them)
             if len(answer.body) > _LARGE:
                 return await asyncio.to_thread(endpoint.result, answer)
             return endpoint.result(answer)

@@ -80,6 +80,29 @@ class HttpArgument(Model):
     )
 
 
+class HttpCancelConfig(Model):
+    """The request that ends a job which nobody wants any more; {name} stands for a variable or an argument."""
+
+    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = Field(
+        "POST", description="HTTP method."
+    )
+    path: str = Field(
+        description="Path below base_url, such as /jobs/{id}/cancel, with names as in poll.",
+        pattern=r"^/",
+    )
+    query: dict[str, Any] = Field(
+        {}, description="Query parameters besides those that every request of the tool has."
+    )
+    body: dict[str, Any] | None = Field(None, description="JSON body.")
+    form: dict[str, Any] | None = Field(None, description="Form body, instead of a JSON one.")
+
+    @model_validator(mode="after")
+    def _one_body(self) -> HttpCancelConfig:
+        if self.body is not None and self.form is not None:
+            raise ValueError("body and form are two bodies; choose one")
+        return self
+
+
 class HttpJobConfig(JobConfig):
     """How to follow a job that a request of the tool has started: poll it until it is over, then fetch its result."""
 
@@ -92,6 +115,11 @@ class HttpJobConfig(JobConfig):
         None,
         description="Path of the result. Unset: the last poll's answer is the result.",
         pattern=r"^/",
+    )
+    cancel: HttpCancelConfig | None = Field(
+        None,
+        description="The request that is sent when the task is cancelled, or has taken too long. Unset: the job goes"
+        " on.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Jobs of HTTP services: a request starts one, GET requests follow it, and another fetches its result."""
+"""Jobs of HTTP services: a request starts one, GET requests follow it, another fetches its result or cancels it."""
 
 from __future__ import annotations
 
@@ -8,24 +8,33 @@ from typing import Any, Final
 
 from roundgate.backends.exchange import Kept
 from roundgate.backends.http.arguments import PATH_VARIABLE, Argument
-from roundgate.backends.http.config import HttpJobConfig
+from roundgate.backends.http.config import HttpCancelConfig, HttpJobConfig
 from roundgate.backends.http.keys import Key, with_key
-from roundgate.backends.http.lists import text
+from roundgate.backends.http.lists import pairs, text
 from roundgate.backends.http.messages import Answer, Outgoing, Send
 from roundgate.backends.http.paths import path_text
+from roundgate.backends.http.template import Template
+from roundgate.backends.http.writing import BodyPlan, body_of
 from roundgate.errors import BackendError, NotNow, ParseError, ToolError, UnexpectedAnswer
 from roundgate.protocol import ABSENT
 from roundgate.values import dataclass
 
 _NOT_NOW: Final = (429, 502, 503, 504)
+_OVER: Final = (404, 409, 410)
+"""To a cancel: the job has ended, or is not there any more."""
 
 
 def check_job(job: HttpJobConfig, arguments: Sequence[Argument]) -> None:
-    """Whether its paths can be made.
+    """Whether its requests can be made.
 
     Raises:
-        ValueError: a path has a variable that nothing gives a value, or that a call may lack.
+        ValueError: one has a variable that nothing gives a value, or a path one that a call may lack.
     """
+    known = job.variables.keys() | {one.name for one in arguments}
+    if unknown := sorted(_names_in(job.cancel) - known):
+        raise ValueError(
+            f"job.cancel needs {', '.join(unknown)}, which neither job.variables nor the arguments have"
+        )
     certain = {
         one.name
         for one in arguments
@@ -62,7 +71,17 @@ def parents(job: HttpJobConfig, arguments: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _paths(job: HttpJobConfig) -> list[str]:
-    return [path for path in (job.poll, job.fetch) if path is not None]
+    cancel = None if job.cancel is None else job.cancel.path
+    return [path for path in (job.poll, job.fetch, cancel) if path is not None]
+
+
+def _names_in(cancel: HttpCancelConfig | None) -> frozenset[str]:
+    """What query and body of a cancel need."""
+    if cancel is None:
+        return frozenset()
+    return Template(
+        {"query": cancel.query, "body": cancel.body or {}, "form": cancel.form or {}}
+    ).names
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +96,8 @@ class HttpJob:
     """Of the call's arguments those that paths need, as they stand there."""
     query: Sequence[tuple[str, str]] = ()
     """What every request has, such as the version of the service's API."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Of the call, for what a cancel says besides its path."""
 
     @property
     def has_result(self) -> bool:
@@ -126,6 +147,43 @@ class HttpJob:
             raise NotNow(answer.status_line)
         return answer.kept()
 
+    @property
+    def is_cancellable(self) -> bool:
+        """Whether there is a request for it."""
+        return self.config.cancel is not None
+
+    @property
+    def starts_once(self) -> bool:
+        """Whether the service takes keys."""
+        return self.key is not None and self.key.is_declared
+
+    async def cancel(self, values: Mapping[str, str]) -> None:
+        """Send the request that ends the job.
+
+        Raises:
+            BackendError: the service cannot be reached, or refuses.
+        """
+        assert self.config.cancel is not None, "only what is cancellable is cancelled"
+        answer = await self.send(self._cancelling(self.config.cancel, values))
+        if answer.status not in _OVER:
+            _good(answer, "cancelling the job")
+
+    def _cancelling(self, cancel: HttpCancelConfig, values: Mapping[str, str]) -> Outgoing:
+        known = {**self.arguments, **values}
+        request = _request(cancel.path, values, self.parents, self.outgoing)
+        named = Template(cancel.query).filled(known).items()
+        raw_query = [one for name, value in named for one in _pairs(name, value)]
+        body, content_type = _body(cancel, known)
+        typed = {} if content_type is None else {"content-type": content_type}
+        return replace(
+            request,
+            method=cancel.method,
+            query=list(self.query),
+            raw_query="&".join(raw_query),
+            headers={**request.headers, **typed},
+            body=body,
+        )
+
     async def _get(self, template: str, values: Mapping[str, str]) -> Answer:
         request = _request(template, values, self.parents, self.outgoing)
         request = replace(request, query=list(self.query))
@@ -135,6 +193,19 @@ class HttpJob:
             raise  # it would be the same the next time
         except BackendError as error:
             raise NotNow(str(error)) from None
+
+
+def _pairs(name: str, value: Any) -> list[str]:
+    return pairs(name, value, "repeat", sends_empty=False)
+
+
+def _body(cancel: HttpCancelConfig, known: Mapping[str, Any]) -> tuple[bytes | None, str | None]:
+    """Of a cancel, with its type."""
+    if cancel.form is not None:
+        return body_of(BodyPlan("form", fixed=Template(cancel.form).filled(known)), (), known)
+    if cancel.body is not None:
+        return body_of(BodyPlan(template=Template(cancel.body)), (), known)
+    return None, None
 
 
 def _good(answer: Answer, doing: str) -> Answer:

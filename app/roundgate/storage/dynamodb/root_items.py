@@ -14,7 +14,8 @@ Besides the fields of `TaskRecord` it has
     noted       the number of the lease's last write of entries: app/roundgate/storage/noted.py
 
 Fields of `TaskRecord` that are usually 0 or false are left out then: `suspect`, `alone`, `deaths`, `declined_ms`,
-`resends`, and so is `unsent` of `OpenTask`, and so is a `journal_version` of 1.
+`resends`, `cleans_up`, and so is `unsent` of `OpenTask`, and so is a `journal_version` of 1. A terminal task that is to
+be cleaned up keeps its shard, and what a worker needs.
 """
 
 from __future__ import annotations
@@ -85,6 +86,10 @@ _WAS_IN: Final = Expression("#shard")
 _NO_WORK: Final = MappingProxyType(
     dict.fromkeys(("call", "state", "answers", "answered", "settled", "chunks", "tail", "noted"))
 )
+CLEANED_UP: Final[Mapping[str, Any]] = MappingProxyType(
+    {**_OUT_OF_THE_INDEX, **_NO_WORK, "cleans_up": None}
+)
+"""Nothing due, nothing left to work with."""
 NO_BLAME: Final[Mapping[str, Any]] = MappingProxyType({"deaths": None, "suspect": None})
 PROGRESS: Final[Mapping[str, Any]] = MappingProxyType(
     {**NO_BLAME, "attempts": 0, "declined_ms": None}
@@ -163,6 +168,30 @@ def is_held(root: Row, fence: int) -> bool:
     return bool(root["fence"] == fence and is_working and root["lease_until_ms"] > 0)
 
 
+CLEANS_UP_NOTHING: Final = "attribute_not_exists(#cleans_up)"
+"""Whatever becomes of the task, nothing is left to do elsewhere."""
+
+
+def is_to_clean_up(root: Row) -> bool:
+    """Whether a task is over, and something is left to do."""
+    return root["status"] in TERMINAL and root.get("due_ms") is not None
+
+
+def may_be_cleaned_up() -> list[str]:
+    """A task that is over, has something left to do, and is nobody's, or was the caller's before."""
+    # Whoever had it when it was cancelled may still be about to do it.
+    is_free = "(#lease_until_ms <= :lapsed OR #fence = :fence)"
+    # The last try has failed, and it is too early for another.
+    is_awake = "#wake_ms <= :now"
+    return [IS_TO_CLEAN_UP, is_free, is_awake]
+
+
+IS_TO_CLEAN_UP: Final = (
+    f"#status IN ({', '.join(sorted(f':{status.value}' for status in TERMINAL))})"
+    " AND attribute_exists(#due_ms)"
+)
+
+
 def is_over() -> str:
     """Nothing happens to it any more: it is terminal, or its time is over."""
     terminal = ", ".join(sorted(f":{status.value}" for status in TERMINAL))
@@ -186,6 +215,8 @@ def unexpired(root: Row | None, now_ms: int) -> Row | None:
 
 def why_not(root: Row | None, now_ms: int, lapsed_ms: int, alone: bool) -> NotClaimed | None:
     """Why a task cannot be claimed; `None` if it can."""
+    if root is not None and is_to_clean_up(root):
+        return NotClaimed.CLEAN_UP
     root = unexpired(root, now_ms)
     if root is None:
         return NotClaimed.GONE
@@ -243,10 +274,36 @@ def woken(now_ms: int, due_ms: int) -> dict[str, Any]:
 
 def over(status: Status, message: str | None, now_ms: int) -> dict[str, Any]:
     """A terminal state: nothing outstanding, nothing due, nothing left to work with."""
+    return {**_ended(status, message, now_ms), **NOT_LEASED, **CLEANED_UP}
+
+
+def over_but_for(
+    due_ms: int, status: Status, message: str | None, now_ms: int, *, is_leased: bool
+) -> dict[str, Any]:
+    """A terminal state with something left to do elsewhere. A lease goes on if the task was taken from its worker."""
+    lease = {"wake_ms": 0} if is_leased else NOT_LEASED
+    rest = {"owner": None, "due_ms": due_ms, "unsent": None, "resends": None, "attempts": 0}
+    return {**_ended(status, message, now_ms), **lease, **rest}
+
+
+def _ended(status: Status, message: str | None, now_ms: int) -> dict[str, Any]:
     end: dict[str, Any] = {"status": status.value, "status_message": message, "requests": {}}
     if status in LOOKED_FOR:
         end["ended"] = _WAS_IN
-    return {**seen(now_ms), **NOT_LEASED, **_OUT_OF_THE_INDEX, **_NO_WORK, **end}
+    return {**seen(now_ms), **end}
+
+
+def claimed_to_clean_up(until_ms: int, due_ms: int) -> dict[str, Any]:
+    """A lease of a task that is over."""
+    return {
+        "fence": Expression("#fence + :one"),
+        "attempts": Expression("#attempts + :one"),
+        "lease_until_ms": until_ms,
+        "due_ms": due_ms,
+        "wake_ms": 0,
+        "resends": None,
+        "unsent": 1,
+    }
 
 
 def claimed(until_ms: int, alone: bool) -> dict[str, Any]:
@@ -275,6 +332,7 @@ def new_root_item(task: NewTask, draft: Draft, shards: int) -> Row:
         **task.first_row(),
         "requests": {},
         "outcome": None if task.outcome is None else draft.spill_if_large("1", task.outcome),
+        "cleans_up": 1 if task.cleans_up else None,
     }
     shard = _shard(task.ref, shards)
     if task.status.is_terminal:
@@ -473,6 +531,7 @@ def record_of(root: Row, rows: Mapping[str, Row] | None) -> TaskRecord:
         declined_ms=root.get("declined_ms", 0),
         journal_version=root.get("journal_version", 1),
         resends=root.get("resends", 0),
+        cleans_up=bool(root.get("cleans_up", 0)),
     )
 
 

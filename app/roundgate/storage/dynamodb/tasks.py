@@ -10,13 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from roundgate.errors import LeaseLost, Unavailable
-from roundgate.protocol import Event, Status, sources, target
+from roundgate.protocol import OPEN, Event, Status, sources, target
 from roundgate.storage.dynamodb.finding import Search, parts_of
 from roundgate.storage.dynamodb.root_items import (
     BLAMED,
+    CLEANED_UP,
+    CLEANS_UP_NOTHING,
     IS_DUE_AS_SEEN,
     IS_FOUND,
     IS_NOT_HELD,
+    IS_TO_CLEAN_UP,
     NO_BLAME,
     NOT_LEASED,
     PROGRESS,
@@ -27,6 +30,7 @@ from roundgate.storage.dynamodb.root_items import (
     answers_of,
     answers_taken,
     claimed,
+    claimed_to_clean_up,
     entries_of,
     fit_in_root,
     has_lapsed,
@@ -36,10 +40,12 @@ from roundgate.storage.dynamodb.root_items import (
     known_of,
     lease_holds,
     may_be_claimed,
+    may_be_cleaned_up,
     moved,
     new_root_item,
     open_task_of,
     over,
+    over_but_for,
     pk_of,
     record_of,
     refs_for_work,
@@ -72,6 +78,7 @@ from roundgate.storage.tasks import (
     NOTHING,
     Added,
     Answered,
+    Cancelled,
     Claimed,
     Found,
     Lease,
@@ -218,18 +225,41 @@ class DynamoDbTasks:
                     root = row
         return Answered.UNKNOWN_TASK
 
-    async def cancel(self, ref: TaskRef, status_message: str, now_ms: int) -> bool:
+    async def cancel(
+        self, ref: TaskRef, status_message: str, now_ms: int, due_ms: int | None = None
+    ) -> Cancelled:
         """See `TaskStore`."""
-        change = Change(
-            over(target(Event.CANCEL), status_message, now_ms),
-            # A terminal task stays as it is.
-            when=[IS_FOUND, is_in(Event.CANCEL)],
-            values=values_of(now_ms),
-        )
-        match await self._update_and_drop(ref, change):
-            case ConditionFailed(row=root):
-                return unexpired(root, now_ms) is not None
-        return True
+        # A terminal task stays as it is.
+        when = [IS_FOUND, is_in(Event.CANCEL)]
+        status = target(Event.CANCEL)
+        ended = await self._end_early(ref, status, status_message, when, now_ms, due_ms)
+        if isinstance(ended, Cancelled):
+            return ended
+        is_there = unexpired(ended.row, now_ms) is not None
+        return Cancelled.OVER if is_there else Cancelled.UNKNOWN_TASK
+
+    async def _end_early(
+        self,
+        ref: TaskRef,
+        status: Status,
+        message: str,
+        when: Sequence[str],
+        now_ms: int,
+        due_ms: int | None,
+    ) -> Cancelled | ConditionFailed:
+        """Make a task terminal whose work is not done: as most are, or else as one that is to be cleaned up."""
+        plain = over(status, message, now_ms)
+        values = values_of(now_ms)
+        tried = await self._update_and_drop(ref, Change(plain, [*when, CLEANS_UP_NOTHING], values))
+        match tried:
+            case Applied():
+                return Cancelled.OVER
+            case ConditionFailed(row=dict() as root) if root.get("cleans_up"):
+                due_ms = now_ms if due_ms is None else due_ms
+                kept = over_but_for(due_ms, status, message, now_ms, is_leased=True)
+                again = await self._update_and_drop(ref, Change(kept, when, values))
+                return again if isinstance(again, ConditionFailed) else Cancelled.CLEAN_UP
+        return tried
 
     # for the worker
 
@@ -389,14 +419,56 @@ class DynamoDbTasks:
         outcome: bytes | None,
         status_message: str | None,
         now_ms: int,
+        *,
+        cleanup_due_ms: int | None = None,
     ) -> None:
         """See `TaskStore`."""
+        if cleanup_due_ms is None:
+            end = over(status, status_message, now_ms)
+        else:
+            end = over_but_for(cleanup_due_ms, status, status_message, now_ms, is_leased=False)
 
         def ended(draft: Draft) -> Mapping[str, Any]:
             kept = {} if outcome is None else {"outcome": draft.spill_if_large("1", outcome)}
-            return {**over(status, status_message, now_ms), **kept}
+            return {**end, **kept}
 
         await self._write(lease, NOTHING, now_ms, ended)
+
+    async def claim_cleanup(
+        self,
+        ref: TaskRef,
+        now_ms: int,
+        until_ms: int,
+        *,
+        due_ms: int,
+        lapsed_ms: int,
+        fence: int | None = None,
+    ) -> Claimed | None:
+        """See `TaskStore`."""
+        # fences begin with 0
+        values = values_of(now_ms, lapsed=lapsed_ms, fence=-1 if fence is None else fence)
+        change = Change(claimed_to_clean_up(until_ms, due_ms), may_be_cleaned_up(), values)
+        match await self._table.update(pk_of(ref), change, returns="ALL_NEW"):
+            case Applied(row=dict() as root):
+                return await self._claimed(ref, root, was_lapsed=False)
+        return None
+
+    async def postpone_cleanup(self, lease: Lease, *, wake_ms: int, due_ms: int) -> bool:
+        """See `TaskStore`."""
+        unsent = 1 if is_for_a_sweep(wake_ms, due_ms) else None
+        sets = {**NOT_LEASED, "wake_ms": wake_ms, "due_ms": due_ms, "unsent": unsent}
+        return await self._cleaning(lease, sets)
+
+    async def end_cleanup(self, lease: Lease) -> bool:
+        """See `TaskStore`."""
+        return await self._cleaning(lease, {**NOT_LEASED, **CLEANED_UP})
+
+    async def _cleaning(self, lease: Lease, sets: Mapping[str, Any]) -> bool:
+        # Nobody has claimed it since.
+        is_the_last_claim = "#fence = :fence"
+        values = values_of(0, fence=lease.fence)
+        change = Change(sets, [IS_TO_CLEAN_UP, is_the_last_claim], values)
+        return isinstance(await self._table.update(pk_of(lease.ref), change), Applied)
 
     async def _write(
         self, lease: Lease, added: Added, now_ms: int, make: Callable[[Draft], Mapping[str, Any]]
@@ -506,16 +578,13 @@ class DynamoDbTasks:
         was_put_off = isinstance(await self._table.update(pk_of(task.ref), change), Applied)
         return Postponed.HELD if was_put_off else Postponed.MISSED
 
-    async def expire(self, ref: TaskRef, now_ms: int) -> None:
+    async def expire(self, ref: TaskRef, now_ms: int, due_ms: int | None = None) -> bool:
         """See `TaskStore`."""
         # Until then its owner may still ask for it.
         is_past = "#expires_ms <= :now"
-        change = Change(
-            over(target(Event.EXPIRE), "expired", now_ms),
-            when=[is_past, is_in(Event.EXPIRE)],
-            values=values_of(now_ms),
-        )
-        await self._update_and_drop(ref, change)
+        when, status = [is_past, is_in(Event.EXPIRE)], target(Event.EXPIRE)
+        ended = await self._end_early(ref, status, "expired", when, now_ms, due_ms)
+        return ended is Cancelled.CLEAN_UP
 
     async def forget(self, now_ms: int) -> int:
         """See `TaskStore`. DynamoDB deletes by itself: `ttl`."""
@@ -525,7 +594,7 @@ class DynamoDbTasks:
 
     async def open_tasks(self, limit: int) -> Sequence[OpenTask]:
         """See `TaskStore`."""
-        return await self._index(None, limit)
+        return [task for task in await self._index(None, limit) if task.status in OPEN]
 
     async def _index(self, until_ms: int | None, limit: int) -> list[OpenTask]:
         # exact where few are asked for; of many, each part of the index gives its share

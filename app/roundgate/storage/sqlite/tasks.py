@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from roundgate.errors import LeaseLost
 from roundgate.protocol import OPEN, TERMINAL, Event, Status, sources, target
@@ -16,6 +15,7 @@ from roundgate.storage.tasks import (
     NOTHING,
     Added,
     Answered,
+    Cancelled,
     Claimed,
     Found,
     Lease,
@@ -30,6 +30,9 @@ from roundgate.storage.tasks import (
     is_for_a_sweep,
 )
 
+if TYPE_CHECKING:
+    import sqlite3
+
 FORGET_AFTER_MS: Final = 2 * 86_400_000
 """How long an expired task stays in the file, for its operator."""
 _FORGET_AT_ONCE: Final = 500
@@ -40,7 +43,7 @@ SHARDS: Final = 1
 _HEAD: Final = (
     "n, owner, id, tool, status, status_message, created_ms, updated_ms, expires_ms, revision,"
     " fence, lease_until_ms, wake_ms, due_ms, attempts, deaths, suspect, alone, declined_ms, journal_version,"
-    " resends, noted"
+    " resends, noted, cleans_up"
 )
 _COLUMNS: Final = tuple(_HEAD.replace(" ", "").split(","))
 _ENDED: Final = frozenset({Status.FAILED, Status.CANCELLED})
@@ -52,8 +55,15 @@ _FOR_WORK: Final = ("answer", "call", "journal", "state")
 _WORK: Final = f"select kind, name, value from payloads where task = ? and kind in {_FOR_WORK} order by kind, n"
 _CLEARED: Final[Mapping[str, Any]] = {"deaths": 0, "suspect": 0}
 _PROGRESS: Final[Mapping[str, Any]] = {**_CLEARED, "attempts": 0, "declined_ms": 0}
+_TO_CLEAN_UP: Final[Mapping[str, Any]] = {
+    "cleans_up": 1,
+    "attempts": 0,
+    "resends": 0,
+    "unsent": 0,
+}
+_OPEN: Final = ", ".join(f"'{status.value}'" for status in sorted(OPEN))
 
-_Also: TypeAlias = Callable[[sqlite3.Connection, int], None]
+_Also: TypeAlias = "Callable[[sqlite3.Connection, int], None]"
 """What else happens in a transaction, to the row of this number."""
 
 
@@ -72,6 +82,7 @@ class SqliteTasks:
             **task.first_row(),
             "due_ms": None if task.status.is_terminal else task.due_ms,
             "journal_version": task.journal_version,
+            "cleans_up": task.cleans_up,
         }
         places = ", ".join("?" * len(head))
         insert = f"insert into tasks ({', '.join(head)}) values ({places}) on conflict do nothing"
@@ -92,7 +103,10 @@ class SqliteTasks:
 
     async def count_open(self, owner: str, up_to: int) -> int:
         """See `TaskStore`. Exact."""
-        select = "select count(*) from (select 1 from tasks where owner = ? and due_ms is not null limit ?)"
+        of_owner = (
+            f"select 1 from tasks where owner = ? and due_ms is not null and status in ({_OPEN})"
+        )
+        select = f"select count(*) from ({of_owner} limit ?)"
         count: int = await self._database.read(
             lambda db: db.execute(select, (owner, up_to)).fetchone()[0]
         )
@@ -143,16 +157,18 @@ class SqliteTasks:
 
         return await self._database.write(write)
 
-    async def cancel(self, ref: TaskRef, status_message: str, now_ms: int) -> bool:
+    async def cancel(
+        self, ref: TaskRef, status_message: str, now_ms: int, due_ms: int | None = None
+    ) -> Cancelled:
         """See `TaskStore`."""
 
-        def write(db: sqlite3.Connection) -> bool:
+        def write(db: sqlite3.Connection) -> Cancelled:
             row = _row(db, ref)
             if row is None or row["expires_ms"] <= now_ms:
-                return False
-            if row["status"] in sources(Event.CANCEL):
-                _end(db, row["n"], target(Event.CANCEL), status_message, now_ms)
-            return True
+                return Cancelled.UNKNOWN_TASK
+            if row["status"] not in sources(Event.CANCEL):
+                return Cancelled.OVER
+            return _end_early(db, row, Event.CANCEL, status_message, now_ms, due_ms)
 
         return await self._database.write(write)
 
@@ -309,6 +325,8 @@ class SqliteTasks:
         outcome: bytes | None,
         status_message: str | None,
         now_ms: int,
+        *,
+        cleanup_due_ms: int | None = None,
     ) -> None:
         """See `TaskStore`."""
 
@@ -316,8 +334,63 @@ class SqliteTasks:
             _end(db, n, status, status_message, now_ms)
             if outcome is not None:
                 _put(db, n, "outcome", [("", outcome)])
+            if cleanup_due_ms is not None:
+                _set(db, n, {**_TO_CLEAN_UP, "due_ms": cleanup_due_ms})
 
         await self._under_lease(lease, NOTHING, {}, now_ms, end)
+
+    async def claim_cleanup(
+        self,
+        ref: TaskRef,
+        now_ms: int,
+        until_ms: int,
+        *,
+        due_ms: int,
+        lapsed_ms: int,
+        fence: int | None = None,
+    ) -> Claimed | None:
+        """See `TaskStore`."""
+
+        def write(db: sqlite3.Connection) -> Claimed | None:
+            row = _row(db, ref)
+            if row is None or not _is_to_clean_up(row) or row["wake_ms"] > now_ms:
+                return None
+            if row["lease_until_ms"] > lapsed_ms and row["fence"] != fence:
+                return None
+            changes = {
+                "fence": row["fence"] + 1,
+                "lease_until_ms": until_ms,
+                "due_ms": due_ms,
+                "wake_ms": 0,
+                "attempts": row["attempts"] + 1,
+                "resends": 0,
+                "unsent": 1,
+            }
+            _set(db, row["n"], changes)
+            return _claimed(db, ref, row | changes)
+
+        return await self._database.write(write)
+
+    async def postpone_cleanup(self, lease: Lease, *, wake_ms: int, due_ms: int) -> bool:
+        """See `TaskStore`."""
+        unsent = is_for_a_sweep(wake_ms, due_ms)
+        times = {"lease_until_ms": 0, "wake_ms": wake_ms, "due_ms": due_ms, "unsent": unsent}
+        return await self._cleaning(lease, times)
+
+    async def end_cleanup(self, lease: Lease) -> bool:
+        """See `TaskStore`."""
+        over = {"lease_until_ms": 0, "wake_ms": 0, "due_ms": None, "cleans_up": 0}
+        return await self._cleaning(lease, over)
+
+    async def _cleaning(self, lease: Lease, changes: Mapping[str, Any]) -> bool:
+        def write(db: sqlite3.Connection) -> bool:
+            row = _row(db, lease.ref)
+            if row is None or not _is_to_clean_up(row) or row["fence"] != lease.fence:
+                return False
+            _set(db, row["n"], changes)
+            return True
+
+        return await self._database.write(write)
 
     @property
     def shards(self) -> int:
@@ -368,19 +441,18 @@ class SqliteTasks:
 
         return await self._database.write(write) if moves else []
 
-    async def expire(self, ref: TaskRef, now_ms: int) -> None:
+    async def expire(self, ref: TaskRef, now_ms: int, due_ms: int | None = None) -> bool:
         """See `TaskStore`."""
 
-        def write(db: sqlite3.Connection) -> None:
+        def write(db: sqlite3.Connection) -> bool:
             row = _row(db, ref)
-            if (
-                row is not None
-                and row["expires_ms"] <= now_ms
-                and row["status"] in sources(Event.EXPIRE)
-            ):
-                _end(db, row["n"], target(Event.EXPIRE), "expired", now_ms)
+            is_past = row is not None and row["expires_ms"] <= now_ms
+            if row is None or not is_past or row["status"] not in sources(Event.EXPIRE):
+                return False
+            ended = _end_early(db, row, Event.EXPIRE, "expired", now_ms, due_ms)
+            return ended is Cancelled.CLEAN_UP
 
-        await self._database.write(write)
+        return await self._database.write(write)
 
     async def forget(self, now_ms: int) -> int:
         """See `TaskStore`."""
@@ -397,7 +469,10 @@ class SqliteTasks:
 
     async def open_tasks(self, limit: int) -> Sequence[OpenTask]:
         """See `TaskStore`."""
-        select = f"select {_OPEN_TASK} from tasks where due_ms is not null order by due_ms limit ?"
+        select = (
+            f"select {_OPEN_TASK} from tasks where due_ms is not null and status in ({_OPEN})"
+            " order by due_ms limit ?"
+        )
         return await self._database.read(
             lambda db: [_open_task(row) for row in db.execute(select, (limit,))]
         )
@@ -561,6 +636,8 @@ def _why_not(
     row: dict[str, Any] | None, now_ms: int, lapsed_ms: int, alone: bool
 ) -> NotClaimed | None:
     """Why a task cannot be claimed, if it cannot."""
+    if row is not None and _is_to_clean_up(row):
+        return NotClaimed.CLEAN_UP
     if row is None or row["expires_ms"] <= now_ms:
         return NotClaimed.GONE
     if row["status"] not in sources(Event.RUN):
@@ -610,7 +687,7 @@ def _to_record(
     row: dict[str, Any], requests: Mapping[str, bytes], outcome: bytes | None
 ) -> TaskRecord:
     facts = {name: value for name, value in row.items() if name not in _NO_FIELDS}
-    facts |= {"suspect": bool(row["suspect"]), "alone": bool(row["alone"])}
+    facts |= {name: bool(row[name]) for name in ("suspect", "alone", "cleans_up")}
     ref = TaskRef(row["owner"], row["id"])
     return TaskRecord(
         ref=ref, status=Status(row["status"]), requests=requests, outcome=outcome, **facts
@@ -669,6 +746,27 @@ def _end(db: sqlite3.Connection, n: int, status: Status, message: str | None, no
     db.execute("delete from payloads where task = ? and kind = 'request'", (n,))
     db.execute(
         "update tasks set status = ?, status_message = ?, updated_ms = ?, revision = revision + 1,"
-        " lease_until_ms = 0, wake_ms = 0, due_ms = null where n = ?",
+        " lease_until_ms = 0, wake_ms = 0, due_ms = null, cleans_up = 0 where n = ?",
         (status.value, message, now_ms, n),
     )
+
+
+def _end_early(
+    db: sqlite3.Connection,
+    row: Mapping[str, Any],
+    event: Event,
+    message: str,
+    now_ms: int,
+    due_ms: int | None,
+) -> Cancelled:
+    """Make a task terminal whose work is not done. Of one that is to be cleaned up the lease goes on."""
+    _end(db, row["n"], target(event), message, now_ms)
+    if not row["cleans_up"]:
+        return Cancelled.OVER
+    due = {"due_ms": now_ms if due_ms is None else due_ms}
+    _set(db, row["n"], {**_TO_CLEAN_UP, **due, "lease_until_ms": row["lease_until_ms"]})
+    return Cancelled.CLEAN_UP
+
+
+def _is_to_clean_up(row: Mapping[str, Any]) -> bool:
+    return row["due_ms"] is not None and row["status"] in TERMINAL
