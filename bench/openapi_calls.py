@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -49,6 +50,21 @@ TEXTS: Final = {
     "ipv4": "192.0.2.1",
     "hostname": "example.com",
 }
+
+
+PATTERNED: Final = (
+    "ssh-ed25519 AAAA",
+    "1.2.3",
+    "eHh4",
+    f"sha256:{64 * '0'}",
+    40 * "0",
+    "#0a0a0a",
+    "1",
+    "a-b",
+    "A",
+    "a_1",
+)
+"""What patterns of documents ask for, where an example or "x" is none."""
 
 
 def example(schema: Any, defs: dict[str, Any], depth: int = 0) -> Any:
@@ -128,8 +144,9 @@ def of_type(schema: dict[str, Any], defs: dict[str, Any], depth: int) -> Any:
         if schema.get("examples")
         else TEXTS.get(schema.get("format", ""), "x")
     )
-    text = text if isinstance(text, str) else str(text)
-    return text.ljust(schema.get("minLength", 0), "x")
+    text = (text if isinstance(text, str) else str(text)).ljust(schema.get("minLength", 0), "x")
+    pattern = schema.get("pattern", "")
+    return next((one for one in (text, *PATTERNED) if re.search(pattern, one)), text)
 
 
 def main() -> int:

@@ -91,7 +91,8 @@ def _package(named: str) -> Path:
     archive = CACHE / f"{named.replace('@', '').replace('/', '-')}.tgz"
     if not archive.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
-        packing = [str(ROOT / "scripts/node"), "--npm", "pack", "--silent", named]
+        once = "--fetch-retries=1"  # who is not connected does not wait for minutes
+        packing = [str(ROOT / "scripts/node"), "--npm", "pack", "--silent", once, named]
         told = subprocess.run(packing, cwd=CACHE, stdout=subprocess.PIPE, text=True, check=True)
         (CACHE / told.stdout.split()[-1]).rename(archive)
     return archive

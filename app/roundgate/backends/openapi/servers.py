@@ -60,15 +60,21 @@ class Servers:
         )
         if not _USABLE.fullmatch(url) or ".." in urlsplit(url).path.split("/"):
             raise UnusableOperation(
-                "the document does not say at which http(s) URL the service is", "set `base_url`"
+                "the document does not say at which http(s) URL the service is", self._remedy()
             )
         if _is_here(url) and not _is_here(document_uri) and urlsplit(document_uri).scheme != "file":
             raise UnusableOperation(
                 f"the document is from {_origin(document_uri)} and has its service at {_origin(url)},"
                 " which is this machine",
-                "set `base_url`",
+                self._remedy(),
             )
         return url.rstrip("/")
+
+    def _remedy(self) -> str:
+        """With a base URL it is about servers of one operation, for which that does not hold."""
+        if self.base_url is None:
+            return "set `base_url`"
+        return "correct the operation's `servers` with an overlay"
 
     def _value(self, name: str, server: Mapping[str, Any]) -> str:
         declared = (server.get("variables") or {}).get(name)
