@@ -601,7 +601,11 @@ async def test_a_task_that_takes_too_long_cancels_its_job(tmp_path: Path) -> Non
 async def test_a_call_that_was_approved_and_filled_in_is_cancelled_as_it_was_started(
     tmp_path: Path,
 ) -> None:
-    tool = {"approve": "always", "ask_for": ["what"], "arguments": {"what": {"required": True}}}
+    tool: dict[str, Any] = {
+        "approve": "always",
+        "ask_for": ["what"],
+        "arguments": {"what": {"required": True}},
+    }
     job = {**CANCEL, "cancel": {"path": "/jobs/{id}", "body": {"of": "{what}"}}}
     async with house(tmp_path, STARTED, RUNNING, CANCELLED, job=job, **tool) as one:
         params: dict[str, Any] = {}
