@@ -74,6 +74,7 @@ HOMES = {
     "time": {
         *("clock", "logs", "http.exceptions", "http.stalls", "backends.python.modules"),
         "backends.http.service",
+        "client.transport",  # how long a connection has been idle
         "deployment",  # waits for processes of its own
     },
     "secrets": {"tokens.keys", "deployment.stack.loops"},
