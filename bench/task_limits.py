@@ -129,8 +129,8 @@ def _one_in_dynamodb(client: Any, table: str, name: str) -> None:
     client.update_item(
         TableName=table,
         Key=key,
-        UpdateExpression="SET outcome = :outcome REMOVE due_ms, shard, #owner",
-        ExpressionAttributeNames={"#owner": "owner"},
+        UpdateExpression="SET outcome = :outcome REMOVE due_ms, #shard, #owner",
+        ExpressionAttributeNames={"#shard": "shard", "#owner": "owner"},
         ExpressionAttributeValues={":outcome": {"B": OUTCOME}},
     )
 
