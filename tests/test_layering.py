@@ -74,6 +74,7 @@ HOMES = {
     "time": {
         *("clock", "logs", "http.exceptions", "http.stalls", "backends.python.modules"),
         "backends.http.service",
+        "client.transport",  # how long a connection has been idle
         "deployment",  # waits for processes of its own
     },
     "secrets": {"tokens.keys", "deployment.stack.loops"},
@@ -380,6 +381,7 @@ NOT_FOR_PYTHON_TOOLS = {
     "roundgate.tasks.worker",
     "roundgate.tokens.session_ids",
     "roundgate.watchdog",
+    "sqlite3",
 }
 """What a gateway with Python tools pays nothing for until somebody needs it."""
 

@@ -6,7 +6,6 @@ a start and 4.5 MiB (docs/decisions/0048), and none of these routes needs it.
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -18,7 +17,7 @@ from starlette.routing import Route
 
 from roundgate.config import ConfigFile, Settings
 from roundgate.edge import Edge, build_edge, nothing_at
-from roundgate.garbage import held_back
+from roundgate.garbage import kept
 from roundgate.http import HEALTH, OLD_TRANSPORT, ProtectedResource, ShortcutApp, not_served
 from roundgate.replica import Replica
 from roundgate.startup import read_configuration
@@ -30,11 +29,9 @@ def create_app() -> ShortcutApp:
     Raises:
         ConfigError: every problem in the environment or in gateway.yaml.
     """
-    with held_back():
+    with kept():
         using, file = read_configuration(os.environ)
-        app = build_app(file, using, owns_process=True)
-    gc.freeze()
-    return app
+        return build_app(file, using, owns_process=True)
 
 
 def build_app(file: ConfigFile, using: Settings, *, owns_process: bool = False) -> ShortcutApp:

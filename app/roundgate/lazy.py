@@ -1,4 +1,5 @@
-"""Faces of packages: what a package offers is imported when somebody first uses it, not when the package is.
+"""Faces of packages: what a package offers is imported when somebody first uses it, not when the package is; and
+modules of others that are imported so.
 
 A cold start then costs what it uses. Type checkers read the same names under `TYPE_CHECKING`; a test holds both lists
 to each other, and those outside a package to its face.
@@ -35,3 +36,15 @@ def face(
         return value
 
     return get, sorted([*homes, *whole])
+
+
+class LazyModule:
+    """Stands for a module, which is imported when one of its members is first looked at."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, member: str) -> Any:
+        value = getattr(import_module(self._name), member)
+        setattr(self, member, value)  # the next look-up does not come here
+        return value

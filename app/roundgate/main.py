@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 
 from roundgate.asgi import handlers_of, routes_of
@@ -16,7 +15,7 @@ from roundgate.auth import Verifier
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, Settings
 from roundgate.edge import Edge, build_edge
-from roundgate.garbage import held_back
+from roundgate.garbage import kept
 from roundgate.http import FastAPI, ShortcutApp, TelemetryConfig
 from roundgate.startup import Stores, read_configuration
 
@@ -30,11 +29,9 @@ def create_app() -> FastAPI:
     Raises:
         ConfigError: every problem in the environment or in gateway.yaml.
     """
-    with held_back():
+    with kept():
         using, file = read_configuration(os.environ)
-        app = build_app(file, using, owns_process=True)
-    gc.freeze()
-    return app
+        return build_app(file, using, owns_process=True)
 
 
 def build_app(

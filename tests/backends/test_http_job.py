@@ -598,6 +598,28 @@ async def test_a_task_that_takes_too_long_cancels_its_job(tmp_path: Path) -> Non
         assert one.told.request_lines[2:] == ["POST /jobs/j-1/cancel HTTP/1.1"]
 
 
+async def test_a_call_that_was_approved_and_filled_in_is_cancelled_as_it_was_started(
+    tmp_path: Path,
+) -> None:
+    tool: dict[str, Any] = {
+        "approve": "always",
+        "ask_for": ["what"],
+        "arguments": {"what": {"required": True}},
+    }
+    job = {**CANCEL, "cancel": {"path": "/jobs/{id}", "body": {"of": "{what}"}}}
+    async with house(tmp_path, STARTED, RUNNING, CANCELLED, job=job, **tool) as one:
+        params: dict[str, Any] = {}
+        while (said := (await one.ann.call("run", {}, **params)).json()["result"]).get(
+            "requestState"
+        ):
+            given = {"approve": accept(approve=True), "arguments": accept(what="paper")}
+            answers = {key: given[key] for key in said["inputRequests"]}
+            params = {"inputResponses": answers, "requestState": said["requestState"]}
+        await cancelled(one, said["taskId"])
+        assert one.told.request_lines[2:] == ["POST /jobs/j-1 HTTP/1.1"]
+        assert json.loads(one.told.body()) == {"of": "paper"}
+
+
 async def test_without_a_cancel_the_job_goes_on(tmp_path: Path) -> None:
     async with house(tmp_path, STARTED, RUNNING, job={"every_s": 600}) as one:
         task_id = await one.ann.begin("run", what="x")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import field, replace
 from pathlib import Path
@@ -250,6 +250,7 @@ class Catalog:
 
 
 T = TypeVar("T", Tool, Prompt, Resource)
+P = TypeVar("P", Tool, Prompt)
 
 
 @dataclass(slots=True)
@@ -257,13 +258,11 @@ class _Shelf(Generic[T]):
     """The entries of one kind, in order, each with the back end it came from."""
 
     kind: str
-    key: Callable[[T], str]
     origins: Mapping[str, Origin]
     entries: dict[str, tuple[T, str]] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
 
-    def put(self, item: T, backend: str) -> None:
-        key = self.key(item)
+    def put(self, key: str, item: T, backend: str) -> None:
         if key in self.entries:
             message = f"{self.kind} {key!r} is offered by {self.entries[key][1]!r} too"
             self._complain(
@@ -355,21 +354,21 @@ def _merge(
     problems: list[Problem],
     origins: Mapping[str, Origin],
 ) -> Catalog:
-    tools = _Shelf[Tool]("tool", lambda tool: tool.definition["name"], origins)
-    prompts = _Shelf[Prompt]("prompt", lambda prompt: prompt.definition["name"], origins)
-    resources = _Shelf[Resource]("resource", lambda resource: resource.definition["uri"], origins)
-    templates = _Shelf[Resource](
-        "resource template", lambda resource: resource.definition["uriTemplate"], origins
-    )
+    tools, prompts = _Shelf[Tool]("tool", origins), _Shelf[Prompt]("prompt", origins)
+    resources = _Shelf[Resource]("resource", origins)
+    templates = _Shelf[Resource]("resource template", origins)
     for backend, offering in offered:
         for tool in offering.tools:
-            tools.put(_prefixed(tool, backend.prefix), backend.name)
+            name = backend.prefix + tool.definition["name"]
+            tools.put(name, _called(tool, name) if backend.prefix else tool, backend.name)
         for prompt in offering.prompts:
-            prompts.put(_prefixed(prompt, backend.prefix), backend.name)
+            name = backend.prefix + prompt.definition["name"]
+            prompts.put(name, _called(prompt, name) if backend.prefix else prompt, backend.name)
         for resource in offering.resources:
-            (templates if "uriTemplate" in resource.definition else resources).put(
-                resource, backend.name
-            )
+            if (template := resource.definition.get("uriTemplate")) is not None:
+                templates.put(template, resource, backend.name)
+            else:
+                resources.put(resource.definition["uri"], resource, backend.name)
     served = {
         name: serve(name, tool, backend, problems, origins)
         for name, (tool, backend) in tools.entries.items()
@@ -425,14 +424,13 @@ def with_reading(catalog: Catalog, origin: Origin) -> Catalog:
     )
 
 
-def _prefixed(item: T, prefix: str) -> T:
-    if not prefix:
-        return item
-    definition = renamed(item.definition, prefix + item.definition["name"])
+def _called(item: P, name: str) -> P:
+    """A tool or a prompt under another name."""
+    definition = renamed(item.definition, name)
     made: Any = (
         item.defined(definition) if isinstance(item, Tool) else replace(item, definition=definition)
     )
-    return cast("T", made)
+    return cast("P", made)
 
 
 def _problem(origin: Origin | None, place: str, message: str, remedy: str) -> Problem:

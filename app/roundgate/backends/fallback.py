@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Self
 
-from roundgate.backends.base import Tool
 from roundgate.backends.catalog import Catalog
 from roundgate.config import FallbackConfig, Origin
 from roundgate.errors import ConfigError, Problem
@@ -46,9 +45,18 @@ class Fallback:
     @classmethod
     def of(cls, catalog: Catalog, config: FallbackConfig) -> Self:
         """As configured for all tools and for each."""
-        tools = {name: served.tool for name, served in catalog.tools.items()}
-        in_words = frozenset(name for name, tool in tools.items() if _in_words(tool, config))
-        ways = {name: _without_tasks(tool, config) for name, tool in tools.items()}
+        tools = [(name, served.tool) for name, served in catalog.tools.items()]
+        usual = config.ask_in_words
+        in_words = frozenset(
+            name
+            for name, tool in tools
+            if (usual if tool.ask_in_words is None else tool.ask_in_words)
+        )
+        ways = {
+            name: tool.without_tasks or config.without_tasks
+            for name, tool in tools
+            if tool.task != "forbidden"
+        }
         with_handles = frozenset(name for name, way in ways.items() if way == "tools")
         prefix = config.task_tool_prefix
         names: dict[OwnTool, str] = {}
@@ -113,13 +121,3 @@ def _collisions(
             message = f"two of the gateway's own tools would be called {name!r}"
             yield origin.at(*setting).problem(message, f"change {'.'.join(setting)}")
         found.add(name)
-
-
-def _in_words(tool: Tool, config: FallbackConfig) -> bool:
-    return config.ask_in_words if tool.ask_in_words is None else tool.ask_in_words
-
-
-def _without_tasks(tool: Tool, config: FallbackConfig) -> str:
-    if tool.task == "forbidden":
-        return "none"
-    return config.without_tasks if tool.without_tasks is None else tool.without_tasks

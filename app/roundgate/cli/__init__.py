@@ -13,7 +13,7 @@ from typing import Final
 from roundgate.cli.deployment_options import with_stack
 from roundgate.cli.remote_options import MODULES
 from roundgate.errors import ConfigError, UsageError
-from roundgate.garbage import held_back
+from roundgate.garbage import kept
 from roundgate.logs import escaped
 
 _GROUPS: Final = {
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(with_stack(sys.argv[1:] if argv is None else argv))
     try:
         module = MODULES.get(arguments.command, arguments.command)
-        with held_back():
+        with kept():
             command = import_module(f"roundgate.cli.{module}")
         status: int = command.run(arguments)
         sys.stdout.flush()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
 import os
 import signal
@@ -22,7 +21,7 @@ from roundgate.cli.arguments import into_environment
 from roundgate.cli.exposure import LOOPBACK, check_exposure
 from roundgate.cli.ports import bind
 from roundgate.config import HttpConfig
-from roundgate.garbage import held_back
+from roundgate.garbage import kept
 from roundgate.http import server
 from roundgate.reload import terminal_watch
 from roundgate.startup import is_private, read_configuration
@@ -43,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         UsageError: the port cannot be had.
     """
     into_environment(arguments)
-    with held_back():
+    with kept():
         using, file = read_configuration(os.environ)
         check_exposure(file, using, arguments.host)
         if using.show_errors == "auto" and arguments.host in LOOPBACK and is_private(file, using):
@@ -112,7 +111,6 @@ def _serve(configured: uvicorn.Config, bound: socket.socket) -> None:
     uvloop accepts one connection of a socket each time round the loop, so who opens more a second than the loop goes
     round keeps everybody else waiting in the queue: of a socket that is there several times it accepts as many.
     """
-    gc.freeze()
     running = uvicorn.Server(configured)
     with suppress(KeyboardInterrupt):
         running.run(sockets=[bound, *(bound.dup() for _ in range(ACCEPTS_AT_ONCE - 1))])

@@ -62,7 +62,9 @@ class OpenApiBackend:
             self._config, self._origin, fetches=self._fetches, fetched=self._fetched
         )
         tools = {row.name: self._tool(index, row) for row in index.rows}
-        rows = [row for row in index.rows if is_selected(tools[row.name], self._config)]
+        rows = index.rows
+        if self._config.include or self._config.exclude:
+            rows = [row for row in rows if is_selected(tools[row.name], self._config)]
         if problems := self._unfilled(index, rows):
             raise ConfigError(problems)
         if index.left_out:

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
+from roundgate.lazy import LazyModule
 from roundgate.storage.once import OnceRecord
 from roundgate.storage.sqlite.writing import Writer, transaction
+
+if TYPE_CHECKING:
+    import sqlite3
+else:
+    sqlite3 = LazyModule("sqlite3")  # a gateway that keeps nothing never loads it: 1 MiB
 
 T = TypeVar("T")
 

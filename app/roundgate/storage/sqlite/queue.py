@@ -15,15 +15,17 @@ that the sweep replaces. Who waits in the process that sends is woken at once; w
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from roundgate.clock import Clock
 from roundgate.storage.queue import Message
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.tasks import TaskRef
+
+if TYPE_CHECKING:
+    import sqlite3
 
 POLL_S: Final = 0.25
 HIDDEN_MS: Final = 30_000

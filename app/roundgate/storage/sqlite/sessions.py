@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from roundgate.clock import Clock
 from roundgate.storage.sessions import SessionRow
 from roundgate.storage.sqlite.database import Database
+
+if TYPE_CHECKING:
+    import sqlite3
 
 _SWEEP_EVERY_MS: Final = 60_000
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from roundgate.errors import LeaseLost
 from roundgate.protocol import OPEN, TERMINAL, Event, Status, sources, target
@@ -29,6 +28,9 @@ from roundgate.storage.tasks import (
     Wanted,
     is_for_a_sweep,
 )
+
+if TYPE_CHECKING:
+    import sqlite3
 
 FORGET_AFTER_MS: Final = 2 * 86_400_000
 """How long an expired task stays in the file, for its operator."""
@@ -60,7 +62,7 @@ _TO_CLEAN_UP: Final[Mapping[str, Any]] = {
 }
 _OPEN: Final = ", ".join(f"'{status.value}'" for status in sorted(OPEN))
 
-_Also: TypeAlias = Callable[[sqlite3.Connection, int], None]
+_Also: TypeAlias = "Callable[[sqlite3.Connection, int], None]"
 """What else happens in a transaction, to the row of this number."""
 
 

@@ -15,21 +15,26 @@ wanted.
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
+from roundgate.lazy import LazyModule
 from roundgate.values import dataclass
+
+if TYPE_CHECKING:
+    import sqlite3
+else:
+    sqlite3 = LazyModule("sqlite3")  # a gateway that keeps nothing never loads it: 1 MiB
 
 T = TypeVar("T")
 
 TOGETHER: Final = 64
 """Writes in one transaction, at most: for a reader of the file it comes all at once."""
 
-Work: TypeAlias = Callable[[sqlite3.Connection], Any]
+Work: TypeAlias = "Callable[[sqlite3.Connection], Any]"
 
 
 @dataclass(slots=True, eq=False)
@@ -52,7 +57,7 @@ class Write:
             self.done.set_exception(self.error)
 
 
-Run: TypeAlias = Callable[[Callable[[sqlite3.Connection], None], bool], None]
+Run: TypeAlias = "Callable[[Callable[[sqlite3.Connection], None], bool], None]"
 """Has something done with a connection, alone; its transactions are to be on the disk afterwards, or need not be."""
 
 
