@@ -80,7 +80,7 @@ def _put(db: sqlite3.Connection, n: int, kind: str, value: bytes) -> None:
 
 
 def _claim(db: sqlite3.Connection, n: int) -> None:
-    db.execute("update tasks set fence = 1, lease_until_ms = 2, due_ms = 2 where n = ?", (n,))
+    db.execute("update tasks set fence = 1, lease_until_ms = 2 where n = ?", (n,))
 
 
 def _end(db: sqlite3.Connection, n: int) -> None:
@@ -123,8 +123,8 @@ def _one_in_dynamodb(client: Any, table: str, name: str) -> None:
     client.update_item(
         TableName=table,
         Key=key,
-        UpdateExpression="SET due_ms = :due, fence = :one",
-        ExpressionAttributeValues={":due": {"N": "2"}, ":one": {"N": "1"}},
+        UpdateExpression="SET lease_until_ms = :until, fence = :one",
+        ExpressionAttributeValues={":until": {"N": "2"}, ":one": {"N": "1"}},
     )
     client.update_item(
         TableName=table,

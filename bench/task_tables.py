@@ -1,13 +1,14 @@
-"""Tables that have tasks in them already, and gateways in front of them: for `bench.tasks`.
+"""Tables that have open tasks in them already, and gateways in front of them: for `bench.tasks`.
 
-Nine of ten tasks are completed, one waits for its client's answer: it is open, so the index of open tasks has it.
-SQLite is filled through its store, without a disk to wait for. In DynamoDB one task of each kind is made through the
-store, and its rows are copied: `BatchWriteItem` under other keys.
+They wait for answers of their clients, who are a thousand others than the caller of the load. Beside them stand the
+tasks in which the load looks, nine of ten completed. Those and the first open one are made through the store; the
+others are copies of that one's rows under other keys, by SQL or by `BatchWriteItem`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ QUESTION = {
     "params": {"message": "Go on?", "requestedSchema": {"type": "object"}},
 }
 WRITERS = 4
+OWNERS = 1_000
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Filled:
     @property
     def name(self) -> str:
         """The row in which it is shown."""
-        return f"{self.store}, {self.count:,} tasks"
+        return f"{self.store}, {self.count:,} open tasks"
 
     def open(self) -> TaskStore:
         """Its store, as one more process would have it."""
@@ -82,20 +84,31 @@ def dynamodb(folder: Path, count: int, emulator: Emulator, table: str) -> Filled
 
 async def _fill_sqlite(database: Database, count: int) -> None:
     store = SqliteTasks(database)
-    for number in range(count):
-        await _put(store, number)
-    await _put_large(store)
+    await _put_first(store)
+    await database.write(lambda db: _copy(db, count))
     await store.aclose()
+
+
+def _copy(db: sqlite3.Connection, count: int) -> None:
+    """As many tasks like the open one as are missing."""
+    (first,) = db.execute("select n from tasks where id = ?", (_open(0).id,)).fetchone()
+    names = [name for _, name, *_ in db.execute("pragma table_info(tasks)")]
+    same = ", ".join(name for name in names if name not in {"n", "owner", "id"})
+    copy = f"insert into tasks (owner, id, {same}) select ?, ?, {same} from tasks where n = {first}"
+    payloads = (
+        "insert into payloads (task, kind, name, value) select ?, kind, name, value from payloads"
+        f" where task = {first}"
+    )
+    for ref in map(_open, range(1, count)):
+        db.execute(payloads, (db.execute(copy, (ref.owner, ref.id)).lastrowid,))
 
 
 async def _fill_dynamodb(emulator: Emulator, table: str, count: int) -> None:
     store = DynamoDbTasks(emulator.open(table))
-    for number in range(FILLED):
-        await _put(store, number)
-    await _put_large(store)
+    await _put_first(store)
     await store.aclose()
     client = emulator.client()
-    rows = list(_copies(client, table, range(FILLED, count)))
+    rows = list(_copies(client, table, range(1, count)))
     batches = [rows[start : start + BATCH] for start in range(0, len(rows), BATCH)]
 
     def write(batch: list[Any]) -> None:
@@ -110,22 +123,20 @@ async def _fill_dynamodb(emulator: Emulator, table: str, count: int) -> None:
 
 
 def _copies(client: Any, table: str, numbers: range) -> Iterator[dict[str, Any]]:
-    """The rows of as many tasks more, each like the one that has its last digit."""
-    keys = [{"pk": {"S": f"T#{_ref(number)}"}, "sk": {"S": "0"}} for number in range(FILLED)]
-    heads = [client.get_item(TableName=table, Key=key)["Item"] for key in keys]
-    for number in numbers:
-        head = {**heads[number % FILLED], "pk": {"S": f"T#{_ref(number)}"}}
-        yield head | ({"shard": {"S": str(number // FILLED % SHARDS)}} if "shard" in head else {})
+    """The rows of as many tasks more, each like the open one."""
+    key = {"pk": {"S": f"T#{_open(0)}"}, "sk": {"S": "0"}}
+    head = client.get_item(TableName=table, Key=key)["Item"]
+    for ref, number in zip(map(_open, numbers), numbers, strict=True):
+        own = {"pk": f"T#{ref}", "owner": ref.owner, "shard": str(number % SHARDS)}
+        yield head | {name: {"S": value} for name, value in own.items()}
 
 
-async def _put(store: TaskStore, number: int) -> None:
-    if number % FILLED == FILLED - 1:
-        await _put_asking(store, _ref(number))
-    else:
+async def _put_first(store: TaskStore) -> None:
+    """What the load looks at, and the first of the open tasks."""
+    for number in range(FILLED - 1):
         await store.create(_completed(_ref(number), "done"))
-
-
-async def _put_large(store: TaskStore) -> None:
+    await _put_asking(store, _ref(FILLED - 1))
+    await _put_asking(store, _open(0))
     for number in range(LARGE):
         await store.create(_completed(TaskRef(OWNER, f"large-{number}"), LARGE_RESULT))
 
@@ -158,3 +169,7 @@ def _new(ref: TaskRef, now_ms: int, **facts: Any) -> NewTask:
 
 def _ref(number: int) -> TaskRef:
     return TaskRef(OWNER, f"filled-{number}")
+
+
+def _open(number: int) -> TaskRef:
+    return TaskRef(f"owner-{number % OWNERS}", f"open-{number}")

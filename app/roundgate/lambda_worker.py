@@ -66,10 +66,8 @@ def make_handler(environ: Mapping[str, str]) -> Function:
         clock = Clock()
         parts = startup.build_core(file, using, clock)
         parts.stores.prepare()  # every event needs them
-    sweep = Sweep(parts.stores.tasks, parts.stores.queue, clock, file.config.tasks)
-    return Function(
-        parts.worker(file.config, clock), sweep, clock, environ.get("AWS_LAMBDA_FUNCTION_NAME", "")
-    )
+    worker, sweep = parts.worker(file.config, clock), parts.sweep(file.config, clock)
+    return Function(worker, sweep, clock, environ.get("AWS_LAMBDA_FUNCTION_NAME", ""))
 
 
 class Function:

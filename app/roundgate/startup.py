@@ -18,7 +18,7 @@ from roundgate.storage import OnceStore, SessionStore, TaskQueue, TaskStore
 from roundgate.values import dataclass
 
 if TYPE_CHECKING:  # who works on tasks is imported where there are tools with tasks
-    from roundgate.tasks import Pool, Worker
+    from roundgate.tasks import Pool, Sweep, Worker
     from roundgate.watchdog import Watchdog
 
 LETTING_GO_PART: Final = 0.6
@@ -85,6 +85,13 @@ class Core:
             shows_errors=self.shows_errors,
         )
 
+    def sweep(self, config: GatewayConfig, clock: Clock) -> Sweep:
+        """Finds late tasks."""
+        from roundgate.tasks import Sweep
+
+        stores = self.stores
+        return Sweep(stores.tasks, stores.queue, clock, config.tasks, skew_s=stores.clock_skew_s)
+
     def texts(self, config: GatewayConfig, clock: Clock, view: str) -> KeptTexts:
         """What keeps the rest of results that are too long, for callers of a view."""
         return KeptTexts(
@@ -101,13 +108,13 @@ class Core:
     ) -> Pool:
         """Workers and the sweep, for a process that runs on; one that is ours begins others for suspects, and is ended
         by a watchdog if a handler blocks it."""
-        from roundgate.tasks import Children, Pool, Sweep, child_command
+        from roundgate.tasks import Children, Pool, child_command
 
         stores, tasks = self.stores, config.tasks
-        worker, sweep = self.worker(config, clock), Sweep(stores.tasks, stores.queue, clock, tasks)
+        worker = self.worker(config, clock)
         return Pool(
             worker,
-            sweep,
+            self.sweep(config, clock),
             stores.queue,
             tasks,
             metrics.set_up(),

@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import os
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 
 from infra import costs
 from roundgate import logs
+from roundgate.clock import Clock
 from roundgate.lambda_worker import embedded
 from roundgate.metrics import Census
 from tests.functions.at_aws import REQUEUE_S, Witness, begin, result, work
@@ -121,6 +121,12 @@ class Meter:
 
     functions: Functions
     witness: Witness
+    monkeypatch: pytest.MonkeyPatch
+
+    def later(self, seconds: int) -> None:
+        """Let time pass for both functions."""
+        now_ms = Clock.now_ms
+        self.monkeypatch.setattr(Clock, "now_ms", lambda clock: now_ms(clock) + 1000 * seconds)
 
     def since(self) -> costs.Writes:
         """Since it was last asked."""
@@ -167,7 +173,7 @@ class Meter:
         many, _ = self.created("long")
         long_steps = self.turn(many) - ends
         late, _ = self.created("usual")
-        time.sleep(REQUEUE_S + 0.1)
+        self.later(REQUEUE_S)
         resend = self.swept()
         self.turn(late)
         queries = self.witness.used["dynamodb:Query"]
@@ -182,11 +188,11 @@ class Meter:
 
 
 def test_what_the_costs_are_computed_from_is_what_is_counted(
-    functions: Functions, witness: Witness
+    functions: Functions, witness: Witness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With MEASURE=1 in the environment, what is counted is written down; then `python -m
     infra.costs --write`."""
-    found = Meter(functions, witness).measured()
+    found = Meter(functions, witness, monkeypatch).measured()
     if os.environ.get("MEASURE"):
         found.write()
     assert found == costs.Measured.read()

@@ -25,6 +25,7 @@ from roundgate.storage.tasks import (
     NewTask,
     NotClaimed,
     OpenTask,
+    Postponed,
     TaskRecord,
     TaskRef,
     TaskStore,
@@ -661,7 +662,7 @@ class TaskStoreContract:
         await store.create(new())
         before = await record(store)
         await claim(store, now_ms=SOON)
-        assert await record(store) == replace(before, fence=1, lease_until_ms=UNTIL, due_ms=UNTIL)
+        assert await record(store) == replace(before, fence=1, lease_until_ms=UNTIL)
 
     async def test_of_many_claims_at_once_one_wins(self, stores: list[TaskStore]) -> None:
         await stores[0].create(new())
@@ -768,20 +769,25 @@ class TaskStoreContract:
                 assert isinstance(claimed, Claimed)
                 assert b"late" not in claimed.journal
 
-    async def test_a_renewal_extends_the_lease_and_moves_the_due_time(
-        self, store: TaskStore
+    @pytest.mark.parametrize("entries", [[], [b"entry"]], ids=["alone", "with entries"])
+    async def test_a_renewal_extends_the_lease_and_moves_the_due_time_if_told_so(
+        self, store: TaskStore, entries: list[bytes]
     ) -> None:
         lease = await working(store)
-        await store.checkpoint(lease, NOTHING, NOW, until_ms=UNTIL + 5)
+        await store.checkpoint(lease, Added(entries), NOW, until_ms=UNTIL + 5)
         found = await record(store)
-        assert (found.lease_until_ms, found.due_ms) == (UNTIL + 5, UNTIL + 5)
+        assert (found.lease_until_ms, found.due_ms) == (UNTIL + 5, SOON)
         assert await store.claim(REF, UNTIL + 4, END) is NotClaimed.LEASED
+        await store.checkpoint(lease, Added(2 * entries), NOW, UNTIL + 6, UNTIL + 9)
+        found = await record(store)
+        assert (found.lease_until_ms, found.due_ms) == (UNTIL + 6, UNTIL + 9)
+        assert list((await take_over(store, now_ms=UNTIL + 6)).journal) == 3 * entries
 
     async def test_a_checkpoint_without_renewal_leaves_the_lease(self, store: TaskStore) -> None:
         lease = await working(store)
         await store.checkpoint(lease, Added([b"entry"]), NOW)
         found = await record(store)
-        assert (found.lease_until_ms, found.due_ms) == (UNTIL, UNTIL)
+        assert (found.lease_until_ms, found.due_ms) == (UNTIL, SOON)
 
     @pytest.mark.parametrize("end", ["suspend", "release", "finish", "cancel"])
     async def test_afterwards_nobody_has_the_task(self, store: TaskStore, end: str) -> None:
@@ -792,16 +798,37 @@ class TaskStoreContract:
             await UNDER_A_LEASE[end](store, lease)
         assert (await record(store)).lease_until_ms == 0
 
-    @pytest.mark.parametrize("of", ["claim", "renewal"])
-    async def test_the_due_time_of_a_lease_may_be_later_than_its_end(
-        self, store: TaskStore, of: str
+    @pytest.mark.parametrize("due_ms", [SOON, UNTIL, UNTIL + 7, UNTIL + 8, END])
+    async def test_a_claim_leaves_the_due_time_unless_it_is_too_late(
+        self, store: TaskStore, due_ms: int
     ) -> None:
-        await store.create(new())
-        claimed = await claim(store, due_ms=UNTIL + 7 if of == "claim" else None)
-        if of == "renewal":
-            await store.checkpoint(claimed.lease, NOTHING, NOW, UNTIL, UNTIL + 7)
-        found = await record(store)
-        assert (found.lease_until_ms, found.due_ms) == (UNTIL, UNTIL + 7)
+        """Who claims it may die at once, and a sweep has to find it."""
+        await store.create(new(due_ms=due_ms))
+        claimed = await claim(store, due_ms=UNTIL + 7)
+        assert claimed.record == await record(store)
+        assert (claimed.record.lease_until_ms, claimed.record.due_ms) == (
+            UNTIL,
+            min(due_ms, UNTIL + 7),
+        )
+
+    async def test_the_end_of_the_lease_is_when_a_task_is_due_at_the_latest(
+        self, store: TaskStore
+    ) -> None:
+        await store.create(new(due_ms=UNTIL + 1))
+        assert (await claim(store)).record.due_ms == UNTIL
+
+    async def test_of_a_task_that_is_due_late_one_claim_wins_and_a_lapsed_one_is_taken_over(
+        self, stores: list[TaskStore]
+    ) -> None:
+        await stores[0].create(new(due_ms=END))
+        got = await asyncio.gather(*(store.claim(REF, NOW, UNTIL) for store in stores * 4))
+        assert sum(isinstance(one, Claimed) for one in got) == 1
+        assert (await record(stores[0])).fence == 1
+        (task,) = await stores[0].due(END, 10)
+        assert await postpone(stores[0], task, END - 1)
+        assert await stores[0].claim(REF, UNTIL, END - 2) is NotClaimed.SUSPECT
+        found = (await claim(stores[0], now_ms=UNTIL, until_ms=END - 2, alone=True)).record
+        assert (found.suspect, found.fence, found.due_ms) == (True, 2, END - 2)
 
     # blame
 
@@ -1460,7 +1487,7 @@ class TaskStoreContract:
         await store.cancel(REF, "no more", NOW, SOON)
         (late,) = await store.due(SOON, 10)
         assert (late.status, late.unsent) == (Status.CANCELLED, False)
-        assert await store.postpone_many([Move(late, END, 1)]) == [True]
+        assert await store.postpone_many([Move(late, END, 1)], SOON) == [Postponed.MOVED]
         assert (await record(store)).due_ms == END
 
     async def test_what_is_to_be_cleaned_up_is_found_as_cancelled_and_may_be_purged(
@@ -1604,11 +1631,13 @@ class TaskStoreContract:
 
         assert await due_ms() == SOON
         lease = (await claim(store)).lease
-        assert await due_ms() == UNTIL
+        assert await due_ms() == SOON
         await store.checkpoint(lease, Added([b"entry"]), NOW)
-        assert await due_ms() == UNTIL
+        assert await due_ms() == SOON
         await store.checkpoint(lease, NOTHING, NOW, until_ms=UNTIL + 1)
-        assert await due_ms() == UNTIL + 1
+        assert await due_ms() == SOON
+        await store.checkpoint(lease, NOTHING, NOW, until_ms=UNTIL + 1, due_ms=UNTIL + 2)
+        assert await due_ms() == UNTIL + 2
         await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON + 2)
         assert await due_ms() == SOON + 2
         await store.suspend((await claim(store)).lease, NOTHING, {"a": b"?", "b": b"?"}, NOW)
@@ -1644,7 +1673,7 @@ class TaskStoreContract:
     ) -> None:
         await store.create(new())
         (task,) = await store.due(SOON, 10)
-        await claim(store)
+        await store.checkpoint((await claim(store)).lease, NOTHING, NOW, UNTIL, UNTIL)
         assert await postpone(store, task, END) is False
         assert (await record(store)).due_ms == UNTIL
         await store.cancel(REF, "cancelled", NOW)
@@ -1657,9 +1686,50 @@ class TaskStoreContract:
         lease = await working(store)
         before = await record(store)
         (task,) = await store.due(UNTIL, 10)
-        assert await postpone(store, task, END) is True
+        assert await store.postpone_many([Move(task, END, 1)], UNTIL) == [Postponed.LAPSED]
         assert await record(store) == replace(before, due_ms=END, resends=1)
         await store.checkpoint(lease, Added([b"entry"]), NOW)
+
+    async def test_a_task_that_a_worker_has_is_put_off_until_its_lease_has_lapsed(
+        self, store: TaskStore
+    ) -> None:
+        lease = await working(store)
+        before = await record(store)
+        (task,) = await store.due(SOON, 10)
+        move = Move(task, END, 1)
+        assert await store.postpone_many([move], UNTIL + 4, skew_ms=5) == [Postponed.HELD]
+        assert await record(store) == replace(before, due_ms=UNTIL + 5)
+        assert await store.postpone_many([move], UNTIL + 4, skew_ms=5) == [Postponed.MISSED]
+        (task,) = await store.due(UNTIL + 5, 10)
+        assert (task.resends, task.unsent) == (0, True)
+        again = Move(task, END, 1)
+        assert await store.postpone_many([again], UNTIL + 5, skew_ms=5) == [Postponed.LAPSED]
+        await store.checkpoint(lease, Added([b"entry"]), NOW)
+
+    async def test_a_task_that_nobody_has_is_moved_and_no_lease_has_lapsed(
+        self, store: TaskStore
+    ) -> None:
+        await store.create(new())
+        (task,) = await store.due(SOON, 10)
+        assert await store.postpone_many([Move(task, END, 1)], SOON, 5) == [Postponed.MOVED]
+        lease = (await claim(store)).lease
+        await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)
+        (task,) = await store.due(SOON, 10)
+        assert await store.postpone_many([Move(task, END, 1)], END, 5) == [Postponed.MOVED]
+
+    async def test_whether_a_task_is_renewed_or_found_late_first_it_is_due_while_it_is_open(
+        self, stores: list[TaskStore]
+    ) -> None:
+        for n in range(8):
+            ref = TaskRef("owner", f"{n}")
+            lease = await working(stores[0], ref)
+            (task,) = [one for one in await stores[1].due(SOON, 100) if one.ref == ref]
+            _, (became,) = await asyncio.gather(
+                stores[0].checkpoint(lease, NOTHING, NOW, UNTIL + 1, UNTIL + 9),
+                stores[1].postpone_many([Move(task, END, 1)], SOON, 5),
+            )
+            assert became in {Postponed.HELD, Postponed.MISSED}
+            assert (await record(stores[0], ref)).due_ms == UNTIL + 9
 
     @pytest.mark.parametrize("state", ["working", "asking"])
     async def test_an_open_task_past_its_time_is_ended(self, store: TaskStore, state: str) -> None:
@@ -1704,7 +1774,9 @@ class TaskStoreContract:
             assert (task.resends, (await record(store)).resends) == (n, n)
             assert await postpone(store, task, SOON + n + 1) is True
         (task,) = await store.due(END, 10)
-        assert await store.postpone_many([Move(task, SOON + 9, task.resends)]) == [True]
+        assert await store.postpone_many([Move(task, SOON + 9, task.resends)], SOON) == [
+            Postponed.MOVED
+        ]
         assert (await record(store)).resends == 3
         assert (await claim(store)).record.resends == 0
         (task,) = await store.due(END, 10)
@@ -1718,12 +1790,14 @@ class TaskStoreContract:
         await store.create(new())
         assert not await unsent(), "whoever creates it sends one"
         lease = (await claim(store)).lease
+        await store.checkpoint(lease, NOTHING, NOW, UNTIL, UNTIL)
         assert await unsent(), "that message is gone"
         (task,) = await store.due(UNTIL, 10)
         assert await postpone(store, task, UNTIL + 1)
         assert not await unsent(), "the sweep sends one"
         (task,) = await store.due(UNTIL + 1, 10)
-        assert await store.postpone_many([Move(task, UNTIL + 2, resends=0, unsent=True)]) == [True]
+        waits = Move(task, UNTIL + 2, resends=0, unsent=True)
+        assert await store.postpone_many([waits], UNTIL + 1) == [Postponed.LAPSED]
         assert await unsent(), "a worker that has it wait does not"
         assert (await record(store)).resends == 0
         await store.release(lease, NOTHING, NOW, wake_ms=SOON, due_ms=SOON + 2_000)
@@ -1751,13 +1825,14 @@ class TaskStoreContract:
         await stores[0].cancel(refs[7], "cancelled", NOW)
         await claim(stores[1], refs[8])
         moves = [Move(task, UNTIL + n, 1) for n, task in enumerate(tasks)]
-        got = await asyncio.gather(*(store.postpone_many(moves) for store in stores[:3]))
-        assert [sum(each) for each in zip(*got, strict=True)] == [
-            n not in (7, 8) for n in range(60)
+        got = await asyncio.gather(*(store.postpone_many(moves, SOON) for store in stores[:3]))
+        assert [sorted({*each} - {Postponed.MISSED}) for each in zip(*got, strict=True)] == [
+            {7: [], 8: [Postponed.HELD]}.get(n, [Postponed.MOVED]) for n in range(60)
         ]
+        assert sum(one is not Postponed.MISSED for each in got for one in each) == 59
         left = {task.ref: task.due_ms for task in await stores[0].open_tasks(100)}
         assert left == {ref: UNTIL + (n if n != 8 else 0) for n, ref in enumerate(refs) if n != 7}
-        assert await stores[0].postpone_many([]) == []
+        assert await stores[0].postpone_many([], SOON) == []
 
     # shards
 

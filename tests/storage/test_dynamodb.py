@@ -26,6 +26,7 @@ from roundgate.storage.tasks import (
     Answered,
     Claimed,
     Lease,
+    Move,
     TaskRef,
     TaskStore,
     Wanted,
@@ -622,14 +623,16 @@ async def test_what_is_looked_for_is_read_and_not_what_a_table_has_most_of(
 async def test_what_the_documentation_says_that_operations_cost(metered: Metered) -> None:
     store, units = metered.store, metered.of
     assert await units(store.create(new(call=blob(300)))) == (0, 3)
-    assert await units(store.claim(REF, NOW, UNTIL)) == (0, 3)
+    assert await units(store.claim(REF, NOW, UNTIL)) == (0, 1), "nothing in an index moves"
     await store.let_go(REF, 1, NOW, SOON, blame=False)
     lease = (await claim(store)).lease
     assert await units(store.checkpoint(lease, Added([blob(60)], status_message="on it"), NOW)) == (
         0,
         1,
     )
-    assert await units(store.checkpoint(lease, NOTHING, NOW, UNTIL + 1)) == (0, 3)
+    assert await units(store.checkpoint(lease, Added([blob(60)]), NOW, UNTIL + 1)) == (0, 1)
+    assert await units(store.checkpoint(lease, NOTHING, NOW, UNTIL + 2)) == (0, 1)
+    assert await units(store.checkpoint(lease, NOTHING, NOW, UNTIL + 3, UNTIL + 9)) == (0, 3)
     assert await units(store.read(REF, NOW)) == (1, 0)
     assert await units(store.suspend(lease, NOTHING, {"a": b"?", "b": b"?"}, NOW)) == (0, 3)
     assert await units(store.answer(REF, {"a": b"!"}, NOW, SOON)) == (0, 1), (
@@ -643,6 +646,19 @@ async def test_what_the_documentation_says_that_operations_cost(metered: Metered
     other = TaskRef("owner", "other")
     await store.create(new(other))
     assert await units(store.cancel(other, "cancelled", NOW)) == (0, 4)
+
+
+async def test_what_a_sweep_and_the_claim_after_it_cost(metered: Metered) -> None:
+    """AWS counts refused writes, too: one of the claim that finds it due late, one of the move that finds it held."""
+    store, units = metered.store, metered.of
+    await store.create(new())
+    (task,) = await store.due(SOON, 10)
+    assert await units(postpone(store, task, SOON + 1)) == (0, 3)
+    assert await units(store.claim(REF, NOW, UNTIL)) == (0, 2), "it was sent again, says the index"
+    (task,) = await store.due(SOON + 1, 10)
+    assert await units(store.postpone_many([Move(task, END, 1)], SOON)) == (0, 3)
+    await store.let_go(REF, 1, NOW, END, blame=False)
+    assert await units(store.claim(REF, NOW, UNTIL)) == (0, 3)
 
 
 async def test_what_the_documentation_says_that_a_cleanup_costs(metered: Metered) -> None:

@@ -145,7 +145,7 @@ async def of_sweeps(store: SqliteTasks) -> None:
         await store.take_shard(0, "me", NOW, UNTIL)
     late = await store.due(UNTIL, 10, 0)
     await store.due(UNTIL, 10)
-    await store.postpone_many([Move(late[0], UNTIL, 1)])
+    await store.postpone_many([Move(late[0], UNTIL, 1)], UNTIL)
     await store.expire(TaskRef("owner", "past"), END)
     await store.forget(END + 10**10)
 

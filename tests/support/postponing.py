@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from roundgate.storage import Move, OpenTask, TaskStore
+from roundgate.storage import Move, OpenTask, Postponed, TaskStore
 
 
 async def postpone(store: TaskStore, task: OpenTask, due_ms: int) -> bool:
-    """Move its due time, as if its message had been sent again."""
-    (moved,) = await store.postpone_many([Move(task, due_ms, task.resends + 1)])
-    return moved
+    """Move its due time when it is due, as if its message had been sent again."""
+    move = Move(task, due_ms, task.resends + 1)
+    (became,) = await store.postpone_many([move], task.due_ms)
+    return became in {Postponed.MOVED, Postponed.LAPSED}

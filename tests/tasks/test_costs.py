@@ -42,9 +42,10 @@ TABLE = """
 | `tasks/update`, `tasks/cancel`, where any task's tool needs scopes | 1 read more | 0 | 1 | |
 | `tasks/cancel` of a task whose tool says how its job is cancelled | 1, made as 2 calls | 5 | 0 | 1 |
 | cancelling that job: a look, a claim, its end | 1 + 1 + 1 | 1 + 3 + 2 | 1 each 4 KB | 0, or 1 to try again |
-| a turn of a worker: claim, and its end | 1 + 1 | 3 + 3 | 1 each 4 KB outside the head | 0, or 1 if it goes on |
-| a step in it | 1 | 1 (1.3 over 10,000 steps) | 0 | 0 |
-| a long step: each half lease (15 s), and each 5 s | 1, and 1 read | 3 | 1 | 0 |
+| a turn of a worker: claim, and its end | 1 + 1 | 1 + 3 | 1 each 4 KB outside the head | 0, or 1 if it goes on |
+| the claim of a task that a sweep has sent again | 1 or 2 | 2 or 4 | as above | 0 |
+| a step in it | 1 | 1 (1.3 over 10,000 steps), and 2 more each 85 s | 0 | 0 |
+| a long step: each half lease (15 s), and each 5 s | 1, and 1 read | 1, and 2 more each 85 s | 1 | 0 |
 """
 LEASE_S = 1
 
@@ -64,6 +65,8 @@ class Counts:
     queue: list[str]
     under: list[str] = field(default_factory=list)
     """Transactions of SQLite, or calls of DynamoDB."""
+    written: list[float] = field(default_factory=list)
+    """Write units of DynamoDB, those of indexes among them."""
 
     async def of(self, work: Awaitable[Any]) -> tuple[list[str], int, int]:
         """The store's methods, the calls under it, the messages sent."""
@@ -117,6 +120,11 @@ async def ask(ctx: Context) -> str:
     return "done"
 
 
+async def ask_once(ctx: Context) -> str:
+    await ctx.elicit("first", "?", Go)
+    return "done"
+
+
 async def nap(ctx: Context) -> str:
     await ctx.sleep(3)
     return "done"
@@ -135,7 +143,7 @@ async def step_and_nap(ctx: Context) -> str:
 
 
 TOOLS: Mapping[str, Handler] = {
-    tool.__name__: tool for tool in (at_once, two_steps, ask, nap, job, step_and_nap)
+    tool.__name__: tool for tool in (at_once, two_steps, ask, ask_once, nap, job, step_and_nap)
 }
 
 
@@ -143,13 +151,15 @@ TOOLS: Mapping[str, Handler] = {
 async def costs(
     request: pytest.FixtureRequest, path: Path, clock: FixedClock
 ) -> AsyncIterator[Costs]:
-    stores, queues, under = Plan(), Plan(), list[str]()
-    store = _sqlite(path, under) if request.param == "sqlite" else _dynamodb(request, under)
+    stores, queues = Plan(), Plan()
+    counts = Counts(stores.calls, queues.calls)
+    is_sqlite = request.param == "sqlite"
+    store = _sqlite(path, counts.under) if is_sqlite else _dynamodb(request, counts)
     queue = SqliteQueue(Fast(path), clock)
     catalog = catalog_of(**TOOLS, long_step=_long_step(clock))
-    config = TasksConfig(lease_s=LEASE_S)
+    config = TasksConfig(lease_s=LEASE_S, clock_skew_s=60)
     shop = Workshop(catalog, stores.life().wraps(store), queues.life().wraps(queue), clock, config)
-    yield Costs(shop, Counts(stores.calls, queues.calls, under))
+    yield Costs(shop, counts)
     await store.aclose()
     await queue.aclose()
 
@@ -158,7 +168,7 @@ def _sqlite(path: Path, under: list[str]) -> TaskStore:
     return SqliteTasks(CountedFast(path, under))
 
 
-def _dynamodb(request: pytest.FixtureRequest, under: list[str]) -> TaskStore:
+def _dynamodb(request: pytest.FixtureRequest, counts: Counts) -> TaskStore:
     emulator: Emulator = request.getfixturevalue("dynamodb")
     table = emulator.table()
     name = table.__enter__()
@@ -166,12 +176,21 @@ def _dynamodb(request: pytest.FixtureRequest, under: list[str]) -> TaskStore:
 
     def make_client() -> Any:
         client = emulator.client()
-        client.meta.events.register(
-            "before-call.dynamodb", lambda model, **_: under.append(model.name)
-        )
+        events = client.meta.events
+        events.register("before-call.dynamodb", lambda model, **_: counts.under.append(model.name))
+        events.register("provide-client-params.dynamodb.UpdateItem", _ask_for_units)
+        events.register("provide-client-params.dynamodb.PutItem", _ask_for_units)
+        events.register("after-call.dynamodb", note)
         return client
 
+    def note(parsed: Mapping[str, Any], **_: Any) -> None:
+        counts.written.append(parsed.get("ConsumedCapacity", {}).get("CapacityUnits", 0))
+
     return DynamoDbTasks(emulator.open(name, make_client))
+
+
+def _ask_for_units(params: Mapping[str, Any], **_: Any) -> Mapping[str, Any]:
+    return {**params, "ReturnConsumedCapacity": "TOTAL"}
 
 
 def _long_step(clock: FixedClock) -> Callable[[Context], Awaitable[str]]:
@@ -282,6 +301,26 @@ async def test_half_a_lease_is_one_write(costs: Costs) -> None:
     ref = await costs.shop.begin("long_step")
     calls = ["claim", "checkpoint", "checkpoint", "finish"]
     assert await costs.counts.of(costs.shop.worker.work(ref)) == (calls, 4, 0)
+
+
+# the whole of a task
+
+
+@pytest.mark.parametrize("costs", ["dynamodb"], indirect=True)
+@pytest.mark.parametrize(
+    ("tool", "units"),
+    [("at_once", 7), ("two_steps", 7 + 2), ("long_step", 7 + 2), ("ask_once", 14)],
+)
+async def test_the_write_units_of_a_task_from_its_call_to_its_end(
+    costs: Costs, tool: str, units: int
+) -> None:
+    ref = await costs.shop.begin(tool)
+    await costs.shop.all_turns()
+    if tool == "ask_once":
+        await costs.shop.answer(ref, first=accept(go=True))
+        await costs.shop.all_turns()
+    assert (await costs.shop.shown(ref))["status"] == "completed"
+    assert sum(costs.counts.written) == units
 
 
 # what is not in the table

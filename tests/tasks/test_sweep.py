@@ -13,7 +13,7 @@ from roundgate.replay.context import Context
 from roundgate.storage.queue import TaskQueue
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.tasks import SqliteTasks
-from roundgate.storage.tasks import Claimed, Move, TaskRef, TaskStore
+from roundgate.storage.tasks import Claimed, Move, Postponed, TaskRef, TaskStore
 from roundgate.tasks import sweep
 from roundgate.tasks.ending import Turn
 from roundgate.tasks.sweep import Sweep
@@ -249,10 +249,10 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def postpone_many(self, moves: Sequence[Move]) -> Sequence[bool]:
+    async def postpone_many(self, moves: Sequence[Move], *times_ms: int) -> Sequence[Postponed]:
         self.moves += len(moves)
         await asyncio.sleep(0.01)
-        return await self._store.postpone_many(moves)
+        return await self._store.postpone_many(moves, *times_ms)
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
         taken = await self._store.take_shard(shard, sweeper, now_ms, until_ms)
@@ -308,9 +308,9 @@ async def test_a_sweep_stops_at_its_deadline_and_the_next_one_goes_on(
     clock.skip(60)
 
     class Slow(Watched):
-        async def postpone_many(self, moves: Sequence[Move]) -> Sequence[bool]:
+        async def postpone_many(self, moves: Sequence[Move], *times_ms: int) -> Sequence[Postponed]:
             clock.skip(1)
-            return await super().postpone_many(moves)
+            return await super().postpone_many(moves, *times_ms)
 
     found = await Sweep(Slow(shop.store), shop.queue, clock, shop.config).sweep(
         clock.deadline(2_500)

@@ -352,6 +352,10 @@ class TasksConfig(Model):
         """How many of the turns of a process may be at tasks of one owner."""
         return self.max_running_per_owner or max(1, self.concurrency // 2)
 
+    def skew_ms(self, of_store_s: float) -> int:
+        """By how many milliseconds clocks may differ, where it is `of_store_s` seconds for the store in use."""
+        return int((of_store_s if self.clock_skew_s is None else self.clock_skew_s) * 1000)
+
 
 class CallersConfig(Model):
     """What callers with tokens need, whoever verifies them."""

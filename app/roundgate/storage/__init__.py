@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from roundgate.storage.tasks import NewTask as NewTask
     from roundgate.storage.tasks import NotClaimed as NotClaimed
     from roundgate.storage.tasks import OpenTask as OpenTask
+    from roundgate.storage.tasks import Postponed as Postponed
     from roundgate.storage.tasks import TaskRecord as TaskRecord
     from roundgate.storage.tasks import TaskRef as TaskRef
     from roundgate.storage.tasks import TaskStore as TaskStore
@@ -41,7 +42,7 @@ else:
             ".queue": "Message TaskQueue",
             ".sessions": "SessionRow SessionStore",
             ".tasks": "Added Answered Cancelled Claimed Found Lease Move NOTHING NewTask NotClaimed OpenTask "
-            "TaskRecord TaskRef TaskStore Wanted",
+            "Postponed TaskRecord TaskRef TaskStore Wanted",
         },
         modules="sqs",
     )

@@ -32,12 +32,18 @@ to 0 and lifts the suspicion: `checkpoint` with entries, `suspend`, `restart`, a
 `attempts` counts faults that a worker reports itself: `release` sets it, other progress sets it to 0.
 
 **Due.** Every open task has a `due_ms`: by then something should have happened to it. `due` lists what is late, by an
-index and not by a scan; nobody looks at the others. It is moved by creation, `answer`, `release` and `let_go` as told,
-by `claim` and a renewal as told or to the end of the lease, by `suspend` and `park` to the task's end.
+index and not by a scan; nobody looks at the others. It is moved by creation, `answer`, `release`, `let_go` and
+`checkpoint` as told, by `suspend` and `park` to the task's end. A claim leaves it, if it is soon enough: in DynamoDB to
+move it costs twice as much as the claim itself. So it may come while a worker has the task, and a sweep that then looks
+puts it off to when that worker's lease will have lapsed (`Postponed.HELD`):
 
-Where a task becomes due with no message on its way it is `unsent`: from a claim on, from `let_go`, and when it is
-released to be due within a second of when it wakes. A sweep that postpones it sends one; a worker that has it wait for
-its turn alone does not (`Move.unsent`).
+    created, due at 30 ── claim, lease to 31 ── dies           30: held, due when the lease has lapsed ── late
+                       ── claim, lease to 31 ── renewal: due later ── …
+
+Where a task becomes due with no message on its way it is `unsent`: from `let_go` on, when it is released to be due
+within a second of when it wakes, and when it is moved under a lease. A sweep that postpones it sends one; a worker that
+has it wait for its turn alone does not (`Move.unsent`). If its worker died before it moved it, the sweep is told so
+when it postpones it (`Postponed.LAPSED`).
 
 **Cleaning up.** A task that was created with `cleans_up` may have begun something elsewhere that goes on by itself. If
 it ends early, by `cancel`, by `expire`, or by a `finish` that says so, it is terminal for its client and for every
@@ -320,6 +326,18 @@ class Wanted:
 ANY: Final = Wanted()
 
 
+class Postponed(StrEnum):
+    """What became of a move."""
+
+    MOVED = "moved"
+    LAPSED = "moved, and a lease had lapsed"
+    """Whoever had it died or stalled with it, and the message that led there is gone."""
+    HELD = "held"
+    """A worker has it. It is due when that lease has lapsed."""
+    MISSED = "missed"
+    """Somebody else has moved it, or it is over."""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """Some of the tasks that were looked for."""
@@ -388,7 +406,8 @@ class TaskStore(Protocol):
         suspect, is free for `alone=True` only. The first makes it a suspect, and counts in `deaths` if the lapsed lease
         was itself one of `alone=True`.
 
-        Raises the fence, ends its sleep, sets `resends` to 0 and `due_ms` as told, by default to `until_ms`.
+        Raises the fence, ends its sleep, and sets `resends` to 0. What is due later than `due_ms`, by default
+        `until_ms`, is due then; what is due before stays so. One call, but for a task that is due later.
         """
 
     async def checkpoint(
@@ -399,10 +418,9 @@ class TaskStore(Protocol):
         until_ms: int | None = None,
         due_ms: int | None = None,
     ) -> None:
-        """Add to the journal, and extend the lease to `until_ms` unless that is `None`.
+        """Add to the journal; extend the lease to `until_ms` and move the due time to `due_ms`, unless they are `None`.
 
-        With entries it is progress: `attempts`, `deaths` and `declined_ms` are 0 again, and it is no suspect. A renewal
-        moves the due time to `due_ms`, by default to `until_ms`.
+        With entries it is progress: `attempts`, `deaths` and `declined_ms` are 0 again, and it is no suspect.
 
         Raises:
             LeaseLost: see above.
@@ -546,10 +564,14 @@ class TaskStore(Protocol):
         `False` if there is none, or no more, or it is not to go on yet.
         """
 
-    async def postpone_many(self, moves: Sequence[Move]) -> Sequence[bool]:
+    async def postpone_many(
+        self, moves: Sequence[Move], now_ms: int, skew_ms: int = 0
+    ) -> Sequence[Postponed]:
         """Move due times, in as few writes as the store can; each move happens or not by itself.
 
-        One happens if the due time still is `task.due_ms`; of many callers one gets `True`.
+        One happens if the due time still is `task.due_ms`; of many callers all but one have missed it. A lease lapses
+        `skew_ms` after its end: a task under one that has not is due then, and nothing else of it changes but that it
+        is `unsent`.
         """
 
     async def expire(self, ref: TaskRef, now_ms: int, due_ms: int | None = None) -> bool:

@@ -1,7 +1,8 @@
 """The journal of one run of one task, written under its lease, and the check that a step may begin.
 
 Every finished step is a conditional write before the handler goes on. Before a step begins, the lease is known to hold
-for long enough; a worker that was stopped and went on finds out first whether the task is still its own:
+for long enough; a worker that was stopped and went on finds out first whether the task is still its own. Each write
+renews the lease by the way, so a heartbeat has something to write only where no step ends for half a lease:
 
     handler      step 1 ──── (process stopped, lease over) ──── admit ─── step 2
     this                ✓ checkpoint                              └ renew: yes, it is ours │ LeaseLost: the run ends
@@ -65,6 +66,7 @@ class Checkpointer:
         self._max_bytes = config.max_journal_bytes
         self._time = LeaseTime(clock, int(config.lease_s * 1000), skew_ms)
         self._time.claimed(claimed.record.lease_until_ms)
+        self._due_ms = claimed.record.due_ms or 0
         self._patience = Patience(lambda: call.deadline.is_past, task=claimed.record.ref.id)
         self._keeping = asyncio.Lock()
         self._renewing = asyncio.Lock()
@@ -137,8 +139,9 @@ class Checkpointer:
             self._account(entries)
             # of a write that failed nobody knows whether it happened: no other before that
             async with self._keeping:
-                added = self._added(entries)
+                added, begun = self._added(entries), Moment.now(self._clock)
                 await self._patience.attempt("a checkpoint", lambda: self._write(added))
+                self._time.renewed(begun)  # of several attempts nobody says which one happened
                 self._saved.update((_place(entry), entry) for entry in entries)
         except NotJson:  # ctx.state: the handler's own
             raise
@@ -160,9 +163,9 @@ class Checkpointer:
             )
 
     async def _write(self, added: Added) -> None:
-        await self._store.checkpoint(self._lease, added, self._clock.now_ms())
+        async with self._renewing:
+            await self._extend(added, Moment.now(self._clock))
         self._state = self._state if added.state is None else added.state
-        self._note(added)
 
     async def _renew_in_time(self) -> None:
         """Renew the lease, and fail if the answer took so long that no step could begin on it."""
@@ -184,7 +187,8 @@ class Checkpointer:
         """
         if self._clock.now_ms() >= self._record.expires_ms:
             raise LeaseLost(self.ref.id)
-        if self._time.is_half_over or self._news() is not None:
+        is_due = self._time.is_half_over or self._time.is_due_soon(self._due_ms)
+        if is_due or self._news() is not None:
             await self.renew()
         elif look:
             await self._look()
@@ -200,11 +204,16 @@ class Checkpointer:
 
     async def _renew(self) -> None:
         async with self._renewing:  # the row has the end of the one that was written last
-            sent, added = Moment.now(self._clock), Added(status_message=self._news())
-            until_ms, due_ms = self._time.until_ms(sent), self._time.due_ms(sent)
-            await self._store.checkpoint(self._lease, added, sent.wall_ms, until_ms, due_ms)
+            sent = Moment.now(self._clock)
+            await self._extend(Added(status_message=self._news()), sent)
             self._time.renewed(sent)
-            self._note(added)
+
+    async def _extend(self, added: Added, sent: Moment) -> None:
+        """One write that adds this and renews the lease."""
+        until_ms, due_ms = self._time.until_ms(sent), self._time.due_ms(sent, self._due_ms)
+        await self._store.checkpoint(self._lease, added, sent.wall_ms, until_ms, due_ms)
+        self._due_ms = due_ms or self._due_ms
+        self._note(added)
 
     async def _look(self) -> None:
         record = await self._store.read(self.ref, self._clock.now_ms())

@@ -4,6 +4,11 @@
          └ counted from here, by two clocks; the one that says less is left is believed
 
 Wall clocks are set back and forth; a monotonic clock stands still while a machine sleeps. Each covers for the other.
+
+What a sweep goes by is the task's due time in an index, whose entry costs more to move than the lease. So it is moved
+with one renewal in several, shortly before it comes, and never beyond where the lease will have lapsed:
+
+    created, due at 30 ── claim at 0 ── renewal at 15 ── at 25: lease to 55, due at 115 ── … ── at 110: due at 200
 """
 
 from __future__ import annotations
@@ -15,6 +20,9 @@ from roundgate.values import dataclass
 
 MARGIN_MS = 2_000
 """What must be left of a lease for a step to begin, or a quarter of the lease if that is more."""
+
+SOON_PART = 1 / 6
+"""Part of a lease between two heartbeats, at most: what is due before the next is moved now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +57,9 @@ class LeaseTime:
         self._sent = Moment(sent_ms, now.monotonic_ms - max(0, now.wall_ms - sent_ms))
 
     def renewed(self, sent: Moment) -> None:
-        """Note that a renewal sent at that moment has been written."""
-        self._sent = sent
+        """Note that a renewal sent at that moment has been written, or a later one."""
+        if sent.monotonic_ms >= self._sent.monotonic_ms:
+            self._sent = sent
 
     @property
     def left_ms(self) -> float:
@@ -73,6 +82,13 @@ class LeaseTime:
         """The end of a lease that is claimed or renewed at a moment."""
         return sent.wall_ms + self.lease_ms
 
-    def due_ms(self, sent: Moment) -> int:
-        """When a sweep has to look whether its worker died: as soon as others may claim the task."""
-        return self.until_ms(sent) + self.skew_ms
+    def due_ms(self, sent: Moment, now_due_ms: int) -> int | None:
+        """When a sweep has to look whether its worker died: as soon as others may claim the task.
+
+        `None` if it is due at `now_due_ms` and that is soon enough, and not too soon.
+        """
+        return self.until_ms(sent) + self.skew_ms if self.is_due_soon(now_due_ms) else None
+
+    def is_due_soon(self, due_ms: int) -> bool:
+        """Whether a sweep may find the task before the next heartbeat."""
+        return due_ms < self.clock.now_ms() + self.lease_ms * SOON_PART

@@ -10,6 +10,9 @@ queue. So a late task is not sent while the queue is known to have its message (
 a message must have been lost for it to be needed (SQS); and what is sent again is sent after ever longer pauses:
 
     due    +30 s    +60 s    +120 s …  +900 s      each time later, unless a worker has claimed it
+
+What a worker has just now is not late. Claims leave the due time where it is, so the store tells which those are, and
+looks for them again when their leases will have lapsed.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from roundgate.config import TasksConfig
 from roundgate.errors import Unavailable
 from roundgate.metrics import Census
 from roundgate.protocol import OPEN, Event, Status, sources
-from roundgate.storage import Move, OpenTask, TaskQueue, TaskRef, TaskStore
+from roundgate.storage import Move, OpenTask, Postponed, TaskQueue, TaskRef, TaskStore
 
 AT_ONCE: Final = 200
 SHARD_MS: Final = 5_000
@@ -40,6 +43,8 @@ KNOWN_TO_WAIT: Final = 4
 COUNTED: Final = 1_000
 """Where the census stops: with more open tasks than this, those that are due first are looked at."""
 
+_MOVED: Final = frozenset({Postponed.MOVED, Postponed.LAPSED})
+
 log = logging.getLogger("roundgate.tasks")
 
 
@@ -47,12 +52,20 @@ class Sweep:
     """Finds late tasks and sends messages for them."""
 
     def __init__(
-        self, store: TaskStore, queue: TaskQueue, clock: Clock, config: TasksConfig
+        self,
+        store: TaskStore,
+        queue: TaskQueue,
+        clock: Clock,
+        config: TasksConfig,
+        *,
+        skew_s: float = 5.0,
     ) -> None:
+        """`skew_s` is by how much the clocks of those who share the store may differ, unless `config` says so."""
         self._store = store
         self._queue = queue
         self._clock = clock
         self._pause_ms = int(config.requeue_after_s * 1000)
+        self._skew_ms = config.skew_ms(skew_s)
         self._longest_ms = max(self._pause_ms, int(config.requeue_at_most_s * 1000))
         self._me = clock.new_id()
 
@@ -141,10 +154,13 @@ class Sweep:
         else:
             send = {task.ref for task in late} - set(have_one)
         moves = [self._move(task, now_ms, is_known_to_wait=task.ref in have_one) for task in late]
-        moved = await self._store.postpone_many(moves)
-        refs = [move.task.ref for move, was_moved in zip(moves, moved, strict=True) if was_moved]
-        await self._queue.send_many([ref for ref in refs if ref in send])
-        return len(refs)
+        became = await self._store.postpone_many(moves, now_ms, self._skew_ms)
+        moved = {
+            move.task.ref: one for move, one in zip(moves, became, strict=True) if one in _MOVED
+        }
+        died = {ref for ref, one in moved.items() if one is Postponed.LAPSED} - set(have_one)
+        await self._queue.send_many([ref for ref in moved if ref in send | died])
+        return len(moved)
 
     async def _probably_lost(self, late: Sequence[OpenTask]) -> set[TaskRef]:
         """Those that need a message, where the queue cannot say which messages it has."""

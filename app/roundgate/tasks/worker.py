@@ -86,7 +86,7 @@ class Worker:
         self._clock = clock
         self._config = config
         self._lease_ms = int(config.lease_s * 1000)
-        self._skew_ms = int((skew_s if config.clock_skew_s is None else config.clock_skew_s) * 1000)
+        self._skew_ms = config.skew_ms(skew_s)
         self._publish = publish
         self._tracing = tracing or NoTracing()
         self._metrics = metrics or NoMetrics()
@@ -139,7 +139,8 @@ class Worker:
             task = OpenTask(
                 ref, found.tool, found.status, found.created_ms, found.expires_ms, found.due_ms
             )
-            await self._store.postpone_many([Move(task, due_ms, resends=0, unsent=True)])
+            move = Move(task, due_ms, resends=0, unsent=True)
+            await self._store.postpone_many([move], now_ms, self._skew_ms)
 
     async def work(
         self, ref: TaskRef, deadline: Deadline | None = None, *, alone: bool = False

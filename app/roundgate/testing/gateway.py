@@ -32,7 +32,6 @@ from roundgate.main import build_app
 from roundgate.replay import WATCH, StepWatch
 from roundgate.startup import Core, build_core
 from roundgate.storage import Claimed, Message, NotClaimed
-from roundgate.tasks import Sweep
 from roundgate.testing.clock import VirtualClock
 from roundgate.testing.crashes import Crash, Watched, survive
 from roundgate.testing.memory import Life, Memory
@@ -245,8 +244,7 @@ class Gateway:
             self.clock.skip(seconds)
         if not await self.work():
             core = build_core(self._file, self._using, self.clock, self._memory.stores(Life()))
-            tasks = self._file.config.tasks
-            await Sweep(core.stores.tasks, core.stores.queue, self.clock, tasks).sweep()
+            await core.sweep(self._file.config, self.clock).sweep()
             await core.serving.aclose()
             await self.work()
 

@@ -138,6 +138,12 @@ IS_FOUND: Final = "#expires_ms > :now"
 """There is such a task, and still is: of one that never was DynamoDB compares nothing to be greater."""
 
 
+IS_DUE_AS_SEEN: Final = "#due_ms = :due"
+"""Whoever has moved it since does what is to be done; what is terminal has no due time."""
+IS_NOT_HELD: Final = "#lease_until_ms <= :lapsed"
+"""No worker has it, or the one that had it died or stalled."""
+
+
 def is_in(event: Event) -> str:
     """The event happens in the state it is in."""
     return f"#status IN ({', '.join(sorted(f':{status.value}' for status in sources(event)))})"
@@ -230,8 +236,8 @@ def has_lapsed(root: Row) -> bool:
     return bool(root["lease_until_ms"] > 0)
 
 
-def may_be_claimed(lapsed: bool, alone: bool) -> list[str]:
-    """A task that is free, or one whose lease has lapsed."""
+def may_be_claimed(lapsed: bool, far: bool, alone: bool) -> list[str]:
+    """A task that is free, or one whose lease has lapsed; one that is due soon enough, or `far` too late."""
     # Who has it may go on until the lease ends.
     is_free = "#lease_until_ms = :none"
     # Its worker died or stalled with it.
@@ -240,8 +246,16 @@ def may_be_claimed(lapsed: bool, alone: bool) -> list[str]:
     is_awake = "#wake_ms <= :now"
     # Where a worker has died it must harm no other task.
     is_no_suspect = "attribute_not_exists(#suspect)"
-    lease = is_lapsed if lapsed else is_free
-    return [IS_FOUND, is_in(Event.RUN), lease, is_awake, *([] if alone else [is_no_suspect])]
+    # It is found in time if we die with it, without a write to the index.
+    is_due_soon_enough = "#due_ms <= :due"
+    return [
+        IS_FOUND,
+        is_in(Event.RUN),
+        is_lapsed if lapsed else is_free,
+        is_awake,
+        *([] if alone else [is_no_suspect]),
+        *([] if far else [is_due_soon_enough]),
+    ]
 
 
 # What is made of it
@@ -292,18 +306,21 @@ def claimed_to_clean_up(until_ms: int, due_ms: int) -> dict[str, Any]:
     }
 
 
-def claimed(until_ms: int, due_ms: int, alone: bool) -> dict[str, Any]:
-    """A new lease."""
+def claimed(until_ms: int, alone: bool) -> dict[str, Any]:
+    """A new lease. Nothing of it is in the index of due tasks, unless a sweep has sent the task again."""
     return {
         "fence": Expression("#fence + :one"),
         "lease_until_ms": until_ms,
-        "due_ms": due_ms,
         "wake_ms": 0,
         "alone": 1 if alone else None,
         "resends": None,
-        "unsent": 1,
         "noted": 0,
     }
+
+
+def moved(due_ms: int) -> dict[str, Any]:
+    """Another due time, for which nobody sends a message."""
+    return {"due_ms": due_ms, "unsent": 1}
 
 
 def new_root_item(task: NewTask, draft: Draft, shards: int) -> Row:

@@ -16,7 +16,9 @@ from roundgate.storage.dynamodb.root_items import (
     BLAMED,
     CLEANED_UP,
     CLEANS_UP_NOTHING,
+    IS_DUE_AS_SEEN,
     IS_FOUND,
+    IS_NOT_HELD,
     IS_TO_CLEAN_UP,
     NO_BLAME,
     NOT_LEASED,
@@ -39,6 +41,7 @@ from roundgate.storage.dynamodb.root_items import (
     lease_holds,
     may_be_claimed,
     may_be_cleaned_up,
+    moved,
     new_root_item,
     open_task_of,
     over,
@@ -83,6 +86,7 @@ from roundgate.storage.tasks import (
     NewTask,
     NotClaimed,
     OpenTask,
+    Postponed,
     TaskRecord,
     TaskRef,
     Wanted,
@@ -271,13 +275,16 @@ class DynamoDbTasks:
     ) -> Claimed | NotClaimed:
         """See `TaskStore`."""
         lapsed_ms = now_ms if lapsed_ms is None else lapsed_ms
-        sets = claimed(until_ms, until_ms if due_ms is None else due_ms, alone)
-        values = values_of(now_ms, lapsed=lapsed_ms)
-        is_lapsed = False
+        due_ms = until_ms if due_ms is None else due_ms
+        values = values_of(now_ms, lapsed=lapsed_ms, due=due_ms)
+        is_lapsed = is_far = False
         while True:
-            change = Change(
-                {**sets, **(BLAMED if is_lapsed else {})}, may_be_claimed(is_lapsed, alone), values
-            )
+            sets = {
+                **claimed(until_ms, alone),
+                **(BLAMED if is_lapsed else {}),
+                **(moved(due_ms) if is_far else {}),
+            }
+            change = Change(sets, may_be_claimed(is_lapsed, is_far, alone), values)
             match await self._table.update(pk_of(ref), change, returns="ALL_NEW"):
                 case Applied(row=dict() as root):
                     return await self._claimed(ref, root, is_lapsed)
@@ -285,7 +292,7 @@ class DynamoDbTasks:
                     refused = why_not(root, now_ms, lapsed_ms, alone)
                     if refused is not None or root is None:
                         return refused or NotClaimed.GONE
-                    is_lapsed = has_lapsed(root)
+                    is_lapsed, is_far = has_lapsed(root), root["due_ms"] > due_ms
 
     async def _claimed(self, ref: TaskRef, root: Row, was_lapsed: bool) -> Claimed:
         rows = await self._table.named(pk_of(ref), refs_for_work(root))
@@ -318,7 +325,9 @@ class DynamoDbTasks:
         """See `TaskStore`."""
         sets: dict[str, Any] = dict(PROGRESS) if added.entries else {}
         if until_ms is not None:
-            sets |= {"lease_until_ms": until_ms, "due_ms": until_ms if due_ms is None else due_ms}
+            sets["lease_until_ms"] = until_ms
+        if due_ms is not None:
+            sets |= moved(due_ms)
         await self._write(lease, added, now_ms, lambda draft: sets)
 
     async def suspend(
@@ -399,7 +408,7 @@ class DynamoDbTasks:
         self, ref: TaskRef, fence: int, now_ms: int, due_ms: int, *, blame: bool
     ) -> bool:
         """See `TaskStore`."""
-        sets = {**NOT_LEASED, "due_ms": due_ms, "unsent": 1, **(BLAMED if blame else {})}
+        sets = {**NOT_LEASED, **moved(due_ms), **(BLAMED if blame else {})}
         change = Change(sets, [IS_FOUND, *lease_holds()], values_of(now_ms, fence=fence))
         return isinstance(await self._table.update(pk_of(ref), change), Applied)
 
@@ -539,22 +548,35 @@ class DynamoDbTasks:
         )
         return isinstance(await self._table.update(f"S#{shard}", change), Applied)
 
-    async def postpone_many(self, moves: Sequence[Move]) -> Sequence[bool]:
-        """See `TaskStore`. A write each: a transaction would cost twice as much."""
-        return await asyncio.gather(*map(self._move, moves))
+    async def postpone_many(
+        self, moves: Sequence[Move], now_ms: int, skew_ms: int = 0
+    ) -> Sequence[Postponed]:
+        """See `TaskStore`. A write each: a transaction would cost twice as much. Of one that is held there are two."""
+        return await asyncio.gather(*(self._move(move, now_ms, skew_ms) for move in moves))
 
-    async def _move(self, move: Move) -> bool:
-        change = Change(
-            {
-                "due_ms": move.due_ms,
-                "unsent": 1 if move.unsent else None,
-                "resends": move.resends or None,
-            },
-            # Whoever moved it before us does what is to be done; what is terminal has none.
-            when=["#due_ms = :due"],
-            values={":due": move.task.due_ms},
-        )
-        return isinstance(await self._table.update(pk_of(move.task.ref), change), Applied)
+    async def _move(self, move: Move, now_ms: int, skew_ms: int) -> Postponed:
+        sets = {
+            "due_ms": move.due_ms,
+            "unsent": 1 if move.unsent else None,
+            "resends": move.resends or None,
+        }
+        values = {":due": move.task.due_ms, ":lapsed": now_ms - skew_ms}
+        change = Change(sets, [IS_DUE_AS_SEEN, IS_NOT_HELD], values)
+        match await self._table.update(pk_of(move.task.ref), change, returns="ALL_OLD"):
+            case Applied(row=dict() as root):
+                return Postponed.LAPSED if has_lapsed(root) else Postponed.MOVED
+            case ConditionFailed(row=dict() as root) if root.get("due_ms") == move.task.due_ms:
+                return await self._put_off(move.task, root["lease_until_ms"], skew_ms)
+        return Postponed.MISSED
+
+    async def _put_off(self, task: OpenTask, until_ms: int, skew_ms: int) -> Postponed:
+        """Look at it again when the lease that was seen has lapsed."""
+        # Neither renewed nor given back since.
+        is_that_lease = "#lease_until_ms = :until"
+        values = {":due": task.due_ms, ":until": until_ms}
+        change = Change(moved(until_ms + skew_ms), [IS_DUE_AS_SEEN, is_that_lease], values)
+        was_put_off = isinstance(await self._table.update(pk_of(task.ref), change), Applied)
+        return Postponed.HELD if was_put_off else Postponed.MISSED
 
     async def expire(self, ref: TaskRef, now_ms: int, due_ms: int | None = None) -> bool:
         """See `TaskStore`."""

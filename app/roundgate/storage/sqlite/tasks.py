@@ -23,6 +23,7 @@ from roundgate.storage.tasks import (
     NewTask,
     NotClaimed,
     OpenTask,
+    Postponed,
     TaskRecord,
     TaskRef,
     Wanted,
@@ -192,15 +193,15 @@ class SqliteTasks:
             changes = {
                 "fence": row["fence"] + 1,
                 "lease_until_ms": until_ms,
-                "due_ms": until_ms if due_ms is None else due_ms,
                 "wake_ms": 0,
                 "suspect": row["suspect"] or has_lapsed,
                 "deaths": row["deaths"] + (has_lapsed and row["alone"]),
                 "alone": alone,
                 "resends": 0,
-                "unsent": 1,
                 "noted": 0,
             }
+            latest_ms = until_ms if due_ms is None else due_ms
+            changes |= _moved(latest_ms) if row["due_ms"] > latest_ms else {}
             _set(db, row["n"], changes)
             return _claimed(db, ref, row | changes)
 
@@ -215,11 +216,11 @@ class SqliteTasks:
         due_ms: int | None = None,
     ) -> None:
         """See `TaskStore`."""
-        changes: dict[str, Any] = {}
+        changes: dict[str, Any] = dict(_PROGRESS) if added.entries else {}
         if until_ms is not None:
-            changes = {"lease_until_ms": until_ms, "due_ms": until_ms if due_ms is None else due_ms}
-        if added.entries:
-            changes |= _PROGRESS
+            changes["lease_until_ms"] = until_ms
+        if due_ms is not None:
+            changes |= _moved(due_ms)
         await self._under_lease(lease, added, changes, now_ms)
 
     async def suspend(
@@ -430,13 +431,13 @@ class SqliteTasks:
         facts = (shard, sweeper, until_ms, now_ms)
         return await self._database.write(lambda db: db.execute(statement, facts).rowcount == 1)
 
-    async def postpone_many(self, moves: Sequence[Move]) -> Sequence[bool]:
+    async def postpone_many(
+        self, moves: Sequence[Move], now_ms: int, skew_ms: int = 0
+    ) -> Sequence[Postponed]:
         """See `TaskStore`. One transaction."""
-        statement = "update tasks set due_ms = ?, resends = ?, unsent = ? where owner = ? and id = ? and due_ms = ?"
 
-        def write(db: sqlite3.Connection) -> list[bool]:
-            facts = ((move.due_ms, move.resends, move.unsent, *_key(move.task)) for move in moves)
-            return [db.execute(statement, one).rowcount == 1 for one in facts]
+        def write(db: sqlite3.Connection) -> list[Postponed]:
+            return [_postponed(db, move, now_ms, skew_ms) for move in moves]
 
         return await self._database.write(write) if moves else []
 
@@ -701,9 +702,22 @@ def _open_task(row: tuple[Any, ...]) -> OpenTask:
     )
 
 
-def _key(task: OpenTask) -> tuple[str, str, int]:
-    """Which row, as it was seen."""
-    return task.ref.owner, task.ref.id, task.due_ms
+def _moved(due_ms: int) -> dict[str, Any]:
+    """Another due time, for which nobody sends a message."""
+    return {"due_ms": due_ms, "unsent": 1}
+
+
+def _postponed(db: sqlite3.Connection, move: Move, now_ms: int, skew_ms: int) -> Postponed:
+    row = _row(db, move.task.ref)
+    if row is None or row["due_ms"] != move.task.due_ms:
+        return Postponed.MISSED
+    until_ms = row["lease_until_ms"]
+    if until_ms > now_ms - skew_ms:
+        _set(db, row["n"], _moved(until_ms + skew_ms))
+        return Postponed.HELD
+    changes = {"due_ms": move.due_ms, "resends": move.resends, "unsent": move.unsent}
+    _set(db, row["n"], changes)
+    return Postponed.LAPSED if until_ms > 0 else Postponed.MOVED
 
 
 def _payloads(db: sqlite3.Connection, task: int, kind: str) -> list[tuple[str, bytes]]:
