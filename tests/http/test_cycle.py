@@ -63,6 +63,12 @@ class Connection:
             await task
         return b"".join(self.client.writes)
 
+    async def ended(self) -> None:
+        """Wait until no request is served any more."""
+        while self._protocol.tasks:
+            await asyncio.gather(*self._protocol.tasks)
+            await asyncio.sleep(0)  # of those that had ended already, they are taken out now
+
     def look(self, in_s: float) -> None:
         """What the server does when so much time is over."""
         self._protocol.look(self._protocol.loop.time() + in_s)
@@ -226,13 +232,11 @@ async def test_who_asks_for_another_protocol_is_served_in_this_one(
             parts = [head, asked.removeprefix(head)]
         case _:
             parts = [bytes([byte]) for byte in asked]
-    answers = b""
     for part in parts:
         connection._protocol.data_received(part)
         await asyncio.sleep(0)
-    while connection._protocol.tasks:
-        await asyncio.gather(*connection._protocol.tasks)
-        answers = b"".join(connection.client.writes)
+    await connection.ended()
+    answers = b"".join(connection.client.writes)
     assert answers.count(b"HTTP/1.1 200 OK\r\n") == 2
     assert app.bodies == [whole, b"x"]
     assert not connection.client.is_over
@@ -243,8 +247,7 @@ async def test_several_in_one_piece_that_ask_for_another_protocol_are_all_served
     connection = Connection(app)
     one = GET.replace(b"GET", b"POST") % (UPGRADE + b"content-length: 1\r\n")
     await connection.send(one + b"a" + one + b"b" + one + b"c")
-    while connection._protocol.tasks:
-        await asyncio.gather(*connection._protocol.tasks)
+    await connection.ended()
     assert app.bodies == [b"a", b"b", b"c"]
 
 
