@@ -1,7 +1,9 @@
-"""The hundred tools every subject serves in the `tools/list` measurement: five verbs on twenty things of a web shop.
+"""The hundred tools every subject serves in the `tools/list` measurement: five verbs on
+twenty things of a web shop.
 
-The schemas are what people write by hand: described properties, enumerations, bounds, patterns, one nested object.
-They contain no `$ref`, which one subject would rewrite, so that all of them serve the same words.
+The schemas are what people write by hand: described properties, enumerations, bounds,
+patterns, one nested object. They contain no `$ref`, which one subject would rewrite, so that
+all of them serve the same words.
 """
 
 from collections.abc import Iterable

@@ -1,5 +1,6 @@
-"""One `tools/call` in several circumstances, over sockets: of an older revision, with a JWT, where there are a hundred
-tools, in a view with search and through that search. All of it is the gateway's; the plain call is what compares.
+"""One `tools/call` in several circumstances, over sockets: of an older revision, with a JWT, where
+there are a hundred tools, in a view with search and through that search. All of it is the
+gateway's; the plain call is what compares.
 """
 
 import http.client

@@ -1,12 +1,13 @@
-"""`scripts/bench-clients`: `roundgate.client` beside the official Python client, against the same server.
+"""`scripts/bench-clients`: `roundgate.client` beside the official Python
+client, against the same server.
 
     scripts/bench-clients                 10,000 sequential calls of each, three rounds in turn
     scripts/bench-clients 2000            as many as that
     scripts/bench-clients --commands      see `bench.commands`
 
-The server is the gateway of `bench/gateway.yaml` on a core of its own, each client a fresh process on the other one.
-A call is `tools/call` of `add`, each with other numbers, and every answer is checked. The start is from `exec` to the
-answer of the first call.
+The server is the gateway of `bench/gateway.yaml` on a core of its own, each client a fresh process
+on the other one. A call is `tools/call` of `add`, each with other numbers, and every answer is
+checked. The start is from `exec` to the answer of the first call.
 """
 
 import asyncio
@@ -52,7 +53,8 @@ def main() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one process measured: calls a second, its own processor time for one, and how long its start took."""
+    """What one process measured: calls a second, its own processor time for one, and
+    how long its start took."""
 
     rate: float
     cpu_us: float

@@ -1,10 +1,11 @@
 """Cold starts of the two Lambda functions beside others: `python -m bench.cold SETTINGS`.
 
-The built zips run under AWS's Runtime Interface Emulator on the template's Python, with DynamoDB Local and moto's SQS
-where they are asked. The emulator is up already when the clock starts: it starts the process of the function with the
-first event. So the time is that of the init phase and of the first invocation, on one core. All of the functions are
-packaged alike: once with byte code in the zip, as `scripts/package` makes them, once without, as most tools do. The
-runtime's own boto3 has its byte code either way.
+The built zips run under AWS's Runtime Interface Emulator on the template's Python, with DynamoDB
+Local and moto's SQS where they are asked. The emulator is up already when the clock starts: it
+starts the process of the function with the first event. So the time is that of the init phase and
+of the first invocation, on one core. All of the functions are packaged alike: once with byte code
+in the zip, as `scripts/package` makes them, once without, as most tools do. The runtime's own boto3
+has its byte code either way.
 
 Run with the gateway's own Python; prints a `Sample` a line, as JSON.
 """
@@ -145,7 +146,8 @@ def is_done(answer: Any) -> bool:
 
 
 MESSAGE = {"messageId": "1", "body": f"{owner_of(LOCAL)}.{'A' * 22}", "eventSource": "aws:sqs"}
-"""The message of a task that is not there (any more): the least that a worker has to ask the table for."""
+"""The message of a task that is not there (any more): the least that a worker
+has to ask the table for."""
 
 COLD = (
     Cold("gateway", "gateway", "roundgate.lambda_http.handler", request("add"), is_sum),
@@ -264,7 +266,8 @@ class Measure:
         )
 
     def breakdowns(self) -> Iterator[Sample]:
-        """What the imports of the init phase cost, by package: the sum of what its modules take themselves."""
+        """What the imports of the init phase cost, by package: the sum of what its
+        modules take themselves."""
         for row in [one for one in COLD if one.name in BREAKDOWN_OF]:
             rounds = [self.imports(row) for _ in range(self.settings.rounds)]
             shown = sorted(name for name, _ in rounds[0].most_common(SHOWN))

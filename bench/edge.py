@@ -1,9 +1,10 @@
-"""What a request costs without sockets: a server's protocol is fed the bytes of requests, and what it writes is read.
+"""What a request costs without sockets: a server's protocol is fed the bytes of requests,
+and what it writes is read.
 
-Run by `bench.instructions` (`python -m bench.edge gateway 200`), under valgrind or without. Every subject runs in the
-gateway's own environment, with the same releases of everything. Kernel, network and the other processes of the machine
-are left out, all else is as in a server.
-Prints one JSON object: microseconds of processor time a request (the fastest batch), writes, garbage collections.
+Run by `bench.instructions` (`python -m bench.edge gateway 200`), under valgrind or without. Every
+subject runs in the gateway's own environment, with the same releases of everything. Kernel, network
+and the other processes of the machine are left out, all else is as in a server. Prints one JSON
+object: microseconds of processor time a request (the fastest batch), writes, garbage collections.
 """
 
 import asyncio
@@ -22,7 +23,8 @@ BATCH = 200
 
 
 def main() -> None:
-    """Measure a subject with so many requests after a warm-up, with or without its own log line for each."""
+    """Measure a subject with so many requests after a warm-up, with or without its
+    own log line for each."""
     import uvloop
 
     subject, count, is_logged = sys.argv[1], int(sys.argv[2]), "logged" in sys.argv[3:]

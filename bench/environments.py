@@ -1,6 +1,8 @@
-"""Makes the virtual environments of the peers and floors with `venv` and pip, once, and says what is in them.
+"""Makes the virtual environments of the peers and floors with `venv` and pip, once,
+and says what is in them.
 
-An environment is kept until its requirements or the interpreter change; remove `.cache/bench` to get newer releases.
+An environment is kept until its requirements or the interpreter change; remove
+`.cache/bench` to get newer releases.
 """
 
 import json
@@ -20,7 +22,8 @@ print(json.dumps({name: found[name] for name in sys.argv[1:] if name in found}))
 
 
 class EnvironmentMissingError(Exception):
-    """A virtual environment could not be made, or the one that `scripts/setup` makes is not there."""
+    """A virtual environment could not be made, or the one that
+    `scripts/setup` makes is not there."""
 
 
 def make(environments: Iterable[Environment]) -> None:

@@ -1,6 +1,8 @@
-"""As much of an HTTP/1.1 client as a load generator needs: bytes in, one response at a time out (RFC 9112).
+"""As much of an HTTP/1.1 client as a load generator needs: bytes in, one response
+at a time out (RFC 9112).
 
-Requests are not pipelined, so a connection has at most one response under way. Standard library only.
+Requests are not pipelined, so a connection has at most one response under
+way. Standard library only.
 """
 
 from dataclasses import dataclass
@@ -83,7 +85,8 @@ def read_head(raw: bytes) -> Head:
 
 
 def read_chunks(received: bytes, start: int) -> bytes | None:
-    """Return the decoded chunked body that begins at `start`, or None while the last chunk is missing."""
+    """Return the decoded chunked body that begins at `start`, or None while the
+    last chunk is missing."""
     parts: list[bytes] = []
     while (end_of_size := received.find(b"\r\n", start)) >= 0:
         size = int(received[start:end_of_size].partition(b";")[0], 16)

@@ -1,8 +1,9 @@
-"""Costs inside the gateway's process, in microseconds: sealing and opening state, rounds against a call, one call in
-two revisions, with a hundred tools, in a view, through search, with a JWT.
+"""Costs inside the gateway's process, in microseconds: sealing and opening state, rounds against a
+call, one call in two revisions, with a hundred tools, in a view, through search, with a JWT.
 
-Run with the gateway's own Python (`python -m bench.inside`); prints one JSON object, case → µs. Calls go through the
-whole ASGI app but through no socket, so that what differs between two is not lost in the noise of the network.
+Run with the gateway's own Python (`python -m bench.inside`); prints one JSON object, case → µs.
+Calls go through the whole ASGI app but through no socket, so that what differs between two is not
+lost in the noise of the network.
 """
 
 import asyncio
@@ -51,7 +52,8 @@ def sealing() -> Iterator[tuple[str, float]]:
 
 
 async def rounds() -> dict[str, float]:
-    """A call without questions, the first round of one that asks, and the second, which completes it."""
+    """A call without questions, the first round of one that asks, and the
+    second, which completes it."""
     with tempfile.TemporaryDirectory() as directory:
         using = settings.Settings(
             state_keys=keys.new_key(), store=f"sqlite:///{directory}/store.sqlite3"
@@ -69,7 +71,8 @@ async def rounds() -> dict[str, float]:
 
 
 async def revisions() -> dict[str, float]:
-    """One call as clients of 2026-07-28 and of 2025-11-25 send it, in turns: what disturbs one disturbs the other."""
+    """One call as clients of 2026-07-28 and of 2025-11-25 send it, in turns: what disturbs
+    one disturbs the other."""
     with tempfile.TemporaryDirectory() as directory:
         using = settings.Settings(
             state_keys=keys.new_key(), store=f"sqlite:///{directory}/store.sqlite3"
@@ -97,7 +100,8 @@ async def revisions() -> dict[str, float]:
 
 
 async def catalogues() -> dict[str, float]:
-    """One call where there are a hundred tools: plainly, with a JWT, in a view that searches, through that search."""
+    """One call where there are a hundred tools: plainly, with a JWT, in a view that
+    searches, through that search."""
     with tempfile.TemporaryDirectory() as directory:
         using = settings.Settings(
             state_keys=keys.new_key(), store=f"sqlite:///{directory}/store.sqlite3"

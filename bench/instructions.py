@@ -1,7 +1,9 @@
-"""How many instructions a `tools/call` takes in each subject's process, counted by valgrind: no noise of the machine.
+"""How many instructions a `tools/call` takes in each subject's process, counted by
+valgrind: no noise of the machine.
 
-Two runs of `bench.edge` under `valgrind --tool=callgrind`, one with 400 requests more than the other; the difference is
-what those took. Without valgrind there are no such rows, and a note says so.
+Two runs of `bench.edge` under `valgrind --tool=callgrind`, one with 400 requests more
+than the other; the difference is what those took. Without valgrind there are no such
+rows, and a note says so.
 """
 
 import os

@@ -1,8 +1,10 @@
-"""A warm invocation on AWS Lambda, without the emulator around it: `python -m bench.lambda_warm SETTINGS`.
+"""A warm invocation on AWS Lambda, without the emulator around it: `python
+-m bench.lambda_warm SETTINGS`.
 
-The event of an HTTP API (payload 2.0) with a `tools/call` goes into the handler, the response comes out; both as the
-runtime has them, JSON already read. `gateway` is ours; `gateway, Mangum` the same with Mangum in front of it, as for
-events of other kinds; `fastapi + Mangum` is one path operation of FastAPI. Each is a process of its own, in turn.
+The event of an HTTP API (payload 2.0) with a `tools/call` goes into the handler, the response comes
+out; both as the runtime has them, JSON already read. `gateway` is ours; `gateway, Mangum` the same
+with Mangum in front of it, as for events of other kinds; `fastapi + Mangum` is one path operation
+of FastAPI. Each is a process of its own, in turn.
 
 Run with the gateway's own Python; prints a `Sample` a line, as JSON.
 """
@@ -93,8 +95,9 @@ ENVIRONMENT: Mapping[str, str] = {
 
 
 def measured(handler: Handler, event: Any) -> dict[str, float]:
-    """What an invocation takes: processor time, the most memory that it has at once, objects that only the garbage
-    collector finds, and what the process has after all of them. Each answer is checked."""
+    """What an invocation takes: processor time, the most memory that it has at once,
+    objects that only the garbage collector finds, and what the process has after all of
+    them. Each answer is checked."""
     context = Context()
 
     def invoke(times: int) -> None:

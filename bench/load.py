@@ -1,9 +1,11 @@
-"""The load generator, a process of its own: `python -m bench.load '{"port": 8000, "workload": "call_add", …}'`.
+"""The load generator, a process of its own: `python -m bench.load '{"port": 8000,
+"workload": "call_add", …}'`.
 
-Each connection is an asyncio Protocol on uvloop that sends a request, waits for its answer, checks it and sends the
-next one (a closed loop over keep-alive sockets). One wrong answer ends the run with an error. All connections are
-open and have had a first answer before the load begins: a busy server may leave a new one unread for a second.
-Prints one JSON object, see `Outcome`. Running it needs uvloop; importing it needs only the standard library.
+Each connection is an asyncio Protocol on uvloop that sends a request, waits for its answer, checks
+it and sends the next one (a closed loop over keep-alive sockets). One wrong answer ends the run
+with an error. All connections are open and have had a first answer before the load begins: a busy
+server may leave a new one unread for a second. Prints one JSON object, see `Outcome`. Running it
+needs uvloop; importing it needs only the standard library.
 """
 
 import asyncio
@@ -26,10 +28,11 @@ PATIENCE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to do. The load lasts for a number of `requests` when that is given, else for `seconds` after `warm_up_s`.
+    """What to do. The load lasts for a number of `requests` when that is given, else for
+    `seconds` after `warm_up_s`.
 
-    A timed load goes on until there are `least_answers` a connection: a slow server answers all its connections
-    in one burst, and a window of two bursts and a half would measure the window.
+    A timed load goes on until there are `least_answers` a connection: a slow server answers all its
+    connections in one burst, and a window of two bursts and a half would measure the window.
     """
 
     port: int
@@ -47,8 +50,9 @@ class Order:
 class Outcome:
     """What happened in the measured window; `answered` alone counts the answers of the warm-up too.
 
-    `generator_busy` is the share of the window that this process spent on its own CPU: near 1 it, not the server,
-    was the limit. `generator_waited` is the share it was ready to run and something else had its core.
+    `generator_busy` is the share of the window that this process spent on its own CPU: near 1 it,
+    not the server, was the limit. `generator_waited` is the share it was ready to run and
+    something else had its core.
     """
 
     answered: int
@@ -63,7 +67,8 @@ class Outcome:
 
 
 class Load:
-    """The state the connections share: the clock's window, the latencies, the answers already found right."""
+    """The state the connections share: the clock's window, the latencies, the
+    answers already found right."""
 
     def __init__(self, order: Order) -> None:
         self.exchanges: Sequence[Exchange] = [
@@ -90,7 +95,8 @@ class Load:
         )
 
     def record(self, sent_at: float, now: float) -> None:
-        """Count one right answer, if the window is open, and close it when it has lasted and seen enough."""
+        """Count one right answer, if the window is open, and close it when it has
+        lasted and seen enough."""
         self.answered += 1
         if now < self._opens_at or self.finished.done():
             return
@@ -102,7 +108,8 @@ class Load:
             self.finish()
 
     def check(self, number: int, response: Response, *, fully: bool) -> None:
-        """Check the answer to request `number`: read it all, or compare it with one that was read and found right."""
+        """Check the answer to request `number`: read it all, or compare it with one that
+        was read and found right."""
         if fully or response.status != 200 or response.body != self.known_right[number]:
             self.exchanges[number].check(response)
             self.known_right[number] = response.body
@@ -137,7 +144,8 @@ class Load:
 
 
 class Connection(asyncio.Protocol):
-    """One keep-alive socket; `first` is the request it begins with, so that no two send the same in step."""
+    """One keep-alive socket; `first` is the request it begins with, so that no two
+    send the same in step."""
 
     def __init__(self, load: Load, first: int) -> None:
         self.is_introduced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -187,7 +195,8 @@ class Connection(asyncio.Protocol):
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least `share` of the values do not exceed (nearest rank)."""
+    """Return the smallest value that at least `share` of the values do not
+    exceed (nearest rank)."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 

@@ -1,8 +1,8 @@
 """The measurements, as a table: each yields samples; the medians are taken in `bench.report`.
 
-To add one, write a generator of `Sample`s and give it a line in `MEASUREMENTS`; printing, ratios, `--only` and
-`bench/results.json` follow from that line. A generator goes in rounds over the subjects, so that a slow minute of
-the machine falls on all of them alike.
+To add one, write a generator of `Sample`s and give it a line in `MEASUREMENTS`; printing, ratios,
+`--only` and `bench/results.json` follow from that line. A generator goes in rounds over the
+subjects, so that a slow minute of the machine falls on all of them alike.
 """
 
 import functools
@@ -64,9 +64,11 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One observation of one subject; `case` names the table it belongs to, `notes` what a reader must know.
+    """One observation of one subject; `case` names the table it belongs to,
+    `notes` what a reader must know.
 
-    Where nothing is compared, `subject` is any other name for a row. A sample without values is there for its notes.
+    Where nothing is compared, `subject` is any other name for a row. A sample without
+    values is there for its notes.
     """
 
     case: str
@@ -77,7 +79,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A value that is printed: its key in `Sample.values`, its heading with the unit, its decimals."""
+    """A value that is printed: its key in `Sample.values`, its heading with
+    the unit, its decimals."""
 
     key: str
     heading: str
@@ -86,7 +89,8 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One line of the table below. A case has those of the columns for which it has values; the first compares."""
+    """One line of the table below. A case has those of the columns for which it has
+    values; the first compares."""
 
     name: str
     title: str
@@ -106,7 +110,8 @@ def load(
     is_logged: bool = False,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Sample]:
-    """Load every subject's server in turn, all of them up and idle meanwhile, at each number of connections."""
+    """Load every subject's server in turn, all of them up and idle meanwhile, at each
+    number of connections."""
     with ExitStack() as stack:
         servers = [
             stack.enter_context(
@@ -163,7 +168,8 @@ def load_sample(
     name: str | None = None,
     headers: Mapping[str, str] = MappingProxyType({}),
 ) -> Sample:
-    """Load one server. `name` is the row's, if it is not the subject's; `headers` are what each request has besides."""
+    """Load one server. `name` is the row's, if it is not the subject's; `headers` are what
+    each request has besides."""
     order = Order(
         server.port,
         workload,
@@ -207,7 +213,8 @@ def _load_notes(server: Server, outcome: Outcome, waited_percent: float) -> Iter
 
 
 def start(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
-    """Start fresh processes, one at a time; the first of each subject only warms byte code and the page cache."""
+    """Start fresh processes, one at a time; the first of each subject only warms byte
+    code and the page cache."""
     for number in range(settings.starts + 1):
         for subject in rotated(subjects, number):
             with running(subject, "one_tool", "call_add", settings.cores) as server:
@@ -218,7 +225,8 @@ def start(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
 
 
 def memory(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
-    """Read the memory of fresh processes, one at a time, after the first answer and after the same number of calls."""
+    """Read the memory of fresh processes, one at a time, after the first answer and after
+    the same number of calls."""
     for number in range(settings.memory_rounds):
         for subject in rotated(subjects, number):
             with running(subject, "one_tool", "call_add", settings.cores) as server:
@@ -233,7 +241,8 @@ def memory(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
 
 
 def inside(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
-    """Have the gateway's own Python measure what happens inside a process; there is nothing to compare it with."""
+    """Have the gateway's own Python measure what happens inside a process; there is
+    nothing to compare it with."""
     for subject in subjects:
         for _ in range(settings.rounds):
             command = [str(subject.environment.python), "-m", "bench.inside"]
@@ -287,7 +296,8 @@ def drive(server: Server, order: Order, cores: Cores) -> Outcome:
 
 
 def rotated(things: Sequence[T], by: int) -> list[T]:
-    """Return the things in their order, beginning one further each round: nobody always follows the same neighbour."""
+    """Return the things in their order, beginning one further each round: nobody always
+    follows the same neighbour."""
     first = by % len(things)
     return [*things[first:], *things[:first]]
 

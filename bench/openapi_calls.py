@@ -1,11 +1,13 @@
-"""`scripts/openapi-table --prism`: every operation of a document, called; a mock of that document checks the requests.
+"""`scripts/openapi-table --prism`: every operation of a document, called; a mock of that
+document checks the requests.
 
     scripts/openapi-table --prism                    GitHub's and Stripe's
     scripts/openapi-table --prism NAME | NAME=PATH   another
 
-The mock is `@stoplight/prism-cli`, which nobody here wrote. With each tool's own schema this makes arguments (all that
-are required, and some that are not), and counts the requests that the mock takes. It is given the document without its
-answers: of requests everything is in it, and it begins in seconds.
+The mock is `@stoplight/prism-cli`, which nobody here wrote. With each tool's own schema this
+makes arguments (all that are required, and some that are not), and counts the requests that
+the mock takes. It is given the document without its answers: of requests everything is in it,
+and it begins in seconds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""`scripts/openapi-table --cold [PAIRS]`: what GitHub's whole document adds to the cold start of a function.
+"""`scripts/openapi-table --cold [PAIRS]`: what GitHub's whole document adds to the
+cold start of a function.
 
-Two gateways, packed as they are deployed, under AWS's Runtime Interface Emulator: the one of `bench/cold_gateway`, and
-the same with GitHub's document behind it. Both are started in turn; the time is that of the init phase and of the first
-answer (a tool that adds), by the clock and of the function's process. On a busy machine the second says more.
+Two gateways, packed as they are deployed, under AWS's Runtime Interface Emulator: the one of
+`bench/cold_gateway`, and the same with GitHub's document behind it. Both are started in turn; the
+time is that of the init phase and of the first answer (a tool that adds), by the clock and of the
+function's process. On a busy machine the second says more.
 """
 
 from __future__ import annotations

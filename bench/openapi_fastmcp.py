@@ -2,8 +2,9 @@
 
     .cache/openapi/fastmcp/bin/python bench/openapi_fastmcp.py SECONDS GIGABYTES DOCUMENT.json …
 
-Prints one JSON object: tools, seconds of processor time until they can be listed, bytes of the list, and what it said
-where it refused a document. All of it is done at every start; nothing is kept.
+Prints one JSON object: tools, seconds of processor time until they can be listed,
+bytes of the list, and what it said where it refused a document. All of it is done at
+every start; nothing is kept.
 """
 
 from __future__ import annotations

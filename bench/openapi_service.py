@@ -1,9 +1,10 @@
-"""`scripts/openapi-table --service`: Label Studio behind a gateway, by the document that it serves itself.
+"""`scripts/openapi-table --service`: Label Studio behind a gateway, by the
+document that it serves itself.
 
-Label Studio is installed from PyPI into an environment of its own, and started with an SQLite file of its own. The
-gateway compiles its document with the overlay of `examples/labels/`, and then a client creates a project, changes it,
-lists, uploads a file of tasks, reads them, and deletes the project. Whatever is not as it should be ends it with an
-AssertionError.
+Label Studio is installed from PyPI into an environment of its own, and started with an SQLite file
+of its own. The gateway compiles its document with the overlay of `examples/labels/`, and then a
+client creates a project, changes it, lists, uploads a file of tasks, reads them, and deletes the
+project. Whatever is not as it should be ends it with an AssertionError.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""How many times better one thing is than another, from pairs that were measured at nearly the same time.
+"""How many times better one thing is than another, from pairs that were
+measured at nearly the same time.
 
-A slow minute of the machine falls on both of a pair, so it is in neither of their ratios; what is left of it is in the
-interval: 95 of 100 such runs would have their median within it (percentile bootstrap with a fixed seed).
+A slow minute of the machine falls on both of a pair, so it is in neither of their ratios; what is
+left of it is in the interval: 95 of 100 such runs would have their median within it (percentile
+bootstrap with a fixed seed).
 """
 
 import random
@@ -14,7 +16,8 @@ RESAMPLES = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """The median of the pairs' ratios, and its interval; of one pair there is none, and both ends are its ratio."""
+    """The median of the pairs' ratios, and its interval; of one pair there is none, and
+    both ends are its ratio."""
 
     median: float
     low: float

@@ -1,8 +1,10 @@
-"""Where the time of a `tools/call` goes inside the gateway, without sockets and kernel: microseconds by part.
+"""Where the time of a `tools/call` goes inside the gateway, without sockets and
+kernel: microseconds by part.
 
-Run by `bench.run` with its settings as JSON (`python -m bench.parts '{…}'`). A process is fed the bytes of requests as
-in `bench.edge`; a timer of processor time interrupts it, and each time the innermost function that is a part's has the
-tick. What belongs to none of them, a comparison of JSON's or a lock, is its caller's. Prints one sample a line.
+Run by `bench.run` with its settings as JSON (`python -m bench.parts '{…}'`). A process is fed the
+bytes of requests as in `bench.edge`; a timer of processor time interrupts it, and each time the
+innermost function that is a part's has the tick. What belongs to none of them, a comparison of
+JSON's or a lock, is its caller's. Prints one sample a line.
 """
 
 import asyncio
@@ -24,7 +26,8 @@ from bench.wire import WORKLOADS
 TICK_S: Final = 0.001
 """What is asked for; the kernel's own clock may tick less often."""
 SHARE: Final = 20
-"""How many times as long as one load: some four thousand ticks, so a part is right to 1 % of the whole."""
+"""How many times as long as one load: some four thousand ticks, so a part is
+right to 1 % of the whole."""
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "HTTP: head and body in, answer out, the task of a request": (
         "/uvicorn/",
@@ -84,7 +87,8 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "/roundgate/http/exchange.py:Exchange.write_line",
     ),
 }
-"""Parts, and the ends of the names of their files, or `file:function`. The longest that fits a frame counts."""
+"""Parts, and the ends of the names of their files, or `file:function`. The longest
+that fits a frame counts."""
 REST: Final = "the event loop, and what measures"
 
 

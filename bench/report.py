@@ -22,10 +22,11 @@ _CPU = "server_cpu_us"
 class Row:
     """One subject in one case: medians over the samples, and how far the compared value strayed.
 
-    `spread` is (largest - smallest) / median. `reference_is` is how many times better the gateway does by the
-    measurement's first column (3.0: three times the requests, or a third of the time), and `by_cpu` by the processor
-    time of a request, where there is one: medians over the rounds, in each of which both were measured one after the
-    other, with an interval (`bench.paired`); None without a gateway.
+    `spread` is (largest - smallest) / median. `reference_is` is how many times better the gateway
+    does by the measurement's first column (3.0: three times the requests, or a third of the
+    time), and `by_cpu` by the processor time of a request, where there is one: medians over the
+    rounds, in each of which both were measured one after the other, with an interval
+    (`bench.paired`); None without a gateway.
     """
 
     subject: str
@@ -45,7 +46,8 @@ class Case:
 
 
 def cases(measurement: Measurement, samples: Iterable[Sample]) -> list[Case]:
-    """Group samples into cases, in the order of their appearance, and take the medians of each subject."""
+    """Group samples into cases, in the order of their appearance, and take the
+    medians of each subject."""
     grouped: dict[str, dict[str, list[dict[str, float]]]] = {}
     for sample in filter(lambda sample: sample.values, samples):
         grouped.setdefault(sample.case, {}).setdefault(sample.subject, []).append(sample.values)
@@ -139,7 +141,8 @@ def as_json(
     *,
     is_quick: bool,
 ) -> dict[str, Any]:
-    """Return everything a later reader needs to compare two runs; no names of machines, no paths."""
+    """Return everything a later reader needs to compare two runs; no names
+    of machines, no paths."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "quick": is_quick,

@@ -1,4 +1,5 @@
-"""The run: `scripts/bench [--quick] [--only NAME]…`. Standard library only; see `bench/README.md`."""
+"""The run: `scripts/bench [--quick] [--only NAME]…`. Standard library only; see
+`bench/README.md`."""
 
 import argparse
 import os
@@ -16,7 +17,8 @@ PARTIAL_RESULTS = ROOT / ".cache" / "bench" / "partial-results.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, write; return the exit status, which says whether all answers were right, never how fast."""
+    """Measure, print, write; return the exit status, which says whether all answers were
+    right, never how fast."""
     options = _parser().parse_args(arguments)
     measurements = [each for each in MEASUREMENTS if each.name in options.only] or MEASUREMENTS
     subjects = [each for each in SUBJECTS if each.name in options.only] or SUBJECTS
@@ -79,7 +81,8 @@ def _with_progress(
     concerned = [subject for subject in subjects if subject.name not in measurement.leaves_out]
     if not concerned:
         return
-    # This process only waits; it does so on the generator's core, so that the server has its own to itself.
+    # This process only waits; it does so on the generator's core, so that the
+    # server has its own to itself.
     everywhere = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {settings.cores.generator})
     try:

@@ -1,8 +1,9 @@
-"""`scripts/openapi-table --search`: search over GitHub's document, with a hundred written questions.
+"""`scripts/openapi-table --search`: search over GitHub's document, with a
+hundred written questions.
 
-How many of them have the tool that is wanted (`questions.json`) among the first five, how long a search takes, and how
-much a model reads: the whole list, or the tools of the search, one answer of each and the call. Four bytes count as a
-token, which is about what English and JSON have.
+How many of them have the tool that is wanted (`questions.json`) among the first five, how long a
+search takes, and how much a model reads: the whole list, or the tools of the search, one answer of
+each and the call. Four bytes count as a token, which is about what English and JSON have.
 """
 
 from __future__ import annotations

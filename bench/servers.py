@@ -1,4 +1,5 @@
-"""Starts a subject's server on its own core, asks it one question, reads its memory and CPU time, and stops it.
+"""Starts a subject's server on its own core, asks it one question, reads its memory
+and CPU time, and stops it.
 
 Linux only: affinity and `/proc`.
 """
@@ -24,7 +25,8 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class ServerFailedError(Exception):
-    """A server did not come up or answered wrongly; the message ends with what it wrote to stderr."""
+    """A server did not come up or answered wrongly; the message ends with
+    what it wrote to stderr."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,8 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running server that has answered its first request; `start_ms` is the time from `exec` to that answer."""
+    """A running server that has answered its first request; `start_ms` is the time from
+    `exec` to that answer."""
 
     subject: Subject
     port: int
@@ -71,11 +74,13 @@ class Server:
         return sum(_scheduled_s(pid, 0) for pid in _family(self.pid))
 
     def waited_s(self) -> float:
-        """Return how long the server's threads have been ready to run without getting their core."""
+        """Return how long the server's threads have been ready to run
+        without getting their core."""
         return sum(_scheduled_s(pid, 1) for pid in _family(self.pid))
 
     def lacks(self) -> list[str]:
-        """Return which of uvloop and httptools the process has not loaded; empty when the comparison is even."""
+        """Return which of uvloop and httptools the process has not loaded; empty when
+        the comparison is even."""
         loaded = Path(f"/proc/{self.pid}/maps").read_text()
         return [name for name in ("uvloop", "httptools") if f"/{name}/" not in loaded]
 
@@ -92,10 +97,11 @@ def running(
     is_logged: bool = False,
     headers: Mapping[str, str] = _NOTHING,
 ) -> Iterator[Server]:
-    """Start a server, wait for the right answer to the first request of a workload, and stop it at the end.
+    """Start a server, wait for the right answer to the first request of a
+    workload, and stop it at the end.
 
-    It has what `environment` says besides what every server has, and keeps what it keeps in `folder`. The request has
-    `headers` besides its own.
+    It has what `environment` says besides what every server has, and keeps what it keeps in
+    `folder`. The request has `headers` besides its own.
 
     Raises:
         ServerFailedError: it exits, stays silent, or answers wrongly.
@@ -156,7 +162,8 @@ def _wait_for(process: subprocess.Popen[bytes], port: int) -> None:
 def _spawn(
     command: Sequence[str], cores: Cores, log: IO[bytes], more: Mapping[str, str], folder: Path
 ) -> subprocess.Popen[bytes]:
-    # Only what a server needs: nothing in the caller's environment may slow one subject down, and byte code is kept.
+    # Only what a server needs: nothing in the caller's environment may slow one subject
+    # down, and byte code is kept.
     environment = {
         key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "LANG", "TMPDIR")
     }
@@ -227,7 +234,8 @@ def _family(pid: int) -> list[int]:
 
 
 def _scheduled_s(pid: int, field: int) -> float:
-    """Sum a field of `schedstat` over the threads: 0 is the time on a core, 1 the time on the run queue.
+    """Sum a field of `schedstat` over the threads: 0 is the time on a core, 1
+    the time on the run queue.
 
     In nanoseconds, where `stat` has hundredths of a second: too coarse for short windows.
     """

@@ -1,8 +1,9 @@
 """The subjects: what is measured, in which virtual environment it lives, and how it is started.
 
-Every subject can serve two things, named as the factories in `bench.apps`: `one_tool` (just `add`) and
-`hundred_tools` (the catalogue); the gateway has `tasks`, too, and `proxy`, as `fastapi` has. All run under uvicorn, one
-process, uvloop and httptools, with or without a line in the log for each request.
+Every subject can serve two things, named as the factories in `bench.apps`: `one_tool` (just
+`add`) and `hundred_tools` (the catalogue); the gateway has `tasks`, too, and `proxy`, as
+`fastapi` has. All run under uvicorn, one process, uvloop and httptools, with or without a line in
+the log for each request.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ _SERVER = ("uvicorn>=0.38", "uvloop>=0.22", "httptools>=0.7")
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A virtual environment; one without requirements is made by somebody else (`scripts/setup`)."""
+    """A virtual environment; one without requirements is made by somebody else
+    (`scripts/setup`)."""
 
     folder: Path
     requirements: tuple[str, ...] = ()
@@ -39,7 +41,8 @@ GENERATOR = REPOSITORY
 
 
 class Kind(StrEnum):
-    """What a subject is in the comparison; floors do none of the protocol's checks and only bound what is possible."""
+    """What a subject is in the comparison; floors do none of the protocol's checks and only
+    bound what is possible."""
 
     GATEWAY = "gateway"
     PEER = "peer"
@@ -48,7 +51,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One row of every table. `versions_of` names the distributions whose versions the results record."""
+    """One row of every table. `versions_of` names the distributions whose
+    versions the results record."""
 
     name: str
     kind: Kind
@@ -56,7 +60,8 @@ class Subject:
     versions_of: tuple[str, ...]
 
     def command(self, serves: str, port: int, *, is_logged: bool = False) -> Sequence[str]:
-        """Return the command that serves `one_tool` or `hundred_tools` on a port; `ROOT` is on the Python path.
+        """Return the command that serves `one_tool` or `hundred_tools` on a port;
+        `ROOT` is on the Python path.
 
         `is_logged`: with the line in the log that each writes for every request, as users start it.
         """

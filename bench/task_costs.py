@@ -1,8 +1,9 @@
 """What each operation on a task costs at DynamoDB: calls and capacity units, for `bench.tasks`.
 
-One task is carried through the real service and a real worker: it is created, runs a step, asks, is answered, and
-completes with what the step returned. The units are those that DynamoDB Local reports (`ReturnConsumedCapacity`), asked
-for by an event hook of the client: the application knows nothing of it.
+One task is carried through the real service and a real worker: it is created, runs a step,
+asks, is answered, and completes with what the step returned. The units are those that DynamoDB
+Local reports (`ReturnConsumedCapacity`), asked for by an event hook of the client: the
+application knows nothing of it.
 """
 
 from __future__ import annotations
@@ -151,7 +152,8 @@ async def _claimed(shop: Shop) -> Claimed:
 
 
 class Meter:
-    """What was called and consumed, by operation, in the order in which they first came; one at a time."""
+    """What was called and consumed, by operation, in the order in which they
+    first came; one at a time."""
 
     def __init__(self) -> None:
         self.costs: dict[str, dict[str, float]] = {}
@@ -159,7 +161,8 @@ class Meter:
 
     @contextmanager
     def operation(self, name: str) -> Iterator[None]:
-        """Everything inside is this operation's, unless it has a row of its own. Outside nothing counts."""
+        """Everything inside is this operation's, unless it has a row of its own.
+        Outside nothing counts."""
         before, self._operation = self._operation, name
         try:
             yield

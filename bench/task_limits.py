@@ -1,9 +1,11 @@
-"""What the stores themselves can do: the writes of a task that completes at once, bare, for `bench.tasks`.
+"""What the stores themselves can do: the writes of a task that completes at
+once, bare, for `bench.tasks`.
 
-A task is three writes that have to be on the disk: it is created, claimed, ended. Here nothing else is done: no HTTP,
-no queue, no conditions, no event loop. SQLite's are measured one transaction a write, as a single writer would do, and
-for sixteen tasks at a time, as many as there are clients, in one transaction for each of the three. Those of DynamoDB
-Local are sixteen threads with a client of boto's, one `PutItem` and two `UpdateItem` a task, on a table of its own.
+A task is three writes that have to be on the disk: it is created, claimed, ended. Here nothing else
+is done: no HTTP, no queue, no conditions, no event loop. SQLite's are measured one transaction a
+write, as a single writer would do, and for sixteen tasks at a time, as many as there are clients,
+in one transaction for each of the three. Those of DynamoDB Local are sixteen threads with a client
+of boto's, one `PutItem` and two `UpdateItem` a task, on a table of its own.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ Work = Callable[[], int]
 
 
 def sqlite(folder: Path, settings: Settings, case: str) -> Iterator[Sample]:
-    """Tasks a second by the writes of SQLite alone, on a file with the gateway's tables and pragmas."""
+    """Tasks a second by the writes of SQLite alone, on a file with the
+    gateway's tables and pragmas."""
     folder.mkdir(exist_ok=True)
     path = folder / "limit.sqlite3"
     asyncio.run(_make(path))

@@ -1,8 +1,9 @@
 """Tables that have open tasks in them already, and gateways in front of them: for `bench.tasks`.
 
-They wait for answers of their clients, who are a thousand others than the caller of the load. Beside them stand the
-tasks in which the load looks, nine of ten completed. Those and the first open one are made through the store; the
-others are copies of that one's rows under other keys, by SQL or by `BatchWriteItem`.
+They wait for answers of their clients, who are a thousand others than the caller of the load.
+Beside them stand the tasks in which the load looks, nine of ten completed. Those and the first
+open one are made through the store; the others are copies of that one's rows under other keys, by
+SQL or by `BatchWriteItem`.
 """
 
 from __future__ import annotations

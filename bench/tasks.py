@@ -1,11 +1,13 @@
-"""Tasks: how many a second, and does it matter how many there are already? `python -m bench.tasks SETTINGS`.
+"""Tasks: how many a second, and does it matter how many there are already? `python
+-m bench.tasks SETTINGS`.
 
-Run with the gateway's own Python; prints a `Sample` a line, as JSON. The gateways are real ones, `roundgate serve`
-with workers inside, on a core of their own: in one process with its clients a gateway would share its event loop and
-its interpreter lock with them, and their work would be in the figure. DynamoDB Local shares the clients' core.
+Run with the gateway's own Python; prints a `Sample` a line, as JSON. The gateways are real ones,
+`roundgate serve` with workers inside, on a core of their own: in one process with its clients a
+gateway would share its event loop and its interpreter lock with them, and their work would be in
+the figure. DynamoDB Local shares the clients' core.
 
-A client calls the tool, waits as long as tasks took lately (by the times in the tasks themselves), looks, and looks
-again after a fraction of it, so that few of the requests are looks in vain.
+A client calls the tool, waits as long as tasks took lately (by the times in the tasks themselves),
+looks, and looks again after a fraction of it, so that few of the requests are looks in vain.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ def main() -> None:
 
 
 def samples(settings: Settings) -> Iterator[Sample]:
-    """All of it. Tables are on the disk on which the repository is: in /tmp a durable write may cost nothing."""
+    """All of it. Tables are on the disk on which the repository is: in /tmp a durable
+    write may cost nothing."""
     (ROOT / ".cache/bench").mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=ROOT / ".cache/bench")))
@@ -102,7 +105,8 @@ def _dynamodb_tables(
 def _loads(
     tables: Sequence[Filled], settings: Settings, folder: Path, emulator: Emulator | None
 ) -> Iterator[Sample]:
-    """Rounds over all tables, a gateway on each, all up and the others idle; then the limit of each store."""
+    """Rounds over all tables, a gateway on each, all up and the others idle; then
+    the limit of each store."""
     with ExitStack() as stack:
         for_limits = None if emulator is None else stack.enter_context(emulator.table())
         served = [(table, stack.enter_context(_serving(table, settings))) for table in tables]
@@ -125,7 +129,8 @@ def _serving(table: Filled, settings: Settings) -> AbstractContextManager[Server
 def _gets_sample(table: Filled, server: Server, workload: str, settings: Settings) -> Sample:
     sample = load_sample(server, workload, CLIENTS, settings)
     case = {"get_task": "tasks/get", "get_large_task": "tasks/get of a result of 300 KB"}[workload]
-    # threads of one process wait for each other on their one core: `waited %` says nothing of others here
+    # threads of one process wait for each other on their one core: `waited %`
+    # says nothing of others here
     values = {key: value for key, value in sample.values.items() if key != "waited_percent"}
     notes = tuple(
         note.replace("gateway", table.name) for note in sample.notes if "waited" not in note

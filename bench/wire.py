@@ -1,8 +1,10 @@
-"""What goes over the wire in a measurement: whole HTTP requests, and what counts as the right answer to each.
+"""What goes over the wire in a measurement: whole HTTP requests, and what counts as
+the right answer to each.
 
-An `Exchange` is one request as bytes together with the check of its answer. A `Workload` makes as many different
-ones as asked for, so that neither a cache nor a mixed-up connection can pass for a correct server.
-Protocol: MCP 2026-07-28, Streamable HTTP; requests carry the headers and the `_meta` that revision demands.
+An `Exchange` is one request as bytes together with the check of its answer. A `Workload` makes as
+many different ones as asked for, so that neither a cache nor a mixed-up connection can pass for a
+correct server. Protocol: MCP 2026-07-28, Streamable HTTP; requests carry the headers and the
+`_meta` that revision demands.
 """
 
 import json
@@ -23,7 +25,8 @@ KNOWS_TASKS: Mapping[str, Any] = MappingProxyType(
 """The capabilities of a client that takes a task for an answer."""
 
 FILLED = 10
-"""So many tasks with the ids `filled-0`, … every table has in which `bench.tasks` looks; the last of them is open."""
+"""So many tasks with the ids `filled-0`, … every table has in which `bench.tasks` looks;
+the last of them is open."""
 LARGE = 4
 """So many tasks with a large result it has, with the ids `large-0`, …"""
 LARGE_RESULT = "x" * 300_000
@@ -37,7 +40,8 @@ class WrongAnswerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One request and its right answer: `check_result` raises `WrongAnswerError` on any other JSON-RPC result."""
+    """One request and its right answer: `check_result` raises `WrongAnswerError` on any
+    other JSON-RPC result."""
 
     request: bytes
     request_id: int
@@ -81,7 +85,8 @@ Workload = Callable[[int], Sequence[Exchange]]
 
 
 def message_in(response: Response) -> dict[str, Any]:
-    """Return the JSON-RPC response in an HTTP response, be it a JSON body or the last event of an SSE stream."""
+    """Return the JSON-RPC response in an HTTP response, be it a JSON body or the last
+    event of an SSE stream."""
     body = response.body
     if response.media_type == "text/event-stream":
         # Progress and log messages may come first; the answer is the event that ends the stream.
@@ -144,8 +149,8 @@ def _call_add(request_id: int, a: int, b: int, written: Callable[..., bytes]) ->
             "not one text block",
         )
         _require(json.loads(result["content"][0]["text"]) == a + b, "not the sum")
-        # Any JSON value may stand here since 2026-07-28; the peers still wrap a bare number in an object.
-        # Older revisions have objects alone there.
+        # Any JSON value may stand here since 2026-07-28; the peers still wrap a bare number in an
+        # object. Older revisions have objects alone there.
         right = (a + b, {"result": a + b}, *((None,) if written is older_request else ()))
         _require(result.get("structuredContent") in right, "not the sum, structured")
 
@@ -154,7 +159,8 @@ def _call_add(request_id: int, a: int, b: int, written: Callable[..., bytes]) ->
 
 
 def list_hundred(count: int) -> Sequence[Exchange]:
-    """`tools/list` of the catalogue; every tool must be there, with its description and its very schema."""
+    """`tools/list` of the catalogue; every tool must be there, with its
+    description and its very schema."""
     wanted = {tool.name: tool.as_json() for tool in hundred_tools()}
 
     def check(result: dict[str, Any]) -> None:

@@ -4,9 +4,9 @@
     python -m infra.costs --set gateway_ms=80 --set api=1.11   with your durations, and the prices of your region
     python -m infra.costs --write                           the tables into docs/deploy.md
 
-What is counted is in infra/measured.json: tests/functions/test_costs_at_aws.py lets both functions work
-and counts, and with MEASURE=1 in its environment writes what it has counted. What is assumed is in
-`Assumed`, what AWS asks in `Prices`.
+What is counted is in infra/measured.json: tests/functions/test_costs_at_aws.py lets both functions
+work and counts, and with MEASURE=1 in its environment writes what it has counted. What is assumed
+is in `Assumed`, what AWS asks in `Prices`.
 """
 
 from __future__ import annotations
@@ -29,16 +29,19 @@ MINUTES = 30 * 24 * 60
 
 @dataclass(frozen=True)
 class Prices:
-    """In dollars: us-east-1, without free tiers and volume discounts, as looked up on 2026-11-22."""
+    """In dollars: us-east-1, without free tiers and volume discounts, as
+    looked up on 2026-11-22."""
 
     api: float = 1.00
-    """A million requests of an HTTP API, each 512 KB begun: https://aws.amazon.com/api-gateway/pricing/"""
+    """A million requests of an HTTP API, each 512 KB begun:
+    https://aws.amazon.com/api-gateway/pricing/"""
     invocations: float = 0.20
     """A million: https://aws.amazon.com/lambda/pricing/"""
     gb_s: float = 0.0000133334
     """A GB-second on arm64; 0.0000166667 on x86_64: the same page"""
     writes: float = 0.625
-    """A million write request units, on demand: https://aws.amazon.com/dynamodb/pricing/on-demand/"""
+    """A million write request units, on demand:
+    https://aws.amazon.com/dynamodb/pricing/on-demand/"""
     reads: float = 0.125
     """A million read request units: the same page"""
     messages: float = 0.40
@@ -59,14 +62,17 @@ class Prices:
 
 @dataclass(frozen=True)
 class Assumed:
-    """What depends on your tools and your traffic. Cold starts are left out: so is what they bill."""
+    """What depends on your tools and your traffic. Cold starts are left out: so is what they
+    bill."""
 
     gateway_ms: float = 20
-    """Of the gateway function for a request; a tool that waits for somebody is billed while it waits."""
+    """Of the gateway function for a request; a tool that waits for somebody is
+    billed while it waits."""
     worker_ms: float = 100
     """Of the worker function for a message, and for a sweep."""
     requests_per_key_read: float = 300
-    """An environment reads the keys every five minutes if it sees rounds: here with one a second."""
+    """An environment reads the keys every five minutes if it sees rounds:
+    here with one a second."""
     steps: int = 3
     polls: int = 10
     resends: float = 0
@@ -99,7 +105,8 @@ TURN_LOG_BYTES = 200
 SWEEP_LOG_BYTES = 680
 """Our line of a sweep, which is the metrics as well."""
 AWS_LOG_BYTES = {"api": 100 + 26, "function": 270 + 3 * 26}
-"""The API's line as template.yaml words it; START, END and REPORT of an invocation; 26 for each line."""
+"""The API's line as template.yaml words it; START, END and REPORT of an
+invocation; 26 for each line."""
 
 LONG_STEPS, LONG_STEP_BYTES = 20, 200
 """Of the longer task that is counted: its row grows with what it remembers, and each write pays for
@@ -198,7 +205,8 @@ def call_in_rounds(rounds: int, assumed: Assumed) -> Units:
 
 
 def task(assumed: Assumed, measured: Measured) -> Units:
-    """A call that becomes a task, asks once, and is polled: every value small, every message in a batch of its own."""
+    """A call that becomes a task, asks once, and is polled: every value small, every message
+    in a batch of its own."""
     return _task(measured.task(assumed), 2, assumed, measured)
 
 

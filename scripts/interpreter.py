@@ -1,4 +1,5 @@
-"""Prints the path of a Python interpreter of a version (`3.12`), on the PATH or under pyenv; exits with 1 if none."""
+"""Prints the path of a Python interpreter of a version (`3.12`), on the PATH or under
+pyenv; exits with 1 if none."""
 
 import os
 import shutil

@@ -1,4 +1,5 @@
-"""Prints a pip constraints file: each dependency of the gateway at the lowest version that pyproject.toml admits."""
+"""Prints a pip constraints file: each dependency of the gateway at the lowest version
+that pyproject.toml admits."""
 
 import re
 import tomllib

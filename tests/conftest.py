@@ -1,5 +1,5 @@
-"""What every test shares: Hypothesis tells the same story every time, and neither a slow machine nor how this one began
-its tests is a failure."""
+"""What every test shares: Hypothesis tells the same story every time, and neither a slow machine
+nor how this one began its tests is a failure."""
 
 import os
 import signal
@@ -11,8 +11,9 @@ from hypothesis import settings
 settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True)
 settings.load_profile("repeatable")
 
-# A shell that starts a command in the background has it ignore SIGINT, `nohup` has it ignore SIGHUP, and every process
-# that is begun from there inherits that. Signals that are handled become the default ones in a new program.
+# A shell that starts a command in the background has it ignore SIGINT, `nohup` has it ignore
+# SIGHUP, and every process that is begun from there inherits that. Signals that are handled become
+# the default ones in a new program.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 

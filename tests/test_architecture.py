@@ -1,4 +1,5 @@
-"""docs/architecture.md names files, modules and classes: each exists, and values have the names of its table."""
+"""docs/architecture.md names files, modules and classes: each exists, and values have
+the names of its table."""
 
 from __future__ import annotations
 

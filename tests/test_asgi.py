@@ -1,4 +1,5 @@
-"""What `roundgate serve` runs: the same answers as the app of FastAPI's, and nothing of FastAPI loaded."""
+"""What `roundgate serve` runs: the same answers as the app of FastAPI's, and
+nothing of FastAPI loaded."""
 
 from __future__ import annotations
 

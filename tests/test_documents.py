@@ -1,4 +1,5 @@
-"""The documents hang together: links and their anchors lead somewhere, and each list of files has all of them."""
+"""The documents hang together: links and their anchors lead somewhere, and each list of
+files has all of them."""
 
 from __future__ import annotations
 

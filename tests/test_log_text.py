@@ -1,4 +1,5 @@
-"""The log for a person: one line a record, the user's own line of an exception, and nothing a terminal acts on."""
+"""The log for a person: one line a record, the user's own line of an exception, and
+nothing a terminal acts on."""
 
 from __future__ import annotations
 

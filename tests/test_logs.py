@@ -333,7 +333,8 @@ asyncio.run(main())
 
 
 def test_lines_of_several_processes_do_not_come_in_between_each_other() -> None:
-    """As with `--workers`: they write to one pipe, which whoever collects the log reads when it has time."""
+    """As with `--workers`: they write to one pipe, which whoever collects the log
+    reads when it has time."""
     reads, writes = os.pipe()
     command = [sys.executable, "-c", SEVERAL]
     processes = [subprocess.Popen(command, stderr=writes) for _ in range(3)]

@@ -1,4 +1,5 @@
-"""tests/README.md names every folder of tests, and every file of tests can be told by its name alone."""
+"""tests/README.md names every folder of tests, and every file of tests can be
+told by its name alone."""
 
 from __future__ import annotations
 

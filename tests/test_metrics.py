@@ -1,4 +1,5 @@
-"""What is counted of tasks reaches the meter that a process has, and nothing is imported where it has none."""
+"""What is counted of tasks reaches the meter that a process has, and nothing is
+imported where it has none."""
 
 from __future__ import annotations
 

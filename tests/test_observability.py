@@ -1,4 +1,5 @@
-"""docs/observability.md has every message of the log and every metric, and none that there is not."""
+"""docs/observability.md has every message of the log and every metric, and
+none that there is not."""
 
 from __future__ import annotations
 

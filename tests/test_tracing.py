@@ -1,4 +1,5 @@
-"""Trace context is continued, and every round links to the first, through the sealed state alone."""
+"""Trace context is continued, and every round links to the first, through
+the sealed state alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""docs/troubleshooting.md has every error that a caller can get, under its code, and none that there is not."""
+"""docs/troubleshooting.md has every error that a caller can get, under its code, and
+none that there is not."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""docs/start.md and docs/tutorial.md are run, block by block: files are written, commands run, and they print what the
-page shows."""
+"""docs/start.md and docs/tutorial.md are run, block by block: files are written, commands run, and
+they print what the page shows."""
 
 from __future__ import annotations
 

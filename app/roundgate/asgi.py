@@ -1,7 +1,8 @@
-"""The gateway as an ASGI app of Starlette's: what `roundgate serve` runs, and AWS Lambda beside its MCP endpoints.
+"""The gateway as an ASGI app of Starlette's: what `roundgate serve` runs, and AWS Lambda
+beside its MCP endpoints.
 
-`roundgate.main` makes an app of FastAPI's of the same parts, for who adds routes to it. To load FastAPI was a fifth of
-a start and 4.5 MiB (docs/decisions/0048), and none of these routes needs it.
+`roundgate.main` makes an app of FastAPI's of the same parts, for who adds routes to it. To load
+FastAPI was a fifth of a start and 4.5 MiB (docs/decisions/0048), and none of these routes needs it.
 """
 
 from __future__ import annotations

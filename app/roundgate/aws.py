@@ -1,4 +1,5 @@
-"""Calls of an AWS service: boto3's client blocks, so each call hops to a thread here, and "not now" becomes one error.
+"""Calls of an AWS service: boto3's client blocks, so each call hops to a thread here, and
+"not now" becomes one error.
 
 Where somebody has set a deadline (`bounded`) no call outlasts it. A connection that a freeze has
 killed says nothing:
@@ -6,8 +7,8 @@ killed says nothing:
     freeze ─ thaw ─ call ──▶ no answer ──▶ READ_S, another attempt ──▶ …
                                               └── the deadline: Unavailable, and no attempt after it
 
-boto3 is not imported, and botocore only when `client` makes a client: whoever builds a store hands it a function that
-does so.
+boto3 is not imported, and botocore only when `client` makes a client: whoever builds a store hands
+it a function that does so.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from roundgate.errors import ConfigError, Problem, Unavailable
 from roundgate.values import dataclass
 
 MakeClient: TypeAlias = Callable[[], Any]
-"""Makes boto3's client; raises ConfigError if something that it needs is not set. Called once, when the first call
-needs it or by `Aws.prepare`."""
+"""Makes boto3's client; raises ConfigError if something that it needs is not set. Called once, when
+the first call needs it or by `Aws.prepare`."""
 
 THREADS: Final = 32
 """Calls at once; the client's pool of connections has to be as large."""
@@ -102,9 +103,11 @@ _making_clients = threading.Lock()  # a session must not make two at once
 
 
 def client(service: str, *, region: str | None = None, **config: Any) -> Any:
-    """boto3's client of a service, made by botocore: boto3 itself would import what uploads to S3, 100 ms for nothing.
+    """boto3's client of a service, made by botocore: boto3 itself would import what uploads
+    to S3, 100 ms for nothing.
 
-    It answers promptly or gives up (`PROMPT`), unless `config` says otherwise. Unset, the region is the environment's.
+    It answers promptly or gives up (`PROMPT`), unless `config` says otherwise. Unset, the
+    region is the environment's.
 
     Raises:
         ConfigError: boto3 is not installed, or no region is set.
@@ -145,7 +148,8 @@ class ToSign:
 
 
 def signed_headers(request: ToSign, service: str, region: str | None) -> dict[str, str]:
-    """The headers that carry a signature (Signature Version 4); blocks, where credentials have to be fetched first.
+    """The headers that carry a signature (Signature Version 4); blocks, where credentials
+    have to be fetched first.
 
     Args:
         request: what is signed, all of its headers.
@@ -200,10 +204,12 @@ def _session() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a call of boto3's client has no answer, for who has to know whether it may have had an effect."""
+    """Why a call of boto3's client has no answer, for who has to know whether it
+    may have had an effect."""
 
     code: str
-    """Of the service's error, such as `TooManyRequestsException`; else the name of botocore's exception."""
+    """Of the service's error, such as `TooManyRequestsException`; else the name
+    of botocore's exception."""
     message: str
     status: int | None = None
     """Of HTTP; `None`: the service did not answer."""
@@ -247,13 +253,15 @@ class Aws:
         """What an operation of the client answers.
 
         Raises:
-            Unavailable: throttled, timed out, not reached, the service's own fault, or the deadline has come (see
-                `bounded`). A write may have happened nevertheless, and its answer been lost.
+            Unavailable: throttled, timed out, not reached, the service's own fault, or the
+                deadline has come (see `bounded`). A write may have happened nevertheless,
+                and its answer been lost.
         """
         return await self.do(lambda client: getattr(client, operation)(**arguments))
 
     async def do(self, work: Callable[[Any], Any], *, abandon: bool = False) -> Any:
-        """What several calls in one thread return; see `call`. With `abandon` nobody waits once we are cancelled."""
+        """What several calls in one thread return; see `call`. With `abandon` nobody waits
+        once we are cancelled."""
         run, deadline = partial(self._run, work), _deadline.get()
         remaining_ms = None if deadline is None else deadline.remaining_ms()
         if remaining_ms is None:

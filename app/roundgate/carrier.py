@@ -12,8 +12,10 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def carrier(cls: type[T]) -> type[T]:
-    """`@dataclass(frozen=True, slots=True)`, except that only the type checker refuses to change an instance.
+    """`@dataclass(frozen=True, slots=True)`, except that only the type checker
+    refuses to change an instance.
 
-    Python makes a frozen one in three times the time, and a call has a dozen of them: a tenth of what it takes.
+    Python makes a frozen one in three times the time, and a call has a dozen of them:
+    a tenth of what it takes.
     """
     return dataclass(slots=True)(cls)

@@ -1,6 +1,7 @@
 """Time and identifiers: the only place where the domain reads the clock or randomness.
 
-Everything else takes a `Clock` (or a value made by one) as an argument, so a test can skip hours and name its ids.
+Everything else takes a `Clock` (or a value made by one) as an argument, so a test can
+skip hours and name its ids.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ _URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
 
 
 def seed_after_restore() -> None:
-    """Seed the numbers of `random`, where this process may be one of many that go on from one snapshot: they would all
-    draw the same ones, for the ids of OpenTelemetry and in tools. Ours are the system's (`urandom`)."""
+    """Seed the numbers of `random`, where this process may be one of many that go on from one
+    snapshot: they would all draw the same ones, for the ids of OpenTelemetry and in tools. Ours are
+    the system's (`urandom`)."""
     if os.environ.get("AWS_LAMBDA_INITIALIZATION_TYPE") == "snap-start":
         random.seed()
 
@@ -62,8 +64,9 @@ class Clock:
         return asyncio.get_running_loop().call_later(seconds, callback)
 
     def pass_time(self) -> bool:
-        """Called when a handler has come to rest and waits for nothing but time. A clock of tests moves on to the next
-        moment that somebody waits for; the real one takes its time, and says so with `False`."""
+        """Called when a handler has come to rest and waits for nothing but time. A clock of
+        tests moves on to the next moment that somebody waits for; the real one takes its time,
+        and says so with `False`."""
         return False
 
     def deadline(self, in_ms: float | None) -> Deadline:
@@ -73,7 +76,8 @@ class Clock:
 
 @carrier
 class Deadline:
-    """The moment by which a call has to have its answer. `at_ms` is on the clock's monotonic scale."""
+    """The moment by which a call has to have its answer. `at_ms` is on the
+    clock's monotonic scale."""
 
     clock: Clock
     at_ms: float | None
@@ -94,5 +98,6 @@ def iso(at_ms: int) -> str:
 
 @lru_cache(maxsize=4)
 def _iso_second(at_s: int) -> str:
-    """Kept, because the lines of a log have a second in common: it takes 4 µs, half as much as all of a line."""
+    """Kept, because the lines of a log have a second in common: it takes 4 µs, half as
+    much as all of a line."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at_s))

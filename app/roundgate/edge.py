@@ -1,6 +1,8 @@
-"""What every request meets first: the layers in front of the MCP endpoints, made of settings and configuration.
+"""What every request meets first: the layers in front of the MCP endpoints, made of
+settings and configuration.
 
-`roundgate.asgi` and `roundgate.main` make apps of it, `roundgate.lambda_http` answers most events without one.
+`roundgate.asgi` and `roundgate.main` make apps of it, `roundgate.lambda_http`
+answers most events without one.
 """
 
 from __future__ import annotations
@@ -84,8 +86,8 @@ def build_edge(
 
 
 class Entrance:
-    """An ASGI app: what is for an MCP endpoint goes through the layers alone, and everything else to an app that is
-    made with the first such request."""
+    """An ASGI app: what is for an MCP endpoint goes through the layers alone, and everything else
+    to an app that is made with the first such request."""
 
     def __init__(self, edge: Edge, make_app: Callable[[], ASGIApp]) -> None:
         self._paths = frozenset(

@@ -7,7 +7,8 @@ from roundgate.config import GatewayConfig, ServerConfig
 
 
 def endpoints_of(config: GatewayConfig) -> dict[str, str]:
-    """The view at each path of an MCP endpoint, the usual one first; that of everything has no name."""
+    """The view at each path of an MCP endpoint, the usual one first; that of
+    everything has no name."""
     views = {view.effective_path: view.name for view in config.views}
     usual = views.pop(config.http.path, "")
     return {config.http.path: usual, **views}

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 Stamp: TypeAlias = tuple[int, int, int] | None
-"""When it was written (nanoseconds), its size, its inode: an editor that renames a new file into place changes the
-last. `None`: there is no such file."""
+"""When it was written (nanoseconds), its size, its inode: an editor that renames a new file into
+place changes the last. `None`: there is no such file."""
 
 
 def stamp(file: Path) -> Stamp:

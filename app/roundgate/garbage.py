@@ -1,8 +1,9 @@
 """The garbage collector while a process starts.
 
-Modules, classes and schemas live as long as the process. While they are made, the collector goes through all of them
-again and again, which is a tenth of a start, and finds next to nothing. `gc.freeze()` has it look at them no more:
-otherwise it would as soon as it is on again, for 15 to 40 ms.
+Modules, classes and schemas live as long as the process. While they are made, the
+collector goes through all of them again and again, which is a tenth of a start, and finds
+next to nothing. `gc.freeze()` has it look at them no more: otherwise it would as soon as
+it is on again, for 15 to 40 ms.
 """
 
 from __future__ import annotations

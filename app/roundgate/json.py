@@ -1,7 +1,9 @@
-"""JSON as we read and write it, and digests of JSON values: the only place that knows the libraries.
+"""JSON as we read and write it, and digests of JSON values: the only place
+that knows the libraries.
 
-Strict on the way in: no duplicate keys, no NaN or Infinity, no number that overflows to infinity, at most 200 levels
-deep (the parser's own bound). On the way out: one line, because a reader of events splits on line ends.
+Strict on the way in: no duplicate keys, no NaN or Infinity, no number that overflows to infinity,
+at most 200 levels deep (the parser's own bound). On the way out: one line, because a reader of
+events splits on line ends.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ import orjson
 
 from roundgate.errors import ParseError
 
-# A double overflows at 1.8e308: only a three-digit exponent can do it, or a run of 210 digits with e99 behind it, or a
-# longer run. Looking for the shape of one after every digit has become 0 is 50 times faster than a regular expression.
+# A double overflows at 1.8e308: only a three-digit exponent can do it, or a run of 210 digits with
+# e99 behind it, or a longer run. Looking for the shape of one after every digit has become 0 is 50
+# times faster than a regular expression.
 _SHAPE: Final = bytes.maketrans(b"123456789E", b"000000000e")
 _LONG_EXPONENT: Final = b"0e000"
 _LONG_NUMBER: Final = b"0" * 210
@@ -43,7 +46,8 @@ def decode(body: bytes) -> Any:
 
 
 def decode_own(data: bytes) -> Any:
-    """JSON that `encode` has made, to Python values: without the checks of `decode`, in a third of its time.
+    """JSON that `encode` has made, to Python values: without the checks of
+    `decode`, in a third of its time.
 
     Raises:
         ValueError: it is not whole.
@@ -52,7 +56,8 @@ def decode_own(data: bytes) -> Any:
 
 
 def encode(value: Any) -> bytes:
-    """Python values to one line of JSON. Integers beyond 64 bits are written in full; lone surrogates become `?`.
+    """Python values to one line of JSON. Integers beyond 64 bits are written in full;
+    lone surrogates become `?`.
 
     Raises:
         TypeError, ValueError: the value is not JSON.
@@ -66,7 +71,8 @@ def encode(value: Any) -> bytes:
 
 
 def digest(value: Any) -> str:
-    """128 bits that stand for a JSON value: the same whatever the order of members and the spelling of numbers."""
+    """128 bits that stand for a JSON value: the same whatever the order of members and
+    the spelling of numbers."""
     try:
         canonical = orjson.dumps(_normal(value), option=orjson.OPT_SORT_KEYS)
     except TypeError:  # integers beyond 64 bits

@@ -1,9 +1,10 @@
-"""An event of an HTTP API or of a Function URL (payload 2.0) → the ASGI app → what the function returns.
+"""An event of an HTTP API or of a Function URL (payload 2.0) → the ASGI app →
+what the function returns.
 
     event ── scope_of ──▶ scope ──▶ the app ──▶ Cycle ── response ──▶ {"statusCode": 200, "headers": {…}, "body": "…"}
 
-What Mangum does for these events, to the byte (docs/decisions/0046). Events of other kinds are Mangum's: see
-`roundgate.lambda_http`.
+What Mangum does for these events, to the byte (docs/decisions/0046). Events of other kinds are
+Mangum's: see `roundgate.lambda_http`.
 """
 
 from __future__ import annotations

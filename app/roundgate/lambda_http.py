@@ -3,10 +3,11 @@
     HTTP API (payload 2.0), Function URL (2.0)  ──▶  `lambda_events`  ──▶  MCP endpoints: `roundgate.edge`
     REST API (1.0), HTTP API (1.0)              ──▶  Mangum           ──▶  other paths: the app of `roundgate.asgi`
 
-The layers of the edge are built when the module is imported, in the init phase; Mangum and that app are imported with
-the first event that needs them. Lifespan is off: it would start and stop the app with every event. Nothing streams
-here: a body that is an event stream is sent when it is complete, and work that goes on after the answer would be frozen
-with the process, so tasks belong to the worker function (`roundgate.lambda_worker`).
+The layers of the edge are built when the module is imported, in the init phase; Mangum and that app
+are imported with the first event that needs them. Lifespan is off: it would start and stop the app
+with every event. Nothing streams here: a body that is an event stream is sent when it is complete,
+and work that goes on after the answer would be frozen with the process, so tasks belong to the
+worker function (`roundgate.lambda_worker`).
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ Event: TypeAlias = dict[str, Any]
 Response: TypeAlias = dict[str, Any]
 
 MARGIN_MS: Final = 1_000
-"""What is left of the function's time when a call has to end: to seal, to answer, to write the log."""
+"""What is left of the function's time when a call has to end: to seal, to
+answer, to write the log."""
 AWS_MARGIN_MS: Final = 400
 """What is left of it when calls of AWS are given up: what a call has to write at its end it has to
 write by then."""
@@ -93,7 +95,8 @@ def _check_results(file: ConfigFile) -> None:
 
 
 class Function:
-    """What the runtime calls with each event. The event loop is made with the first: it is nothing for a snapshot."""
+    """What the runtime calls with each event. The event loop is made with the first: it is
+    nothing for a snapshot."""
 
     def __init__(self, app: _Hosted) -> None:
         self._app = app
@@ -135,7 +138,8 @@ class Function:
 
 
 class _Hosted:
-    """Puts what the event knows into the scope, and takes stage and base path off the request's path."""
+    """Puts what the event knows into the scope, and takes stage and base path
+    off the request's path."""
 
     def __init__(self, app: ASGIApp, endpoints: Sequence[str], clock: Clock) -> None:
         self._app = app
@@ -235,7 +239,8 @@ def _too_large(event: Event, size: int) -> Response:
 
 
 def __getattr__(name: str) -> Function:
-    """`handler` is made when the runtime looks for it, in the init phase: importing the module makes nothing."""
+    """`handler` is made when the runtime looks for it, in the init phase: importing
+    the module makes nothing."""
     if name != "handler":
         raise AttributeError(name)
     made = globals()["handler"] = make_handler(os.environ)

@@ -3,8 +3,8 @@
     SQS event source mapping   {"Records": [{"messageId": …, "body": "owner.id", "eventSource": "aws:sqs"}, …]}
     EventBridge                {"source": "aws.events", …}, or {"task": "sweep"} from a schedule's input
 
-A message that cannot be worked on is reported by its id and comes again, or ends in the dead-letter queue; the others
-of its batch are done. Never imports FastAPI.
+A message that cannot be worked on is reported by its id and comes again, or ends in the dead-letter
+queue; the others of its batch are done. Never imports FastAPI.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ with kept():  # to look for garbage among all modules would be 4 % of a cold sta
 Event: TypeAlias = dict[str, Any]
 
 MARGIN_MS: Final = 3_000
-"""What is left of the function's time when a turn has to be over: to write what it leaves, and the log."""
+"""What is left of the function's time when a turn has to be over: to write what
+it leaves, and the log."""
 AWS_MARGIN_MS: Final = 500
 """What is left of it when calls of AWS are given up."""
 SWEEP_MS: Final = 50_000
@@ -35,7 +36,8 @@ SWEEP_MS: Final = 50_000
 where it was."""
 
 ALONE_MS: Final = 10_000
-"""What has to be left when a suspect is begun after the others of its batch; else its message comes again."""
+"""What has to be left when a suspect is begun after the others of its batch; else
+its message comes again."""
 
 LAST_MS: Final = 1_000
 """What is left of a sweep's time when it begins no further part: it ends by itself then."""
@@ -71,7 +73,8 @@ def make_handler(environ: Mapping[str, str]) -> Function:
 
 
 class Function:
-    """What the runtime calls with each event. The event loop is made with the first: it is nothing for a snapshot."""
+    """What the runtime calls with each event. The event loop is made with the first: it is
+    nothing for a snapshot."""
 
     def __init__(self, worker: Worker, sweep: Sweep, clock: Clock, name: str) -> None:
         self._worker = worker
@@ -116,7 +119,8 @@ class Function:
         )
 
     async def _batch(self, records: list[Event], remaining_ms: int) -> list[dict[str, str]]:
-        """The messages that have to come again. Suspects are run when all others are done with, one after another."""
+        """The messages that have to come again. Suspects are run when all others are done
+        with, one after another."""
         deadline = self._clock.deadline(max(1, remaining_ms - MARGIN_MS))
         turns = await asyncio.gather(*(self._message(record, deadline) for record in records))
         for place, record in enumerate(records):
@@ -175,7 +179,8 @@ class Function:
 
 
 def embedded(fields: Mapping[str, float], function: str, now_ms: int) -> dict[str, Any]:
-    """What makes CloudWatch take members of a log line for metrics (embedded metric format), by function."""
+    """What makes CloudWatch take members of a log line for metrics (embedded
+    metric format), by function."""
     metrics = [
         {"Name": name, "Unit": "Seconds" if name.endswith("_s") else "Count"} for name in fields
     ]
@@ -184,7 +189,8 @@ def embedded(fields: Mapping[str, float], function: str, now_ms: int) -> dict[st
 
 
 def __getattr__(name: str) -> Function:
-    """`handler` is made when the runtime looks for it, in the init phase: importing the module makes nothing."""
+    """`handler` is made when the runtime looks for it, in the init phase: importing
+    the module makes nothing."""
     if name != "handler":
         raise AttributeError(name)
     made = globals()["handler"] = make_handler(os.environ)

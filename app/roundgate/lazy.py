@@ -1,8 +1,8 @@
-"""Faces of packages: what a package offers is imported when somebody first uses it, not when the package is; and
-modules of others that are imported so.
+"""Faces of packages: what a package offers is imported when somebody first uses it, not when the
+package is; and modules of others that are imported so.
 
-A cold start then costs what it uses. Type checkers read the same names under `TYPE_CHECKING`; a test holds both lists
-to each other, and those outside a package to its face.
+A cold start then costs what it uses. Type checkers read the same names under `TYPE_CHECKING`; a
+test holds both lists to each other, and those outside a package to its face.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ def face(
 ) -> tuple[GetAttribute, list[str]]:
     """A package's `__getattr__` (PEP 562) and `__all__`.
 
-    `names` maps each module (`.journal`, or a full name) to what it offers, separated by blanks; `modules` are those
-    that are offered as a whole. No name may be that of another module of the package, which would take its place.
+    `names` maps each module (`.journal`, or a full name) to what it offers, separated by blanks;
+    `modules` are those that are offered as a whole. No name may be that of another module of the
+    package, which would take its place.
     """
     homes = {name: module for module, offered in names.items() for name in offered.split()}
     whole = modules.split()

@@ -2,8 +2,8 @@
 
     uvicorn --factory roundgate.main:create_app
 
-`create_app` reads the environment; `build_app` takes everything as arguments, for tests and other entry points. What
-`roundgate serve` runs is the same without FastAPI (`roundgate.asgi`).
+`create_app` reads the environment; `build_app` takes everything as arguments, for tests and other
+entry points. What `roundgate serve` runs is the same without FastAPI (`roundgate.asgi`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from roundgate.http import FastAPI, ShortcutApp, TelemetryConfig
 from roundgate.startup import Stores, read_configuration
 
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
-"""`roundgate.tracing` makes the spans, because it knows methods and tools; FastAPI's own cost 10 µs a request."""
+"""`roundgate.tracing` makes the spans, because it knows methods and tools; FastAPI's
+own cost 10 µs a request."""
 
 
 def create_app() -> FastAPI:
@@ -67,8 +68,8 @@ class _App(ShortcutApp, FastAPI):
 
 
 def app_of(edge: Edge) -> FastAPI:
-    """The app behind the layers of an edge. Its routes are Starlette's: a path operation would make FastAPI import
-    pydantic.v1, a tenth of a cold start."""
+    """The app behind the layers of an edge. Its routes are Starlette's: a path operation would make
+    FastAPI import pydantic.v1, a tenth of a cold start."""
     server, replica = edge.replica.config.server, edge.replica
     app = _App(
         edge.endpoints,

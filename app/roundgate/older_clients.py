@@ -1,4 +1,5 @@
-"""What serves clients of revisions with sessions: made, and its modules imported, when the first of them comes.
+"""What serves clients of revisions with sessions: made, and its modules imported,
+when the first of them comes.
 
 Many gateways never meet one, and a cold start pays for what it imports.
 """
@@ -24,7 +25,8 @@ Serves: TypeAlias = Callable[[ResultFormat], tuple[Methods, Use]]
 
 
 class OlderClients:
-    """The endpoint for clients with sessions of one view, and the methods of each of their revisions."""
+    """The endpoint for clients with sessions of one view, and the methods of
+    each of their revisions."""
 
     def __init__(
         self,

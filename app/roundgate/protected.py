@@ -1,4 +1,5 @@
-"""The gateway as OAuth 2.0 protected resources (RFC 9728), and what finds out who is calling them."""
+"""The gateway as OAuth 2.0 protected resources (RFC 9728), and what finds
+out who is calling them."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from roundgate.http import ProtectedResource
 def make_resources(
     file: ConfigFile, using: Settings, serving: Serving
 ) -> dict[str, ProtectedResource]:
-    """Each view of the gateway as a protected resource, the usual one first; none without authentication.
+    """Each view of the gateway as a protected resource, the usual one first;
+    none without authentication.
 
     Raises:
         ConfigError: nobody said at what URL clients reach it.
@@ -76,7 +78,8 @@ def _auth_of(
 def make_verifiers(
     resources: Mapping[str, ProtectedResource], config: GatewayConfig, clock: Clock
 ) -> dict[str, Verifier]:
-    """What finds out who is calling each view. Unless `auth.audience` is set, a token is for one view alone."""
+    """What finds out who is calling each view. Unless `auth.audience` is set, a token
+    is for one view alone."""
     auth = config.auth
     if auth == "none":
         return {view: LocalVerifier() for view in endpoints_of(config).values()}

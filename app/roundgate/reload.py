@@ -1,10 +1,12 @@
-"""Serving something else without a restart: on SIGHUP, and with `serve --reload` when a file has changed.
+"""Serving something else without a restart: on SIGHUP, and with `serve
+--reload` when a file has changed.
 
     trigger ──▶ gateway.yaml ──▶ modules ──▶ offers ──▶ swap         calls that run stay with the old catalog
                      └───────────────┴──────────┴─▶ a problem        said in the log; what was served still is
 
-Files are watched by looking: how they are written, every `POLL_S` (docs/decisions/0020). What a process is built around
-cannot change while it runs: `RESTART` says which sections, and a change in them is logged and left out.
+Files are watched by looking: how they are written, every `POLL_S` (docs/decisions/0020). What a
+process is built around cannot change while it runs: `RESTART` says which sections, and a change in
+them is logged and left out.
 """
 
 from __future__ import annotations
@@ -36,9 +38,11 @@ HEAL_S: Final = 5.0
 HEAL_AT_MOST_S: Final = 300.0
 """To where the pause doubles."""
 SETTLE_S: Final = 0.1
-"""For how long nothing must be written before what was written is read: editors write in several steps."""
+"""For how long nothing must be written before what was written is read: editors
+write in several steps."""
 RESTART: Final = ("http", "auth", "state", "tasks", "env")
-"""Sections of gateway.yaml that only a restart changes; of `views` it is names, paths and scopes."""
+"""Sections of gateway.yaml that only a restart changes; of `views` it is
+names, paths and scopes."""
 
 Swap: TypeAlias = Callable[[GatewayConfig, Snapshot], None]
 """Serves a snapshot from now on; runs in the event loop, at once."""
@@ -47,7 +51,8 @@ log = logging.getLogger("roundgate.reload")
 
 
 class Reloader:
-    """Loads what is served again, when it is told to or, with `watches`, when a file has changed."""
+    """Loads what is served again, when it is told to or, with `watches`,
+    when a file has changed."""
 
     def __init__(
         self,
@@ -71,7 +76,8 @@ class Reloader:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Within the block SIGHUP and, if they are watched, changed files have what is served loaded again."""
+        """Within the block SIGHUP and, if they are watched, changed files have what
+        is served loaded again."""
         with on_hangup(asyncio.get_running_loop(), self.soon):
             if self._watches:
                 self._begin(self._watch())
@@ -93,7 +99,8 @@ class Reloader:
         task.add_done_callback(self._running.discard)
 
     async def reload(self) -> bool:
-        """Serve what the files say now; `False` if that is not possible, and then nothing has changed."""
+        """Serve what the files say now; `False` if that is not possible, and
+        then nothing has changed."""
         async with self._one_at_a_time:
             try:
                 with self._modules.renewed():
@@ -141,8 +148,8 @@ class Reloader:
     async def _healed(self) -> bool:
         """Serve what could not be served before, if it can be now, and everything else still can.
 
-        Modules that are loaded stay as they are, whatever has become of their files: only a reload may change what the
-        other back ends are.
+        Modules that are loaded stay as they are, whatever has become of their files: only a reload
+        may change what the other back ends are.
         """
         async with self._one_at_a_time:
             missing = self._serving.catalog.missing
@@ -193,7 +200,8 @@ class Reloader:
             )
 
     def _look(self, whatever_may_mend: bool = False) -> dict[Path, Stamp]:
-        """How the files are that are of interest: those that were loaded and, after a failure, whatever may mend it."""
+        """How the files are that are of interest: those that were loaded and, after a
+        failure, whatever may mend it."""
         files = {
             self._path,
             *self._file.references,
@@ -240,8 +248,8 @@ def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
 
 @contextmanager
 def on_hangup(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> Iterator[None]:
-    """Within the block, SIGHUP runs `action` in the loop. Where it means that the terminal is gone, it ends the process
-    as SIGTERM does."""
+    """Within the block, SIGHUP runs `action` in the loop. Where it means that the terminal is gone,
+    it ends the process as SIGTERM does."""
     number = getattr(signal, "SIGHUP", None)
     if number is None or threading.current_thread() is not threading.main_thread():
         yield  # Windows; a test's server thread, or an embedding that owns the signals
@@ -264,8 +272,9 @@ def on_hangup(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> It
 
 
 def terminal_watch() -> Callable[[], bool]:
-    """What tells whether the terminal of now, if there is one, has been closed since. Always `False` in a process that
-    is to outlive it (`nohup` ignores SIGHUP for the program that it starts)."""
+    """What tells whether the terminal of now, if there is one, has been closed since.
+    Always `False` in a process that is to outlive it (`nohup` ignores SIGHUP for the
+    program that it starts)."""
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN or not _has_terminal():
         return lambda: False
     return lambda: not _has_terminal()

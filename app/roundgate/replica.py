@@ -1,4 +1,5 @@
-"""One replica of the gateway: what answers at each view, who works on tasks, and what swaps all that.
+"""One replica of the gateway: what answers at each view, who works on tasks, and what swaps all
+that.
 
 It knows nothing of FastAPI: `roundgate.main` puts it behind routes and layers.
 """
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     from roundgate.tasks import Pool
 
 STOP_GRACE_S: Final = 10.0
-"""For how long steps of tasks may go on when the server is told to stop: as long as requests may."""
+"""For how long steps of tasks may go on when the server is told to stop: as long as requests
+may."""
 
 
 class _View:
@@ -52,7 +54,8 @@ class _View:
 
 
 class Replica:
-    """What the app is made around: what is served, who answers, who works on tasks, and what swaps all that."""
+    """What the app is made around: what is served, who answers, who works on tasks,
+    and what swaps all that."""
 
     def __init__(
         self, file: ConfigFile, using: Settings, clock: Clock, core: Core, *, owns_process: bool
@@ -135,7 +138,8 @@ class Replica:
         return made, snapshot.use
 
     def _make_pool(self) -> Pool | None:
-        """Workers, if this process is to work on tasks and there is a tool whose calls become some."""
+        """Workers, if this process is to work on tasks and there is a tool
+        whose calls become some."""
         catalog = self.core.serving.catalog
         served = (catalog, *catalog.views.values())
         if not self._using.works or not any(makes_tasks(one) for one in served):

@@ -1,4 +1,5 @@
-"""The keys of this gateway, from wherever the settings say, and what seals with them (SEP-2322, `requestState`)."""
+"""The keys of this gateway, from wherever the settings say, and what seals with
+them (SEP-2322, `requestState`)."""
 
 from __future__ import annotations
 
@@ -44,6 +45,7 @@ def _state_keys(using: Settings, clock: Clock) -> Sequence[Key]:
 
 
 def _kept_at_aws(load: Callable[[], Sequence[Key]], using: Settings, clock: Clock) -> Sequence[Key]:
-    """A function is made long before it is asked, and may be frozen into a snapshot: it reads keys when it needs them,
-    and again now and then, so that a rotation reaches it. A server reads them when it starts."""
+    """A function is made long before it is asked, and may be frozen into a snapshot: it reads
+    keys when it needs them, and again now and then, so that a rotation reaches it. A server
+    reads them when it starts."""
     return keys.Refreshed(load, clock) if using.on_lambda else load()

@@ -1,6 +1,8 @@
-"""How a secret may be written where somebody repeats it: in JSON, in a URL, in hexadecimal digits, in base64.
+"""How a secret may be written where somebody repeats it: in JSON, in a URL, in
+hexadecimal digits, in base64.
 
-Reports, cassettes and what services say are searched for these, and only the whole of one is taken out.
+Reports, cassettes and what services say are searched for these, and only the
+whole of one is taken out.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from typing import Final
 from urllib.parse import quote, quote_plus
 
 MIN_CHARS_CODED: Final = 8
-"""Shorter secrets are not looked for in hexadecimal digits and in base64, where they would be found by chance."""
+"""Shorter secrets are not looked for in hexadecimal digits and in base64, where they
+would be found by chance."""
 _CHARACTER: Final = r"(?:[A-Za-z0-9+/_-]|%2[BbFf])?"
 """Of base64, as it is or as a URL has it."""
 _PADDING: Final = r"(?:=|%3[Dd]){0,2}"
@@ -39,10 +42,11 @@ def in_digits(secret: str) -> set[str]:
 
 
 def in_base64(secret: str) -> Iterator[tuple[str, str]]:
-    """What surely stands in base64 that has a secret somewhere in it, with a pattern of all of it there.
+    """What surely stands in base64 that has a secret somewhere in it, with a
+    pattern of all of it there.
 
-    Three bytes are four characters. At which of the three the secret begins decides about the characters, and those at
-    either end are of its neighbours too:
+    Three bytes are four characters. At which of the three the secret begins decides about the
+    characters, and those at either end are of its neighbours too:
 
         secret at byte 0   SSSS SSSS SS??     at 1   ?SSS SSSS S???     at 2   ??SS SSSS SSSS
     """

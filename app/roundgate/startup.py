@@ -1,6 +1,8 @@
-"""What a gateway and a worker begin with: configuration, back ends, catalog, stores. Knows no web framework.
+"""What a gateway and a worker begin with: configuration, back ends, catalog,
+stores. Knows no web framework.
 
-`roundgate.main` builds the gateway around it; a worker process, or the worker function on AWS Lambda, needs no more.
+`roundgate.main` builds the gateway around it; a worker process, or the worker function on
+AWS Lambda, needs no more.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ if TYPE_CHECKING:  # who works on tasks is imported where there are tools with t
     from roundgate.watchdog import Watchdog
 
 LETTING_GO_PART: Final = 0.6
-"""Of what is left of a lease when the event loop has stood still for too long, how much a watchdog may take."""
+"""Of what is left of a lease when the event loop has stood still for too long, how
+much a watchdog may take."""
 
 
 Prepares: TypeAlias = Sequence[Callable[[], None]]
@@ -41,7 +44,8 @@ class Stores:
     again: Callable[[], TaskStore] | None = None
     """Makes another object on the same tasks, for another event loop."""
     clock_skew_s: float = 5.0
-    """By how much the clocks of those that share them may differ, unless the configuration knows better."""
+    """By how much the clocks of those that share them may differ, unless the
+    configuration knows better."""
 
     def prepare(self) -> None:
         """Make the clients of AWS before the first call needs them. No connection is opened.
@@ -106,8 +110,8 @@ class Core:
     def pool(
         self, config: GatewayConfig, clock: Clock, *, stop_grace_s: float, owns_process: bool
     ) -> Pool:
-        """Workers and the sweep, for a process that runs on; one that is ours begins others for suspects, and is ended
-        by a watchdog if a handler blocks it."""
+        """Workers and the sweep, for a process that runs on; one that is ours begins others for
+        suspects, and is ended by a watchdog if a handler blocks it."""
         from roundgate.tasks import Children, Pool, child_command
 
         stores, tasks = self.stores, config.tasks
@@ -158,7 +162,8 @@ def read_configuration(environ: Mapping[str, str]) -> tuple[Settings, ConfigFile
 def build_core(
     file: ConfigFile, using: Settings, clock: Clock, stores: Stores | None = None
 ) -> Core:
-    """The catalog and the stores of a configuration; what they need is made now, unless somebody waits for an answer.
+    """The catalog and the stores of a configuration; what they need is made now, unless
+    somebody waits for an answer.
 
     Raises:
         ConfigError: see `build_app`.
@@ -185,7 +190,8 @@ def build_core(
 
 
 def is_private(file: ConfigFile, using: Settings) -> bool:
-    """Whether nothing says that anybody but the developer calls: no authentication, no public URL, no Lambda."""
+    """Whether nothing says that anybody but the developer calls: no authentication, no
+    public URL, no Lambda."""
     return (
         file.config.auth == "none"
         and using.public_url is None
@@ -210,7 +216,8 @@ def shows_errors(file: ConfigFile, using: Settings) -> bool:
 
 
 def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
-    """The stores that the settings name. Nothing is opened yet, and what is not named is not imported.
+    """The stores that the settings name. Nothing is opened yet, and what is
+    not named is not imported.
 
     Args:
         using: the environment.
@@ -306,5 +313,6 @@ def _local_queue(using: Settings, clock: Clock) -> tuple[TaskQueue, Prepares]:
 
 
 def _skew_s(using: Settings) -> float:
-    """Processes on one file have one clock, which is set now and then; machines have each their own."""
+    """Processes on one file have one clock, which is set now and then;
+    machines have each their own."""
     return 5.0 if using.dynamodb_table is None else 60.0

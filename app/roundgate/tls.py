@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 @cache
 def trust_store() -> ssl.SSLContext:
-    """The authorities of the certifi package, or those that `SSL_CERT_FILE` or `SSL_CERT_DIR` names.
+    """The authorities of the certifi package, or those that `SSL_CERT_FILE` or `SSL_CERT_DIR`
+    names.
 
     Read once for all connections: that takes 40 ms, in which nobody else is served.
     """

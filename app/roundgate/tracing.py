@@ -1,11 +1,12 @@
 """Trace context across rounds (basic/index, "OpenTelemetry trace context").
 
-A request continues the trace that its `_meta` names (`traceparent`, `tracestate`, `baggage`: W3C Trace Context). Where
-it came from is sealed into the state of its round, so the span of every later round links to that of the first,
-whatever the client does in between.
+A request continues the trace that its `_meta` names (`traceparent`, `tracestate`, `baggage`: W3C
+Trace Context). Where it came from is sealed into the state of its round, so the span of every later
+round links to that of the first, whatever the client does in between.
 
-Spans are made when an OpenTelemetry SDK is set up in the process (extra `otel`, `opentelemetry-instrument`); otherwise
-nothing is imported and nothing is measured, and the context alone is passed on.
+Spans are made when an OpenTelemetry SDK is set up in the process (extra `otel`,
+`opentelemetry-instrument`); otherwise nothing is imported and nothing is measured, and the
+context alone is passed on.
 """
 
 from __future__ import annotations
@@ -185,7 +186,8 @@ def set_up() -> Tracing:
 
 
 def context_of(meta: Mapping[str, Any]) -> dict[str, str]:
-    """The trace context in a request's `_meta`; anything that is not text of a sane length is left out."""
+    """The trace context in a request's `_meta`; anything that is not text of a
+    sane length is left out."""
     if "traceparent" not in meta and "baggage" not in meta:
         return {}
     found = {key: meta.get(key) for key in KEYS}
@@ -195,7 +197,8 @@ def context_of(meta: Mapping[str, Any]) -> dict[str, str]:
 
 
 def outgoing(meta: Mapping[str, Any]) -> dict[str, str]:
-    """The trace context for what a request causes elsewhere: that of the span it is in, or else its own."""
+    """The trace context for what a request causes elsewhere: that of the span it
+    is in, or else its own."""
     carrier: dict[str, str] = {}
     if "opentelemetry.sdk.trace" in sys.modules:
         from opentelemetry.propagate import inject

@@ -1,20 +1,20 @@
 """Ends a process whose event loop stands still, before the leases that it holds run out.
 
-A handler that blocks the loop (`time.sleep`, an endless computation) stops everything else in its process: no lease is
-renewed, and after a while other workers take up all its tasks. A thread beside the loop notices that long before. It
-lets go of the leases, writes down where the loop's thread stands, and ends the process with `EXIT_STATUS`; whatever
-runs the process starts another.
+A handler that blocks the loop (`time.sleep`, an endless computation) stops everything else in its
+process: no lease is renewed, and after a while other workers take up all its tasks. A thread beside
+the loop notices that long before. It lets go of the leases, writes down where the loop's thread
+stands, and ends the process with `EXIT_STATUS`; whatever runs the process starts another.
 
     loop     beat  beat  beat  (blocked by the handler of task 7) ──────────────────────────┐
     thread    ask   ask   ask   ask   ask   ask   ask    limit: let go of all, blame 7, log, end the process
 
-The thread counts its own ticks and not the clock: in a process that was stopped as a whole (SIGSTOP, a laptop that
-slept) the loop gets its turn before the count goes on.
+The thread counts its own ticks and not the clock: in a process that was stopped as a whole
+(SIGSTOP, a laptop that slept) the loop gets its turn before the count goes on.
 
-A handler that holds the interpreter's lock (a regular expression that never ends) stops the thread too. For that there
-is a timer of the operating system that counts the processor time of this process. It is set where a handler begins
-(`attend`), and the thread sets it back with each tick; when it runs out, the system ends the process (SIGVTALRM) and
-the leases run out.
+A handler that holds the interpreter's lock (a regular expression that never ends) stops the thread
+too. For that there is a timer of the operating system that counts the processor time of this
+process. It is set where a handler begins (`attend`), and the thread sets it back with each tick;
+when it runs out, the system ends the process (SIGVTALRM) and the leases run out.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ RUNNING: ContextVar[Held | None] = ContextVar("RUNNING", default=None)
 """What the code that runs belongs to; the asyncio tasks and threads that it begins inherit it."""
 
 LetGo: TypeAlias = Callable[[Sequence[Held], Held | None], Coroutine[Any, Any, None]]
-"""Ends leases, in another event loop than the one that stands still; the second argument is who is to blame, `None` if
-that is not known."""
+"""Ends leases, in another event loop than the one that stands still; the second argument is who is
+to blame, `None` if that is not known."""
 
 
 class Exit(Protocol):
@@ -166,18 +166,20 @@ class Watchdog:
 
 
 _allowed_s = 0.0
-"""How much processor time may pass between two ticks of the watchdog of this process; 0 where there is none. The timer
-is the process's too."""
+"""How much processor time may pass between two ticks of the watchdog of this process; 0 where there
+is none. The timer is the process's too."""
 
 
 def attend() -> None:
-    """A handler begins. The thread may not get another turn before it holds the interpreter's lock for good."""
+    """A handler begins. The thread may not get another turn before it holds the
+    interpreter's lock for good."""
     if _allowed_s:
         _count_processor_time(_allowed_s)
 
 
 def _count_processor_time(seconds: float) -> None:
-    """End the process after so much processor time; 0 never. Nothing happens where there is no such timer."""
+    """End the process after so much processor time; 0 never. Nothing happens where
+    there is no such timer."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
 

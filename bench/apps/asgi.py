@@ -1,4 +1,5 @@
-"""Floor: a raw ASGI callable. Reads the body, parses it, answers; `tools/list` is bytes made beforehand."""
+"""Floor: a raw ASGI callable. Reads the body, parses it, answers; `tools/list` is
+bytes made beforehand."""
 
 import json
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,5 @@
-"""Floor on AWS Lambda for who keeps something: the same with one read of DynamoDB before the answer."""
+"""Floor on AWS Lambda for who keeps something: the same with one read of
+DynamoDB before the answer."""
 
 import os
 

@@ -1,4 +1,5 @@
-"""The service behind `proxy`: a raw ASGI callable that adds two integers. It publishes keys, too, as an issuer does."""
+"""The service behind `proxy`: a raw ASGI callable that adds two integers. It publishes keys,
+too, as an issuer does."""
 
 import json
 import os

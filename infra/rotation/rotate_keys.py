@@ -1,13 +1,14 @@
 """Rotates the keys of requestState in AWS Secrets Manager; invoked by it, step by step.
 
-The secret is a ring of up to three keys, base64, comma-separated: the first seals, all open. A rotation promotes the
-key that every replica has known since the rotation before, keeps the one that sealed until now, and adds the next:
+The secret is a ring of up to three keys, base64, comma-separated: the first seals, all open. A
+rotation promotes the key that every replica has known since the rotation before, keeps the one that
+sealed until now, and adds the next:
 
     [A]  ──▶  [A, B]  ──▶  [B, A, C]  ──▶  [C, B, D]  ──▶ …
 
-so no replica is ever shown a token that it cannot open, as long as a rotation period is longer than the time in which
-replicas read their keys again (5 minutes on AWS Lambda) and the lifetime of a round (15 minutes). Standard library and
-boto3 alone, which the runtime has.
+so no replica is ever shown a token that it cannot open, as long as a rotation period is longer than
+the time in which replicas read their keys again (5 minutes on AWS Lambda) and the lifetime of a
+round (15 minutes). Standard library and boto3 alone, which the runtime has.
 """
 
 from __future__ import annotations

@@ -64,7 +64,8 @@ REPLACED_BY: Final[Mapping[str, list[str]]] = {
 }
 """What another value of a parameter makes anew; of all others it is nothing."""
 SLOW: Final = 6
-"""So many sets, of those that have all pairs, for what takes seconds a set; they have most pairs."""
+"""So many sets, of those that have all pairs, for what takes seconds a set; they have most
+pairs."""
 CANDIDATES: Final = 40
 """Of how many sets the best is taken: more find fewer sets, and take longer."""
 
@@ -84,7 +85,8 @@ def each_alone(matters: Choices) -> Iterator[tuple[str, Parameters]]:
 
 
 def every_few(matters: Choices, few: int) -> list[Parameters]:
-    """The defaults, and sets in which any so many parameters have all their values with each other."""
+    """The defaults, and sets in which any so many parameters have all their
+    values with each other."""
     draw = random.Random(20261122)  # the same sets each time
     left = {
         tuple(zip(names, values, strict=True))

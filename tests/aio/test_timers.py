@@ -1,4 +1,5 @@
-"""A coarse timer calls back once, not early, and not what was cancelled; a limit is `asyncio.timeout` on one."""
+"""A coarse timer calls back once, not early, and not what was cancelled; a limit is
+`asyncio.timeout` on one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a caller without a sufficient token is told: challenges before any work, and the documents they point to."""
+"""What a caller without a sufficient token is told: challenges before any work, and the
+documents they point to."""
 
 from __future__ import annotations
 

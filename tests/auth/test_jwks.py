@@ -1,4 +1,5 @@
-"""The cache of an issuer's keys, against a real server: few questions, stale keys rather than none, no bad document."""
+"""The cache of an issuer's keys, against a real server: few questions, stale keys rather than
+none, no bad document."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Authentication in front of every route but health and metadata, and who may use what is not the MCP endpoint."""
+"""Authentication in front of every route but health and metadata, and who may use what
+is not the MCP endpoint."""
 
 from __future__ import annotations
 

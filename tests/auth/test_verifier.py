@@ -1,4 +1,5 @@
-"""A bearer token becomes a principal, or is refused in OAuth's words without ever being repeated."""
+"""A bearer token becomes a principal, or is refused in OAuth's words without ever being
+repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What tests of back ends share: a real service that no one here wrote, and a session of AWS of their own."""
+"""What tests of back ends share: a real service that no one here wrote, and a
+session of AWS of their own."""
 
 from __future__ import annotations
 

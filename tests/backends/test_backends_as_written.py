@@ -1,4 +1,5 @@
-"""Configurations that people write for back ends, which are not what they mean: each is named with what to write."""
+"""Configurations that people write for back ends, which are not what they mean: each is
+named with what to write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A bound on what a tool returns to the model: nothing is cut off without saying where the rest is."""
+"""A bound on what a tool returns to the model: nothing is cut off without
+saying where the rest is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tokens of a real authorization server (Authlib): had once by many, renewed, rotated, refused, and its outages."""
+"""Tokens of a real authorization server (Authlib): had once by many, renewed, rotated,
+refused, and its outages."""
 
 from __future__ import annotations
 

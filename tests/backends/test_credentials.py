@@ -1,4 +1,5 @@
-"""Every kind of credential, for every kind of back end over HTTP: sent where it belongs, and nowhere else."""
+"""Every kind of credential, for every kind of back end over HTTP: sent where it
+belongs, and nowhere else."""
 
 from __future__ import annotations
 
@@ -96,8 +97,8 @@ async def test_no_token_of_a_caller_and_no_credential_goes_where_it_does_not_bel
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The service sees the credential and no token of the caller; the host it redirects to sees nothing; the caller and
-    the log see no credential, whatever the service echoes."""
+    """The service sees the credential and no token of the caller; the host it redirects to sees
+    nothing; the caller and the log see no credential, whatever the service echoes."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "of-aws")
     caplog.set_level(logging.DEBUG)

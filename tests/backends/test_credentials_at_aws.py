@@ -1,4 +1,5 @@
-"""Secrets that are kept at AWS and requests that are signed for it: moto's server at the other end, over real HTTP."""
+"""Secrets that are kept at AWS and requests that are signed for it: moto's server at the
+other end, over real HTTP."""
 
 from __future__ import annotations
 
@@ -105,7 +106,8 @@ async def serving(file: config.ConfigFile, **using: Any) -> AsyncIterator[Client
 
 
 async def test_secrets_and_parameters_and_members_of_either_are_sent(tmp_path: Path) -> None:
-    """A secret that is a JSON object, as AWS makes them; a parameter; a name and an ARN; beside other text."""
+    """A secret that is a JSON object, as AWS makes them; a parameter; a name and an
+    ARN; beside other text."""
     pair = kept_secret(json.dumps({"username": "ann", "password": "pa:ss w0rd€"}))
     arn = boto3.client("secretsmanager").describe_secret(SecretId=pair)["ARN"]
     tenant = kept_parameter("tenant-key-1\n")

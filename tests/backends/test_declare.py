@@ -1,4 +1,5 @@
-"""The decorators record what a function is, and change nothing about it. Its definition follows from the record."""
+"""The decorators record what a function is, and change nothing about it. Its definition
+follows from the record."""
 
 import json
 from collections.abc import Callable

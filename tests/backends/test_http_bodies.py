@@ -1,4 +1,5 @@
-"""What a newcomer wants to send to a real service, and get back: forms with files, nested bodies, lists, headers."""
+"""What a newcomer wants to send to a real service, and get back: forms with files, nested
+bodies, lists, headers."""
 
 import base64
 import json

@@ -1,4 +1,5 @@
-"""Files that are resources of the gateway: read for the caller, in the caller's view, and sent whole."""
+"""Files that are resources of the gateway: read for the caller, in the
+caller's view, and sent whole."""
 
 from __future__ import annotations
 

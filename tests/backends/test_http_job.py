@@ -1,4 +1,5 @@
-"""Jobs of an HTTP service, over sockets: started, followed without holding a worker, fetched; plain calls as tasks."""
+"""Jobs of an HTTP service, over sockets: started, followed without holding a worker,
+fetched; plain calls as tasks."""
 
 from __future__ import annotations
 

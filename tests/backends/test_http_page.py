@@ -1,4 +1,5 @@
-"""docs/http.md: the service on a laptop is httpbin, and its gateway.yaml does what the page says."""
+"""docs/http.md: the service on a laptop is httpbin, and its gateway.yaml
+does what the page says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Services that fail, are slow or have little room: tries, keys, places, the circuit breaker, times of parts."""
+"""Services that fail, are slow or have little room: tries, keys, places, the circuit
+breaker, times of parts."""
 
 import asyncio
 import logging

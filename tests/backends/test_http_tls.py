@@ -1,4 +1,5 @@
-"""The gateway in front of services with certificates of a private authority, which may want to see its own."""
+"""The gateway in front of services with certificates of a private authority, which
+may want to see its own."""
 
 import ssl
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""What AWS Lambda may say, byte for byte, and what is sent to it; and declarations that contradict themselves."""
+"""What AWS Lambda may say, byte for byte, and what is sent to it; and declarations
+that contradict themselves."""
 
 from __future__ import annotations
 

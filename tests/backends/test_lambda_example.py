@@ -1,4 +1,5 @@
-"""`examples/orders`: the function that its reader runs, behind the gateway that its reader serves."""
+"""`examples/orders`: the function that its reader runs, behind the gateway
+that its reader serves."""
 
 from __future__ import annotations
 

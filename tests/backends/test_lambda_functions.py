@@ -1,4 +1,5 @@
-"""Functions of AWS Lambda behind a gateway, real ones under AWS's emulator: what they say, and what they do not."""
+"""Functions of AWS Lambda behind a gateway, real ones under AWS's emulator: what they
+say, and what they do not."""
 
 from __future__ import annotations
 

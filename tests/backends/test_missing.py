@@ -1,4 +1,5 @@
-"""One back end that cannot be served does not take the others with it, is named, and comes back by itself."""
+"""One back end that cannot be served does not take the others with it, is named,
+and comes back by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tokens of the gateway itself: had once, renewed early, renewed when they are not taken, and never shown."""
+"""Tokens of the gateway itself: had once, renewed early, renewed when they are not
+taken, and never shown."""
 
 import asyncio
 import base64

@@ -1,4 +1,5 @@
-"""Python modules as back ends: how they are imported, how their functions run, and what becomes of their mistakes."""
+"""Python modules as back ends: how they are imported, how their functions run, and what
+becomes of their mistakes."""
 
 import asyncio
 import datetime as dt

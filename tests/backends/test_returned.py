@@ -1,4 +1,5 @@
-"""What Python handlers return, as tool results, prompt messages, resource contents and completions."""
+"""What Python handlers return, as tool results, prompt messages, resource
+contents and completions."""
 
 import datetime as dt
 import enum

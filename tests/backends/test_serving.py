@@ -1,4 +1,5 @@
-"""What is served is swapped while calls run: they end on what they began with, and then it is closed."""
+"""What is served is swapped while calls run: they end on what they began with,
+and then it is closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Arguments as they are shown for approval: each of them, however they are nested, and no two calls alike."""
+"""Arguments as they are shown for approval: each of them, however they are nested,
+and no two calls alike."""
 
 from __future__ import annotations
 

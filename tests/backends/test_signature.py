@@ -1,4 +1,5 @@
-"""A function's signature and docstring as JSON Schema, and the arguments of a request as keyword arguments."""
+"""A function's signature and docstring as JSON Schema, and the arguments of a
+request as keyword arguments."""
 
 import datetime as dt
 import enum

@@ -1,4 +1,5 @@
-"""Ten conversations and more, each a function of a client that says what came of it: to be recorded and replayed."""
+"""Ten conversations and more, each a function of a client that says what came of it: to be
+recorded and replayed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tools of the recorded conversations: each asks, waits or answers in one of the ways that there are."""
+"""Tools of the recorded conversations: each asks, waits or answers in one of
+the ways that there are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Records the conversations anew, after a change that is meant: `python -m tests.cassettes.record`."""
+"""Records the conversations anew, after a change that is meant: `python -m
+tests.cassettes.record`."""
 
 from __future__ import annotations
 

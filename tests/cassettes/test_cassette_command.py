@@ -1,4 +1,5 @@
-"""`roundgate cassette`: the proxy that records, the stand-in, verifying, recording again; and the fixture of pytest."""
+"""`roundgate cassette`: the proxy that records, the stand-in, verifying, recording again; and
+the fixture of pytest."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def roundgate(*words: str | Path) -> tuple[int, str, str]:
     return status, out.getvalue(), err.getvalue()
 
 
-# -- the proxy, and the stand-in over sockets -------------------------------------------------------
+# -- the proxy, and the stand-in over sockets
+# -------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -156,7 +158,8 @@ async def test_the_commands_serve_and_record_until_they_are_told_to_end(tmp_path
     assert again[-1] == "tools/call add"
 
 
-# -- verify, show, schema ---------------------------------------------------------------------------
+# -- verify, show, schema
+# ---------------------------------------------------------------------------
 
 
 def test_verify_says_what_differs_and_records_it_again(tmp_path: Path) -> None:
@@ -267,7 +270,8 @@ def test_the_schema_is_printed() -> None:
     assert json.loads(out)["title"] == "Roundgate cassette"
 
 
-# -- the fixture of pytest --------------------------------------------------------------------------
+# -- the fixture of pytest
+# --------------------------------------------------------------------------
 
 TEST = """
 import os

@@ -1,4 +1,5 @@
-"""Cassettes as files: what is written is read again, whatever was said, and what is wrong is told with its line."""
+"""Cassettes as files: what is written is read again, whatever was said, and what is wrong
+is told with its line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the proxy that records answers where the server it stands before does not, or sends its client elsewhere."""
+"""What the proxy that records answers where the server it stands before does not, or
+sends its client elsewhere."""
 
 from __future__ import annotations
 

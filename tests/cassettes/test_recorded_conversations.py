@@ -1,4 +1,5 @@
-"""Conversations recorded once: today's code records the same bytes on any Python, and replays them as either side.
+"""Conversations recorded once: today's code records the same bytes on any Python, and
+replays them as either side.
 
 `python -m tests.cassettes.record` records them anew.
 """

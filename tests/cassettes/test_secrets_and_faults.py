@@ -1,4 +1,5 @@
-"""Secrets never reach a cassette, whatever said them; and what a replay does when something goes wrong on purpose."""
+"""Secrets never reach a cassette, whatever said them; and what a replay does when something
+goes wrong on purpose."""
 
 from __future__ import annotations
 
@@ -264,7 +265,8 @@ def test_a_fault_that_cannot_be_is_refused(given: str, what: str) -> None:
         parse_faults([given], 6)
 
 
-# -- what was never recorded ------------------------------------------------------------------------
+# -- what was never recorded
+# ------------------------------------------------------------------------
 
 
 async def test_what_was_never_recorded_is_an_error_that_names_the_nearest() -> None:

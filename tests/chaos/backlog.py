@@ -1,17 +1,19 @@
-"""`scripts/chaos backlog`: ten thousand tasks that wait, one owner's before another's, and sweepers side by side.
+"""`scripts/chaos backlog`: ten thousand tasks that wait, one owner's before another's,
+and sweepers side by side.
 
     drain      pools of workers on one file, and `requeue_after_s` so short that a task waits for many times that long:
                messages a task, the rate of each third, and how long another owner's task takes meanwhile
     sweepers   late tasks, seen to by one process and by four
 
-The drain runs with the queue in the file, which knows what it has, and with one that does not, as SQS. The sweepers run
-on a file and on DynamoDB Local.
+The drain runs with the queue in the file, which knows what it has, and with one that does not, as
+SQS. The sweepers run on a file and on DynamoDB Local.
 
-DynamoDB Local is one process with one lock: it needs about 3 ms of processor time for a write, twice as much as the
-sweeper that asks for it. Four sweepers as near to it as one (a proxy with 5 ms each way) are therefore no faster than
-one, and would measure the emulator. So it is put far away, `ROUND_TRIP_S` behind a proxy: what is measured is how
-sweepers share the work, not how many cores this machine has. What does not depend on the machine is printed beside it,
-calls and processor time a task.
+DynamoDB Local is one process with one lock: it needs about 3 ms of processor time for a write,
+twice as much as the sweeper that asks for it. Four sweepers as near to it as one (a proxy with
+5 ms each way) are therefore no faster than one, and would measure the emulator. So it is put
+far away, `ROUND_TRIP_S` behind a proxy: what is measured is how sweepers share the work, not
+how many cores this machine has. What does not depend on the machine is printed beside it, calls
+and processor time a task.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""`scripts/chaos edge`: one process with 512 MB and 256 descriptors, under every attack at once, with honest callers.
+"""`scripts/chaos edge`: one process with 512 MB and 256 descriptors, under every attack at
+once, with honest callers.
 
-Must hold: no honest call is lost, `/healthz` answers within 250 ms at the 99th percentile, the process never has more
-than 512 MB, and has no more at the end than after the first minute (or the first third of a shorter run). A fifth of
-the time the honest callers are alone, before the attack: what they see then is what the machine can do just now.
+Must hold: no honest call is lost, `/healthz` answers within 250 ms at the 99th percentile, the
+process never has more than 512 MB, and has no more at the end than after the first minute (or the
+first third of a shorter run). A fifth of the time the honest callers are alone, before the attack:
+what they see then is what the machine can do just now.
 """
 
 from __future__ import annotations

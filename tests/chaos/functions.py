@@ -1,9 +1,10 @@
-"""`scripts/chaos lambda`: many tasks with questions, through functions of AWS Lambda that die every two seconds.
+"""`scripts/chaos lambda`: many tasks with questions, through functions of AWS Lambda
+that die every two seconds.
 
-The whole stack of `roundgate.deployment.stack`: API Gateway, three gateways and two workers from the built zips, and
-their queue. A message whose worker dies stays hidden for the template's hour and a half, so it is the sweep that finds
-its task.
-Beside them two handlers that take three times as long as the API waits.
+The whole stack of `roundgate.deployment.stack`: API Gateway, three gateways and two workers from
+the built zips, and their queue. A message whose worker dies stays hidden for the template's hour
+and a half, so it is the sweep that finds its task. Beside them two handlers that take three times
+as long as the API waits.
 """
 
 from __future__ import annotations

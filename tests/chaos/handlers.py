@@ -1,5 +1,6 @@
-"""Random handlers of branches with the same names, each lived through many processes: in memory, then as tasks of real
-workers on SQLite and on DynamoDB Local, whose calls of the store and the queue are cut at random."""
+"""Random handlers of branches with the same names, each lived through many processes: in memory,
+then as tasks of real workers on SQLite and on DynamoDB Local, whose calls of the store and the
+queue are cut at random."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The health check, in a process that does nothing else beside: `python -m tests.chaos.health PORT`.
+"""The health check, in a process that does nothing else beside: `python -m tests.chaos.health
+PORT`.
 
-Five times a second on a new connection, until its standard input ends. Then it writes how long each took in ms, and
-what went wrong: `{"took_ms": […], "lost": […]}`.
+Five times a second on a new connection, until its standard input ends. Then it writes how long each
+took in ms, and what went wrong: `{"took_ms": […], "lost": […]}`.
 """
 
 from __future__ import annotations

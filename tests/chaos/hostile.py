@@ -1,7 +1,8 @@
-"""Clients that mean harm, all kinds at once, in a process of its own: `python -m tests.chaos.hostile PORT SEED`.
+"""Clients that mean harm, all kinds at once, in a process of its own: `python -m
+tests.chaos.hostile PORT SEED`.
 
-Each attack is a loop; what the server answers is nobody's concern here. They come from `ADDRESSES` of 127.0.0.0/8,
-honest clients from another one. Ends when it is killed.
+Each attack is a loop; what the server answers is nobody's concern here. They come from `ADDRESSES`
+of 127.0.0.0/8, honest clients from another one. Ends when it is killed.
 """
 
 from __future__ import annotations

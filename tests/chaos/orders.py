@@ -1,7 +1,8 @@
-"""What every chaos run does: orders that become tasks with questions, and what must hold of each when it is over.
+"""What every chaos run does: orders that become tasks with questions, and what must
+hold of each when it is over.
 
-Of what a client was told nothing may be lost or contradicted: the task it got is there, what a question showed of a
-finished step is in the result, and every task ends once and rightly.
+Of what a client was told nothing may be lost or contradicted: the task it got is there, what a
+question showed of a finished step is in the result, and every task ends once and rightly.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""`scripts/chaos poison`: innocent tasks beside poison of each kind, and everything that can happen to a process.
+"""`scripts/chaos poison`: innocent tasks beside poison of each kind, and everything
+that can happen to a process.
 
-Workers are killed, stopped for longer than their lease and continued; the store is away for a while, or its disk is
-full; clocks differ. Every innocent has to complete with what its steps returned. An effect may happen twice only where
-a process died, or was stopped past its lease, while it was inside that step. One in four innocents has steps
-`at_most_once`: none of these ever begins twice, and only where others may happen twice nobody knows how it ended.
+Workers are killed, stopped for longer than their lease and continued; the store is away for a
+while, or its disk is full; clocks differ. Every innocent has to complete with what its steps
+returned. An effect may happen twice only where a process died, or was stopped past its lease, while
+it was inside that step. One in four innocents has steps `at_most_once`: none of these ever begins
+twice, and only where others may happen twice nobody knows how it ended.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`scripts/chaos requests`: generated requests by the million, in as many processes as there are processors.
+"""`scripts/chaos requests`: generated requests by the million, in as many
+processes as there are processors.
 
 What is sent and what must hold of the answers is in `tests/http/test_any_request.py`.
 """

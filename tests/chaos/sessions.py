@@ -1,13 +1,14 @@
 """`scripts/chaos sessions`: calls of sessions whose gateway is killed while their question is open.
 
-Calls in groups, each with two questions between steps that leave a line in a file. When all of a group are asked, one
-or two gateways die, chosen by dice; clients that were cut off come back with `Last-Event-ID` to any gateway, answers go
-to any gateway. Every call has to end with what its own user said, and every step has to have left one line.
+Calls in groups, each with two questions between steps that leave a line in a file. When all of a
+group are asked, one or two gateways die, chosen by dice; clients that were cut off come back with
+`Last-Event-ID` to any gateway, answers go to any gateway. Every call has to end with what its own
+user said, and every step has to have left one line.
 
     POST ─▶ A: question   ✗ A   GET ─▶ B: waits   ✗ B   GET ─▶ C: waits   answer ─▶ D   C: goes on
 
-On the local stack of AWS Lambda, where nothing streams, a body ends with the question, and the client comes back until
-there is a result: there too whoever held the call is dead by then.
+On the local stack of AWS Lambda, where nothing streams, a body ends with the question, and the
+client comes back until there is a result: there too whoever held the call is dead by then.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
-"""`scripts/chaos streams`: thousands of half-open requests of one caller, beside another who is honest.
+"""`scripts/chaos streams`: thousands of half-open requests of one caller,
+beside another who is honest.
 
-The hostile one opens streams of every kind and reads none of them to its end: `subscriptions/listen`, GET of a session,
-calls that ask and are not answered, bodies of which half is sent. It holds on to every connection. Its bounds
-(`http.max_streams_per_caller`, `http.body_timeout_s`) are those of a small gateway.
+The hostile one opens streams of every kind and reads none of them to its end:
+`subscriptions/listen`, GET of a session, calls that ask and are not answered, bodies of which half
+is sent. It holds on to every connection. Its bounds (`http.max_streams_per_caller`,
+`http.body_timeout_s`) are those of a small gateway.
 
-Must hold: it has as many streams as one caller may have, and every other request of it is answered with why not; no
-call of the honest caller is lost, calls with questions and its own stream of changes included; the process never has
-more than 512 MB; and when the hostile one has gone, it may open as many again.
+Must hold: it has as many streams as one caller may have, and every other request of it is
+answered with why not; no call of the honest caller is lost, calls with questions and its own
+stream of changes included; the process never has more than 512 MB; and when the hostile one has
+gone, it may open as many again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""`roundgate check`: everything that is wrong, or everything that is served; and wrong usage of the command."""
+"""`roundgate check`: everything that is wrong, or everything that is served; and
+wrong usage of the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`roundgate check` on a repository with more than twenty mistakes: one run, and each at its place."""
+"""`roundgate check` on a repository with more than twenty mistakes: one run,
+and each at its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""docs/cli.md has every command, every option and every exit status that there is, and no others."""
+"""docs/cli.md has every command, every option and every exit status that
+there is, and no others."""
 
 from __future__ import annotations
 

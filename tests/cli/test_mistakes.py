@@ -1,4 +1,5 @@
-"""Mistakes that people make in gateway.yaml and in their tools: `roundgate check` says what to write instead."""
+"""Mistakes that people make in gateway.yaml and in their tools: `roundgate check` says
+what to write instead."""
 
 from __future__ import annotations
 

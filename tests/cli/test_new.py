@@ -1,4 +1,5 @@
-"""`roundgate new`, and what else makes a repository of one's own pleasant: the nearest gateway.yaml, `--version`."""
+"""`roundgate new`, and what else makes a repository of one's own pleasant: the
+nearest gateway.yaml, `--version`."""
 
 from __future__ import annotations
 

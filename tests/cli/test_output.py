@@ -1,4 +1,5 @@
-"""What is shown on a terminal, and what in a pipe: colours, widths, characters that a terminal would act on."""
+"""What is shown on a terminal, and what in a pipe: colours, widths, characters that a
+terminal would act on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A user's repository that has a package `app` of its own, beside the wheel: commands, servers and tests find both."""
+"""A user's repository that has a package `app` of its own, beside the wheel: commands,
+servers and tests find both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`roundgate package` imports the tools of a repository, and has none of the secrets of the functions."""
+"""`roundgate package` imports the tools of a repository, and has none of the
+secrets of the functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A running server serves what its files say now: on SIGHUP, and with --reload when a file has changed."""
+"""A running server serves what its files say now: on SIGHUP, and with --reload
+when a file has changed."""
 
 from __future__ import annotations
 
@@ -374,7 +375,8 @@ def wait_for(text: str, log: Path) -> None:
 def test_a_closed_terminal_ends_the_server_unless_it_was_told_to_outlive_it(
     environment: dict[str, str], config: Path, prefix: list[str], options: list[str], ends: bool
 ) -> None:
-    """A program that holds a terminal starts the server in it, and goes away: the kernel sends SIGHUP."""
+    """A program that holds a terminal starts the server in it, and goes away:
+    the kernel sends SIGHUP."""
     code = """
 import os, pty, sys, time
 pid, terminal = pty.fork()

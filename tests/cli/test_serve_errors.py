@@ -1,4 +1,5 @@
-"""What `serve` says before it serves, who sees the text of an exception, and why a call failed in the log."""
+"""What `serve` says before it serves, who sees the text of an exception, and why a
+call failed in the log."""
 
 from __future__ import annotations
 

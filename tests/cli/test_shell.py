@@ -1,4 +1,5 @@
-"""`roundgate shell`: lines that are piped in, a prompt with keys from a pipe, and a terminal that tmux draws."""
+"""`roundgate shell`: lines that are piped in, a prompt with keys from a pipe, and a
+terminal that tmux draws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`read`, `prompt`, `complete`, `list`, `describe`, `ping`: what they print of what a server says, right or wrong."""
+"""`read`, `prompt`, `complete`, `list`, `describe`, `ping`: what they print of what a
+server says, right or wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`roundgate tasks`: what an operator sees of tasks, what they can do, and what they are not shown."""
+"""`roundgate tasks`: what an operator sees of tasks, what they can do, and
+what they are not shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A repository of one's own with nothing but the wheel, from `new` to the stack: each command as somebody types it."""
+"""A repository of one's own with nothing but the wheel, from `new` to the stack: each
+command as somebody types it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`roundgate worker`: it works on tasks until it is told to stop, and says before it begins what is wrong."""
+"""`roundgate worker`: it works on tasks until it is told to stop, and says before
+it begins what is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A server that no one here wrote, the official Python SDK's. Prints its port and serves until its input ends.
+"""A server that no one here wrote, the official Python SDK's. Prints its port and
+serves until its input ends.
 
 The port is the system's choice, unless it is an argument.
 """

@@ -1,4 +1,5 @@
-"""Answers are found by key, field, schema or function; they fit their questions, or are refused before they go out."""
+"""Answers are found by key, field, schema or function; they fit their questions, or are
+refused before they go out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a client does next, without any I/O: the flows are driven by lists of what came of each step."""
+"""What a client does next, without any I/O: the flows are driven by lists of
+what came of each step."""
 
 from __future__ import annotations
 

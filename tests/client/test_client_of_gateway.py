@@ -1,4 +1,5 @@
-"""The client and a gateway, over real sockets: calls, rounds, tasks, lists, changes, and the example."""
+"""The client and a gateway, over real sockets: calls, rounds, tasks, lists,
+changes, and the example."""
 
 from __future__ import annotations
 

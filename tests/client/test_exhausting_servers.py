@@ -1,4 +1,5 @@
-"""Servers that want the client's time, memory or processor: each is stopped by a bound that the error names."""
+"""Servers that want the client's time, memory or processor: each is stopped by a
+bound that the error names."""
 
 from __future__ import annotations
 

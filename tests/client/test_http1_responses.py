@@ -1,4 +1,5 @@
-"""Responses are read from bytes however they are cut, and what is no HTTP/1.1 is refused in words."""
+"""Responses are read from bytes however they are cut, and what is no
+HTTP/1.1 is refused in words."""
 
 from __future__ import annotations
 

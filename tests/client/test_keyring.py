@@ -1,4 +1,5 @@
-"""Tokens in the system's keyring: the next process has them, and nobody is left alone where no keyring works."""
+"""Tokens in the system's keyring: the next process has them, and nobody is left alone
+where no keyring works."""
 
 from __future__ import annotations
 

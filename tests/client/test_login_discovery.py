@@ -1,4 +1,5 @@
-"""Where a login is, as servers of all kinds describe it, and how the token endpoint is spoken to."""
+"""Where a login is, as servers of all kinds describe it, and how the token
+endpoint is spoken to."""
 
 from __future__ import annotations
 

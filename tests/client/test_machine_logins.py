@@ -1,4 +1,5 @@
-"""Tokens without a person: a private key, the token of a platform, an identity that an enterprise vouches for."""
+"""Tokens without a person: a private key, the token of a platform, an identity that an
+enterprise vouches for."""
 
 from __future__ import annotations
 

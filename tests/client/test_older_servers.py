@@ -1,4 +1,5 @@
-"""Servers of revisions with a handshake: sessions, questions on streams, streams that go on, and how all of it ends."""
+"""Servers of revisions with a handshake: sessions, questions on streams, streams that go on,
+and how all of it ends."""
 
 from __future__ import annotations
 

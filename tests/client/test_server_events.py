@@ -1,4 +1,5 @@
-"""Events are the same however their bytes arrive, and no stream makes the reader hold more than it may."""
+"""Events are the same however their bytes arrive, and no stream makes the reader
+hold more than it may."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The official Python SDK's server, in two eras: lists, calls, progress, and a question on its stream."""
+"""The official Python SDK's server, in two eras: lists, calls, progress, and a
+question on its stream."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""Clients that other people wrote, unmodified, driven against replicas of the gateway; `scripts/clients` runs it."""
+"""Clients that other people wrote, unmodified, driven against replicas of the gateway;
+`scripts/clients` runs it."""

@@ -1,4 +1,5 @@
-"""The tables of docs/clients.md: what was driven, as the files `expected` and `expected-stack` have it."""
+"""The tables of docs/clients.md: what was driven, as the files `expected` and
+`expected-stack` have it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Makes the environment of each client once, from PyPI or npm; it is kept until what it needs changes."""
+"""Makes the environment of each client once, from PyPI or npm; it is kept until
+what it needs changes."""
 
 from __future__ import annotations
 

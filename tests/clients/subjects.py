@@ -1,7 +1,7 @@
 """Which clients are driven, in which versions, and by which driver.
 
-A driver is a program of its own in `drivers/`, run in the environment of its client: it is given the URL and prints one
-JSON object, a line for each capability (`capabilities.py`).
+A driver is a program of its own in `drivers/`, run in the environment of its client: it is given
+the URL and prints one JSON object, a line for each capability (`capabilities.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What `scripts/clients` makes of what drivers tell, and the balancer that it puts in front of the replicas."""
+"""What `scripts/clients` makes of what drivers tell, and the balancer that it puts in
+front of the replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""gateway.yaml: what a good one means, and that a bad one is told in full, with file, line, path and remedy."""
+"""gateway.yaml: what a good one means, and that a bad one is told in full, with file,
+line, path and remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`env`: variables that gateway.yaml gives to tools and to references, and what becomes of them in the stack."""
+"""`env`: variables that gateway.yaml gives to tools and to references, and what
+becomes of them in the stack."""
 
 from __future__ import annotations
 

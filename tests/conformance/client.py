@@ -1,8 +1,8 @@
 """The client that the official suite tests: `roundgate.client`, told by each scenario what to do.
 
-The suite starts it once a scenario, with the URL of its server as the last argument, the scenario's name in
-`MCP_CONFORMANCE_SCENARIO`, the revision in `MCP_CONFORMANCE_PROTOCOL_VERSION`, and what belongs to the scenario in
-`MCP_CONFORMANCE_CONTEXT`.
+The suite starts it once a scenario, with the URL of its server as the last argument, the scenario's
+name in `MCP_CONFORMANCE_SCENARIO`, the revision in `MCP_CONFORMANCE_PROTOCOL_VERSION`, and what
+belongs to the scenario in `MCP_CONFORMANCE_CONTEXT`.
 """
 
 import asyncio

@@ -1,4 +1,5 @@
-"""Fixtures of the `tasks-*` scenarios: tools whose calls become tasks, end in every way, and ask on the way."""
+"""Fixtures of the `tasks-*` scenarios: tools whose calls become tasks, end in every
+way, and ask on the way."""
 
 import asyncio
 

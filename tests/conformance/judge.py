@@ -1,8 +1,9 @@
-"""What a run of the conformance suite means: its checks, held against what we expect, become one verdict a scenario.
+"""What a run of the conformance suite means: its checks, held against what we expect,
+become one verdict a scenario.
 
-The suite itself exits with 0 on warnings, on checks it skipped and on scenarios that "do not count". We are stricter:
-a warning fails, a check skipped without our saying so fails, and so does a scenario that leaves no checks at all.
-Knows no processes and no files.
+The suite itself exits with 0 on warnings, on checks it skipped and on scenarios that "do not
+count". We are stricter: a warning fails, a check skipped without our saying so fails, and so does a
+scenario that leaves no checks at all. Knows no processes and no files.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,6 +1,7 @@
 """Tools that answer with images, sound and embedded resources, and the prompt with an image.
 
-The picture and the sound are made here and are valid files: one red pixel, and a tenth of a second of silence.
+The picture and the sound are made here and are valid files: one red pixel, and a
+tenth of a second of silence.
 """
 
 import io

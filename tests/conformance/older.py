@@ -1,4 +1,5 @@
-"""Fixtures of the scenarios that only revisions with sessions have: handlers that ask on the stream of their call."""
+"""Fixtures of the scenarios that only revisions with sessions have: handlers that ask on
+the stream of their call."""
 
 import asyncio
 import json

@@ -1,4 +1,5 @@
-"""Prompts that the conformance suite gets: plain, with arguments and their completion, and with a resource inside."""
+"""Prompts that the conformance suite gets: plain, with arguments and their completion, and
+with a resource inside."""
 
 from roundgate import EmbeddedResource, PromptMessage, TextResourceContents, prompt
 

@@ -1,4 +1,5 @@
-"""Fixtures of the `input-required-result-*` scenarios: tools and a prompt that ask before they answer."""
+"""Fixtures of the `input-required-result-*` scenarios: tools and a prompt that
+ask before they answer."""
 
 from pydantic import BaseModel
 

@@ -1,13 +1,15 @@
-"""Runs the official conformance suite against the fixture server beside this file; `scripts/conformance` calls it.
+"""Runs the official conformance suite against the fixture server beside this file;
+`scripts/conformance` calls it.
 
-Each revision that the server speaks has its scenarios and runs on its own wire: 2026-07-28, and of those with sessions
-2025-11-25 and 2025-06-18 (the suite knows nothing of 2025-03-26 alone).
+Each revision that the server speaks has its scenarios and runs on its own wire: 2026-07-28, and of
+those with sessions 2025-11-25 and 2025-06-18 (the suite knows nothing of 2025-03-26 alone).
 
-The server runs once for each profile: as it comes, where everything must pass, and with `subscriptions/listen` off, as
-behind API Gateway, where five checks are skipped and nothing fails. 2025-11-25 runs once more against three replicas,
-each request at another one; with `--replicas` everything does. `--stack` runs it behind API Gateway
-indeed: what `template.yaml` describes, on this machine. `--stable` takes the suite's stable release, which knows
-2025-11-25 and 2025-06-18. What the suite wrote and printed and the server's log stay in
+The server runs once for each profile: as it comes, where everything must pass, and with
+`subscriptions/listen` off, as behind API Gateway, where five checks are skipped and nothing fails.
+2025-11-25 runs once more against three replicas, each request at another one; with `--replicas`
+everything does. `--stack` runs it behind API Gateway indeed: what `template.yaml` describes, on
+this machine. `--stable` takes the suite's stable release, which knows 2025-11-25 and 2025-06-18.
+What the suite wrote and printed and the server's log stay in
 `.cache/conformance/results/<profile>` until the next run.
 """
 
@@ -247,7 +249,8 @@ def run_suite(url: str, scenario: str | None, profile: Profile, results: Path) -
         command += ["--scenario", scenario] if scenario else ["--suite", "all"]
         command += ["--spec-version", revision]
     elif scenario:
-        # The version, or older scenarios run on the older wire; --force, or those of extensions are skipped.
+        # The version, or older scenarios run on the older wire; --force, or those of
+        # extensions are skipped.
         command += ["--scenario", scenario, "--spec-version", revision, "--force"]
     else:
         has_requirements = (profile.suite / f"requirements/{revision}.yaml").exists()

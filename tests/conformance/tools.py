@@ -1,6 +1,8 @@
-"""Tools that the conformance suite calls: text, errors, progress, headers, schemas and change notices.
+"""Tools that the conformance suite calls: text, errors, progress, headers,
+schemas and change notices.
 
-`test_simple_text` stays first: the suite calls the first listed tool with no arguments and expects a quick answer.
+`test_simple_text` stays first: the suite calls the first listed tool with no arguments
+and expects a quick answer.
 """
 
 from roundgate import Context, ToolError, tool

@@ -1,4 +1,5 @@
-"""Several gateways and workers, each a process of its own, with nothing in common but a SQLite file and a key."""
+"""Several gateways and workers, each a process of its own, with nothing in common but a
+SQLite file and a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A task begun in one process, worked on in others, and read, answered, listened to and cancelled in any."""
+"""A task begun in one process, worked on in others, and read, answered, listened
+to and cancelled in any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Both functions in this process, with DynamoDB Local and moto for AWS, and a witness of what they call."""
+"""Both functions in this process, with DynamoDB Local and moto for AWS, and a
+witness of what they call."""
 
 from __future__ import annotations
 

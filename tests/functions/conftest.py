@@ -1,4 +1,5 @@
-"""The two functions in this process, on one SQLite file, and the events that AWS would invoke them with."""
+"""The two functions in this process, on one SQLite file, and the events that AWS
+would invoke them with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Both functions at work on DynamoDB Local and moto: what they are seen to call is what `template.yaml` allows them."""
+"""Both functions at work on DynamoDB Local and moto: what they are seen to call is what
+`template.yaml` allows them."""
 
 from __future__ import annotations
 

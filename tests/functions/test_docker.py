@@ -1,4 +1,5 @@
-"""The Dockerfile: what it says of the app is true of the app; its command serves, streams and stops when told to."""
+"""The Dockerfile: what it says of the app is true of the app; its command serves, streams
+and stops when told to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Recorded events of API Gateway and of Function URLs through the handler of the gateway function."""
+"""Recorded events of API Gateway and of Function URLs through the handler of the gateway
+function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The zips of the functions: what is in them, what is not, and that the same input makes the same zip."""
+"""The zips of the functions: what is in them, what is not, and that the same
+input makes the same zip."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The keys of requestState rotate without a round being lost, step by step as Secrets Manager asks for it.
+"""The keys of requestState rotate without a round being lost, step by step as
+Secrets Manager asks for it.
 
-boto3 over real HTTP, moto's server at the other end. moto runs no function, so what AWS does before it invokes one is
-done here: a version without a value is staged as pending.
+boto3 over real HTTP, moto's server at the other end. moto runs no function, so what AWS does before
+it invokes one is done here: a version without a value is staged as pending.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Secret:
 
     @property
     def ring(self) -> str:
-        # AWS takes this stage where none is named; moto then takes the version that was current at first
+        # AWS takes this stage where none is named; moto then takes the version
+        # that was current at first
         text: str = self.client.get_secret_value(SecretId=self.arn, VersionStage="AWSCURRENT")[
             "SecretString"
         ]

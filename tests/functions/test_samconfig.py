@@ -1,4 +1,5 @@
-"""`samconfig.toml` beside gateway.yaml: what `roundgate deploy` takes from it, and what it leaves to `sam`."""
+"""`samconfig.toml` beside gateway.yaml: what `roundgate deploy` takes from it, and
+what it leaves to `sam`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""A snapshot is safe: two processes that go on from one initialised one share no secret, no number and no connection.
+"""A snapshot is safe: two processes that go on from one initialised one share no secret, no
+number and no connection.
 
-The clones are made as AWS Lambda's SnapStart makes them, by continuing one process in several: here with `fork`. What
-the functions need, the keys among it, is made after they are initialised, so nothing of it can be in the snapshot.
+The clones are made as AWS Lambda's SnapStart makes them, by continuing one process in several: here
+with `fork`. What the functions need, the keys among it, is made after they are initialised, so
+nothing of it can be in the snapshot.
 """
 
 from __future__ import annotations

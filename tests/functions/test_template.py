@@ -1,4 +1,5 @@
-"""`template.yaml` and the code agree: the table, the settings, and each call of AWS that a function makes."""
+"""`template.yaml` and the code agree: the table, the settings, and each call of AWS
+that a function makes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-"""`scripts/fuzz`: inputs that coverage leads to, with atheris; where that is not installed, changes at random.
+"""`scripts/fuzz`: inputs that coverage leads to, with atheris; where that is not
+installed, changes at random.
 
     scripts/fuzz                        every target for a minute
     scripts/fuzz requests --seconds 3600
 
-What is found is written to `.cache/fuzz/TARGET/crash-…` and raised; give it to a target again to see it.
+What is found is written to `.cache/fuzz/TARGET/crash-…` and raised; give it to
+a target again to see it.
 """
 
 from __future__ import annotations

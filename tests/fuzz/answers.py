@@ -1,13 +1,15 @@
-"""What the gateway answers to 20,000 requests, right and wrong ones, to the byte: `python -m tests.fuzz.answers`.
+"""What the gateway answers to 20,000 requests, right and wrong ones, to the byte:
+`python -m tests.fuzz.answers`.
 
     python -m tests.fuzz.answers before.txt              in the one tree
     python -m tests.fuzz.answers after.txt               in the other
     diff before.txt after.txt                            the numbers of the requests whose answers differ
     python -m tests.fuzz.answers --show 4711             one of them with both of its answers
 
-For changes that must change nothing: a faster way to the same words. Each request (`tests.support.mutations`) goes to
-the app once, as ASGI messages, and once as bytes to the server's protocol. What is sealed differs each time, and is
-left out of the comparison. Clock and ids are fixed; nothing depends on the time that a request takes.
+For changes that must change nothing: a faster way to the same words. Each request
+(`tests.support.mutations`) goes to the app once, as ASGI messages, and once as bytes to the
+server's protocol. What is sealed differs each time, and is left out of the comparison. Clock and
+ids are fixed; nothing depends on the time that a request takes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """What is fuzzed: each target takes bytes, and raises if the code behind it does what it must not.
 
-`tests/fuzz/__main__.py` feeds them with what coverage leads to, `test_targets.py` with a few changes of the seeds.
+`tests/fuzz/__main__.py` feeds them with what coverage leads to, `test_targets.py` with a
+few changes of the seeds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Each fuzzing target on its seeds and some changes of them: the same ones every time. `scripts/fuzz` goes further."""
+"""Each fuzzing target on its seeds and some changes of them: the same ones every time.
+`scripts/fuzz` goes further."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is refused before it is read is answered under its id where that is easily had: clients show nothing else."""
+"""What is refused before it is read is answered under its id where that is easily had:
+clients show nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How many values are in a body: counted without parsing it, and the same as by reading every character."""
+"""How many values are in a body: counted without parsing it, and the same as by
+reading every character."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""subscriptions/listen over HTTP (basic/patterns/subscriptions): what a stream says, to whom, and how it ends."""
+"""subscriptions/listen over HTTP (basic/patterns/subscriptions): what a stream says, to
+whom, and how it ends."""
 
 from __future__ import annotations
 

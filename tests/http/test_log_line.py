@@ -1,4 +1,5 @@
-"""One line a request, with what an operator needs and nothing that callers said to tools or tools to callers."""
+"""One line a request, with what an operator needs and nothing that callers said to
+tools or tools to callers."""
 
 from __future__ import annotations
 

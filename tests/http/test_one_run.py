@@ -1,4 +1,5 @@
-"""A round behind a question is run once, by whoever comes first and lives, on each kind of store."""
+"""A round behind a question is run once, by whoever comes first and lives,
+on each kind of store."""
 
 from __future__ import annotations
 

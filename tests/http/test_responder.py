@@ -1,4 +1,5 @@
-"""JSON or an event stream: chosen call by call, by what the client asked for and by what the handler tells it."""
+"""JSON or an event stream: chosen call by call, by what the client asked for and by
+what the handler tells it."""
 
 from __future__ import annotations
 

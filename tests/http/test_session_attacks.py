@@ -1,4 +1,5 @@
-"""Answers and events that are forged, swapped, replayed, or older than a key; clients that go at any moment."""
+"""Answers and events that are forged, swapped, replayed, or older than a key; clients
+that go at any moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Batches of 2025-03-26: every element is answered for itself, and whatever is wrong with one is its own error."""
+"""Batches of 2025-03-26: every element is answered for itself, and whatever is wrong
+with one is its own error."""
 
 from __future__ import annotations
 

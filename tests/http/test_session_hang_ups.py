@@ -1,4 +1,5 @@
-"""Clients of the revisions with sessions that hang up: what runs for them goes on, and they find it if they come back.
+"""Clients of the revisions with sessions that hang up: what runs for them goes on, and they
+find it if they come back.
 
 "Disconnection SHOULD NOT be interpreted as the client cancelling its request" (basic/transports).
 """
@@ -261,7 +262,8 @@ async def test_a_round_whose_gateway_has_died_is_gone_on_with_where_nobody_may_w
     monkeypatch: pytest.MonkeyPatch,
     version: str,
 ) -> None:
-    """No request may wait for as long as it takes to be sure of the death: they find out together."""
+    """No request may wait for as long as it takes to be sure of the death:
+    they find out together."""
     monkeypatch.setattr(claims, "LOST_MS", 1_000)
     monkeypatch.setattr(claims, "SUSPICIOUS_MS", 200)
     monkeypatch.setattr(asking, "SHORT_WAIT_S", 0.5)

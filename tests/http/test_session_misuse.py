@@ -1,4 +1,5 @@
-"""What clients of the revisions with sessions do wrong, and what becomes of them when they go away."""
+"""What clients of the revisions with sessions do wrong, and what becomes of
+them when they go away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Questions to clients of the revisions with sessions: asked on the stream of the call, answered at any replica."""
+"""Questions to clients of the revisions with sessions: asked on the stream of the call,
+answered at any replica."""
 
 from __future__ import annotations
 

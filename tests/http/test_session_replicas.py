@@ -1,4 +1,5 @@
-"""Requests of one session that reach several replicas at the same moment: twins, cancellations, changes."""
+"""Requests of one session that reach several replicas at the same moment:
+twins, cancellations, changes."""
 
 from __future__ import annotations
 

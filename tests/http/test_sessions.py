@@ -1,4 +1,5 @@
-"""Clients of the revisions with sessions: what they open, ask and are told, each as its own specification has it."""
+"""Clients of the revisions with sessions: what they open, ask and are told, each as its
+own specification has it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Views: several endpoints of one gateway, each with its own part of what is served, and nothing of another's.
+"""Views: several endpoints of one gateway, each with its own part of what is served,
+and nothing of another's.
 
-Whoever tries to get more out of a view than it offers sends it what another has given out: a state, a task's id, a
-session, the id of an event, a key.
+Whoever tries to get more out of a view than it offers sends it what another has given out: a state,
+a task's id, a session, the id of an event, a key.
 """
 
 from __future__ import annotations

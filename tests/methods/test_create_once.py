@@ -1,4 +1,5 @@
-"""A call becomes one task, however often it is sent and whatever becomes of the answers of its writes."""
+"""A call becomes one task, however often it is sent and whatever becomes of the
+answers of its writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Every method of the revision, served: results that the official models take, lists, pages, hints, completions."""
+"""Every method of the revision, served: results that the official models take, lists,
+pages, hints, completions."""
 
 from __future__ import annotations
 

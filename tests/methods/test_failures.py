@@ -1,4 +1,5 @@
-"""What goes wrong in handlers: the caller learns what helps it and nothing else, the log learns everything."""
+"""What goes wrong in handlers: the caller learns what helps it and nothing else, the
+log learns everything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Questions in words: clients that cannot be asked are told what is needed, and a tool takes the answers."""
+"""Questions in words: clients that cannot be asked are told what is needed, and a
+tool takes the answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tasks of others: a service behind a tool runs them, and every replica passes on what is asked and said of them."""
+"""Tasks of others: a service behind a tool runs them, and every replica passes on what is
+asked and said of them."""
 
 from __future__ import annotations
 

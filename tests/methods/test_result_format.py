@@ -1,4 +1,5 @@
-"""Results in the format of another revision: what the handlers say does not depend on who writes it."""
+"""Results in the format of another revision: what the handlers say does not
+depend on who writes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Search in place of a list: three tools stand for the catalog, and a call through one is a call of the tool."""
+"""Search in place of a list: three tools stand for the catalog, and a call through one
+is a call of the tool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a session may change later: kept in few rows for each caller, and looked at no more often than needed."""
+"""What a session may change later: kept in few rows for each caller, and looked at no
+more often than needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How many tasks one caller may have open, and how large the call behind one may be; and what a caller is told then."""
+"""How many tasks one caller may have open, and how large the call behind one may be; and what
+a caller is told then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""When a call becomes a task: by its tool, its client and its handler; and what is promised when something is down."""
+"""When a call becomes a task: by its tool, its client and its handler; and what is promised
+when something is down."""
 
 from __future__ import annotations
 

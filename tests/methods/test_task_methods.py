@@ -1,4 +1,5 @@
-"""Tasks at the wire (SEP-2663): what each answer looks like, which keys a question has, and what is not taken."""
+"""Tasks at the wire (SEP-2663): what each answer looks like, which keys a question has,
+and what is not taken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`notifications/tasks` on subscriptions/listen: to whom, what each says, and what stays off the stream."""
+"""`notifications/tasks` on subscriptions/listen: to whom, what each says, and
+what stays off the stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Whose a task is: each request about one is authorized, and who it does not belong to learns nothing of it."""
+"""Whose a task is: each request about one is authorized, and who it does not belong
+to learns nothing of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a caller may do with a task is what its token of now grants; and a stream ends with the token that opened it."""
+"""What a caller may do with a task is what its token of now grants; and a stream ends with
+the token that opened it."""
 
 from __future__ import annotations
 
@@ -188,7 +189,8 @@ async def test_the_expiry_that_an_authorizer_hands_over_is_known(
 async def test_while_a_back_end_is_missing_nobody_has_what_its_tools_may_need_scopes_for(
     tmp_path: Path, view: str
 ) -> None:
-    """Its tasks are there again when it is; those of tools that are served are there all the time."""
+    """Its tasks are there again when it is; those of tools that are served
+    are there all the time."""
     tool_of = (
         "from roundgate import tool\n@tool(task='required', scopes=[{}])\ndef {}(): return 'done'\n"
     )

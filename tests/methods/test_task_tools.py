@@ -271,7 +271,8 @@ async def test_an_answer_by_a_tool_is_refused_where_words_are_off_and_for_an_app
         answers: dict[str, Any] = {"who": accept(name="Ann")}
         answered = await call(app, "2025-06-18", "task_answer", taskId=task_id, answers=answers)
         assert "cannot be answered" in error_text(answered)
-        # in 2026-07-28 the user is asked before there is a task; in a task of another gateway it may be asked there
+        # in 2026-07-28 the user is asked before there is a task; in a task of another
+        # gateway it may be asked there
         result = await call(app, "2025-06-18", "destroy")
         assert "a person" in error_text(result)
     assert began == []

@@ -1,6 +1,7 @@
 """One world from a seed: what is in it, how it is run, and what must be true in the end.
 
-For a while everything goes wrong that may. Then nothing does any more, and every task has to come to its end.
+For a while everything goes wrong that may. Then nothing does any more, and every
+task has to come to its end.
 """
 
 from __future__ import annotations
@@ -241,7 +242,8 @@ class _Story:
         await asyncio.sleep(plan.begins_s)
         call = TaskCall(plan.tool, plan.arguments, LOCAL, CAPABILITIES)
         for _ in range(plan.sends):
-            # the id follows from what the client was given: it is the same however often that is sent
+            # the id follows from what the client was given: it is the same
+            # however often that is sent
             await _insist(lambda: client.tasks.create(call, Journal(), task_id=plan.id))
         created = self._shared.witness.seen.get(plan.id)
         if created is None:

@@ -1,8 +1,10 @@
-"""What lies between processes and what they share: one database, one queue, and a network that loses answers.
+"""What lies between processes and what they share: one database, one queue, and a
+network that loses answers.
 
 A request that was sent is performed, whatever becomes of who sent it. Each one may be
 
-    refused before it is performed · performed, and its answer lost · performed late, or answered late: past a lease
+    refused before it is performed · performed, and its answer lost · performed late, or
+    answered late: past a lease
 """
 
 from __future__ import annotations

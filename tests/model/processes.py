@@ -1,4 +1,5 @@
-"""Processes: workers and clients with the real code in them, their clocks, their deaths and their stops."""
+"""Processes: workers and clients with the real code in them, their clocks, their
+deaths and their stops."""
 
 from __future__ import annotations
 

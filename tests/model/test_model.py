@@ -1,4 +1,5 @@
-"""A bound of the model for every run of the suite, and proof that it sees: mutants of the product are caught within it.
+"""A bound of the model for every run of the suite, and proof that it sees: mutants of the
+product are caught within it.
 
 `scripts/chaos model --count 30` goes on from there.
 """
@@ -36,7 +37,8 @@ def test_every_promise_holds_whatever_dies_stands_still_or_goes_unanswered(profi
 @pytest.mark.parametrize(
     ("seed", "profile"),
     [
-        # a worker that had stood still gave its task back while a checkpoint was under way, and wrote its entry again
+        # a worker that had stood still gave its task back while a checkpoint was under way,
+        # and wrote its entry again
         (1365755195, "stops"),
     ],
 )

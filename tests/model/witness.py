@@ -1,4 +1,5 @@
-"""Who sees every change of every row, every beginning of a step and every effect, and knows what must not be."""
+"""Who sees every change of every row, every beginning of a step and every effect, and
+knows what must not be."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Virtual time, and who moves next: event loops of several processes and the network, in an order drawn from a seed.
+"""Virtual time, and who moves next: event loops of several processes and the network, in
+an order drawn from a seed.
 
-Each process has an event loop of its own, first come first served as asyncio promises. Which of them runs its next
-callback, and when the network brings what, is drawn. So every interleaving is one that real processes could show.
+Each process has an event loop of its own, first come first served as asyncio promises. Which of
+them runs its next callback, and when the network brings what, is drawn. So every interleaving is
+one that real processes could show.
 
     process 1   callback ─────────── callback            between any two: others, answers, a stop, a death
     process 2             callback             callback

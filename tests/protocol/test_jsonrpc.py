@@ -1,4 +1,5 @@
-"""What is a message and what is not: the strict side of JSON, the rules of ids, and answers that fit on one line."""
+"""What is a message and what is not: the strict side of JSON, the rules of ids, and
+answers that fit on one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Text as a person can see it: nothing hidden is left, nothing is lost, and no text looks like another."""
+"""Text as a person can see it: nothing hidden is left, nothing is lost, and no
+text looks like another."""
 
 from __future__ import annotations
 

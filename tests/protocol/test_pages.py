@@ -1,4 +1,5 @@
-"""Pages: walking them gives the list, whatever its length, and no cursor that a client invents does harm."""
+"""Pages: walking them gives the list, whatever its length, and no cursor that a
+client invents does harm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Params of each method: what is required, what may be left out, what is ignored, and how a refusal reads."""
+"""Params of each method: what is required, what may be left out, what is ignored,
+and how a refusal reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Templates forwards are RFC 6570 and checked against `uritemplate`; backwards they are ours and checked by laws."""
+"""Templates forwards are RFC 6570 and checked against `uritemplate`; backwards they are
+ours and checked by laws."""
 
 from __future__ import annotations
 

@@ -1,11 +1,15 @@
-"""Handlers that go another way in their next run: nothing is ever served to another asker than the one it belongs to.
+"""Handlers that go another way in their next run: nothing is ever served to another asker
+than the one it belongs to.
 
-Each handler here is run to a rest, then again with one thing changed. What it is told may differ from before only
-because it is done anew; whatever is served must be what the asker itself would have computed. What cannot be found:
+Each handler here is run to a rest, then again with one thing changed. What it is told may differ
+from before only because it is done anew; whatever is served must be what the asker itself would
+have computed. What cannot be found:
 
-- functions that differ in what they have closed over alone (`lambda: charge(order)`): nothing of that is remembered;
+- functions that differ in what they have closed over alone (`lambda: charge(order)`):
+  nothing of that is remembered;
 - a new name, or one that is not used any more: that is how handlers are changed in flight;
-- a branch that has moved to a place of its own (another function, another parent): what is in it is done again.
+- a branch that has moved to a place of its own (another function, another parent):
+  what is in it is done again.
 """
 
 from __future__ import annotations
@@ -172,7 +176,8 @@ async def test_a_set_of_coroutines_is_found_or_served_rightly() -> None:
 async def test_branches_that_ask_by_chance_are_never_told_what_belongs_to_another(
     seed: int,
 ) -> None:
-    """A new run deals items, functions and nesting to branches at random; all names are the same."""
+    """A new run deals items, functions and nesting to branches at random;
+    all names are the same."""
     askers, home = Askers(), SharedJournal()
     chances = random.Random(seed)
 

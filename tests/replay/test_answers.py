@@ -1,4 +1,5 @@
-"""An answer belongs to the question as it was shown: what does not fit is asked for again, under a key of its own."""
+"""An answer belongs to the question as it was shown: what does not fit is asked for again,
+under a key of its own."""
 
 from __future__ import annotations
 

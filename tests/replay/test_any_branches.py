@@ -1,5 +1,6 @@
-"""Whatever branches a handler is made of, and however alike their names: lived through any number of processes, it ends
-as if nothing had happened, and an effect is doubled only where a process died between it and its note."""
+"""Whatever branches a handler is made of, and however alike their names: lived through any number
+of processes, it ends as if nothing had happened, and an effect is doubled only where a process died
+between it and its note."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Whatever a handler is made of: interrupted at every question and gone on with elsewhere, it ends as if it never was.
+"""Whatever a handler is made of: interrupted at every question and gone on with elsewhere,
+it ends as if it never was.
 
-A handler here is a random tree of steps (that return, raise, run in threads), questions of all kinds (alone, several
-at once, declined), sheds, loops, `gather` and `TaskGroup`. What it asks and does depends on all that it learned before.
+A handler here is a random tree of steps (that return, raise, run in threads), questions of all
+kinds (alone, several at once, declined), sheds, loops, `gather` and `TaskGroup`. What it asks and
+does depends on all that it learned before.
 """
 
 from __future__ import annotations

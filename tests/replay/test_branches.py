@@ -1,4 +1,5 @@
-"""Parts of a handler that run side by side and use the same names: each keeps its own, whoever comes first to where."""
+"""Parts of a handler that run side by side and use the same names: each keeps its own,
+whoever comes first to where."""
 
 from __future__ import annotations
 

@@ -31,7 +31,8 @@ print(type(asyncio.run(SharedJournal().run(swallows))).__name__)
 
 
 def test_a_process_ends_although_a_handler_swallows_whatever_ends_it() -> None:
-    """Python closes coroutines last, when what this one calls is gone: it would swallow that for ever."""
+    """Python closes coroutines last, when what this one calls is gone: it would
+    swallow that for ever."""
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         cwd=ROOT,

@@ -1,4 +1,5 @@
-"""Waiting and going on as a task: `ctx.sleep`, `ctx.poll`, `ctx.continue_as_task`, in a call and in a task."""
+"""Waiting and going on as a task: `ctx.sleep`, `ctx.poll`, `ctx.continue_as_task`,
+in a call and in a task."""
 
 from __future__ import annotations
 

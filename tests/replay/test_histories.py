@@ -1,8 +1,10 @@
-"""Journals that an engine wrote once are gone on with by every later one: they are in the hands of clients.
+"""Journals that an engine wrote once are gone on with by every later one: they
+are in the hands of clients.
 
-`histories/*.json` has each round of a call as it was recorded: the journal it began with, the answers that came, and
-what the round did. When one of these tests fails, a gateway that is upgraded would ask again or run again what its
-callers have behind them; change the engine, not the recording.
+`histories/*.json` has each round of a call as it was recorded: the journal it began with,
+the answers that came, and what the round did. When one of these tests fails, a gateway that
+is upgraded would ask again or run again what its callers have behind them; change the
+engine, not the recording.
 """
 
 from __future__ import annotations

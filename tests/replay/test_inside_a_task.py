@@ -1,4 +1,5 @@
-"""What a handler tells inside a task: its status message and the logs, never a notification; what it is told there."""
+"""What a handler tells inside a task: its status message and the logs, never a notification;
+what it is told there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Branches learn things in the same order in every run: outcomes, answers, the ends of sleeps and of time limits."""
+"""Branches learn things in the same order in every run: outcomes, answers, the ends of
+sleeps and of time limits."""
 
 from __future__ import annotations
 

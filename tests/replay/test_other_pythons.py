@@ -1,7 +1,9 @@
-"""A handler that begins on one Python goes on with on another, and back: a deployment may change it under its tasks.
+"""A handler that begins on one Python goes on with on another, and back: a deployment may
+change it under its tasks.
 
-Each version is a process of its own interpreter, with the virtual environment that `scripts/test --on` makes
-(`PYTHON=python3.13 VENV=.venv-3.13 scripts/setup`); versions without one are skipped by name.
+Each version is a process of its own interpreter, with the virtual environment that
+`scripts/test --on` makes (`PYTHON=python3.13 VENV=.venv-3.13 scripts/setup`); versions
+without one are skipped by name.
 """
 
 from __future__ import annotations

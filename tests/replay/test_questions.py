@@ -1,4 +1,5 @@
-"""How questions look on the wire, judged by the revision's own schema, and what they take for an answer."""
+"""How questions look on the wire, judged by the revision's own schema, and what
+they take for an answer."""
 
 from __future__ import annotations
 

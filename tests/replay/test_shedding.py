@@ -1,4 +1,5 @@
-"""A call whose time is nearly up gives its turn back at a step boundary, never without having got further."""
+"""A call whose time is nearly up gives its turn back at a step boundary, never
+without having got further."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ def lambda_of(function: Any, work: Work) -> Any:
 async def test_every_round_that_sheds_has_finished_a_step_that_was_not_before(
     within_ms: int, step_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # the deadline itself runs by the loop's clock: all of it a hundred times slower, so that no machine is too slow
+    # the deadline itself runs by the loop's clock: all of it a hundred times slower, so
+    # that no machine is too slow
     monkeypatch.setattr(stepping, "SHED_MARGIN_MS", SHED_MARGIN_MS * 100)
     within_ms *= 100
     work = Work(step_s * 100)

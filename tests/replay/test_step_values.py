@@ -1,4 +1,5 @@
-"""Steps that return what JSON does not have: the same type in every run, wherever its process dies."""
+"""Steps that return what JSON does not have: the same type in every run,
+wherever its process dies."""
 
 from __future__ import annotations
 

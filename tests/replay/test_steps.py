@@ -1,4 +1,5 @@
-"""A step runs once in a call, and its handler sees what JSON makes of its outcome, in the first run as in any other."""
+"""A step runs once in a call, and its handler sees what JSON makes of its outcome, in the
+first run as in any other."""
 
 from __future__ import annotations
 

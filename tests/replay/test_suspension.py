@@ -1,4 +1,5 @@
-"""A question without an answer ends the round, with all that are asked beside it, and no handler talks its way past."""
+"""A question without an answer ends the round, with all that are asked beside it, and no
+handler talks its way past."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A handler that is a plain function runs in a thread, where everything of `Context` is the same, but blocks."""
+"""A handler that is a plain function runs in a thread, where everything of `Context`
+is the same, but blocks."""
 
 from __future__ import annotations
 

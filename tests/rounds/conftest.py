@@ -1,4 +1,5 @@
-"""Gateways in processes of their own, and the file in which the effects of their tools can be counted."""
+"""Gateways in processes of their own, and the file in which the effects of
+their tools can be counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Approvals under attack: nobody approves what they were not asked; what is shown is what runs, once."""
+"""Approvals under attack: nobody approves what they were not asked; what is
+shown is what runs, once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Bounds on rounds and on what may be remembered, and what a handler that goes over them is told, and where."""
+"""Bounds on rounds and on what may be remembered, and what a handler that goes over
+them is told, and where."""
 
 from __future__ import annotations
 

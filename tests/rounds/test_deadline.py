@@ -1,4 +1,5 @@
-"""A call that takes longer than a call may: it sheds, and a client that only retries gets to its end."""
+"""A call that takes longer than a call may: it sheds, and a client that only
+retries gets to its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What `roundgate serve` writes about rounds: how each ended, never what was answered or remembered."""
+"""What `roundgate serve` writes about rounds: how each ended, never what was
+answered or remembered."""
 
 from __future__ import annotations
 

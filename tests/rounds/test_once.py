@@ -1,4 +1,5 @@
-"""`once`: a round that is sent again is not run again, whoever serves it and whatever happened to the first."""
+"""`once`: a round that is sent again is not run again, whoever serves it and whatever
+happened to the first."""
 
 from __future__ import annotations
 

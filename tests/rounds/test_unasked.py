@@ -1,4 +1,5 @@
-"""An answer counts for a question that this call's state says was asked, as it was shown, and for no other."""
+"""An answer counts for a question that this call's state says was asked, as it was
+shown, and for no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""An agency: gateways and workers that a scenario starts, stops and kills. They share a store, keys and a diary."""
+"""An agency: gateways and workers that a scenario starts, stops and kills. They share a
+store, keys and a diary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A user sees what would be destroyed before it is; what they decline is not done, and one approval is one run."""
+"""A user sees what would be destroyed before it is; what they decline is not done, and
+one approval is one run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A service is away: its callers are told so, everybody else is served, and when it is back nothing is restarted."""
+"""A service is away: its callers are told so, everybody else is served, and when it is
+back nothing is restarted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Who listens to a task that a worker carries goes on at another gateway when the first is replaced."""
+"""Who listens to a task that a worker carries goes on at another gateway when
+the first is replaced."""
 
 from __future__ import annotations
 

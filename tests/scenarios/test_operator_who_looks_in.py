@@ -1,4 +1,5 @@
-"""An operator asks on the command line which tasks there are, and cancels one: its owner and its worker learn of it."""
+"""An operator asks on the command line which tasks there are, and cancels one: its owner and
+its worker learn of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Who does not hear whether they have paid sends the same again, to whichever gateway: they have paid once."""
+"""Who does not hear whether they have paid sends the same again, to whichever
+gateway: they have paid once."""
 
 from __future__ import annotations
 

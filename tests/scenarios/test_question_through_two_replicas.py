@@ -1,4 +1,5 @@
-"""A handler asks in one gateway, which is killed then; the answer goes to another, and nothing is done twice."""
+"""A handler asks in one gateway, which is killed then; the answer goes to another, and
+nothing is done twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A new version takes the place of the old one, while a call waits for an answer and a task runs."""
+"""A new version takes the place of the old one, while a call waits for an
+answer and a task runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A token expires between two rounds: the caller gets a new one and goes on; nobody else can go on in their place."""
+"""A token expires between two rounds: the caller gets a new one and goes on; nobody else
+can go on in their place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`scripts/servers`: the client library and the command against servers that other people wrote, in their revisions."""
+"""`scripts/servers`: the client library and the command against servers that other people
+wrote, in their revisions."""
 
 from __future__ import annotations
 

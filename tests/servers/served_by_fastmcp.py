@@ -1,4 +1,5 @@
-"""FastMCP's server with tasks, run by `scripts/servers` in an environment of its own. The port is its argument."""
+"""FastMCP's server with tasks, run by `scripts/servers` in an environment of its own.
+The port is its argument."""
 
 # mypy: disable-error-code="untyped-decorator"
 

@@ -1,4 +1,5 @@
-"""One stack for all of these tests: three gateways and two workers of AWS Lambda, behind API Gateway."""
+"""One stack for all of these tests: three gateways and two workers of AWS
+Lambda, behind API Gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Calls through API Gateway and the functions as they are deployed: rounds, limits, replicas that die in between."""
+"""Calls through API Gateway and the functions as they are deployed: rounds, limits,
+replicas that die in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tools that invoke functions, all of it on the stack: what they answer, and what happens when any of it dies."""
+"""Tools that invoke functions, all of it on the stack: what they answer, and what
+happens when any of it dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The event source mapping against moto's SQS: what it makes of each thing that a function may answer."""
+"""The event source mapping against moto's SQS: what it makes of each thing that
+a function may answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tasks through API Gateway, the queue and the functions as they are deployed, with functions that die meanwhile."""
+"""Tasks through API Gateway, the queue and the functions as they are deployed, with
+functions that die meanwhile."""
 
 from __future__ import annotations
 

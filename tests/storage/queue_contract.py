@@ -1,7 +1,9 @@
-"""What every task queue must do: a suite that the test of each queue inherits. See app/roundgate/storage/queue.py.
+"""What every task queue must do: a suite that the test of each queue
+inherits. See app/roundgate/storage/queue.py.
 
-A test of a queue gives the fixtures `reopen`, which makes a queue on the same messages as another process would, and
-`let_pass`, which has so many seconds pass. After `hidden_s` of them a message that was received is visible again.
+A test of a queue gives the fixtures `reopen`, which makes a queue on the same messages as another
+process would, and `let_pass`, which has so many seconds pass. After `hidden_s` of them a message
+that was received is visible again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""What every task store must do: a suite that the test of each store inherits. See app/roundgate/storage/tasks.py.
+"""What every task store must do: a suite that the test of each store
+inherits. See app/roundgate/storage/tasks.py.
 
-A test of a store gives the fixture `reopen`: it makes a store on the same data, as another process would.
+A test of a store gives the fixture `reopen`: it makes a store on the same data,
+as another process would.
 """
 
 from __future__ import annotations

@@ -509,7 +509,8 @@ async def test_answers_that_a_worker_has_seen_are_not_paid_for_at_each_step(
 async def test_rows_from_before_there_were_these_attributes_go_on(
     tasks: Counted, dynamodb: Emulator, table: str
 ) -> None:
-    """A head as the version before this one wrote it, with a journal in chunks that are named otherwise."""
+    """A head as the version before this one wrote it, with a journal in chunks
+    that are named otherwise."""
     client = dynamodb.client()
     first = struct.pack(">I", 4) + b"0000"
     old = {
@@ -649,7 +650,8 @@ async def test_what_the_documentation_says_that_operations_cost(metered: Metered
 
 
 async def test_what_a_sweep_and_the_claim_after_it_cost(metered: Metered) -> None:
-    """AWS counts refused writes, too: one of the claim that finds it due late, one of the move that finds it held."""
+    """AWS counts refused writes, too: one of the claim that finds it due late, one of the
+    move that finds it held."""
     store, units = metered.store, metered.of
     await store.create(new())
     (task,) = await store.due(SOON, 10)
@@ -854,7 +856,8 @@ class SentTwice:
 async def test_what_was_sent_again_after_others_had_written_keeps_its_rows(
     dynamodb: Emulator, table: str
 ) -> None:
-    """A sweep moved the due time between the write and its repetition: that is refused, and the write has happened."""
+    """A sweep moved the due time between the write and its repetition: that is refused, and
+    the write has happened."""
     client = dynamodb.client()
 
     def move() -> None:
@@ -918,7 +921,8 @@ async def test_a_claim_of_an_id_that_was_sent_twice_is_ours(dynamodb: Emulator, 
 async def test_what_was_given_up_as_unavailable_and_happened_all_the_same_is_not_added_twice(
     tasks: Counted,
 ) -> None:
-    """The answer got lost for good. The worker tries again and keeps its lease: the row tells that it had happened."""
+    """The answer got lost for good. The worker tries again and keeps its lease: the row
+    tells that it had happened."""
     lease = await working(tasks.store)
 
     def lose(operation: str) -> None:

@@ -138,7 +138,8 @@ async def test_the_file_and_its_folder_are_for_their_owner_alone(path: Path) -> 
 
 
 async def test_a_connection_takes_no_locks_from_the_others_of_its_process(tmp_path: Path) -> None:
-    """Or the next process to leave believes that it is the last one, and takes the write-ahead log with it."""
+    """Or the next process to leave believes that it is the last one, and takes the
+    write-ahead log with it."""
     path = tmp_path / "store.sqlite3"
     first, second = Database(path), Database(path)
     assert await first.read(lambda db: db.execute("select count(*) from tasks").fetchone()) == (0,)

@@ -1,4 +1,5 @@
-"""Writes to SQLite of which nobody hears whether they happened: each happens once. Found by `tests/model`."""
+"""Writes to SQLite of which nobody hears whether they happened: each happens once.
+Found by `tests/model`."""
 
 from __future__ import annotations
 

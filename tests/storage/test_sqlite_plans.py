@@ -1,4 +1,5 @@
-"""Every statement on the SQLite store finds its rows by an index: its time does not grow with what is in the file."""
+"""Every statement on the SQLite store finds its rows by an index: its time does not grow
+with what is in the file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The queue at Amazon SQS does what every queue must: boto3 over real HTTP, moto's server at the other end."""
+"""The queue at Amazon SQS does what every queue must: boto3 over real HTTP, moto's
+server at the other end."""
 
 from __future__ import annotations
 
@@ -211,7 +212,8 @@ async def test_what_is_no_reference_is_deleted_and_logged_and_the_rest_is_delive
 async def test_a_message_that_came_after_its_receive_was_cancelled_goes_to_somebody_else(
     reopen: queue_contract.Reopen,
 ) -> None:
-    """The long poll cannot be called back: what it still gets it gives back, long before the minute is over."""
+    """The long poll cannot be called back: what it still gets it gives back, long
+    before the minute is over."""
     given_up = asyncio.ensure_future(reopen().receive(10, 5000))
     await asyncio.sleep(0.3)
     given_up.cancel()

@@ -1,4 +1,5 @@
-"""Files of suites: what is wrong with one is said at once, with line and remedy, and editors are told the same."""
+"""Files of suites: what is wrong with one is said at once, with line and remedy, and
+editors are told the same."""
 
 from __future__ import annotations
 

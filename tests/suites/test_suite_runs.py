@@ -1,4 +1,5 @@
-"""Suites that are run against a gateway: rounds, tasks, variables, errors, snapshots, secrets, cases side by side."""
+"""Suites that are run against a gateway: rounds, tasks, variables, errors, snapshots,
+secrets, cases side by side."""
 
 from __future__ import annotations
 

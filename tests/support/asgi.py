@@ -1,4 +1,5 @@
-"""A gateway in this process: an app from a few functions, an httpx client for it, and raw ASGI exchanges with it."""
+"""A gateway in this process: an app from a few functions, an httpx client for it, and raw
+ASGI exchanges with it."""
 
 from __future__ import annotations
 

@@ -97,7 +97,8 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(NOW - 10 * DAY)
             .not_valid_after(NOW + days * DAY)
-            # Python 3.13 believes no chain without these two and the key usage (RFC 5280 section 4.2.1)
+            # Python 3.13 believes no chain without these two and the key usage
+            # (RFC 5280 section 4.2.1)
             .add_extension(identifier, critical=False)
             .add_extension(of_issuer, critical=False)
         )

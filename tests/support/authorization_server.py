@@ -1,4 +1,5 @@
-"""An OAuth 2.0 authorization server that no one here wrote (Authlib), and a service that takes its tokens."""
+"""An OAuth 2.0 authorization server that no one here wrote (Authlib), and a service
+that takes its tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Processes that die at a store or queue call, at any one of them: before it happened, or when it has.
+"""Processes that die at a store or queue call, at any one of them: before it
+happened, or when it has.
 
 Or the call fails as one that timed out does: nobody knows whether it happened.
 

@@ -1,4 +1,5 @@
-"""What the documents have in them: their blocks, and whether an answer is the one that they show."""
+"""What the documents have in them: their blocks, and whether an answer is
+the one that they show."""
 
 from __future__ import annotations
 

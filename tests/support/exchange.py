@@ -1,7 +1,9 @@
-"""One life of a random handler in this Python: what the life before left comes in on a line, what it leaves goes out.
+"""One life of a random handler in this Python: what the life before left comes in on a
+line, what it leaves goes out.
 
-python -m tests.support.exchange < '{"seed": 7, "life": 0, "stored": "[[], {}, 2]", "effects": {}, "skipped_ms": 0}'
-{"stored": …, "effects": …, "skipped_ms": …, "deaths": 0, "value": null or [the value]}
+python -m tests.support.exchange < '{"seed": 7, "life": 0, "stored": "[[], {}, 2]",
+"effects": {}, "skipped_ms": 0}' {"stored": …, "effects": …, "skipped_ms": …, "deaths": 0,
+"value": null or [the value]}
 """
 
 from __future__ import annotations

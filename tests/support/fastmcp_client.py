@@ -1,4 +1,5 @@
-"""FastMCP's client, in a virtual environment of its own: it needs forty packages that are of no use to us."""
+"""FastMCP's client, in a virtual environment of its own: it needs forty packages
+that are of no use to us."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Runs where `tests.support.fastmcp_client` says: FastMCP's client drives tasks to their ends, and tells how."""
+"""Runs where `tests.support.fastmcp_client` says: FastMCP's client drives tasks to
+their ends, and tells how."""
 
 import asyncio
 import sys

@@ -1,4 +1,5 @@
-"""A keyring in a file, chosen as any other is: by PYTHON_KEYRING_BACKEND, or `keyring.set_keyring`."""
+"""A keyring in a file, chosen as any other is: by PYTHON_KEYRING_BACKEND, or
+`keyring.set_keyring`."""
 
 from __future__ import annotations
 

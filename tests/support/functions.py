@@ -1,4 +1,5 @@
-"""One of everything that a Python back end can offer, for tests that need something to be served."""
+"""One of everything that a Python back end can offer, for tests that need
+something to be served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""An authorization server as a resource server sees it: key pairs, tokens, and a JWKS document on a real socket."""
+"""An authorization server as a resource server sees it: key pairs, tokens, and a JWKS
+document on a real socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Functions of AWS Lambda for a gateway in this process: the real thing under the emulator, or bytes on a socket."""
+"""Functions of AWS Lambda for a gateway in this process: the real thing under the
+emulator, or bytes on a socket."""
 
 from __future__ import annotations
 

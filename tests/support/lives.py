@@ -1,4 +1,5 @@
-"""Handlers that live through many processes: each starts from the bytes that the one before left, and may die.
+"""Handlers that live through many processes: each starts from the bytes that the one
+before left, and may die.
 
 life 1   ── step ── checkpoint ── step ── ✗ dies before this checkpoint is durable
 life 2   ── (replays) ── step ── asks: lets go

@@ -1,7 +1,8 @@
 """What the functions may do at AWS, as `template.yaml` says, and what they do, as their code says.
 
-A function's code calls methods of the stores, those call methods of the table, and those call operations of boto3 by
-name. Each step is read from the syntax tree, so that a method nobody calls asks for no permission.
+A function's code calls methods of the stores, those call methods of the table, and those call
+operations of boto3 by name. Each step is read from the syntax tree, so that a method nobody
+calls asks for no permission.
 """
 
 from __future__ import annotations

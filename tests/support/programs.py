@@ -1,8 +1,10 @@
-"""Random handlers made of branches, all of which use the same names; the same from a seed in every process and Python.
+"""Random handlers made of branches, all of which use the same names; the same from a seed in
+every process and Python.
 
-A program is a list of operations, each `[what, …]`, with programs inside those that have branches. `perform` runs one
-with any context. What an operation does depends on where it stands and on all that was learned before it, so whatever
-is served to the wrong asker shows in the value or in the effects.
+A program is a list of operations, each `[what, …]`, with programs inside those that have
+branches. `perform` runs one with any context. What an operation does depends on where it
+stands and on all that was learned before it, so whatever is served to the wrong asker shows in
+the value or in the effects.
 """
 
 from __future__ import annotations

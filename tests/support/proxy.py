@@ -1,4 +1,5 @@
-"""A TCP proxy in front of a service, in a thread of its own: a network that takes its time, falls silent or refuses.
+"""A TCP proxy in front of a service, in a thread of its own: a network that takes its
+time, falls silent or refuses.
 
 client ──▶ proxy ── latency_s ──▶ service          OPEN
 client ──▶ proxy    (nothing comes back)           SILENT: what was sent before may have been done

@@ -1,4 +1,5 @@
-"""Handlers played as a call plays them: each round from fresh objects, its journal through JSON bytes and back."""
+"""Handlers played as a call plays them: each round from fresh objects, its journal
+through JSON bytes and back."""
 
 from __future__ import annotations
 

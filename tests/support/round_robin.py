@@ -1,10 +1,11 @@
-"""A balancer in front of several gateways that gives each request to the next one, whoever served the session so far.
+"""A balancer in front of several gateways that gives each request to the next one, whoever
+served the session so far.
 
     initialize      ─▶ first          POST of a call   ─▶ third
     tools/list      ─▶ second         POST of its answer ─▶ first
 
-It runs in a thread of its own and keeps what a test wants to know of the requests: which revisions were asked for, and
-how many went where.
+It runs in a thread of its own and keeps what a test wants to know of the requests: which revisions
+were asked for, and how many went where.
 """
 
 from __future__ import annotations
@@ -125,7 +126,8 @@ class RoundRobin:
 
     @asynccontextmanager
     async def _speaking(self, app: Starlette) -> AsyncIterator[None]:
-        # a connection for each request: one that a replica has just closed would look like its death
+        # a connection for each request: one that a replica has just closed
+        # would look like its death
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with httpx.AsyncClient(
             timeout=None, verify=False, trust_env=False, limits=limits

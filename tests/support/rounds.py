@@ -1,4 +1,5 @@
-"""A client that answers: it repeats a call with what it was asked for, each round to the next of several gateways."""
+"""A client that answers: it repeats a call with what it was asked for, each round to the
+next of several gateways."""
 
 from __future__ import annotations
 

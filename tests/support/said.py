@@ -1,4 +1,5 @@
-"""What the code says, read out of its source: messages of the log, texts of errors, names of metrics.
+"""What the code says, read out of its source: messages of the log, texts of
+errors, names of metrics.
 
 A message is a template: "…" stands wherever something is put in.
 """
@@ -170,7 +171,8 @@ def _holes(text: str) -> str:
 def modules() -> tuple[Module, ...]:
     """All of the product."""
     paths = sorted((ROOT / "app").rglob("*.py"))
-    # What a test before has left is collected first: a finalizer that runs while 3.11 makes a tree fails it.
+    # What a test before has left is collected first: a finalizer that runs while
+    # 3.11 makes a tree fails it.
     gc.collect()
     return tuple(Module(path, ast.parse(path.read_text())) for path in paths)
 

@@ -1,4 +1,5 @@
-"""A server on a real socket that answers as a test tells it to, right or wrong, and remembers what it was asked."""
+"""A server on a real socket that answers as a test tells it to, right or wrong, and
+remembers what it was asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Services behind a gateway: an HTTP back end in front of any URL, and a service that says the bytes it is told to."""
+"""Services behind a gateway: an HTTP back end in front of any URL, and a service that says
+the bytes it is told to."""
 
 from __future__ import annotations
 

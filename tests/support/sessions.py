@@ -1,4 +1,5 @@
-"""A client of a revision with sessions: it opens one, posts messages, and reads streams event by event."""
+"""A client of a revision with sessions: it opens one, posts messages, and reads
+streams event by event."""
 
 from __future__ import annotations
 

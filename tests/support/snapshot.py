@@ -1,7 +1,9 @@
-"""A process that is to both functions what a snapshot of AWS Lambda is: initialised once, then continued twice.
+"""A process that is to both functions what a snapshot of AWS Lambda is: initialised
+once, then continued twice.
 
-Run as a program. It makes both handlers, says on standard output what it holds (one line of JSON), and forks two
-clones when it reads its first line. Each line is `[clone, "http" or "worker", event]`; its answer is one line.
+Run as a program. It makes both handlers, says on standard output what it holds (one line of JSON),
+and forks two clones when it reads its first line. Each line is `[clone, "http" or "worker",
+event]`; its answer is one line.
 """
 
 from __future__ import annotations

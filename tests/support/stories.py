@@ -1,7 +1,9 @@
-"""Whole lives of a task, told with processes that die: what the handler does, what the client does, what must hold.
+"""Whole lives of a task, told with processes that die: what the handler does, what the
+client does, what must hold.
 
-The client repeats whatever got no answer. After a crash there is nothing left of the process but what it wrote; another
-one goes on. When nothing moves, the clock does: leases run out, sleeps end, the sweep sends what was lost.
+The client repeats whatever got no answer. After a crash there is nothing left of the process but
+what it wrote; another one goes on. When nothing moves, the clock does: leases run out, sleeps end,
+the sweep sends what was lost.
 """
 
 from __future__ import annotations

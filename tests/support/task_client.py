@@ -1,4 +1,5 @@
-"""A client that knows tasks, which holds each shape to the extension's schema.ts; and gateways that have them."""
+"""A client that knows tasks, which holds each shape to the extension's schema.ts; and
+gateways that have them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""A service that makes tasks of its own of the calls of a tool, as another server of the protocol would.
+"""A service that makes tasks of its own of the calls of a tool, as another
+server of the protocol would.
 
-It is outside of every gateway: several may be in front of it, and none of them keeps anything of its tasks.
+It is outside of every gateway: several may be in front of it, and none of them
+keeps anything of its tasks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Tasks worked on as in a deployment: a real store on a file, a queue, and workers that share nothing else."""
+"""Tasks worked on as in a deployment: a real store on a file, a queue, and workers
+that share nothing else."""
 
 from __future__ import annotations
 

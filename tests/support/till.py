@@ -1,4 +1,5 @@
-"""A service that charges: once for each idempotency key, and without one each time that it is asked.
+"""A service that charges: once for each idempotency key, and without one
+each time that it is asked.
 
 What it is asked to do it does before it answers; then it may lose the answer, or never give one.
 """

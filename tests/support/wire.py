@@ -1,4 +1,5 @@
-"""Requests as a correct client of revision 2026-07-28 writes them, and answers as the official models read them."""
+"""Requests as a correct client of revision 2026-07-28 writes them, and answers as the
+official models read them."""
 
 from __future__ import annotations
 

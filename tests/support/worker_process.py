@@ -1,4 +1,5 @@
-"""A process of workers and nothing else: `python -m tests.support.worker_process FILE EFFECTS`, until it is stopped."""
+"""A process of workers and nothing else: `python -m tests.support.worker_process FILE
+EFFECTS`, until it is stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Whatever a handler is made of: as a task that dies and is gone on with elsewhere, it ends as if it never was one.
+"""Whatever a handler is made of: as a task that dies and is gone on with elsewhere, it
+ends as if it never was one.
 
 The handlers are those of tests/replay/test_any_handler.py.
 """

@@ -1,4 +1,5 @@
-"""Jobs whose tasks end early are cancelled where they run, wherever who dies: told with a service that outlives all."""
+"""Jobs whose tasks end early are cancelled where they run, wherever who dies: told with a
+service that outlives all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What docs/tasks.md says that tasks cost, in calls: of the store, of what is under it, and messages."""
+"""What docs/tasks.md says that tasks cost, in calls: of the store, of what is
+under it, and messages."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Crash before and after every store write, every read and every queue call: the task ends once, and rightly.
+"""Crash before and after every store write, every read and every queue call: the
+task ends once, and rightly.
 
-Each story is told once without a crash, which counts its calls; then once for each of them and each side of it.
+Each story is told once without a crash, which counts its calls; then once for each of
+them and each side of it.
 """
 
 from __future__ import annotations

@@ -245,7 +245,8 @@ async def test_without_processes_a_suspect_runs_while_nothing_else_does(share: S
 async def test_a_suspect_that_waits_is_looked_at_again_soon_however_often_it_was_sent(
     share: Share,
 ) -> None:
-    """It waits in the memory of a process that may die; each time it did, the sweep waited twice as long for it."""
+    """It waits in the memory of a process that may die; each time it did, the sweep
+    waited twice as long for it."""
     over_now = asyncio.Event()
 
     async def work(ctx: Context, waits: bool) -> None:

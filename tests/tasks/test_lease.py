@@ -176,7 +176,8 @@ async def test_of_a_step_that_was_written_by_one_of_several_attempts_the_first_c
     after_s: float,
     renewals: int,
 ) -> None:
-    """The row may have the end that the first attempt gave it: too little is left of that for a step to begin."""
+    """The row may have the end that the first attempt gave it: too little is left of
+    that for a step to begin."""
     monkeypatch.setattr(patience, "PAUSES_S", (0,) * 4)
     left_ms: list[int] = []
 

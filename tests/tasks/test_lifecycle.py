@@ -1,4 +1,5 @@
-"""The life of a task as a table: what may happen in each state, and that nothing happens to what is over."""
+"""The life of a task as a table: what may happen in each state, and that nothing
+happens to what is over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The workers of one process: never too many at once, nobody blocked by another's trouble, and let go of at the end."""
+"""The workers of one process: never too many at once, nobody blocked by another's trouble,
+and let go of at the end."""
 
 from __future__ import annotations
 
@@ -273,7 +274,8 @@ class Timed:
 async def test_a_pool_stops_in_the_very_moment_in_which_a_time_limit_of_its_own_ends_a_wait(
     share: Share,
 ) -> None:
-    """A time limit cancels the task around it, and takes that back in the next turn of the event loop."""
+    """A time limit cancels the task around it, and takes that back in the next
+    turn of the event loop."""
     shop = share(Clock()).workshop()
     queue = Timed(shop.queue)
     one = Pool(shop.worker, shop.sweep, queue, shop.config)

@@ -1,6 +1,8 @@
-"""Several workers on the same tasks: messages twice, late, lost and in any order, leases that run out mid-step.
+"""Several workers on the same tasks: messages twice, late, lost and in any order,
+leases that run out mid-step.
 
-Each task ends once, each step is remembered once, and nobody who lost a lease has written after that.
+Each task ends once, each step is remembered once, and nobody who lost a
+lease has written after that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What is served is swapped under a worker: a turn ends on what it began with, the next one has the new version."""
+"""What is served is swapped under a worker: a turn ends on what it began with, the next
+one has the new version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A handler is replaced while its task lives: what it asks anew has a new key, what it asked before is kept."""
+"""A handler is replaced while its task lives: what it asks anew has a new key, what
+it asked before is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Watching: what any process does to a task is told here within the interval, until it is over or nobody listens."""
+"""Watching: what any process does to a task is told here within the interval, until it is
+over or nobody listens."""
 
 from __future__ import annotations
 

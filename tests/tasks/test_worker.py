@@ -1,4 +1,5 @@
-"""A worker's turn, one behaviour at a time: what becomes of the task, of the message, and of the lease."""
+"""A worker's turn, one behaviour at a time: what becomes of the task, of the
+message, and of the lease."""
 
 from __future__ import annotations
 
@@ -272,7 +273,8 @@ async def test_a_state_that_is_no_json_at_a_step_is_an_error_of_the_tool(shared:
 
 
 async def test_a_heartbeat_that_finds_the_state_half_done_does_not_stop(share: Share) -> None:
-    """The handler may be in the middle of a change, in a thread too; only at its own calls is the state of a piece."""
+    """The handler may be in the middle of a change, in a thread too; only at its own calls
+    is the state of a piece."""
     clock = Clock()
 
     async def halfway(ctx: Context) -> str:
@@ -873,7 +875,8 @@ async def test_a_cancel_is_noticed_long_before_the_lease_is_to_be_renewed(
 async def test_the_task_that_runs_a_turn_survives_the_end_of_its_handler(
     share: Share, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cancellation is used up: what runs the next turn is not cancelled by what ended this one."""
+    """The cancellation is used up: what runs the next turn is not cancelled
+    by what ended this one."""
     monkeypatch.setattr(turn_module, "GRACE_S", 0.1)
 
     async def waits(ctx: Context) -> None:
@@ -989,7 +992,8 @@ async def test_so_does_one_that_is_told_so_just_when_the_handler_has_returned(
 async def test_a_turn_that_is_cancelled_though_nobody_stops_the_process_leaves_a_suspect(
     shared: Shared,
 ) -> None:
-    """So it is when a handler ends the event loop with `sys.exit`: each that ran there may have been the one."""
+    """So it is when a handler ends the event loop with `sys.exit`: each that ran there
+    may have been the one."""
     began = asyncio.Event()
 
     async def waits(ctx: Context) -> None:
@@ -1122,7 +1126,8 @@ async def test_a_sleep_holds_no_worker_and_ends_on_time(shared: Shared, clock: F
 
 
 async def test_a_message_that_comes_a_little_early_is_not_lost(share: Share) -> None:
-    """Clocks of two machines differ by some milliseconds: the message was sent for the time of the other one."""
+    """Clocks of two machines differ by some milliseconds: the message was sent for the
+    time of the other one."""
     theirs, ours = FixedClock(), FixedClock()
     shared = share(theirs)
     ref = await shared.workshop(sleeps=sleeps).begin("sleeps")
@@ -1150,7 +1155,8 @@ async def test_answers_of_before_are_there_after_any_number_of_turns(shared: Sha
 
 
 async def test_a_lease_that_was_given_back_is_over(shared: Shared) -> None:
-    """A worker whose release seemed to fail must not write again once an answer or a sweep has moved the task on."""
+    """A worker whose release seemed to fail must not write again once an answer or a sweep
+    has moved the task on."""
     shop = shared.workshop(asks=asks)
     ref = await shop.begin("asks")
     claimed = await shop.worker.claim(ref)

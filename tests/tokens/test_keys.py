@@ -1,4 +1,5 @@
-"""Where the ring comes from: settings, a file on one machine; and what is said of a key that is none."""
+"""Where the ring comes from: settings, a file on one machine; and what is said
+of a key that is none."""
 
 from __future__ import annotations
 

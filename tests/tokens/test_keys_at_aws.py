@@ -1,4 +1,5 @@
-"""Keys in AWS Secrets Manager and under AWS KMS: boto3 over real HTTP, moto's server at the other end."""
+"""Keys in AWS Secrets Manager and under AWS KMS: boto3 over real HTTP, moto's
+server at the other end."""
 
 from __future__ import annotations
 

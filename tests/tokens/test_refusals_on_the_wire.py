@@ -1,4 +1,5 @@
-"""What a client hears of a requestState that is not taken: one frozen sentence, whatever was wrong, and nothing runs.
+"""What a client hears of a requestState that is not taken: one frozen sentence, whatever
+was wrong, and nothing runs.
 
 The reason is in the log, and of the token there is nothing in it.
 """

@@ -1,4 +1,5 @@
-"""The claims inside the seal: a token opens for its own call, in its time; why one does not, the log alone says."""
+"""The claims inside the seal: a token opens for its own call, in its time; why one does
+not, the log alone says."""
 
 from __future__ import annotations
 

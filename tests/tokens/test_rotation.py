@@ -1,4 +1,5 @@
-"""A rotation in three stages while rounds are in flight all the time: replicas restart one by one, none is lost."""
+"""A rotation in three stages while rounds are in flight all the time: replicas restart
+one by one, none is lost."""
 
 from __future__ import annotations
 

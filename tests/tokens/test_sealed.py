@@ -1,4 +1,5 @@
-"""Sealing for one subject: nothing but the very token opens, for nobody but its owner, under no other key."""
+"""Sealing for one subject: nothing but the very token opens, for nobody but its
+owner, under no other key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Ids of sessions: opened by their owner alone, for as long as they hold, and by nothing else that the keys seal."""
+"""Ids of sessions: opened by their owner alone, for as long as they hold, and by nothing
+else that the keys seal."""
 
 from __future__ import annotations
 

@@ -32,9 +32,11 @@ class Flight(Generic[T]):
         )
 
     async def join(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of the run that is under way, or of one that begins now; raises what it raises.
+        """The result of the run that is under way, or of one that begins
+        now; raises what it raises.
 
-        The run has none of the caller's context: no deadline of a request ends what others wait for.
+        The run has none of the caller's context: no deadline of a request
+        ends what others wait for.
         """
         if not self.is_under_way or self._running is None:
             self._running = asyncio.create_task(begin(), context=Context())

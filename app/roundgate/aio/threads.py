@@ -1,7 +1,9 @@
-"""Plain functions in threads, never more at once than allowed, however their callers give up on them.
+"""Plain functions in threads, never more at once than allowed, however their callers give up on
+them.
 
-anyio frees the place of a thread when whoever waits for it is cancelled, while its function still runs. Here it is
-held until the function has really ended: callers that time out one after another cannot pile up threads.
+anyio frees the place of a thread when whoever waits for it is cancelled, while its function
+still runs. Here it is held until the function has really ended: callers that time out one after
+another cannot pile up threads.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _Identity: TypeAlias = tuple[str, str, str]
 
 
 class Threads:
-    """A bound on threads, and one on those of a single caller: functions that hang take no more of them than that.
+    """A bound on threads, and one on those of a single caller: functions that hang take
+    no more of them than that.
 
     Without authentication there is one caller, who may have them all.
     """
@@ -45,8 +48,8 @@ class Threads:
 
 
 async def in_thread(function: Callable[[], T], *limiters: CapacityLimiter) -> T:
-    """What the function returns. Waits for a place at each limiter first, in this order; if the caller is cancelled
-    the function goes on, unheard."""
+    """What the function returns. Waits for a place at each limiter first, in this order; if the
+    caller is cancelled the function goes on, unheard."""
     place, loop, owner = object(), asyncio.get_running_loop(), Lock()
     held: list[CapacityLimiter] = []
 

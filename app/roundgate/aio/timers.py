@@ -1,8 +1,8 @@
 """A coarse timer: callbacks that are nearly always cancelled before their time, at little cost.
 
-Every call has a deadline, and most are over long before it. A timer of the event loop for each costs 10 µs, a tenth of
-a call. Here a callback is an entry in a dictionary that is gone through every `TICK_S` seconds while it has any. It is
-called up to that much late, never early.
+Every call has a deadline, and most are over long before it. A timer of the event loop for each
+costs 10 µs, a tenth of a call. Here a callback is an entry in a dictionary that is gone through
+every `TICK_S` seconds while it has any. It is called up to that much late, never early.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class CoarseTimer:
 
 _timers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, CoarseTimer]] = WeakKeyDictionary()
 _latest: tuple[ref[asyncio.AbstractEventLoop], CoarseTimer] | None = None
-"""The loop that was asked for last: nearly always the only one, and found in a quarter of the time."""
+"""The loop that was asked for last: nearly always the only one, and found in
+a quarter of the time."""
 
 
 def of_this_loop() -> CoarseTimer:

@@ -1,8 +1,8 @@
 """Callers that an authorizer in front of the gateway has verified: its claims → `Principal`.
 
-API Gateway's JWT authorizer checks signature, issuer, audience and expiry before the function is invoked; a Lambda
-authorizer whatever it likes. The claims reach us in the event, beside the request: nothing that a client sends can be
-mistaken for them.
+API Gateway's JWT authorizer checks signature, issuer, audience and expiry before the function is
+invoked; a Lambda authorizer whatever it likes. The claims reach us in the event, beside the
+request: nothing that a client sends can be mistaken for them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class AuthorizerVerifier:
 
 
 def _name(claim: Any) -> str | None:
-    """A claim that names somebody: text, or a number, which is what a Lambda authorizer may make of one."""
+    """A claim that names somebody: text, or a number, which is what a Lambda
+    authorizer may make of one."""
     if isinstance(claim, str):
         return claim if len(claim) <= MAX_NAME else None
     return str(claim) if isinstance(claim, int) and not isinstance(claim, bool) else None

@@ -1,6 +1,7 @@
 """The public keys of an issuer, cached (RFC 7517).
 
-Stale ones serve while the issuer cannot be reached, and whatever `kid` callers make up, it is asked once an interval.
+Stale ones serve while the issuer cannot be reached, and whatever `kid` callers make up, it
+is asked once an interval.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The caller that records, tokens and answers are bound to, and the port that finds out who it is."""
+"""The caller that records, tokens and answers are bound to, and the port
+that finds out who it is."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ MAX_NAME: Final = 1_024
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """An authenticated subject: the issuer that vouches for it, the client it came through, what it may do."""
+    """An authenticated subject: the issuer that vouches for it, the client it came
+    through, what it may do."""
 
     issuer: str
     subject: str
@@ -31,7 +33,8 @@ class Principal:
 
 
 def scopes_of(granted: Any) -> frozenset[str]:
-    """Scopes as claims write them: a list, or text with blanks between them (RFC 9068 section 2.2.3)."""
+    """Scopes as claims write them: a list, or text with blanks between them
+    (RFC 9068 section 2.2.3)."""
     named = granted.split() if isinstance(granted, str) else granted
     return (
         frozenset(one for one in named if isinstance(one, str))
@@ -41,7 +44,8 @@ def scopes_of(granted: Any) -> frozenset[str]:
 
 
 def moment_of(claim: Any) -> float | None:
-    """The seconds since the epoch in a date as claims write it (RFC 7519 section 2): a number, or text of one."""
+    """The seconds since the epoch in a date as claims write it (RFC 7519 section 2): a
+    number, or text of one."""
     try:
         moment = float(claim)
     except (TypeError, ValueError, OverflowError):
@@ -59,7 +63,8 @@ class Verifier(Protocol):
     async def principal(
         self, authorization: bytes | None, claims: Mapping[str, Any] | None = None
     ) -> Principal:
-        """The caller, from the value of the Authorization header, or from what an authorizer in front found in it.
+        """The caller, from the value of the Authorization header, or from what an
+        authorizer in front found in it.
 
         Raises:
             Unauthenticated: there is no usable token in it.

@@ -1,7 +1,8 @@
 """Who sent a request: a bearer token → `Principal`.
 
-JWTs as RFC 9068 has them: signature by a key of the issuer, algorithm pinned by us and not by the token, issuer,
-audience and expiry checked. What is wrong is told in OAuth's words (RFC 6750 section 3.1) and never repeats the token.
+JWTs as RFC 9068 has them: signature by a key of the issuer, algorithm pinned by us and not by the
+token, issuer, audience and expiry checked. What is wrong is told in OAuth's words (RFC 6750 section
+3.1) and never repeats the token.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from roundgate.errors import InsufficientScope, KeysUnavailable, Unauthenticated
 from roundgate.values import dataclass
 
 _TYPES: Final = ("at+jwt", "application/at+jwt", "jwt", None)
-"""RFC 9068 section 4, and what servers from before it write. An issuer signs other things with the same keys: logout
-tokens, DPoP proofs, ID tokens of some; none of them is for us."""
+"""RFC 9068 section 4, and what servers from before it write. An issuer signs other things with the
+same keys: logout tokens, DPoP proofs, ID tokens of some; none of them is for us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,8 @@ class JwtVerifier:
 
 
 def _check_type(header: Mapping[str, Any]) -> None:
-    """Raises Unauthenticated: not an access token, or one with conditions that we do not know (RFC 7515 4.1.11)."""
+    """Raises Unauthenticated: not an access token, or one with conditions that we do not
+    know (RFC 7515 4.1.11)."""
     kind = header.get("typ")
     if (kind.lower() if isinstance(kind, str) else kind) not in _TYPES or "crit" in header:
         raise Unauthenticated(
@@ -97,7 +99,8 @@ def _check_type(header: Mapping[str, Any]) -> None:
 def _bearer(authorization: bytes | None) -> str:
     scheme, _, token = (authorization or b"").decode("latin-1").strip().partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
-        # RFC 6750 section 3.1: no error code for who did not know, or tried a scheme that we do not have
+        # RFC 6750 section 3.1: no error code for who did not know, or tried a
+        # scheme that we do not have
         raise Unauthenticated(
             None, "A bearer token is needed; the Authorization header must be: Bearer TOKEN"
         )

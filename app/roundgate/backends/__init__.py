@@ -1,4 +1,5 @@
-"""Where calls go: the tools, prompts and resources behind the gateway, one module a kind of back end."""
+"""Where calls go: the tools, prompts and resources behind the gateway, one
+module a kind of back end."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What every back end offers, whatever is behind it.
 
-A back end is made of its settings, says what it offers (`Offering`), serves calls, and is closed when the last of them
-has ended. Each `Tool`, `Prompt` and `Resource` carries its wire definition, served verbatim, and the function that
-serves it; names are still without prefix.
+A back end is made of its settings, says what it offers (`Offering`), serves calls, and is closed
+when the last of them has ended. Each `Tool`, `Prompt` and `Resource` carries its wire definition,
+served verbatim, and the function that serves it; names are still without prefix.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from roundgate.replay import Context
 from roundgate.values import dataclass
 
 Returned: TypeAlias = ToolResult | TaskView
-"""A tool's result, or, where `task_source.may_hand_over`, a task of its service that has the call from now on."""
+"""A tool's result, or, where `task_source.may_hand_over`, a task of its service that
+has the call from now on."""
 CallTool: TypeAlias = Callable[[Context, dict[str, Any]], Awaitable[Returned]]
 GetPrompt: TypeAlias = Callable[[Context, dict[str, str]], Awaitable[Sequence[PromptMessage]]]
 ReadResource: TypeAlias = Callable[
@@ -69,7 +70,8 @@ class ToolAbout:
 
 @carrier
 class Tool:
-    """`definition` is the schema's `Tool`; its `inputSchema` is what arguments are checked against before `call`."""
+    """`definition` is the schema's `Tool`; its `inputSchema` is what arguments are checked
+    against before `call`."""
 
     definition: Mapping[str, Any]
     call: CallTool
@@ -82,26 +84,32 @@ class Tool:
     task: TaskMode = "forbidden"
     """Whether a call of it becomes a task."""
     unasked_answers: bool = False
-    """Whether answers count that a client sends along without a `requestState`, so before it was asked anything."""
+    """Whether answers count that a client sends along without a `requestState`, so before
+    it was asked anything."""
     approval: str | None = None
     """What its back end adds to the question where the user has to approve a call."""
     max_result: int | None = None
     """Most characters of text that a result gives the model at once."""
     ask_in_words: bool | None = None
-    """Whether a client is asked in words that cannot be asked otherwise; `None`: as for all tools."""
+    """Whether a client is asked in words that cannot be asked otherwise;
+    `None`: as for all tools."""
     without_tasks: WithoutTasks | None = None
-    """What a client gets that knows no tasks, if its calls become some; `None`: as for all tools."""
+    """What a client gets that knows no tasks, if its calls become some;
+    `None`: as for all tools."""
     about: About = ToolAbout()
     approvable: CallTool | None = None
-    """The same call with the question whether to go ahead before it, for who wants it; `None` where there is none."""
+    """The same call with the question whether to go ahead before it, for who wants it;
+    `None` where there is none."""
     asks_first: bool = False
     """Whether `call` asks whether to go ahead."""
     cleans_up: bool = False
-    """Whether a task of it that ends early is to be called once more to end what it began elsewhere (`replay.Cleanup`).
+    """Whether a task of it that ends early is to be called once more to end what it
+    began elsewhere (`replay.Cleanup`).
     """
 
     def defined(self, definition: Mapping[str, Any]) -> Tool:
-        """The tool with another definition. A start does this for every tool; `replace` takes much longer."""
+        """The tool with another definition. A start does this for every tool;
+        `replace` takes much longer."""
         return Tool(definition, *_ALL_BUT_DEFINITION(self))
 
 
@@ -110,7 +118,8 @@ _ALL_BUT_DEFINITION: Final = attrgetter(*(one.name for one in fields(Tool)[1:]))
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`definition` is the schema's `Prompt`; `complete` has a function for each argument that can be completed."""
+    """`definition` is the schema's `Prompt`; `complete` has a function for each argument
+    that can be completed."""
 
     definition: Mapping[str, Any]
     get: GetPrompt
@@ -119,7 +128,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """`definition` is the schema's `Resource` (with `uri`) or `ResourceTemplate` (with `uriTemplate`)."""
+    """`definition` is the schema's `Resource` (with `uri`) or
+    `ResourceTemplate` (with `uriTemplate`)."""
 
     definition: Mapping[str, Any]
     read: ReadResource
@@ -136,7 +146,8 @@ class Offering:
     task_source: TaskSource | None = None
     """The tasks of its service, if its tools may return any."""
     files: frozenset[Path] = frozenset()
-    """Files that it was read from, besides gateway.yaml and Python modules; a change makes it worth asking again."""
+    """Files that it was read from, besides gateway.yaml and Python modules; a change makes
+    it worth asking again."""
     left_out: Sequence[Problem] = ()
     """What it has and does not offer, and why."""
 
@@ -146,7 +157,8 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """Unique among the back ends; the prefix of its tools' and prompts' names unless the config sets another."""
+        """Unique among the back ends; the prefix of its tools' and prompts' names unless
+        the config sets another."""
 
     @property
     def prefix(self) -> str:
@@ -155,8 +167,8 @@ class Backend(Protocol):
     async def offer(self) -> Offering:
         """Everything it offers now; may be asked again, and then says what has changed since.
 
-        It may be awaited in another event loop than the calls that follow, and in another thread than made the back
-        end: a connection that it needs does not outlive it.
+        It may be awaited in another event loop than the calls that follow, and in another thread
+        than made the back end: a connection that it needs does not outlive it.
 
         Raises:
             ConfigError: it cannot be served as configured.
@@ -175,15 +187,18 @@ class Shared:
     modules: Modules
     """The Python modules that they have loaded."""
     fetches: bool = False
-    """Whether what they are described by may be fetched: by a command, never by a gateway that starts."""
+    """Whether what they are described by may be fetched: by a command, never by
+    a gateway that starts."""
     fetched: dict[str, bytes] = field(default_factory=dict)
     """What has been fetched, by URL: nothing is fetched twice for one command."""
     is_cold: bool = False
-    """Whether a caller waits while this process starts, as for a function of AWS Lambda: nobody is asked then."""
+    """Whether a caller waits while this process starts, as for a function of AWS
+    Lambda: nobody is asked then."""
     secrets: Secrets = field(default_factory=Secrets)
     """What is read for their credentials: now, or in a cold start when the first call needs it."""
 
 
 MakeBackend: TypeAlias = Callable[[Any, Origin, Shared], Backend]
-"""Makes a back end of its settings (of the model in the table), where they stand, and what it shares with others;
-raises ConfigError. It runs in the thread that serves, and waits for files only: the rest belongs to `offer`."""
+"""Makes a back end of its settings (of the model in the table), where they stand, and what it
+shares with others; raises ConfigError. It runs in the thread that serves, and waits for files only:
+the rest belongs to `offer`."""

@@ -4,11 +4,11 @@
                                      └─▶ the first 20,000, and "call read_more with cursor …"
     read_more {cursor}     ──▶ the next 20,000, and so on
 
-Nothing is cut off silently: what cannot be kept is said to be lost. The rows are in the store, so any process reads
-them, for the same caller at the same view, with the scopes that the tool needed.
+Nothing is cut off silently: what cannot be kept is said to be lost. The rows are in the store, so
+any process reads them, for the same caller at the same view, with the scopes that the tool needed.
 
-A caller has so many places at a view and no more. Texts are numbered, and each takes the place of the one that is as
-many numbers older:
+A caller has so many places at a view and no more. Texts are numbered, and each takes the place of
+the one that is as many numbers older:
 
     limits.max_kept_results 3      place 0: text 3, then 6      place 1: text 4, then 7      place 2: text 5 …
 """
@@ -68,7 +68,8 @@ class KeptTexts:
         kept, now_ms = text[: self.limits.max_kept_chars], self.clock.now_ms()
         longest_s = max(self.limits.kept_results_s, self.task_s)
         forget_ms = now_ms + int((longest_s if of_task else self.limits.kept_results_s) * 1000)
-        # kept for as long as any of them may be: what is numbered from 1 again must not meet what is there
+        # kept for as long as any of them may be: what is numbered from 1 again
+        # must not meet what is there
         number = await self._rows.put(
             self._owned(owner), b"", now_ms + int((longest_s + _LONGER_S) * 1000)
         )
@@ -139,7 +140,8 @@ class KeptTexts:
 async def bounded(
     returned: Returned, limit: int, scopes: frozenset[str], context: Context
 ) -> Returned:
-    """What a tool returned, with at most so many characters of text; `scopes` are those that reading the rest needs."""
+    """What a tool returned, with at most so many characters of text; `scopes` are those that
+    reading the rest needs."""
     if not isinstance(returned, ToolResult):
         return returned
     text = _text_of(returned)

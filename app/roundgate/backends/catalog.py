@@ -1,7 +1,8 @@
 """Everything that is served, merged from all back ends: look-up by name or URI, and lists as bytes.
 
-Immutable; a reload makes another one. Names get their back end's prefix, order is that of gateway.yaml and of each
-back end, and a collision is an error that names both sides. Each entry of a list is serialised once; a page is a join.
+Immutable; a reload makes another one. Names get their back end's prefix, order is that of
+gateway.yaml and of each back end, and a collision is an error that names both sides. Each entry of
+a list is serialised once; a page is a join.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ from roundgate.values import dataclass
 log = logging.getLogger("roundgate.backends")
 
 OFFER_S: Final = 120.0
-"""How long a back end without which the rest is served may take to say what it offers, in seconds."""
+"""How long a back end without which the rest is served may take to say what
+it offers, in seconds."""
 MAX_NAME: Final = 64
 MAX_VIEWS: Final = 256
 NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
@@ -80,7 +82,8 @@ class ServedTool:
 
     @property
     def arguments(self) -> Schema:
-        """What its arguments are checked against; of a definition that is stored, compiled when it is first needed."""
+        """What its arguments are checked against; of a definition that is stored, compiled
+        when it is first needed."""
         if self._arguments is None:
             self._arguments = Schema.compile(self.tool.definition["inputSchema"])
         return self._arguments
@@ -124,7 +127,8 @@ class Catalog:
     missing: Mapping[str, Missing] = field(default_factory=dict)
     """Back ends that cannot be served just now, by name; the rest is."""
     call_tool: str | None = None
-    """The tool through which others are called, where search stands for the list (`roundgate.backends.search`)."""
+    """The tool through which others are called, where search stands for the list
+    (`roundgate.backends.search`)."""
     views: Mapping[str, Catalog] = field(default_factory=dict)
     """What each view has of all this, by its name (`roundgate.backends.views`)."""
     _visible: dict[frozenset[str], Pages] = field(default_factory=dict)
@@ -138,7 +142,8 @@ class Catalog:
         return self.views[name] if name else self
 
     def lists_that_differ(self, other: Catalog) -> frozenset[str]:
-        """Of "tools", "prompts" and "resources" those of which a client may see another list in the other catalog."""
+        """Of "tools", "prompts" and "resources" those of which a client may see another
+        list in the other catalog."""
         mine, others = self._lists(), other._lists()
         return frozenset(name for name in mine if mine[name] != others[name])
 
@@ -156,7 +161,8 @@ class Catalog:
         }
 
     def tool_pages_for(self, scopes: frozenset[str]) -> Pages:
-        """The tools that a caller with these scopes may see; kept for each set of scopes that makes a difference."""
+        """The tools that a caller with these scopes may see; kept for each set of scopes
+        that makes a difference."""
         granted = scopes & self.all_scopes()
         if granted in self._visible:
             return self._visible[granted]
@@ -190,7 +196,8 @@ class Catalog:
         return found
 
     def resource(self, uri: str) -> tuple[Resource, Mapping[str, Any]]:
-        """The resource with this URI, or the first template that matches it with the values of its variables.
+        """The resource with this URI, or the first template that matches it with
+        the values of its variables.
 
         Raises:
             ResourceNotFound: neither.

@@ -10,7 +10,8 @@ from roundgate.config import Model, TaskMode, WhenGiven, WithoutTasks
 
 
 class Selector(Model):
-    """Which tools are meant: those that everything given here holds for. `*` stands for any text."""
+    """Which tools are meant: those that everything given here holds for. `*` stands for any
+    text."""
 
     name: str | None = Field(None, description="Name of the tool, without prefix.")
     tag: str | None = Field(None, description="One of its tags.")
@@ -156,7 +157,8 @@ class BackendConfig(Model):
 
     @property
     def packed_files(self) -> tuple[str, ...]:
-        """Files and folders, relative to gateway.yaml, without which a function could not serve it."""
+        """Files and folders, relative to gateway.yaml, without which a
+        function could not serve it."""
         return ()
 
     @property

@@ -1,7 +1,8 @@
-"""The decorators `@tool`, `@prompt` and `@resource`: they record what a function is and change nothing about it.
+"""The decorators `@tool`, `@prompt` and `@resource`: they record what a function is
+and change nothing about it.
 
-A decorated function stays an ordinary function that a test can call. `backends.python` finds what they record when it
-loads a module named in gateway.yaml; there is no registry.
+A decorated function stays an ordinary function that a test can call. `backends.python` finds what
+they record when it loads a module named in gateway.yaml; there is no registry.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from roundgate.values import dataclass
 F = TypeVar("F", bound=Callable[..., Any])
 
 Completer: TypeAlias = Sequence[str] | Callable[[str], Any]
-"""Fixed values, or a function (plain or async) from what was typed to a list of strings or a `Completion`."""
+"""Fixed values, or a function (plain or async) from what was typed to a list of
+strings or a `Completion`."""
 
 ATTRIBUTE: Final = "__mcp_declarations__"
 _FOUND: Final = ("faults", "place")
@@ -97,7 +99,8 @@ def declarations_of(function: Any) -> Sequence[Declaration]:
 
 
 def _attaching(decorator: str, declaration: Declaration) -> Callable[[F], F]:
-    """Called by a decorator itself: what is wrong with its arguments has the place two calls above this one."""
+    """Called by a decorator itself: what is wrong with its arguments has the place
+    two calls above this one."""
     if faults := faults_of(decorator, _arguments(declaration)):
         declaration = replace(declaration, faults=faults, place=place_of_caller(3))
 
@@ -167,34 +170,40 @@ def tool(
 ) -> F | Callable[[F], F]:
     """Offer a function as a tool (server/tools).
 
-    Every parameter is optional: without it the decorator takes the function's name, docstring and signature.
+    Every parameter is optional: without it the decorator takes the function's
+    name, docstring and signature.
 
     Args:
         function: the function, where the decorator is used without parentheses.
         name: the tool's name, without the prefix of its back end.
         title: another name, for people.
-        description: what it does, for the model; unset, the docstring without its list of parameters.
+        description: what it does, for the model; unset, the docstring
+            without its list of parameters.
         input_schema: JSON Schema of the arguments, served verbatim; unset, made from the signature.
-        output_schema: JSON Schema of `structuredContent`; unset, made from what the function returns.
+        output_schema: JSON Schema of `structuredContent`; unset, made from
+            what the function returns.
         read_only: readOnlyHint of the tool's annotations, and so on for the next three.
         destructive: destructiveHint.
         idempotent: idempotentHint.
         open_world: openWorldHint.
         icons: for people.
-        requires: client capabilities, shaped as the schema's `ClientCapabilities` (`{"sampling": {}}`). A request that
-            does not declare them is refused with -32021, and the function is not run.
+        requires: client capabilities, shaped as the schema's `ClientCapabilities`
+            (`{"sampling": {}}`). A request that does not declare them is refused with -32021,
+            and the function is not run.
         scopes: what the caller's token must grant to see and call the tool.
-        once: whether a round that is sent again, because its answer was lost, gets the outcome of the first instead of
-            being run again.
-        task: whether a call may outlive its request (docs/tasks.md): "optional" if the client knows tasks; "required"
-            refuses one that does not with -32021. A function that takes a `Context` says when, with
-            `ctx.continue_as_task()`; any other becomes a task at once.
-        unasked_answers: whether answers count that a client sends before it was asked (docs/rounds.md).
+        once: whether a round that is sent again, because its answer was lost, gets the outcome of
+            the first instead of being run again.
+        task: whether a call may outlive its request (docs/tasks.md): "optional" if the client knows
+            tasks; "required" refuses one that does not with -32021. A function that takes a
+            `Context` says when, with `ctx.continue_as_task()`; any other becomes a task at once.
+        unasked_answers: whether answers count that a client sends before it
+            was asked (docs/rounds.md).
         approval: what the user reads above the arguments where the back end has calls approved.
         meta: `_meta` of its entry in the list.
 
     Raises:
-        ValueError: `unasked_answers` and `once`: what must happen once needs an answer to a question that was put.
+        ValueError: `unasked_answers` and `once`: what must happen once needs an answer
+            to a question that was put.
     """
     if unasked_answers and once:
         raise ValueError(
@@ -256,7 +265,8 @@ def prompt(
         title: another name, for people.
         description: what it is for; unset, the docstring without its list of parameters.
         icons: for people.
-        complete: completions for arguments: `{"language": ["python", "rust"]}`, or a function of what was typed.
+        complete: completions for arguments: `{"language": ["python", "rust"]}`, or a
+            function of what was typed.
         meta: `_meta` of its entry in the list.
     """
     attach: Callable[[F], F] = _attaching(
@@ -286,7 +296,8 @@ def resource(
     complete: Mapping[str, Completer] | None = None,
     meta: Mapping[str, Any] | None = None,
 ) -> Callable[[F], F]:
-    """Offer a function as a resource, or as a resource template if `uri` has RFC 6570 variables (server/resources).
+    """Offer a function as a resource, or as a resource template if `uri` has RFC
+    6570 variables (server/resources).
 
     The template's variables are the function's parameters. It returns text, bytes, a JSON value, or
     `TextResourceContents` and `BlobResourceContents`.

@@ -1,7 +1,7 @@
 """What may be given to `@tool`, `@prompt` and `@resource`, and what is wrong with something else.
 
-Found when a decorator is used, told when the module is served: so one run of `roundgate check` names every mistake of
-a module, and each at the line of its decorator.
+Found when a decorator is used, told when the module is served: so one run of `roundgate check`
+names every mistake of a module, and each at the line of its decorator.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ _EXPECTED: Final[Mapping[str, _Expected]] = {
     ),
     "complete": _COMPLETE,
 }
-"""By the name of the argument: it means the same for every decorator. `None` is always what nobody said."""
+"""By the name of the argument: it means the same for every decorator. `None` is
+always what nobody said."""
 _SHOWN_CHARS: Final = 60
 
 

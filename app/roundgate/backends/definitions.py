@@ -1,6 +1,8 @@
-"""Definitions of tools that are kept as JSON, and read only when somebody asks for more than their name and hints.
+"""Definitions of tools that are kept as JSON, and read only when somebody asks for more
+than their name and hints.
 
-A catalog of a thousand tools is made of their bytes; parsing them would take longer than everything else in a start.
+A catalog of a thousand tools is made of their bytes; parsing them would take longer than
+everything else in a start.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ class StoredDefinition(Mapping[str, Any]):
     def __init__(
         self, name: str, annotations: Mapping[str, bool], rest: Callable[[], bytes]
     ) -> None:
-        """`rest` returns the JSON of it after the value of `name`, which is the first member: `,"description":…}`."""
+        """`rest` returns the JSON of it after the value of `name`, which is the
+        first member: `,"description":…}`."""
         self._name = name
         self._annotations = annotations
         self._rest = rest
@@ -69,8 +72,9 @@ def encoded(definition: Mapping[str, Any]) -> bytes:
 
 
 class EncodedDefinitions(Sequence[tuple[str, bytes]]):
-    """Keys, and definitions as JSON. Of stored ones it is put together when somebody looks at one: a cold start that
-    answers a call would list a thousand tools for nobody. What cannot be JSON is found now."""
+    """Keys, and definitions as JSON. Of stored ones it is put together when somebody looks
+    at one: a cold start that answers a call would list a thousand tools for nobody. What
+    cannot be JSON is found now."""
 
     __slots__ = ("_entries", "_items")
 

@@ -1,11 +1,13 @@
-"""Talking with what is behind a tool, whatever carries the words: it may ask back, and it may only start a job.
+"""Talking with what is behind a tool, whatever carries the words: it may ask back,
+and it may only start a job.
 
     dialogue   exchange 1 ──▶ asks ──▶ the client answers ──▶ exchange 2 … ──▶ the last answer
     follow     start ──▶ values     poll … (no worker is held) … poll ──▶ over     fetch ──▶ the result
                                       └ the task ends early: cancel
 
-Each exchange is a step, so none is repeated in a later round or by another worker; what asks back has its own state
-travel in ours, sealed, and the client never sees it. An answer is kept as JSON, in whatever form who carries it likes.
+Each exchange is a step, so none is repeated in a later round or by another worker; what asks back
+has its own state travel in ours, sealed, and the client never sees it. An answer is kept as JSON,
+in whatever form who carries it likes.
 """
 
 from __future__ import annotations
@@ -33,16 +35,16 @@ log = logging.getLogger("roundgate.backends")
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """What the second exchange and later ones bring: answers of the client by key, and the state that came with the
-    questions."""
+    """What the second exchange and later ones bring: answers of the client by key, and the state
+    that came with the questions."""
 
     responses: Mapping[str, Any]
     state: Any
 
 
 Exchange: TypeAlias = Callable[[int, Answering | None], Awaitable[Kept]]
-"""The nth exchange, from 1: what `asked` returns if there are questions, else the last answer, which has no member
-`inputRequests`. Raises BackendError."""
+"""The nth exchange, from 1: what `asked` returns if there are questions, else the last answer,
+which has no member `inputRequests`. Raises BackendError."""
 
 
 async def dialogue(exchange: Exchange, context: Context) -> Kept:
@@ -66,12 +68,14 @@ async def dialogue(exchange: Exchange, context: Context) -> Kept:
 def _exchanging(
     exchange: Exchange, number: int, answering: Answering | None
 ) -> Callable[[], Awaitable[Kept]]:
-    """One exchange as a step without arguments: a credential or an endpoint may change between two rounds."""
+    """One exchange as a step without arguments: a credential or an endpoint may
+    change between two rounds."""
     return lambda: exchange(number, answering)
 
 
 def asked(envelope: Any) -> Kept:
-    """The questions of an envelope (docs/rounds.md): `{"inputRequests": {key: InputRequest}, "state": anything}`.
+    """The questions of an envelope (docs/rounds.md): `{"inputRequests": {key:
+    InputRequest}, "state": anything}`.
 
     Raises:
         BackendError: it is another, or asks for something that no client could show.
@@ -92,8 +96,8 @@ def asked(envelope: Any) -> Kept:
 
 
 class Job(Protocol):
-    """A job of a service, as who carries the words knows it. Every method raises BackendError where there is no sense
-    in going on."""
+    """A job of a service, as who carries the words knows it. Every method raises BackendError where
+    there is no sense in going on."""
 
     @property
     def config(self) -> JobConfig:
@@ -107,7 +111,8 @@ class Job(Protocol):
         """What the service answers to the start, as JSON."""
 
     async def poll(self, values: Mapping[str, str]) -> tuple[Any, Kept]:
-        """What it answers about the job with these values, as JSON, and the whole answer as it is kept.
+        """What it answers about the job with these values, as JSON, and the
+        whole answer as it is kept.
 
         Raises:
             NotNow
@@ -126,7 +131,8 @@ class Job(Protocol):
 
     @property
     def starts_once(self) -> bool:
-        """Whether the service knows the start of this call again, so that to send it twice starts one job."""
+        """Whether the service knows the start of this call again, so that to send
+        it twice starts one job."""
 
     async def cancel(self, values: Mapping[str, str]) -> None:
         """Tell it so. It may have been told before, and the job may be over: that is as good.
@@ -137,8 +143,8 @@ class Job(Protocol):
 
 
 async def follow(job: Job, context: Context) -> Kept:
-    """The answer that has the job's result. As a task this survives any process; as an ordinary call it lasts as long
-    as a call may, and sheds.
+    """The answer that has the job's result. As a task this survives any process; as an ordinary
+    call it lasts as long as a call may, and sheds.
 
     Raises:
         BackendError: the job could not be started, or failed.
@@ -158,7 +164,8 @@ async def follow(job: Job, context: Context) -> Kept:
 
 
 async def _cancel(job: Job, context: Context, cleanup: Cleanup) -> NoReturn:
-    """Cancel the job, if there is one. The steps are those of `follow`: what they had come to is known again.
+    """Cancel the job, if there is one. The steps are those of `follow`: what they
+    had come to is known again.
 
     Raises:
         CleanedUp: it is cancelled, or there is none.
@@ -179,7 +186,8 @@ async def _cancel(job: Job, context: Context, cleanup: Cleanup) -> NoReturn:
 
 
 async def _start_again(job: Job, cleanup: Cleanup) -> dict[str, str] | None:
-    """What names the job whose start may have been sent and its answer lost; `None` where that cannot be found out."""
+    """What names the job whose start may have been sent and its answer lost; `None` where
+    that cannot be found out."""
     may_ask = cleanup is Cleanup.IN_DOUBT and job.starts_once and job.is_cancellable
     return await _start(job) if may_ask else None
 
@@ -200,7 +208,8 @@ async def _start(job: Job) -> dict[str, str]:
 
 
 async def _poll(job: Job, values: Mapping[str, str]) -> Kept | None:
-    """The answer of a poll that found the job over and well; `None` while it runs, or cannot be asked."""
+    """The answer of a poll that found the job over and well; `None` while it
+    runs, or cannot be asked."""
     try:
         told, kept = await job.poll(values)
     except NotNow as reason:

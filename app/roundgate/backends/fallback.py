@@ -1,4 +1,5 @@
-"""Which tools have a substitute for what a client lacks, and the names of the gateway's own tools that go with it.
+"""Which tools have a substitute for what a client lacks, and the names of the gateway's
+own tools that go with it.
 
     a client lacks           setting           it gets
     what a question needs    `ask_in_words`    the question as text, and a tool that takes the answers
@@ -81,7 +82,8 @@ class Fallback:
 def check_names(
     catalog: Catalog, config: FallbackConfig, origin: Origin, continue_tool: str
 ) -> None:
-    """Do nothing if the gateway's own tools have names that no other tool has, in every view. `origin` is the file's.
+    """Do nothing if the gateway's own tools have names that no other tool has, in every
+    view. `origin` is the file's.
 
     Raises:
         ConfigError: names each collision, and the setting that ends it.

@@ -1,4 +1,5 @@
-"""From a configuration to what can be served: back ends are made, asked what they offer, and merged into a catalog."""
+"""From a configuration to what can be served: back ends are made, asked what they offer, and
+merged into a catalog."""
 
 from __future__ import annotations
 
@@ -39,19 +40,23 @@ def load(
     may_be_missing: Collection[str] = (),
     is_cold: bool = False,
 ) -> Snapshot:
-    """What the configuration serves, for a caller without an event loop of its own: at a start, or a command.
+    """What the configuration serves, for a caller without an event loop of its own:
+    at a start, or a command.
 
     Args:
         file: the configuration.
         modules: the users' modules that are loaded already; a reload uses them again.
-        fetches: whether documents that describe back ends are fetched where no index of them is kept.
+        fetches: whether documents that describe back ends are fetched where
+            no index of them is kept.
         fetched: those that have been, by URL; others are added.
-        may_be_missing: back ends without which the rest is served; `Catalog.missing` has those that are.
-        is_cold: whether a caller waits for this start, so that no service is asked what it offers, and no secret is
-            read before a call needs it.
+        may_be_missing: back ends without which the rest is served;
+            `Catalog.missing` has those that are.
+        is_cold: whether a caller waits for this start, so that no service is asked what it offers,
+            and no secret is read before a call needs it.
 
     Raises:
-        ConfigError: everything that is wrong in all other back ends, and between them; or none can be served.
+        ConfigError: everything that is wrong in all other back ends, and between
+            them; or none can be served.
     """
     made = _make(
         file,
@@ -127,7 +132,8 @@ def _make(
 
 
 def _shaped(backend: Backend, config: BackendConfig, origin: Origin) -> Backend:
-    """The back end with the selection and the overrides of its settings; itself where there are none."""
+    """The back end with the selection and the overrides of its settings;
+    itself where there are none."""
     if not (config.include or config.exclude or config.override):
         return backend
     from roundgate.backends.shaping import Shaped
@@ -177,6 +183,7 @@ async def _offered(made: _Made, file: ConfigFile, may_be_missing: Collection[str
 
 
 def apart(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Its value, from an event loop in a thread of its own: in this one a loop may be running already."""
+    """Its value, from an event loop in a thread of its own: in this one a loop
+    may be running already."""
     with ThreadPoolExecutor(1, "offers") as thread:
         return thread.submit(asyncio.run, coroutine).result()

@@ -1,6 +1,8 @@
-"""Questions for tools that know nothing of MCP: a confirmation before a tool runs, a form for missing arguments.
+"""Questions for tools that know nothing of MCP: a confirmation before a tool runs, a
+form for missing arguments.
 
-Both wrap a tool's `call`, whatever back end it belongs to; the questions go through the engine like any handler's.
+Both wrap a tool's `call`, whatever back end it belongs to; the questions go through the
+engine like any handler's.
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ _APPROVAL: Final = {
 def with_approval(
     tool: Tool, backend: BackendConfig, approve: Literal["never", "always"] | None = None
 ) -> Tool:
-    """The tool, asking the user first if its back end's policy says so. A client that cannot ask gets -32021.
+    """The tool, asking the user first if its back end's policy says so. A client
+    that cannot ask gets -32021.
 
-    Where the policy does not say so the question is made ready all the same, for a view that wants it.
+    Where the policy does not say so the question is made ready all the same,
+    for a view that wants it.
 
     Args:
         tool: without the question.
@@ -50,7 +54,8 @@ def approved_first(
 ) -> CallTool:
     """The call of a tool with the question before it, in which `text` is what its back end adds.
 
-    The definition is not parsed before a user is asked: a start makes this for every tool that there is.
+    The definition is not parsed before a user is asked: a start makes this for
+    every tool that there is.
     """
     own = name = definition["name"]
     if (override := backend.override.get(own)) is not None:
@@ -72,8 +77,9 @@ def approved_first(
 def asking_first(tool: Tool) -> Tool:
     """The tool with the question before it, which `with_approval` has made ready.
 
-    One approval is one run: the tool is `once`. And nothing counts as an approval but the answer to this question as
-    it was shown, so answers that come unasked are not taken, whatever the tool says.
+    One approval is one run: the tool is `once`. And nothing counts as an approval but
+    the answer to this question as it was shown, so answers that come unasked are not
+    taken, whatever the tool says.
 
     Raises:
         ValueError: nobody has made it ready.
@@ -102,10 +108,11 @@ def _is_to_be_approved(
 
 
 def is_destructive(tool: Tool, override: ToolOverride | None = None) -> bool:
-    """Whether a tool may destroy something: all may that do not say otherwise (schema: `ToolAnnotations`).
+    """Whether a tool may destroy something: all may that do not say
+    otherwise (schema: `ToolAnnotations`).
 
-    "If true, the tool may perform destructive updates to its environment. […] Default: true", and meaningful only where
-    `readOnlyHint` is not true.
+    "If true, the tool may perform destructive updates to its environment. […] Default: true", and
+    meaningful only where `readOnlyHint` is not true.
     """
     hints = tool.definition.get("annotations") or {}
     read_only, destructive = hints.get("readOnlyHint"), hints.get("destructiveHint")
@@ -148,8 +155,8 @@ def check_approval(text: str | None, arguments: Sequence[str]) -> None:
 
 
 def _filled(line: str, arguments: Mapping[str, Any], known: Container[str]) -> str:
-    """A line of the configuration's text with values as JSON has them: within quotes none can pass for more of the
-    text. All of them stand below once more, whole."""
+    """A line of the configuration's text with values as JSON has them: within quotes none can pass
+    for more of the text. All of them stand below once more, whole."""
 
     def said(found: re.Match[str]) -> str:
         name = found[1]
@@ -161,7 +168,8 @@ def _filled(line: str, arguments: Mapping[str, Any], known: Container[str]) -> s
 
 
 def with_defaults(tool: Tool, defaults: Mapping[str, Any]) -> Tool:
-    """The tool, called with these values where a call has none: the user is shown them before they approve it."""
+    """The tool, called with these values where a call has none: the user is shown them
+    before they approve it."""
     if not defaults:
         return tool
 
@@ -218,7 +226,8 @@ def _asking(
             if not context.supports(form):  # the model may know what the user cannot be asked
                 raise ToolError(f"Missing arguments: {', '.join(missing)}")
             filled = (await context.ask({"arguments": form}))["arguments"].get()
-            # a client may send more than the form has; what the call came with is not the form's to change
+            # a client may send more than the form has; what the call came with is
+            # not the form's to change
             arguments = {**arguments, **{name: filled[name] for name in missing}}
         if problems := complete.problems(arguments, "arguments"):
             raise ToolError("Invalid arguments: " + "; ".join(problems))

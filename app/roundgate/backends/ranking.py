@@ -3,9 +3,10 @@
     tf    = Σ over fields that have the word: weight / (1 − b + b · length of the field / mean length)
     score = (Σ over words: idf · tf / (k₁ + tf)) · how much of the title was asked for
 
-Whether a field has a word counts, not how often: these are names and descriptions, where a word that is repeated says
-nothing more. Words lose their endings, so that "listing issues" finds "list issue". A word also stands for others that
-people use for the same (`_GROUPS`), with less weight. Knows nothing of tools.
+Whether a field has a word counts, not how often: these are names and descriptions, where a word
+that is repeated says nothing more. Words lose their endings, so that "listing issues" finds
+"list issue". A word also stands for others that people use for the same (`_GROUPS`), with less
+weight. Knows nothing of tools.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ B: Final = 0.75
 SYNONYM: Final = 0.5
 """What a word counts that only means the same."""
 TITLE: Final = 0.5
-"""The part of a score that depends on how much of the title was asked for: "fork" means "Create a fork" rather than
-"Get fork settings of private repositories"."""
+"""The part of a score that depends on how much of the title was asked for: "fork" means "Create a
+fork" rather than "Get fork settings of private repositories"."""
 _PARTS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _ENDINGS: Final = ("ation", "ion", "ing", "or", "er", "ee", "ed")
 _SAY_NOTHING: Final = """
@@ -87,15 +88,16 @@ _GROUPS: Final = (
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text or a name (`listForRepo`, `list-for-repo`), without their endings; those that say nothing are
-    left out."""
+    """The words of a text or a name (`listForRepo`, `list-for-repo`), without their endings; those
+    that say nothing are left out."""
     found = (part.lower() for part in _PARTS.findall(text))
     return [stem(_SPELLED.get(word, word)) for word in found if word not in _STOP]
 
 
 @lru_cache(maxsize=8_192)
 def stem(word: str) -> str:
-    """A word without its ending. It need not be a word any more: it has to be the same for all forms of one."""
+    """A word without its ending. It need not be a word any more: it has to be the
+    same for all forms of one."""
     if len(word) > 4 and word.endswith("ies"):
         word = word[:-3] + "y"
     elif len(word) > 3 and word.endswith("s") and word[-2] not in "su":
@@ -122,7 +124,8 @@ _SAME: Final = _same()
 
 
 class Ranking:
-    """An index of documents. A document is a list of as many fields as there are weights, its title first."""
+    """An index of documents. A document is a list of as many fields as there are
+    weights, its title first."""
 
     def __init__(self, weights: Sequence[float], documents: Iterable[Sequence[str]]) -> None:
         found = [[dict.fromkeys(words_of(text)) for text in fields] for fields in documents]
@@ -143,7 +146,8 @@ class Ranking:
         self._wholes = [sum(map(self._rarities.__getitem__, title)) for title in self._titles]
 
     def best(self, query: str, limit: int, allowed: Callable[[int], bool]) -> list[int]:
-        """The numbers of the documents that fit best, the best first; only those that are allowed."""
+        """The numbers of the documents that fit best, the best first; only
+        those that are allowed."""
         given = dict.fromkeys(words_of(query), 1.0)
         for word in list(given):
             for other in _SAME.get(word, ()):

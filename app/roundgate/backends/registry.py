@@ -1,8 +1,9 @@
 """The kinds of back end: one entry each, with its config model and what makes it.
 
-Another kind is another module (or package) and another entry here. How an entry of `backends:` in gateway.yaml is
-read, its JSON Schema and the making of back ends follow from this table. Importing it loads no kind: the model and the
-code of one are imported when a configuration has a back end of that kind.
+Another kind is another module (or package) and another entry here. How an entry of
+`backends:` in gateway.yaml is read, its JSON Schema and the making of back ends follow from
+this table. Importing it loads no kind: the model and the code of one are imported when a
+configuration has a back end of that kind.
 """
 
 from __future__ import annotations
@@ -26,19 +27,20 @@ class Kind:
     """A kind of back end."""
 
     config: str
-    """`module:class`, the model of its settings (`roundgate.backends.config.BackendConfig`); its member `kind` is a
-    literal with the name of the kind."""
+    """`module:class`, the model of its settings (`roundgate.backends.config.BackendConfig`); its
+    member `kind` is a literal with the name of the kind."""
     code: str
-    """`module:callable`, what makes a back end of its settings (`roundgate.backends.base.MakeBackend`)."""
+    """`module:callable`, what makes a back end of its settings
+    (`roundgate.backends.base.MakeBackend`)."""
 
     compiler: str | None = None
-    """`module:callable`, what `roundgate compile` runs for each back end of the kind: with its settings and where they
-    stand; it returns what to tell."""
+    """`module:callable`, what `roundgate compile` runs for each back end of the kind: with its
+    settings and where they stand; it returns what to tell."""
 
     checker: str | None = None
-    """`module:callable`, what `roundgate check` asks of each back end of the kind besides loading it: called as the
-    compiler is, and with what has been fetched by URL, it returns remarks, which are problems that keep nothing from
-    being served."""
+    """`module:callable`, what `roundgate check` asks of each back end of the kind besides loading
+    it: called as the compiler is, and with what has been fetched by URL, it returns remarks, which
+    are problems that keep nothing from being served."""
 
     def model(self) -> type[BackendConfig]:
         """The model of its settings; imports it."""
@@ -102,7 +104,8 @@ def kind_of(config: BackendConfig) -> Kind:
 
 
 class ByKind:
-    """The annotation of an entry of `backends:`: it is read by the model that its `kind` has in the table.
+    """The annotation of an entry of `backends:`: it is read by the model that
+    its `kind` has in the table.
 
     pydantic's own union by `kind` would have to have all models before it reads the first entry.
     """
@@ -124,7 +127,8 @@ def read_entry(given: Any) -> BackendConfig:
     """The settings in an entry of `backends:`.
 
     Raises:
-        ValidationError, PydanticKnownError: they are wrong, or there is no such kind; the words are pydantic's.
+        ValidationError, PydanticKnownError: they are wrong, or there is no such kind;
+            the words are pydantic's.
     """
     if isinstance(given, BackendConfig):
         return given

@@ -1,4 +1,5 @@
-"""What a Python handler returned → what the protocol says: tool results, prompt messages, resource contents."""
+"""What a Python handler returned → what the protocol says: tool results, prompt
+messages, resource contents."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ BLOCKS: Final = (TextContent, ImageContent, AudioContent, ResourceLink, Embedded
 
 @dataclass(frozen=True, slots=True)
 class ToolReturn:
-    """How one tool's return values become results. `schema` is its `outputSchema`, if it has one."""
+    """How one tool's return values become results. `schema` is its
+    `outputSchema`, if it has one."""
 
     adapter: TypeAdapter[Any] | None
     schema: dict[str, Any] | None

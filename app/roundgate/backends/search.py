@@ -4,8 +4,9 @@
     describe_tool   a name → its description and the schema of its arguments
     call_tool       a name and arguments → what the tool itself returns
 
-A caller finds only what its scopes allow. A call through `call_tool` is a call of the tool it names
-(`roundgate.methods.through_search`): its questions, approvals, tasks, retries and progress are the tool's own.
+A caller finds only what its scopes allow. A call through `call_tool` is a call of the tool it
+names (`roundgate.methods.through_search`): its questions, approvals, tasks, retries and
+progress are the tool's own.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ _NAME: Final = {"type": "string", "description": f"A name that {SEARCH} has retu
 def with_search(
     catalog: Catalog, config: SearchConfig | None, origin: Origin, *, checks_scopes: bool
 ) -> Catalog:
-    """The catalog with search in place of its list, if it has more tools than the settings let it list.
+    """The catalog with search in place of its list, if it has more tools than
+    the settings let it list.
 
     Raises:
         ConfigError: one of its tools has the name of a tool of the search.

@@ -1,10 +1,11 @@
-"""What the references of secrets stand for now: read when needed, and again when it may have changed.
+"""What the references of secrets stand for now: read when needed, and again
+when it may have changed.
 
     file                          read when the file is another than before
     Secrets Manager, Parameters   read after REFRESH_MS, and when a service refuses what was read, after AGAIN_MS
 
-Who asks meanwhile waits for the one read that is under way. While a text cannot be read again the one from before
-serves. Texts are in this process only, and in no log.
+Who asks meanwhile waits for the one read that is under way. While a text cannot be read again the
+one from before serves. Texts are in this process only, and in no log.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from roundgate.values import dataclass
 REFRESH_MS: Final = 300_000
 """Age at which what is kept at AWS is read again."""
 AGAIN_MS: Final = 10_000
-"""Age from which it is read again because a service has refused it, or because it could not be read."""
+"""Age from which it is read again because a service has refused it, or
+because it could not be read."""
 _EARLIER: Final = 4
 """Texts from before that are still taken out of answers."""
 
@@ -76,7 +78,8 @@ class Secrets:
         """The text of now.
 
         Raises:
-            BackendError: there is none to be had. The log says why; who calls a tool need not know where it is kept.
+            BackendError: there is none to be had. The log says why; who calls a tool need
+                not know where it is kept.
         """
         try:
             return await self._text(secret, REFRESH_MS)
@@ -87,7 +90,8 @@ class Secrets:
             ) from None
 
     async def other_than(self, secret: Secret, refused: str) -> str | None:
-        """The text, read again where that may help, if it is another than the one that a service has refused."""
+        """The text, read again where that may help, if it is another than the one that
+        a service has refused."""
         if not secret.references:
             return None
         try:
@@ -99,7 +103,8 @@ class Secrets:
         return None if text == refused else text
 
     def known(self, secrets: Iterable[Secret]) -> frozenset[str]:
-        """The texts of secrets, as far as they have been read, those from before included: what no answer may show."""
+        """The texts of secrets, as far as they have been read, those from before included:
+        what no answer may show."""
         return frozenset(text for secret in secrets for text in self._known(secret) if text)
 
     async def problems(self, settings: BaseModel, origin: Origin) -> list[Problem]:

@@ -1,4 +1,5 @@
-"""Where secrets are kept, and how each is read. Nothing of AWS is imported before the first of its secrets is."""
+"""Where secrets are kept, and how each is read. Nothing of AWS is imported before the
+first of its secrets is."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ class SecretStore(Protocol):
         """The text of now.
 
         Raises:
-            UnresolvedReference: it is not there, may not be read, or cannot be reached; with a remedy, and without
-                the text.
+            UnresolvedReference: it is not there, may not be read, or cannot be reached; with a
+                remedy, and without the text.
         """
 
     async def aclose(self) -> None:
@@ -41,7 +42,8 @@ class Files:
 
 
 class AtAws:
-    """A service of AWS: one client for each region that an ARN names, and one for the region of the environment."""
+    """A service of AWS: one client for each region that an ARN names, and one for the
+    region of the environment."""
 
     def __init__(self, service: str, called: str, action: str) -> None:
         self._service = service

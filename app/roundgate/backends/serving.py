@@ -33,7 +33,8 @@ class CatalogSource(Protocol):
 class Snapshot:
     """A catalog and the back ends behind it, with the number of calls that use them.
 
-    `with snapshot.use()` costs every call: no generator, and no event before somebody waits for the last of them.
+    `with snapshot.use()` costs every call: no generator, and no event before somebody
+    waits for the last of them.
     """
 
     def __init__(self, catalog: Catalog, backends: Sequence[Backend]) -> None:
@@ -92,7 +93,8 @@ class Serving:
         return self.now.use()
 
     def swap(self, snapshot: Snapshot) -> None:
-        """Serve another one from now on. The old one is closed when the last call that uses it has ended."""
+        """Serve another one from now on. The old one is closed when the last call
+        that uses it has ended."""
         old, self.now = self.now, snapshot
         closing = asyncio.create_task(_retire(old))
         self._retiring[closing] = old

@@ -33,7 +33,8 @@ _HINTS: Final = {
 
 
 class Shaped:
-    """A back end of which the configuration chooses tools and changes some (`roundgate.backends.base.Backend`)."""
+    """A back end of which the configuration chooses tools and changes some
+    (`roundgate.backends.base.Backend`)."""
 
     def __init__(self, backend: Backend, config: BackendConfig, origin: Origin) -> None:
         self._backend = backend
@@ -51,7 +52,8 @@ class Shaped:
         return self._backend.prefix
 
     async def offer(self) -> Offering:
-        """What the back end offers, as far as it is chosen, changed where the configuration says so.
+        """What the back end offers, as far as it is chosen, changed where
+        the configuration says so.
 
         Raises:
             ConfigError: the back end cannot be served, or an override fits no tool.
@@ -84,8 +86,9 @@ class Shaped:
         await self._backend.aclose()
 
     def _unmatched(self, offering: Offering, chosen: list[Tool]) -> list[Problem]:
-        """A problem for each name in `include` and `exclude` that no tool has: what is meant to be left out would be
-        served. A pattern may match nothing, unless it has the prefix, which the names have not here."""
+        """A problem for each name in `include` and `exclude` that no tool has: what is meant to
+        be left out would be served. A pattern may match nothing, unless it has the prefix, which
+        the names have not here."""
         config = self._config
         if not (config.include or config.exclude):
             return []
@@ -124,7 +127,8 @@ def overridden(tool: Tool, override: ToolOverride) -> Tool:
     """The tool with what is changed.
 
     Raises:
-        ValueError: an argument that does not exist, a value that its schema does not allow, a projection that is none.
+        ValueError: an argument that does not exist, a value that its schema does not allow,
+            a projection that is none.
     """
     arguments = _Arguments.of(tool.definition["inputSchema"], override.arguments)
     definition = {**tool.definition, "inputSchema": arguments.schema}

@@ -4,8 +4,9 @@
     - note: "Dear …" … "…, Ada" (6,001 characters, SHA-256 3b0c44298fc1c149)
     - to.city: "Oslo"
 
-Each member has a line of its own, so none can hide behind another. A long text is shortened by itself; a list or an
-object that is long is shown member by member. What is too much for a person to read is not shown in part, but refused.
+Each member has a line of its own, so none can hide behind another. A long text is shortened by
+itself; a list or an object that is long is shown member by member. What is too much for a person to
+read is not shown in part, but refused.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def shown(arguments: Mapping[str, Any]) -> str:
 
 
 def shown_in_line(value: Any) -> str:
-    """A value within a sentence: a text in quotes, what is long shortened, a long list or object by its size."""
+    """A value within a sentence: a text in quotes, what is long shortened, a long list
+    or object by its size."""
     if isinstance(value, str) and len(value) > _ONE_LINE:
         return _shortened(value)
     if isinstance(value, (dict, list)) and _room_after(value, _ONE_LINE) < 0:
@@ -95,7 +97,8 @@ def _shortened(text: str) -> str:
 
 
 def _room_after(value: Any, room: int) -> int:
-    """What a value leaves of that many characters; looked at no further than it takes to know that it is too much."""
+    """What a value leaves of that many characters; looked at no further than it takes to
+    know that it is too much."""
     match value:
         case str():
             return room - len(value) - 2

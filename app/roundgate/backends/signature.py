@@ -1,7 +1,8 @@
-"""A function's signature ↔ JSON: the schema of its parameters, and the arguments of a request as keyword arguments.
+"""A function's signature ↔ JSON: the schema of its parameters, and the arguments of a
+request as keyword arguments.
 
-pydantic does both, over a `TypedDict` made from the signature: any parameter name is fine, and a parameter that is not
-sent keeps the function's own default.
+pydantic does both, over a `TypedDict` made from the signature: any parameter name is fine, and a
+parameter that is not sent keeps the function's own default.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from roundgate.values import dataclass
 
 
 class WithoutTitles(GenerateJsonSchema):
-    """pydantic titles every field with its own name; that tells a model nothing and costs it tokens."""
+    """pydantic titles every field with its own name; that tells a model
+    nothing and costs it tokens."""
 
     def field_title_should_be_set(self, schema: CoreSchema | Any) -> bool:
         return False
@@ -44,8 +46,8 @@ class WithoutTitles(GenerateJsonSchema):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter that a caller fills: its name (the alias, if it has one), its description from the docstring, and
-    whether it has no default."""
+    """One parameter that a caller fills: its name (the alias, if it has one), its description from
+    the docstring, and whether it has no default."""
 
     name: str
     description: str | None
@@ -92,8 +94,9 @@ class Signature:
         return schema
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Keyword arguments, converted to the annotated types. Where a default is a list or the like, each call gets
-        one of its own: a handler that is run again has to begin with what it began with.
+        """Keyword arguments, converted to the annotated types. Where a default is a list
+        or the like, each call gets one of its own: a handler that is run again has to
+        begin with what it began with.
 
         Raises:
             ValueError: names each argument that does not fit, and why.
@@ -200,7 +203,8 @@ def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _is_context(hint: Any) -> bool:
-    """Whether a parameter is the context, which may be optional for whoever calls the function without a gateway."""
+    """Whether a parameter is the context, which may be optional for whoever calls the
+    function without a gateway."""
     if get_origin(hint) is Annotated:
         return _is_context(get_args(hint)[0])
     options = [one for one in get_args(hint) if one is not type(None)]

@@ -1,7 +1,9 @@
-"""The port of tasks that are somebody else's: a service behind a back end runs them, we pass on what is said of them.
+"""The port of tasks that are somebody else's: a service behind a back end runs them, we
+pass on what is said of them.
 
-A tool whose service made a task of a call returns a view of that task in place of a result. From then on the client
-asks us, under an id of ours, and we ask the source that its back end has put into its offering:
+A tool whose service made a task of a call returns a view of that task in place of a result.
+From then on the client asks us, under an id of ours, and we ask the source that its back end
+has put into its offering:
 
     tools/call ──▶ tool ──▶ service: "task 17"     the client is told of a task, by an id that is 17, sealed
     tasks/get {our id} ──▶ source.get("17")        … on any replica: nothing of it is kept here
@@ -35,12 +37,14 @@ _INTERNAL_ERROR: Final = -32603
 class TaskSource(Protocol):
     """The tasks of one service. Ids are those of the service; `principal` is whose task it is.
 
-    Each method may raise `TaskNotFound` (the service has no such task, or no more), `Unavailable` (it cannot be asked
-    just now) and `BackendError` (what it says makes no sense). It is given some seconds; then it is cancelled.
+    Each method may raise `TaskNotFound` (the service has no such task, or no more), `Unavailable`
+    (it cannot be asked just now) and `BackendError` (what it says makes no sense). It is given some
+    seconds; then it is cancelled.
     """
 
     async def get(self, task_id: str, principal: Principal) -> TaskView:
-        """The task as it is now. `read` makes a view of what the protocol calls a `DetailedTask`."""
+        """The task as it is now. `read` makes a view of what the protocol
+        calls a `DetailedTask`."""
 
     async def update(
         self, task_id: str, responses: Mapping[str, Any], principal: Principal
@@ -53,10 +57,11 @@ class TaskSource(Protocol):
     def watch(
         self, task_id: str, principal: Principal, changed: Callable[[], None]
     ) -> Callable[[], None] | None:
-        """Call `changed` whenever the task may have changed, until the function that is returned is called.
+        """Call `changed` whenever the task may have changed, until the function
+        that is returned is called.
 
-        `None` if the service tells nobody of changes. Either way the task is looked at from time to time: what is lost
-        here comes later.
+        `None` if the service tells nobody of changes. Either way the task is looked at from time to
+        time: what is lost here comes later.
 
         Args:
             task_id: as the service has it.
@@ -66,12 +71,14 @@ class TaskSource(Protocol):
 
 
 def may_hand_over(context: Context) -> bool:
-    """Whether a tool may return a task of its service: to a client that knows tasks, from a call that is none yet."""
+    """Whether a tool may return a task of its service: to a client that knows tasks, from a
+    call that is none yet."""
     return context.task_id is None and context.supports(REQUIRED)
 
 
 def read(task: Any) -> TaskView:
-    """A view of what a service says of a task, in the words of the protocol: a `Task` or a `DetailedTask`, as JSON.
+    """A view of what a service says of a task, in the words of the protocol: a `Task` or
+    a `DetailedTask`, as JSON.
 
     Raises:
         BackendError: it is neither.
@@ -126,7 +133,8 @@ def _requests(requests: Mapping[str, Any]) -> Mapping[str, bytes]:
 
 
 def _outcome(status: Status, task: Mapping[str, Any]) -> bytes | None:
-    """What the view of a terminal task keeps: absent from what creation answers, which is a `Task`."""
+    """What the view of a terminal task keeps: absent from what creation
+    answers, which is a `Task`."""
     if status is Status.COMPLETED and "result" in task:
         result = task["result"]
         if not isinstance(result["content"], list):

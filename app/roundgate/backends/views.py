@@ -4,8 +4,8 @@
                          ├─ include, exclude, override ──▶ Catalog ──▶ /support/mcp
                          └─ include, exclude, override ──▶ Catalog ──▶ /admin/mcp
 
-A view is a catalog like any other, so whatever serves requests needs to know of none. It only ever has less: approvals
-that a back end asks for are asked for here too.
+A view is a catalog like any other, so whatever serves requests needs to know of none. It only ever
+has less: approvals that a back end asks for are asked for here too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What follows from what was said before, and so is left out of a cassette: the era, its revision, its session."""
+"""What follows from what was said before, and so is left out of a cassette: the era, its
+revision, its session."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from roundgate.cassettes.model import ENVELOPE, META, Json
 
 
 class Course:
-    """How a conversation stands. `initialize` begins the era of sessions, and each session after it."""
+    """How a conversation stands. `initialize` begins the era of sessions, and
+    each session after it."""
 
     def __init__(self) -> None:
         self.is_older = False
@@ -40,7 +42,8 @@ class Course:
 
 
 def envelope_of(message: Any) -> Json:
-    """What a request of the modern revision says of its client, the prefix of the names left out."""
+    """What a request of the modern revision says of its client, the prefix
+    of the names left out."""
     params = message.get("params") if isinstance(message, dict) else None
     meta = params.get("_meta") if isinstance(params, dict) else None
     if not isinstance(meta, dict):

@@ -13,7 +13,8 @@ from roundgate.cassettes.placeholders import parse
 
 
 def differences(recorded: Cassette, now: Cassette) -> list[str]:
-    """What to tell, a line each; empty if both say the same, whatever their placeholders stand for."""
+    """What to tell, a line each; empty if both say the same, whatever their
+    placeholders stand for."""
     return list(_differences(recorded, now))
 
 

@@ -1,4 +1,5 @@
-"""A cassette as the plain values that its file holds, and back; every member in its place, what is usual left out."""
+"""A cassette as the plain values that its file holds, and back; every member in its place,
+what is usual left out."""
 
 from __future__ import annotations
 
@@ -83,7 +84,8 @@ def _optional(name: str, value: Any) -> Json:
 
 
 def _message(message: Any) -> Json:
-    """The members of a message beside those of the exchange; what is no plain message stands under `message`."""
+    """The members of a message beside those of the exchange; what is no plain message
+    stands under `message`."""
     if message is None:
         return {}
     if isinstance(message, dict) and message and not message.keys() - set(MESSAGE):

@@ -1,8 +1,10 @@
-"""The calls of a cassette, made again in another revision of the protocol: does the tool answer the same there?
+"""The calls of a cassette, made again in another revision of the protocol: does the
+tool answer the same there?
 
-How a question travels differs from one revision to another; what is asked, what is answered and what comes of it do
-not. So each call is made with the client, the recorded answers are given to the questions with the same texts, and the
-result is compared. What else is in the cassette belongs to its own revision.
+How a question travels differs from one revision to another; what is asked, what is answered and
+what comes of it do not. So each call is made with the client, the recorded answers are given to
+the questions with the same texts, and the result is compared. What else is in the cassette
+belongs to its own revision.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class _Call:
 async def in_another_era(
     cassette: Cassette, client: Client, environment: Mapping[str, str]
 ) -> AsyncIterator[Outcome]:
-    """Make each call again with a client that speaks another revision; the outcomes, numbered as the calls.
+    """Make each call again with a client that speaks another revision; the
+    outcomes, numbered as the calls.
 
     Raises:
         UsageError: a secret is needed whose environment variable is not set.

@@ -21,7 +21,8 @@ _LONGEST_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault, at one interaction; `amount` is how many events come before a cut, or seconds of a delay."""
+    """One fault, at one interaction; `amount` is how many events come before a cut,
+    or seconds of a delay."""
 
     kind: str
     number: int

@@ -1,4 +1,5 @@
-"""Cassettes in files: YAML, or JSON if the name ends so. Reading is bounded, writing replaces the file at once."""
+"""Cassettes in files: YAML, or JSON if the name ends so. Reading is bounded, writing
+replaces the file at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What was recorded against what is said now: values of placeholders are learned and held to, differences are told."""
+"""What was recorded against what is said now: values of placeholders are learned and held
+to, differences are told."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class Bindings:
         self.values: dict[Slot, Any] = dict(values or {})
 
     def learn(self, slot: Slot, value: Any) -> str | None:
-        """Have a placeholder stand for a value from now on; what is wrong if it stands for another."""
+        """Have a placeholder stand for a value from now on; what is wrong if
+        it stands for another."""
         if slot in self.values:
             known = self.values[slot]
             return None if known == value else f"{slot}, which is {shown(known)}"
@@ -58,7 +60,8 @@ def shown(value: Any) -> str:
 def compare(
     recorded: Any, now: Any, bindings: Bindings, path: Path = (), ignore: Sequence[str] = ()
 ) -> Iterator[Difference]:
-    """Each difference between a recorded value and one of now; placeholders learn their values on the way."""
+    """Each difference between a recorded value and one of now; placeholders learn
+    their values on the way."""
     if ignore and any_matches(ignore, path):
         return
     if isinstance(recorded, str):

@@ -1,7 +1,9 @@
-"""What a cassette holds: the HTTP exchanges of one conversation, normalised, and the rules by which they were.
+"""What a cassette holds: the HTTP exchanges of one conversation, normalised, and the
+rules by which they were.
 
-Values that differ from run to run stand as placeholders: `${state:1}` is the first `requestState` of the conversation
-wherever it comes up again, `${time}` any moment. A text that has `${` in it is written with one more `$` before it.
+Values that differ from run to run stand as placeholders: `${state:1}` is the first `requestState`
+of the conversation wherever it comes up again, `${time}` any moment. A text that has `${` in it is
+written with one more `$` before it.
 """
 
 from __future__ import annotations
@@ -17,15 +19,18 @@ Json: TypeAlias = dict[str, Any]
 VERSION: Final = 1
 META: Final = "io.modelcontextprotocol/"
 ENVELOPE: Final = ("protocolVersion", "clientInfo", "clientCapabilities")
-"""The members of `_meta` (behind `io.modelcontextprotocol/`) that are the same in each request of one client."""
+"""The members of `_meta` (behind `io.modelcontextprotocol/`) that are the same in each
+request of one client."""
 MESSAGE: Final = ("id", "method", "params", "result", "error")
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One kind of value that is normalised: by the names of its members, of headers, or by its looks.
+    """One kind of value that is normalised: by the names of its members, of
+    headers, or by its looks.
 
-    Values of a numbered rule are told apart, `${task:1}` from `${task:2}`; the others are all the same.
+    Values of a numbered rule are told apart, `${task:1}` from `${task:2}`;
+    the others are all the same.
     """
 
     name: str
@@ -52,12 +57,14 @@ RULES: Final = (
     ),
     Rule("uuid", pattern=r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"),
 )
-"""The rules of a new cassette. Ids of requests that a server sends are `${request:1}`, its origin is `${server}`."""
+"""The rules of a new cassette. Ids of requests that a server sends are `${request:1}`, its
+origin is `${server}`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the client sent: a message (or a batch of them), a GET for a stream, a DELETE of a session."""
+    """What the client sent: a message (or a batch of them), a GET for a stream,
+    a DELETE of a session."""
 
     http: str = "POST"
     message: Any = None
@@ -70,7 +77,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One event of a stream. `after` is the number of the interaction that had begun when it came."""
+    """One event of a stream. `after` is the number of the interaction that
+    had begun when it came."""
 
     message: Any = None
     event_id: str | None = None
@@ -80,7 +88,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What came back: one message, a stream of events, or text. `end` says who ended it: "server", "client", "cut"."""
+    """What came back: one message, a stream of events, or text. `end` says who ended it:
+    "server", "client", "cut"."""
 
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -122,7 +131,8 @@ def named(message: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Cassette:
-    """A conversation. `ignore` are paths that are not compared, `redact` those whose values were taken out."""
+    """A conversation. `ignore` are paths that are not compared, `redact` those whose
+    values were taken out."""
 
     interactions: Sequence[Interaction]
     rules: Sequence[Rule] = RULES

@@ -1,6 +1,8 @@
-"""Values that differ from run to run, replaced by placeholders, numbered in the order of their first appearance.
+"""Values that differ from run to run, replaced by placeholders, numbered in the order
+of their first appearance.
 
-A value that the client sends stays as it is unless the server said it before: only then can a replay know it.
+A value that the client sends stays as it is unless the server said it before: only
+then can a replay know it.
 """
 
 from __future__ import annotations
@@ -132,7 +134,8 @@ class Namer:
         ]
 
     def _pattern(self, value: str) -> str:
-        """What a value is found by: a secret everywhere, any other where it does not stand within a longer word."""
+        """What a value is found by: a secret everywhere, any other where it does not
+        stand within a longer word."""
         if self._within[value].startswith(_OF_SECRETS):
             return re.escape(value)
         return _bounded(value)

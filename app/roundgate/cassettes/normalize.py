@@ -1,7 +1,9 @@
-"""A cassette from a tape: what only chance or patience put there is left out, the rest is named, secrets are taken out.
+"""A cassette from a tape: what only chance or patience put there is left out, the rest is
+named, secrets are taken out.
 
-Left out are tries that were repeated with another outcome (a lost connection, a redirect, a login), and what a task
-was asked while it worked or had nothing new to tell: how often a client looks depends on the clock.
+Left out are tries that were repeated with another outcome (a lost connection, a redirect, a
+login), and what a task was asked while it worked or had nothing new to tell: how often a client
+looks depends on the clock.
 """
 
 from __future__ import annotations
@@ -238,7 +240,8 @@ class _Writer:
         }
 
     def _after(self, exchange: Exchange, number: int) -> int | None:
-        """After which interaction it came, where that is no chance: on a stream that waits, or behind an answer."""
+        """After which interaction it came, where that is no chance: on a stream that
+        waits, or behind an answer."""
         between = [
             (index, one)
             for index, one in enumerate(self._exchanges, 1)

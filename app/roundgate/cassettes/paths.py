@@ -1,4 +1,5 @@
-"""Paths into messages, for what is ignored and what is redacted: `result.content[0].text`, `items[*].id`, `pin`.
+"""Paths into messages, for what is ignored and what is redacted:
+`result.content[0].text`, `items[*].id`, `pin`.
 
 A path matches where its steps are the last ones: `pin` is any member of that name.
 """

@@ -1,4 +1,5 @@
-"""Placeholders in texts: `${kind}`, `${kind:1}`, `${secret:NAME}`; a text's own `${` has one more `$` before it."""
+"""Placeholders in texts: `${kind}`, `${kind:1}`, `${secret:NAME}`; a text's own `${` has
+one more `$` before it."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ _INSIDE: Final = re.compile(r"([A-Za-z][\w-]*)(?::([\w.-]+))?\}")
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One placeholder; `key` is what stands behind the colon, `None` where all values are the same."""
+    """One placeholder; `key` is what stands behind the colon, `None` where
+    all values are the same."""
 
     kind: str
     key: str | None = None

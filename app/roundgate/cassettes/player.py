@@ -1,4 +1,5 @@
-"""A transport that plays a cassette, without a server or a socket: `Client(url, transport=Player(cassette))`."""
+"""A transport that plays a cassette, without a server or a socket: `Client(url,
+transport=Player(cassette))`."""
 
 from __future__ import annotations
 

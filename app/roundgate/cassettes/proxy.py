@@ -1,7 +1,9 @@
-"""A proxy that records: what a client says to it goes to the server, what the server says comes back, and is kept.
+"""A proxy that records: what a client says to it goes to the server, what the server
+says comes back, and is kept.
 
-Redirects are never followed; one that leads to another host does not reach the client either, because it would take
-the conversation, and what the client proves itself with, to where nobody records.
+Redirects are never followed; one that leads to another host does not reach the client
+either, because it would take the conversation, and what the client proves itself
+with, to where nobody records.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""The fixture `cassette` for pytest: a test talks to a server once, and to what was recorded ever after.
+"""The fixture `cassette` for pytest: a test talks to a server once, and to
+what was recorded ever after.
 
     async def test_refund(cassette):
         async with cassette.client("http://127.0.0.1:8000/mcp") as client:
             assert (await client.call("refund", order=7, answers={"go": True})).value == "Refunded"
 
-The cassette is `cassettes/<file>/<test>.yaml` beside the test. `--cassettes` says what becomes of it:
+The cassette is `cassettes/<file>/<test>.yaml` beside the test. `--cassettes` says what becomes of
+it:
 
     once     recorded if there is none, else replayed (the default)
     replay   replayed; a test without one fails, as it should in CI
@@ -39,7 +41,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class CassetteOfTest:
-    """The cassette of one test. `redact` and `ignore` may be set before the first client is made."""
+    """The cassette of one test. `redact` and `ignore` may be set before the first client is
+    made."""
 
     def __init__(self, path: Path, mode: str) -> None:
         self.path = path

@@ -1,4 +1,5 @@
-"""A transport that records what passes through it, for `roundgate.client.Client(url, transport=Recorder(…))`."""
+"""A transport that records what passes through it, for `roundgate.client.Client(url,
+transport=Recorder(…))`."""
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ _REDIRECTS = (307, 308)
 class Recorder:
     """Sends through another transport, and writes a cassette when it is closed.
 
-    Only what goes to the server's endpoint is recorded, no login at another address; no header but those of the
-    protocol. `redact` are paths of members whose values are secrets, `secrets` secret values by the names of the
-    environment variables that they come from.
+    Only what goes to the server's endpoint is recorded, no login at another address; no header but
+    those of the protocol. `redact` are paths of members whose values are secrets, `secrets` secret
+    values by the names of the environment variables that they come from.
     """
 
     def __init__(
@@ -77,7 +78,8 @@ class Recorder:
         return _Recorded(self.tape, exchange, response)
 
     def _redirected(self, url: Url, location: str) -> None:
-        """The client follows within the server alone: what it sends there belongs to the conversation."""
+        """The client follows within the server alone: what it sends there
+        belongs to the conversation."""
         target = f"{url.scheme}://{url.authority}{location}" if location[:1] == "/" else location
         try:
             aim = Url.parse(target)

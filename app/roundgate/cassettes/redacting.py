@@ -1,7 +1,9 @@
-"""Secrets of a conversation, taken out before anything is written: by path, by value, and what a schema calls secret.
+"""Secrets of a conversation, taken out before anything is written: by path, by value, and
+what a schema calls secret.
 
-A secret stands in the cassette as `${secret:NAME}`; whoever replays it gives its value in the environment variable
-NAME. A value that was taken out in one place is taken out wherever it comes up again.
+A secret stands in the cassette as `${secret:NAME}`; whoever replays it gives its value in
+the environment variable NAME. A value that was taken out in one place is taken out
+wherever it comes up again.
 """
 
 from __future__ import annotations
@@ -117,7 +119,8 @@ class Redactor:
         return Hidden(f"${{secret:{self._names[text]}}}")
 
     def elsewhere(self) -> Mapping[str, str]:
-        """Values that must not stand in any text, however they are written there, and the placeholders to put there."""
+        """Values that must not stand in any text, however they are written there, and the
+        placeholders to put there."""
         return {
             form: f"${{secret:{name}}}"
             for value, name in self._names.items()
@@ -127,7 +130,8 @@ class Redactor:
 
 
 def _forms(value: str) -> set[str]:
-    """A value as it is, in JSON, in JSON within JSON, in a URL, in digits, and what is surely of it in base64."""
+    """A value as it is, in JSON, in JSON within JSON, in a URL, in digits, and what is
+    surely of it in base64."""
     once = in_json(value)
     twice = {json.dumps(one, ensure_ascii=False)[1:-1] for one in once}
     coded = {core for core, _ in in_base64(value)} | in_digits(value)
@@ -149,7 +153,8 @@ def said(exchange: Exchange) -> Iterator[Any]:
 
 
 def _secret_fields(schema: Any) -> list[Path]:
-    """The parts of a value that its schema calls secret: passwords, what is only ever written. `*` is any member."""
+    """The parts of a value that its schema calls secret: passwords, what is only ever
+    written. `*` is any member."""
     found: list[Path] = []
     left: deque[tuple[Any, Path, int]] = deque([(schema, (), 0)])
     for _ in range(_MOST_SCHEMAS):

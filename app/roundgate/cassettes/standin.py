@@ -1,7 +1,9 @@
-"""A cassette as a server: each request is answered as it was when it was recorded, with ids of the client that asks.
+"""A cassette as a server: each request is answered as it was when it was recorded, with
+ids of the client that asks.
 
-A request is found by its method, name, arguments, answers and state, so by its round; in the order of the cassette or
-in any. When all of it was played, it begins again where a request says. What was never recorded is one clear error.
+A request is found by its method, name, arguments, answers and state, so by its round; in the order
+of the cassette or in any. When all of it was played, it begins again where a request says. What was
+never recorded is one clear error.
 
     client ─ tools/call ──▶ 2 matched, its question goes out, event 3 waits (after: 3)
     client ─ the answer ──▶ 3 matched ─────────────────────────▶ the result follows on the stream of 2
@@ -37,7 +39,8 @@ _ANY_PARAMS: Final = frozenset({"initialize", "server/discover"})
 
 @dataclass(slots=True)
 class Reply:
-    """What goes back over HTTP. `content` is a stream if it is one; `None` as a reply is no answer at all."""
+    """What goes back over HTTP. `content` is a stream if it is one; `None` as a
+    reply is no answer at all."""
 
     status: int
     headers: Mapping[str, str]
@@ -56,7 +59,8 @@ class _Played:
 
 
 class StandIn:
-    """Answers requests from a cassette. Nothing it says depends on a clock but what stands for a moment."""
+    """Answers requests from a cassette. Nothing it says depends on a clock but
+    what stands for a moment."""
 
     def __init__(
         self,
@@ -98,7 +102,8 @@ class StandIn:
             return None
         return await self._reply(response, found, message)
 
-    # -- which interaction it is ------------------------------------------------------------------------------------
+    # -- which interaction it is
+    # ------------------------------------------------------------------------------------
 
     def _find(self, http: str, headers: Mapping[str, str], message: Any) -> int | None:
         for index in self._candidates(message):
@@ -109,7 +114,8 @@ class StandIn:
         return None
 
     def _candidates(self, message: Any) -> Iterator[int]:
-        """Unplayed ones first, then those that were; looking at a task does not go past what is done to it."""
+        """Unplayed ones first, then those that were; looking at a task does not go
+        past what is done to it."""
         unused = [index for index, one in enumerate(self._played) if not one.is_used]
         used = [index for index, one in enumerate(self._played) if one.is_used]
         if self._in_order:
@@ -217,7 +223,8 @@ class StandIn:
         return f"; the nearest is interaction {index + 1} ({self._all[index].title}): {what}"
 
     def _fail_waiting(self, message: Any) -> None:
-        """An answer that was not recorded: the call that waits for the recorded one must not wait for ever."""
+        """An answer that was not recorded: the call that waits for the recorded one
+        must not wait for ever."""
         for index, one in enumerate(self._all):
             sent = one.request.message
             if isinstance(sent, dict) and "method" not in sent and not self._played[index].is_used:
@@ -229,7 +236,8 @@ class StandIn:
                 self._played[index].begun.set()
                 return
 
-    # -- what it answers --------------------------------------------------------------------------------------------
+    # -- what it answers
+    # --------------------------------------------------------------------------------------------
 
     def _state_of_task(self, message: Any) -> Reply | None:
         """A task that was created and has told nothing since is as it was created."""
@@ -247,7 +255,8 @@ class StandIn:
         return None
 
     def _minted(self, slot: Slot) -> Any:
-        """What a placeholder stands for in this conversation: learnt from the client, or made up, once."""
+        """What a placeholder stands for in this conversation: learnt from the
+        client, or made up, once."""
         if slot.kind == "time":
             return iso(self._clock.now_ms())
         if slot.kind == "secret" or (slot.key is None and slot not in self._bindings.values):
@@ -367,7 +376,8 @@ def _is_look(one: Interaction) -> bool:
 
 
 def _comparable(message: Any) -> Any:
-    """What of a message says which request it is: not who sends it, and not what it wants to hear meanwhile."""
+    """What of a message says which request it is: not who sends it, and not what it
+    wants to hear meanwhile."""
     if not isinstance(message, dict):
         return message
     short: Json = {name: value for name, value in message.items() if name != "jsonrpc"}

@@ -1,7 +1,9 @@
-"""What is said while a conversation is recorded, in memory: requests as they begin, responses as they arrive.
+"""What is said while a conversation is recorded, in memory: requests as they begin,
+responses as they arrive.
 
-Knows nothing of sockets: a client's transport and a proxy both tell it what passes by. `normalize` makes a cassette of
-it. Only what a cassette may hold is kept of the headers; the values of the others are kept to take them out elsewhere.
+Knows nothing of sockets: a client's transport and a proxy both tell it what passes by. `normalize`
+makes a cassette of it. Only what a cassette may hold is kept of the headers; the values of the
+others are kept to take them out elsewhere.
 """
 
 from __future__ import annotations
@@ -53,14 +55,16 @@ class Exchange:
 
 
 class Tape:
-    """The exchanges of one conversation, in the order in which they began; from `MAX_TAPE` bytes on it is full."""
+    """The exchanges of one conversation, in the order in which they began; from
+    `MAX_TAPE` bytes on it is full."""
 
     def __init__(self) -> None:
         self.exchanges: list[Exchange] = []
         self.secrets: dict[str, str] = {}
         """Values that must not stand in a cassette, and what they are called there."""
         self.origins: list[str] = []
-        """What is `${server}` in the cassette: where the server is, and the proxy in front of it."""
+        """What is `${server}` in the cassette: where the server is, and the proxy in front of
+        it."""
         self._size = 0
 
     @property
@@ -123,7 +127,8 @@ class Tape:
             )
 
     def end(self, exchange: Exchange, by: str) -> None:
-        """It is over: "server", "client" (hung up), "cut" (lost). Only the first to say so counts."""
+        """It is over: "server", "client" (hung up), "cut" (lost). Only the
+        first to say so counts."""
         if exchange.end is None:
             exchange.end = by
             exchange.after = len(self.exchanges)

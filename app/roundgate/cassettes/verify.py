@@ -1,7 +1,9 @@
-"""A cassette as a client: every request is sent again, in its order, and each answer compared with the recorded one.
+"""A cassette as a client: every request is sent again, in its order, and each answer
+compared with the recorded one.
 
-What the server made up before (states, tasks, sessions) is what it makes up now; a request is sent once all that was
-heard before it has been heard again. A task is looked at until it has come where it was.
+What the server made up before (states, tasks, sessions) is what it makes up now; a request
+is sent once all that was heard before it has been heard again. A task is looked at until
+it has come where it was.
 
     2 sent ──▶ stream of 2: its question, learnt ──▶ 3, the answer, sent ──▶ stream of 2: the result, compared
 """
@@ -162,7 +164,8 @@ class Verifier:
                     break
             await response.close()
 
-    # -- what is sent -----------------------------------------------------------------------------------------------
+    # -- what is sent
+    # -----------------------------------------------------------------------------------------------
 
     async def _request(self, live: _Live) -> HttpRequest:
         recorded = live.recorded.request
@@ -212,7 +215,8 @@ class Verifier:
                 raise UnboundPlaceholder(str(slot))
         return self._bindings.values[slot]
 
-    # -- what comes back --------------------------------------------------------------------------------------------
+    # -- what comes back
+    # --------------------------------------------------------------------------------------------
 
     async def _converse(self, live: _Live, request: HttpRequest) -> None:
         try:
@@ -372,7 +376,8 @@ def _secret(slot: Slot, environment: Mapping[str, str]) -> str:
 
 
 def filled(value: Any, bindings: Bindings, environment: Mapping[str, str]) -> Any:
-    """A recorded value with its secrets, and with what is known; other placeholders stay what they are.
+    """A recorded value with its secrets, and with what is known; other
+    placeholders stay what they are.
 
     Raises:
         UsageError: a secret is needed whose environment variable is not set.
@@ -407,7 +412,8 @@ def _events(response: Response) -> Sequence[Event]:
 
 
 def _has_come(live: _Live, wanted: int) -> bool:
-    """Whether that much of an answer has been heard; one without content is heard when it is over."""
+    """Whether that much of an answer has been heard; one without content is
+    heard when it is over."""
     response = live.recorded.response
     if response is None:
         return True

@@ -1,4 +1,5 @@
-"""A small HTTP/1.1 server for a cassette that plays, or a proxy that records: one request a connection, bounded.
+"""A small HTTP/1.1 server for a cassette that plays, or a proxy that records: one
+request a connection, bounded.
 
 It can do what a real one never should: say nothing, or stop in the middle.
 """
@@ -93,8 +94,8 @@ class _Server:
         await asyncio.gather(*self._open, return_exceptions=True)
 
     def _check(self, asked: Asked) -> None:
-        """Raises RequestMalformed: a page from elsewhere sends it, under its own name or one that it has made lead here
-        (DNS rebinding)."""
+        """Raises RequestMalformed: a page from elsewhere sends it, under its own name or one that
+        it has made lead here (DNS rebinding)."""
         origin, host = asked.headers.get("origin"), asked.headers.get("host")
         is_foreign = origin is not None and _name_in(origin) not in _HERE
         if self._is_local and host is not None:

@@ -1,6 +1,8 @@
-"""JSON values as YAML that people read: the same value always gives the same text, whatever Python or library runs.
+"""JSON values as YAML that people read: the same value always gives the same text,
+whatever Python or library runs.
 
-Texts of several lines are blocks, what is short stands on one line, all else that YAML could misread is quoted.
+Texts of several lines are blocks, what is short stands on one line, all else that
+YAML could misread is quoted.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ _HIDDEN: Final = re.compile(
     "[\\x00-\\x1f\\x7f-\\x9f\\xad\\u061c\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f"
     "\\ud800-\\udfff\\ufeff\\ufff9-\\ufffb\\ufffe\\uffff\\U000e0000-\\U000e007f]"
 )
-"""Controls, and what hides or reorders text. Not `str.isprintable`, which differs from one Python to another."""
+"""Controls, and what hides or reorders text. Not `str.isprintable`, which differs from
+one Python to another."""
 
 
 def dump(value: Any, indent: int = 0) -> Iterator[str]:

@@ -31,7 +31,8 @@ _GROUPS: Final = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a subcommand; returns the exit status: 0, 1 for what the command found wrong, 2 for wrong usage."""
+    """Run a subcommand; returns the exit status: 0, 1 for what the command found
+    wrong, 2 for wrong usage."""
     if os.getpid() == 1:  # in a container, where a signal is lost until somebody handles it
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     arguments = parse(with_stack(sys.argv[1:] if argv is None else argv))

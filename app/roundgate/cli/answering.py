@@ -23,7 +23,8 @@ def sources(arguments: argparse.Namespace, before_asking: Callable[[], None]) ->
     """What answers, in this order: the file, the command, the person.
 
     Args:
-        before_asking: called before a person is asked, to clear the line that prompts are written on.
+        before_asking: called before a person is asked, to clear the line
+            that prompts are written on.
 
     Raises:
         UsageError: the file cannot be read.

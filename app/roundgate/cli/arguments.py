@@ -86,8 +86,8 @@ def port(text: str) -> int:
 
 
 def configuration_file(given: Path | None) -> Path:
-    """Which gateway.yaml is meant: the one that was given, GATEWAY_CONFIG, or the nearest, here or in a directory
-    above, as git finds its own."""
+    """Which gateway.yaml is meant: the one that was given, GATEWAY_CONFIG, or the nearest, here or
+    in a directory above, as git finds its own."""
     if given is not None:
         return given
     if named := os.environ.get("GATEWAY_CONFIG"):
@@ -99,7 +99,8 @@ def configuration_file(given: Path | None) -> Path:
 
 
 def into_environment(arguments: argparse.Namespace) -> None:
-    """Put what was said on the command line into the environment, for this process and those that it starts."""
+    """Put what was said on the command line into the environment, for this process
+    and those that it starts."""
     os.environ["GATEWAY_CONFIG"] = str(configuration_file(arguments.config))
     for name in ("log_level", "log_format"):
         if (said := getattr(arguments, name)) is not None:

@@ -1,6 +1,7 @@
 """`roundgate call URL TOOL key=value …`: a call through its rounds, and through its task.
 
-`--detach` prints a handle as soon as the call is a task; `roundgate wait HANDLE` goes on, on any machine.
+`--detach` prints a handle as soon as the call is a task; `roundgate wait
+HANDLE` goes on, on any machine.
 """
 
 from __future__ import annotations

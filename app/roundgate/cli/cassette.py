@@ -1,7 +1,7 @@
 """`roundgate cassette record|verify|serve|show|schema`: conversations in files.
 
-The exit status is 0 for a server that still answers as recorded, 1 if it does not, 2 for wrong usage or a file that is
-no cassette.
+The exit status is 0 for a server that still answers as recorded, 1 if it does not, 2 for wrong
+usage or a file that is no cassette.
 """
 
 from __future__ import annotations

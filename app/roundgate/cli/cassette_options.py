@@ -1,4 +1,5 @@
-"""`roundgate cassette`: what its actions take. Nothing of the cassettes is imported to read a command line."""
+"""`roundgate cassette`: what its actions take. Nothing of the cassettes is imported
+to read a command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`roundgate check`: everything that is wrong with a configuration, or everything that it serves."""
+"""`roundgate check`: everything that is wrong with a configuration, or
+everything that it serves."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print what is served.
 
     Raises:
-        ConfigError: every problem: in the file, in what it refers to, in the environment, and between them.
+        ConfigError: every problem: in the file, in what it refers to, in the
+            environment, and between them.
     """
     path = configuration_file(arguments.config)
     inspected = config.inspect(path)

@@ -1,4 +1,5 @@
-"""`roundgate compile`: what takes time at a start, done once and kept in files beside gateway.yaml."""
+"""`roundgate compile`: what takes time at a start, done once and kept in
+files beside gateway.yaml."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`roundgate completion bash|zsh|fish`: a script that has a shell complete commands, actions and options.
+"""`roundgate completion bash|zsh|fish`: a script that has a shell complete
+commands, actions and options.
 
 The script holds all words; completing runs nothing of this program.
 """

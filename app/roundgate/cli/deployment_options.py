@@ -66,8 +66,8 @@ def add_commands(commands: Commands) -> None:
 
 
 def with_stack(words: Sequence[str]) -> Sequence[str]:
-    """A command line, with an empty name where `deploy` is given none: it is in samconfig.toml then. argparse would
-    take the value of an option of `sam` for it."""
+    """A command line, with an empty name where `deploy` is given none: it is in samconfig.toml
+    then. argparse would take the value of an option of `sam` for it."""
     match words:
         case ["deploy"]:
             return ["deploy", ""]

@@ -11,7 +11,8 @@ LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
 def check_exposure(file: ConfigFile, using: Settings, host: str) -> None:
-    """Without authentication everybody who reaches the gateway is its one local subject: not on a public address.
+    """Without authentication everybody who reaches the gateway is its one local
+    subject: not on a public address.
 
     Raises:
         ConfigError: nobody said that this is meant.

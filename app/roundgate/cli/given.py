@@ -146,7 +146,8 @@ class _Shape:
         self._root = schema
 
     def path(self, key: str) -> tuple[str, ...]:
-        """A key as the schema has it; one that it does not have goes through objects at its dots."""
+        """A key as the schema has it; one that it does not have goes through objects at its
+        dots."""
         properties = self._properties(self._root)
         head, dot, _ = key.partition(".")
         if key in properties or not dot or head not in properties:
@@ -168,7 +169,8 @@ class _Shape:
         return self._followed(found)
 
     def types(self, schema: _Schema) -> frozenset[str]:
-        """The JSON types that a schema admits, by itself or by its alternatives; none if it does not say."""
+        """The JSON types that a schema admits, by itself or by its alternatives;
+        none if it does not say."""
         found: set[str] = set()
         seen: set[int] = set()
         waiting = [schema]

@@ -1,4 +1,5 @@
-"""`roundgate keys`: make state keys, and rotate them without losing a round (docs/runbooks/rotate-keys.md)."""
+"""`roundgate keys`: make state keys, and rotate them without losing a round
+(docs/runbooks/rotate-keys.md)."""
 
 from __future__ import annotations
 

@@ -56,7 +56,8 @@ async def _list(client: Client, arguments: argparse.Namespace) -> int:
 
 
 def _show_table(rows: Sequence[tuple[str, str, str]], *, has_kinds: bool) -> None:
-    """For people: a head for each kind, names in a column, and of each description what fits into the line."""
+    """For people: a head for each kind, names in a column, and of each description
+    what fits into the line."""
     style, last = Style(sys.stdout), ""
     width = max(shutil.get_terminal_size().columns - 1, 20)
     names = min(max((columns(escaped(name)) for _, name, _ in rows), default=0), width // 2)
@@ -74,7 +75,8 @@ def _show_table(rows: Sequence[tuple[str, str, str]], *, has_kinds: bool) -> Non
 
 
 async def _of_kind(client: Client, kind: str, *, is_asked_for: bool) -> list[Any]:
-    """What is listed; a server without such a list has none of it, unless just that was asked for."""
+    """What is listed; a server without such a list has none of it, unless
+    just that was asked for."""
     try:
         listed: list[Any] = await _LISTS[kind](client)
     except RpcError as error:

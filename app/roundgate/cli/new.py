@@ -1,4 +1,5 @@
-"""`roundgate new NAME`: a repository of one's own: a tool that asks, one that is a task, and tests that pass."""
+"""`roundgate new NAME`: a repository of one's own: a tool that asks, one that is a
+task, and tests that pass."""
 
 from __future__ import annotations
 
@@ -58,10 +59,12 @@ def write(directory: Path, openapi: Path | None, *, aws: bool = False) -> list[P
     Args:
         directory: a new one, or an empty one; its name is that of the repository.
         openapi: an OpenAPI document whose operations are served, too; it is copied.
-        aws: whether it is deployed to AWS Lambda: with parameters of the stack, and a workflow that deploys it.
+        aws: whether it is deployed to AWS Lambda: with parameters of the stack, and a
+            workflow that deploys it.
 
     Raises:
-        UsageError: the name cannot be a project's, the directory is not empty, or the document cannot be read.
+        UsageError: the name cannot be a project's, the directory is not empty, or
+            the document cannot be read.
     """
     name = _name_of(directory)
     document = {} if openapi is None else _document(openapi)

@@ -1,4 +1,5 @@
-"""Results on standard output: bare, so that another program can read them; notes go to standard error."""
+"""Results on standard output: bare, so that another program can read them;
+notes go to standard error."""
 
 from __future__ import annotations
 

@@ -47,8 +47,8 @@ def planned_from(path: Path, arch: str, *, anew: bool = False) -> packaging.Plan
 
 @contextmanager
 def _environment_as_before() -> Iterator[None]:
-    """The variables of the functions, and what stands for them here, are for the modules that are imported within: what
-    is run after that, such as `sam`, has those of this machine."""
+    """The variables of the functions, and what stands for them here, are for the modules that are
+    imported within: what is run after that, such as `sam`, has those of this machine."""
     before = dict(os.environ)
     try:
         yield

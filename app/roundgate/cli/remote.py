@@ -1,4 +1,5 @@
-"""What the commands that talk to a server have in common: their options, their client, their exit statuses.
+"""What the commands that talk to a server have in common: their options, their
+client, their exit statuses.
 
 0    done
 1    the tool failed (`isError`), or its task did; a case of a suite failed
@@ -63,7 +64,8 @@ def refused(error: errors.GatewayError, *, has_lines: bool = False) -> int:
     """Say what went wrong, on standard error, and which exit status that is.
 
     Args:
-        has_lines: whether line ends in it are ours. A server's are escaped, or it could pretend to be us.
+        has_lines: whether line ends in it are ours. A server's are escaped, or
+            it could pretend to be us.
     """
     if isinstance(error, errors.Unanswered):
         print(
@@ -118,7 +120,8 @@ def client_options(arguments: argparse.Namespace, files: ExitStack) -> dict[str,
 
 
 def _auth(arguments: argparse.Namespace) -> Auth | str | None:
-    """Who the caller is: secrets come from the environment, where a list of processes does not show them."""
+    """Who the caller is: secrets come from the environment, where a list of
+    processes does not show them."""
     if arguments.login:
         from roundgate.client.auth import BrowserLogin, SystemKeyring
 
@@ -164,7 +167,8 @@ def recorder(path: Path | None, url: str) -> Transport | None:
 
 
 def _transcript(path: Path | None, files: ExitStack) -> Observer | None:
-    """Writes each message as one line: when, which way, the HTTP status of an answer, the message."""
+    """Writes each message as one line: when, which way, the HTTP status of
+    an answer, the message."""
     if path is None:
         return None
     try:

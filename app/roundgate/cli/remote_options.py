@@ -1,4 +1,5 @@
-"""The commands that talk to a server: what each takes. Nothing of the client is imported to read a command line."""
+"""The commands that talk to a server: what each takes. Nothing of the client is imported
+to read a command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What people read of a run: a line a case, and under each that failed what was expected and what came."""
+"""What people read of a run: a line a case, and under each that failed what was
+expected and what came."""
 
 from __future__ import annotations
 

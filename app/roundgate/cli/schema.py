@@ -1,4 +1,5 @@
-"""`roundgate schema`: the JSON Schema of gateway.yaml or of suites, for editors that complete and check."""
+"""`roundgate schema`: the JSON Schema of gateway.yaml or of suites, for editors
+that complete and check."""
 
 from __future__ import annotations
 

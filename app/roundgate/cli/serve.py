@@ -74,8 +74,9 @@ def url_of(bound: socket.socket, host: str, path: str) -> str:
 
 
 def _on_hangup() -> Callable[[Multiprocess], None]:
-    """What the supervisor of several processes does on SIGHUP: it passes it on, and each reloads. uvicorn would replace
-    them all, and with them end the calls that take longer than a graceful shutdown."""
+    """What the supervisor of several processes does on SIGHUP: it passes it on, and each
+    reloads. uvicorn would replace them all, and with them end the calls that take longer
+    than a graceful shutdown."""
     is_gone = terminal_watch()
 
     def handle(supervisor: Multiprocess) -> None:
@@ -108,8 +109,9 @@ def _options(http: HttpConfig, arguments: argparse.Namespace) -> dict[str, Any]:
 def _serve(configured: uvicorn.Config, bound: socket.socket) -> None:
     """Serve until told to stop; exits with uvicorn's status where that fails.
 
-    uvloop accepts one connection of a socket each time round the loop, so who opens more a second than the loop goes
-    round keeps everybody else waiting in the queue: of a socket that is there several times it accepts as many.
+    uvloop accepts one connection of a socket each time round the loop, so who opens more a second
+    than the loop goes round keeps everybody else waiting in the queue: of a socket that is there
+    several times it accepts as many.
     """
     running = uvicorn.Server(configured)
     with suppress(KeyboardInterrupt):

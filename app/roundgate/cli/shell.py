@@ -1,7 +1,8 @@
 """`roundgate shell URL`: the commands of this program at a prompt, on one connection.
 
-Without a terminal the lines of standard input are done one after the other, and the exit status is that of the last.
-Ctrl-C ends what a command is doing, not the shell; Ctrl-D or `exit` ends the shell.
+Without a terminal the lines of standard input are done one after the other, and the
+exit status is that of the last. Ctrl-C ends what a command is doing, not the shell;
+Ctrl-D or `exit` ends the shell.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _MAX_TASKS: Final = 1_000
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read lines and do them; the exit status is 0, or without a terminal that of the last command."""
+    """Read lines and do them; the exit status is 0, or without a terminal
+    that of the last command."""
     try:
         return asyncio.run(_with_client(arguments))
     except KeyboardInterrupt:
@@ -125,7 +127,8 @@ class Shell:
         )
 
     async def do(self, line: str) -> int | None:
-        """Do one line; its status, `None` if the shell is to end. Nothing that goes wrong leaves it."""
+        """Do one line; its status, `None` if the shell is to end. Nothing
+        that goes wrong leaves it."""
         try:
             words = shlex.split(line)
             if not words:
@@ -218,8 +221,8 @@ class _Parser(argparse.ArgumentParser):
 def _interrupts() -> Generator[None, None, None]:
     """While a command is under way Ctrl-C cancels it.
 
-    The handler of the process, not of the loop: prompt_toolkit puts back the former when a question has been answered,
-    and forgets the latter.
+    The handler of the process, not of the loop: prompt_toolkit puts back the former when a question
+    has been answered, and forgets the latter.
     """
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     if task is None:

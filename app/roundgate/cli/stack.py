@@ -1,4 +1,5 @@
-"""`roundgate stack`: the deployed stack on this machine, until Ctrl-C, or shown by a demonstration."""
+"""`roundgate stack`: the deployed stack on this machine, until Ctrl-C, or
+shown by a demonstration."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _variables(path: Path) -> dict[str, str]:
-    """The variables of `env` that are set here; the stack on this machine has no secrets of anybody.
+    """The variables of `env` that are set here; the stack on this machine
+    has no secrets of anybody.
 
     Raises:
         ConfigError: something is wrong with the configuration.

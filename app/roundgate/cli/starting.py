@@ -1,6 +1,7 @@
 """What `serve` would find wrong with its environment, without serving and without making anything.
 
-A file with `auth: {authorizer: …}` is for AWS Lambda: what an environment here lacks is no problem of it.
+A file with `auth: {authorizer: …}` is for AWS Lambda: what an environment here
+lacks is no problem of it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _ENVIRONMENT = "environment"
 
 
 def environment(environ: Mapping[str, str]) -> tuple[Settings, list[Problem]]:
-    """The settings of an environment as far as they are right, and what is wrong with the others."""
+    """The settings of an environment as far as they are right, and what is
+    wrong with the others."""
     try:
         return settings.from_environment(environ), []
     except ConfigError as error:
@@ -78,7 +80,8 @@ def _said_by(check: Callable[[], object]) -> Iterator[Problem]:
 
 
 def _check_keys(using: Settings) -> None:
-    """Raises ConfigError for keys that cannot be used; those kept at AWS are not asked for, and none is made."""
+    """Raises ConfigError for keys that cannot be used; those kept at AWS are not asked
+    for, and none is made."""
     if using.state_keys is not None:
         keys.parse(using.state_keys, "GATEWAY_STATE_KEYS")
     elif using.state_keys_secret is None and using.state_keys_kms is None:

@@ -1,4 +1,5 @@
-"""What a call is doing, while it does it: one line at the bottom of a terminal, or a line for each change in a log."""
+"""What a call is doing, while it does it: one line at the bottom of a terminal, or a line
+for each change in a log."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ _SHOWN_AFTER_S: Final = 2
 
 
 class Status:
-    """Shows progress, log messages and the state of a task. Use it as a context: the line is gone afterwards."""
+    """Shows progress, log messages and the state of a task. Use it as a context: the
+    line is gone afterwards."""
 
     def __init__(self, to: TextIO, clock: Clock | None = None) -> None:
         self._to = to

@@ -35,7 +35,8 @@ T = TypeVar("T")
 
 
 def _may_be_secret(schema: Any) -> bool:
-    """Whether a part of a value is a secret, as its schema says; so it is where that is said elsewhere (`$ref`)."""
+    """Whether a part of a value is a secret, as its schema says; so it is where that is
+    said elsewhere (`$ref`)."""
     if isinstance(schema, list):
         return any(map(_may_be_secret, schema))
     if not isinstance(schema, dict):
@@ -47,7 +48,8 @@ def _may_be_secret(schema: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A word that could stand in place of the last `replaces` characters; `about` is said beside it."""
+    """A word that could stand in place of the last `replaces` characters;
+    `about` is said beside it."""
 
     text: str
     replaces: int
@@ -121,7 +123,8 @@ class Suggesting:
     async def is_secret(self, line: str) -> bool:
         """Whether a line gives an argument that is a secret, or could be one.
 
-        By its name, by its schema (`format: password`, `writeOnly`), or because nothing is known of the tool.
+        By its name, by its schema (`format: password`, `writeOnly`), or because
+        nothing is known of the tool.
         """
         words, last = split(line)
         words = [*words, last] if last else words
@@ -252,7 +255,8 @@ class Suggesting:
 
 
 def split(line: str) -> tuple[list[str], str]:
-    """The whole words of a line, and the one that is being typed, with the quote that it began with."""
+    """The whole words of a line, and the one that is being typed, with the
+    quote that it began with."""
     words: list[str] = []
     word, quote, is_begun = "", "", False
     characters = iter(line)

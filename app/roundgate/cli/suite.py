@@ -1,7 +1,7 @@
 """`roundgate test SUITE …`: cases against a server, a report for people, JUnit or TAP for programs.
 
-The exit status is 0 if nothing failed, 1 if something did, 2 if a suite or an option cannot be used, 5 if the server
-that was to be started does not come up.
+The exit status is 0 if nothing failed, 1 if something did, 2 if a suite or an option cannot be
+used, 5 if the server that was to be started does not come up.
 """
 
 from __future__ import annotations
@@ -241,7 +241,8 @@ class _Own:
     def client_options(self, said: Mapping[str, Any]) -> dict[str, Any]:
         """Those of the command line, and where it says nothing, those of the suite.
 
-        The token and the headers are for the server that the suite names: another gets none of them.
+        The token and the headers are for the server that the suite names:
+        another gets none of them.
         """
         options = dict(said)
         server = self._server

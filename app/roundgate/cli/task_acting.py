@@ -1,8 +1,9 @@
-"""`roundgate tasks cancel | requeue | retry | purge`: for tasks that are named, or all that are found.
+"""`roundgate tasks cancel | requeue | retry | purge`: for tasks that are
+named, or all that are found.
 
-Tasks that are found are counted first, and somebody has to agree. What would surprise an operator is not found: tasks
-that a worker runs are taken from it only by name, also where it began after they were found, and an open task is never
-purged.
+Tasks that are found are counted first, and somebody has to agree. What would surprise an operator
+is not found: tasks that a worker runs are taken from it only by name, also where it began after
+they were found, and an open task is never purged.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _AT_ONCE: Final = 16
 _WHICH: Final = "name tasks, or say which with --owner, --tool, --status, --older-than: one of both"
 
 Chosen: TypeAlias = tuple[TaskRef, int | None]
-"""A task, and the fence with which it was found; `None` of one that was named, which is meant whatever it does."""
+"""A task, and the fence with which it was found; `None` of one that was named, which is
+meant whatever it does."""
 Act: TypeAlias = Callable[[Stores, Chosen, int], Awaitable[str | None]]
 """Acts on one task: what has become of it, or `None` if nothing was done. Takes the time in ms."""
 
@@ -103,7 +105,8 @@ ACTIONS: Final[dict[str, Action]] = {
 
 
 async def act(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
-    """Do it; status 1 if it could not be done to a task that was named, 2 if nobody said to which."""
+    """Do it; status 1 if it could not be done to a task that was named, 2 if nobody said to
+    which."""
     action = ACTIONS[arguments.action]
     if bool(arguments.task) == _is_narrowed(arguments):
         say(_WHICH, to=sys.stderr)
@@ -176,7 +179,8 @@ async def _found(
 
 
 def _is_agreed(arguments: argparse.Namespace, refs: Sequence[TaskRef]) -> bool:
-    """Whether what was chosen is to be acted on: because it was named, by option, or by whoever sits there."""
+    """Whether what was chosen is to be acted on: because it was named, by option, or
+    by whoever sits there."""
     count = f"{len(refs)} task{'s' * (len(refs) != 1)}"
     if arguments.dry_run or not refs:
         for ref in refs:

@@ -1,4 +1,5 @@
-"""How `roundgate tasks` shows a task: a row of a table, facts one below the other, or an object of JSON.
+"""How `roundgate tasks` shows a task: a row of a table, facts one below the
+other, or an object of JSON.
 
 Of a call's arguments, answers and results nothing is shown: they belong to its owner.
 """
@@ -56,7 +57,8 @@ def is_parked(record: TaskRecord) -> bool:
 
 
 def facts_of(record: TaskRecord, now_ms: int) -> dict[str, Any]:
-    """All that an operator is shown of it, as JSON has it: times in UTC, absent what there is not."""
+    """All that an operator is shown of it, as JSON has it: times in UTC,
+    absent what there is not."""
     asks = [
         {"key": key, "method": decode(request)["method"]}
         for key, request in record.requests.items()

@@ -46,7 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _shards(using: Settings) -> int:
-    """`tasks.shards` of the gateway.yaml, as far as it can be read: a list looks into each part of the index."""
+    """`tasks.shards` of the gateway.yaml, as far as it can be read: a list looks into
+    each part of the index."""
     usual = TasksConfig().shards
     if using.dynamodb_table is None or not using.config.is_file():
         return usual

@@ -1,4 +1,5 @@
-"""Text on a terminal: what callers and services said must not move the cursor, hide a line or turn text around."""
+"""Text on a terminal: what callers and services said must not move the cursor, hide a
+line or turn text around."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ def escaped_lines(text: str) -> str:
 
 
 def columns(text: str) -> int:
-    """How many columns of a terminal a text takes: wide characters take two, combining ones none."""
+    """How many columns of a terminal a text takes: wide characters take two, combining ones
+    none."""
     if text.isascii():
         return len(text)
     return sum(map(_width, text))

@@ -1,4 +1,5 @@
-"""`roundgate wait HANDLE`: go on with a task that `roundgate call --detach` printed, or that was interrupted."""
+"""`roundgate wait HANDLE`: go on with a task that `roundgate call --detach` printed,
+or that was interrupted."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`roundgate worker`: a process that works on tasks and serves nothing.
 
-With `--parent` it takes turns only at suspects that another process sends it, one at a time, over a socket they share
-(`app/roundgate/tasks/isolation.py`).
+With `--parent` it takes turns only at suspects that another process sends it, one at a time, over a
+socket they share (`app/roundgate/tasks/isolation.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from roundgate.reload import Reloader
 from roundgate.tasks import Lone, end_soon
 
 STOP_GRACE_S: Final = 25.0
-"""What a platform leaves a process between SIGTERM and SIGKILL (Kubernetes: 30 s), less some time to end."""
+"""What a platform leaves a process between SIGTERM and SIGKILL (Kubernetes: 30 s),
+less some time to end."""
 
 log = logging.getLogger("roundgate")
 

@@ -1,4 +1,5 @@
-"""A client of MCP servers, in their eras: calls through their rounds, tasks to their end, and where answers come from.
+"""A client of MCP servers, in their eras: calls through their rounds, tasks to their end,
+and where answers come from.
 
     from roundgate.client import Client
 

@@ -1,6 +1,8 @@
-"""What the client takes from the server's side of revision 2026-07-28: annotations of headers, how values are encoded.
+"""What the client takes from the server's side of revision 2026-07-28: annotations of
+headers, how values are encoded.
 
-The rules are one page of the specification, and are kept in one place; no other module of the client names it.
+The rules are one page of the specification, and are kept in one place; no other
+module of the client names it.
 """
 
 from __future__ import annotations

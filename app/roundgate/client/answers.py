@@ -24,7 +24,8 @@ AnswersLike: TypeAlias = "Answers | Mapping[str, Any] | Answerer | Sequence[Any]
 
 
 class Answers:
-    """Sources that are asked in turn. `unused` are the keys of mappings that no question ever asked for."""
+    """Sources that are asked in turn. `unused` are the keys of mappings that no
+    question ever asked for."""
 
     def __init__(self, *sources: AnswersLike) -> None:
         self._sources = [_source(one) for one in sources if one is not None]
@@ -67,7 +68,8 @@ def _source(given: Any) -> Answerer:
 
 
 class _ByKey:
-    """Answers by the key of a question; where it has none, the values of a form's fields by their names."""
+    """Answers by the key of a question; where it has none, the values of a form's
+    fields by their names."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         self._given = given
@@ -95,7 +97,8 @@ class _ByKey:
 
 
 def by_schema(pattern: Mapping[str, Any], value: Any) -> Answerer:
-    """Answers a form if every field that needs a value has one by default or has all members of `pattern`."""
+    """Answers a form if every field that needs a value has one by default or has
+    all members of `pattern`."""
 
     def answer(question: Question) -> Json | None:
         if question.kind is not Kind.FORM:

@@ -1,7 +1,8 @@
-"""What may be used again without asking: results with `ttlMs` (server/utilities/caching), of one client.
+"""What may be used again without asking: results with `ttlMs`
+(server/utilities/caching), of one client.
 
-A client has one set of credentials, so nothing here is ever seen by another authorization context, and `cacheScope`
-makes no difference to what is kept.
+A client has one set of credentials, so nothing here is ever seen by another authorization context,
+and `cacheScope` makes no difference to what is kept.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Cache:
         return kept[1]
 
     def put(self, method: str, params: Json, result: Json) -> None:
-        """Keep a result for as long as it says. What was asked with answers or a state is never kept."""
+        """Keep a result for as long as it says. What was asked with answers or
+        a state is never kept."""
         ttl_ms = result.get("ttlMs")
         if method not in CACHEABLE or result.get("resultType", "complete") != "complete":
             return

@@ -1,6 +1,7 @@
 """What a client and a server have agreed on, and the flows of `flows` driven over it.
 
-The revision is negotiated before the first request, and again when an older server has forgotten the session.
+The revision is negotiated before the first request, and again when an older server
+has forgotten the session.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class Connection:
         self._connecting = asyncio.Lock()
 
     async def connect(self) -> ServerInfo:
-        """Find out which revision to speak, if that is not known yet, and what the server says of itself."""
+        """Find out which revision to speak, if that is not known yet, and what the
+        server says of itself."""
         if self.server is None:
             async with self._connecting:
                 if self.server is None:
@@ -176,7 +178,8 @@ class Connection:
         return result
 
     async def _in_a_new_session(self, method: str, params: Json, listener: Listener) -> Json:
-        """An older server forgot the session: it did not act on the request, which is sent in a new one."""
+        """An older server forgot the session: it did not act on the request,
+        which is sent in a new one."""
         self.link.session_id = None
         await self.link.end_session()
         self.server = self.link.version = None

@@ -1,10 +1,11 @@
-"""The pieces of a call in rounds, for who sends the requests himself: recognise, collect, build, and the loop around.
+"""The pieces of a call in rounds, for who sends the requests himself: recognise, collect,
+build, and the loop around.
 
     envelope ─▶ recognize_input_required ─▶ collect_responses ─▶ build_retry_params ─▶ the next request
 
-Names and rules are those of mcptest's page on elicitation, which was written before the revision was final. Its shape
-of a round (requests and responses as arrays, without `resultType`) is recognised, and called non-standard: it is
-produced only when asked for with `dialect=ARRAY`.
+Names and rules are those of mcptest's page on elicitation, which was written before the revision
+was final. Its shape of a round (requests and responses as arrays, without `resultType`) is
+recognised, and called non-standard: it is produced only when asked for with `dialect=ARRAY`.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ STANDARD: Final = "standard"
 ARRAY: Final = "array"
 
 InputResponseFixture: TypeAlias = Mapping[str, Any]
-"""Answers by the id of their request, as `response_to` takes them; in the array dialect the bare values."""
+"""Answers by the id of their request, as `response_to` takes them; in the array
+dialect the bare values."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputRequest:
-    """One thing that is asked. `kind` is a question's (`form`, …), in the array dialect a type such as `string`."""
+    """One thing that is asked. `kind` is a question's (`form`, …), in the array dialect a
+    type such as `string`."""
 
     id: str
     kind: str
@@ -67,7 +70,8 @@ def recognize_input_required(
     envelope: Any,
     limits: Limits = Limits(),  # noqa: B008 — frozen
 ) -> InputRequiredResult | None:
-    """The round in a JSON-RPC response, `None` if its result is another, or is only half a round of the array dialect.
+    """The round in a JSON-RPC response, `None` if its result is another, or is only half a
+    round of the array dialect.
 
     Raises:
         BadAnswer: it says `resultType: "input_required"` and breaks the protocol's rules.
@@ -135,7 +139,8 @@ def build_retry_params(
     responses: Sequence[InputResponse],
     dialect: Dialect = STANDARD,
 ) -> Json:
-    """The params of the next request: those of the first, with the answers, and with the state if there was one.
+    """The params of the next request: those of the first, with the answers, and with
+    the state if there was one.
 
     What an earlier round added is taken off. Params that are no object count as none.
     """
@@ -160,7 +165,8 @@ async def run_elicitation_chain(
     *,
     dialect: Dialect = STANDARD,
 ) -> Any:
-    """Answer round after round from a fixture until a response asks for nothing; `next_response` sends params.
+    """Answer round after round from a fixture until a response asks for nothing;
+    `next_response` sends params.
 
     Raises:
         TooManyRounds: the server still asks after `max_rounds` rounds.

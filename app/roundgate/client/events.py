@@ -14,7 +14,8 @@ _BOM: Final = b"\xef\xbb\xbf"
 
 @carrier
 class ServerEvent:
-    """One event. `id` is the stream's last one at this event, `retry_ms` what a `retry` field before it said."""
+    """One event. `id` is the stream's last one at this event, `retry_ms` what a
+    `retry` field before it said."""
 
     data: bytes
     id: str | None

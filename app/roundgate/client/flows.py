@@ -1,11 +1,13 @@
-"""What a client does next, as generators without I/O: they yield what is wanted, and are sent what came of it.
+"""What a client does next, as generators without I/O: they yield what is wanted, and
+are sent what came of it.
 
     Send      a JSON-RPC request         is sent its result; an error is thrown in
     Ask       questions                  is sent the responses by key
     Pause     milliseconds to wait       is sent `None`
     Show      what is known of a task    is sent `None`
 
-Whoever drives one does all I/O: the session over HTTP, a test with a list of replies, a cassette with what it recorded.
+Whoever drives one does all I/O: the session over HTTP, a test with a list of replies, a
+cassette with what it recorded.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ VERSIONS: Final = (LATEST, *LEGACY)
 
 @carrier
 class Send:
-    """A request. `may_repeat` says that sending it twice does no harm; `version` overrides the session's revision."""
+    """A request. `may_repeat` says that sending it twice does no harm; `version` overrides
+    the session's revision."""
 
     method: str
     params: Json
@@ -137,10 +140,12 @@ def call(
     max_rounds: int | None = None,
     detach: bool = False,
 ) -> Flow[Finished]:
-    """A request through all its rounds (basic/patterns/mrtr), and through its task if it becomes one.
+    """A request through all its rounds (basic/patterns/mrtr), and through
+    its task if it becomes one.
 
-    Each round sends the original params with the answers and the state of the last one, and nothing of earlier rounds.
-    With `detach` a task is handed over as it was created, and the result is empty.
+    Each round sends the original params with the answers and the state of the last one,
+    and nothing of earlier rounds. With `detach` a task is handed over as it was
+    created, and the result is empty.
 
     Raises:
         TooManyRounds, BadAnswer, and what is thrown in.
@@ -176,12 +181,14 @@ def call(
 _SHORTEST_POLL_MS: Final = 20
 _USUAL_POLL_MS: Final = 1_000
 _PATIENCE_MS: Final = 120_000
-"""How long a task may go on to ask what it has been answered: a server may act on answers after it has taken them."""
+"""How long a task may go on to ask what it has been answered: a server may act on answers
+after it has taken them."""
 _LONGEST_CURSOR: Final = 64 * 1024
 
 
 def poll_ms(task: TaskState, limits: Limits) -> float:
-    """How long to wait before a task is looked at again: what the server asks for, within bounds."""
+    """How long to wait before a task is looked at again: what the server
+    asks for, within bounds."""
     asked = _USUAL_POLL_MS if task.poll_interval_ms is None else task.poll_interval_ms
     return min(max(asked, _SHORTEST_POLL_MS), limits.max_poll_s * 1_000)
 
@@ -189,7 +196,8 @@ def poll_ms(task: TaskState, limits: Limits) -> float:
 def follow(
     task_id: str, limits: Limits, known: TaskState | None = None, target: str = ""
 ) -> Flow[Json]:
-    """A task to its end, its questions answered on the way. Returns the result of the call that it came from.
+    """A task to its end, its questions answered on the way. Returns the result of
+    the call that it came from.
 
     Raises:
         TaskEnded: it failed or was cancelled.
@@ -279,7 +287,8 @@ _MODERN_ERRORS: Final = frozenset({-32020, -32021, _UNSUPPORTED})
 def negotiate(
     info: Json, capabilities: Json, versions: Sequence[str] = VERSIONS
 ) -> Flow[ServerInfo]:
-    """Which revision to speak (basic/versioning): `server/discover` first, `initialize` where that is not known.
+    """Which revision to speak (basic/versioning): `server/discover` first,
+    `initialize` where that is not known.
 
     Raises:
         NoCommonVersion: there is none in `versions` that the server speaks, too.

@@ -1,4 +1,5 @@
-"""The headers in which a request of revision 2026-07-28 repeats its body (streamable-http, "Request Metadata")."""
+"""The headers in which a request of revision 2026-07-28 repeats its body
+(streamable-http, "Request Metadata")."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def of_arguments(tool: Tool, arguments: Mapping[str, Any]) -> Sequence[tuple[str
 
 
 def header_value(value: str) -> str:
-    """A string as a header value; what needs no encoding beyond doubt is not even looked at by what encodes."""
+    """A string as a header value; what needs no encoding beyond doubt is not even
+    looked at by what encodes."""
     if (
         value.isascii()
         and value.isprintable()

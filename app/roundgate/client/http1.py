@@ -25,7 +25,8 @@ _BODILESS: Final = frozenset({204, 304})
 
 @carrier
 class Head:
-    """Status and headers. Names are in lower case, values of a name that repeats are joined by a comma."""
+    """Status and headers. Names are in lower case, values of a name that repeats
+    are joined by a comma."""
 
     status: int
     headers: Mapping[str, str]

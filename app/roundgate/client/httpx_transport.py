@@ -1,4 +1,5 @@
-"""A transport on httpx, for who needs its proxies, HTTP/2, or an application in this very process (`ASGITransport`)."""
+"""A transport on httpx, for who needs its proxies, HTTP/2, or an application in this
+very process (`ASGITransport`)."""
 
 from __future__ import annotations
 

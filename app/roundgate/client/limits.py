@@ -1,4 +1,5 @@
-"""How much a server may make the client hold, wait and ask. Each bound ends in an error that names it."""
+"""How much a server may make the client hold, wait and ask. Each bound ends in
+an error that names it."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ from roundgate.values import dataclass
 class Limits:
     """Bounds of one client; sizes in bytes (of a state: characters), times in seconds.
 
-    `idle_s` is how long a request may wait for anything to arrive, `request_s` how long it may take in all, whatever
-    arrives. Neither counts the time in which a person thinks about a question. `keep_alive_s` is for how long a
-    connection without a request is used again: less than common servers keep it (5 s), which would close it as the
-    request is sent.
+    `idle_s` is how long a request may wait for anything to arrive, `request_s` how long it may take
+    in all, whatever arrives. Neither counts the time in which a person thinks about a question.
+    `keep_alive_s` is for how long a connection without a request is used again: less than common
+    servers keep it (5 s), which would close it as the request is sent.
     """
 
     connect_s: float = 10.0

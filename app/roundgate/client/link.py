@@ -1,9 +1,10 @@
-"""One server, reached over Streamable HTTP: JSON-RPC requests out, results and notifications in, in either era.
+"""One server, reached over Streamable HTTP: JSON-RPC requests out, results and
+notifications in, in either era.
 
-Knows how a request looks in each revision, what is sent again when it is lost, and the session of an older server. Does
-not know what a request is for: that is `flows`, and `connection` puts the two together. `sender` does the HTTP around
-one request, `reading` makes messages of what comes, `older_request` and `session_stream` do what only older revisions
-have.
+Knows how a request looks in each revision, what is sent again when it is lost, and the session of
+an older server. Does not know what a request is for: that is `flows`, and `connection` puts the two
+together. `sender` does the HTTP around one request, `reading` makes messages of what comes,
+`older_request` and `session_stream` do what only older revisions have.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ _RETRIES: Final = 2
 
 @carrier
 class Listener:
-    """What a request wants to hear while it runs. `on_request` answers what an older server asks on its stream."""
+    """What a request wants to hear while it runs. `on_request` answers what an older
+    server asks on its stream."""
 
     on_notification: Callable[[str, Json], Any] | None = None
     on_request: Callable[[Any, str, Json], Awaitable[Json]] | None = None
@@ -100,7 +102,8 @@ class Link:
         self.reader = Reader(limits, observer)
         self.session_stream = SessionStream(self)
         self.under_way: list[OlderRequest] = []
-        """Requests to an older server, oldest first: what it asks on the session's stream is asked for the last one."""
+        """Requests to an older server, oldest first: what it asks on the session's stream is
+        asked for the last one."""
         self._sender = Sender(url, transport, limits, auth=auth, headers=headers)
         self._info = info
         self._capabilities = capabilities
@@ -119,8 +122,8 @@ class Link:
     ) -> Json:
         """Send a request and return its result.
 
-        A lost one is sent again, with a new id and the same params, if the server cannot have got it, or if
-        `may_repeat`.
+        A lost one is sent again, with a new id and the same params, if the server cannot have
+        got it, or if `may_repeat`.
 
         Raises:
             RpcError, HttpRefused, BadAnswer, ConnectionLost, TimedOut: as their names say.
@@ -164,7 +167,8 @@ class Link:
     async def stream(
         self, method: str, params: Json, listener: Listener = NO_LISTENER
     ) -> AsyncGenerator[Json, None]:
-        """Send a request whose answer is a stream: each message on it, the response included if it comes."""
+        """Send a request whose answer is a stream: each message on it, the
+        response included if it comes."""
         assert self.version is not None
         message = self._message(method, params, self.version, listener)
         response = await self.post(message, self.version, listener)
@@ -186,7 +190,8 @@ class Link:
         """A stream of an older server that is asked for by GET.
 
         Args:
-            last_id: of the last event that came of a stream, which then goes on; `None` for the session's stream.
+            last_id: of the last event that came of a stream, which then goes on; `None`
+                for the session's stream.
             is_open: set once the server has begun to answer.
         """
         response = await self._get(last_id)
@@ -206,7 +211,8 @@ class Link:
         await self._deliver(message, self.version, "an answer")
 
     async def through(self, work: Coroutine[Any, Any, T], listener: Listener) -> T:
-        """Do something that takes several requests, with what an older server asks meanwhile on the session's stream.
+        """Do something that takes several requests, with what an older server asks
+        meanwhile on the session's stream.
 
         Args:
             work: sends the requests, and rests between them.

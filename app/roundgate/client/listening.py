@@ -1,4 +1,5 @@
-"""What changes at a server, told on a stream that is opened again when it breaks (basic/patterns/subscriptions).
+"""What changes at a server, told on a stream that is opened again when it breaks
+(basic/patterns/subscriptions).
 
     async with client.listen(tools=True) as changes:
         async for change in changes:
@@ -35,7 +36,8 @@ _LOOK_S: Final = 1.0
 
 @carrier
 class Change:
-    """One notification. `was_interrupted` says that the stream broke before it, so something may have been missed."""
+    """One notification. `was_interrupted` says that the stream broke before it, so
+    something may have been missed."""
 
     method: str
     params: Json

@@ -1,7 +1,7 @@
 """A request to a server of an older revision.
 
-The server may ask on the request's stream or on the session's, and a stream that broke goes on after the last event
-that came.
+The server may ask on the request's stream or on the session's, and a stream that broke goes on
+after the last event that came.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _MAX_SILENT: Final = 2
 
 
 class OlderRequest:
-    """A request of a revision in which servers ask on streams, its own or the session's, and streams can be resumed.
+    """A request of a revision in which servers ask on streams, its own or the session's,
+    and streams can be resumed.
 
     While a question is open nobody counts the time: it is a person who thinks.
     """

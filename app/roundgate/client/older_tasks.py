@@ -1,10 +1,12 @@
-"""Tasks of revision 2025-11-25, as flows: there the client asks for one, and fetches its result when it is over.
+"""Tasks of revision 2025-11-25, as flows: there the client asks for one, and fetches
+its result when it is over.
 
     tools/call {…, "task": {}}   ──▶  {"task": {"taskId": …, "status": "working", "pollInterval": 1000, "ttl": …}}
     tasks/get {"taskId": …}      ──▶  {"taskId": …, "status": …}
     tasks/result {"taskId": …}   ──▶  what the call would have answered; until then, questions on its stream
 
-The revision calls them experimental (basic/utilities/tasks). Later ones have other tasks: `flows.follow`.
+The revision calls them experimental (basic/utilities/tasks). Later ones have
+other tasks: `flows.follow`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ def has_older_tasks(server: ServerInfo) -> bool:
 
 
 def wants_older_task(tool: Tool | None, *, detach: bool) -> bool:
-    """Whether a tool is called as a task: where it has to be, and where it may be and the caller will not wait."""
+    """Whether a tool is called as a task: where it has to be, and where it may be and
+    the caller will not wait."""
     execution = tool.raw.get("execution") if tool is not None else None
     support = execution.get("taskSupport") if isinstance(execution, dict) else None
     return support == "required" or (support == "optional" and detach)
@@ -42,7 +45,8 @@ def read_older_task(raw: Json, task_id: str | None = None) -> TaskState:
 
 
 def call_as_older_task(params: Json, limits: Limits, *, detach: bool) -> Flow[Finished]:
-    """A call as a task, and through it to its end; with `detach` it is handed over as it was created.
+    """A call as a task, and through it to its end; with `detach` it is
+    handed over as it was created.
 
     Raises:
         TaskEnded, BadAnswer, and what is thrown in.

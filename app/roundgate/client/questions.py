@@ -1,7 +1,8 @@
 """What a server asks during a call, and what counts as an answer.
 
-A `Question` is one entry of `inputRequests` (or a request of an older server). `response_to` turns what a caller gives
-for it into the result that goes over the wire, checked against the schema of the question:
+A `Question` is one entry of `inputRequests` (or a request of an older server).
+`response_to` turns what a caller gives for it into the result that goes over the wire,
+checked against the schema of the question:
 
     question                 taken for an answer
     form                     an object; a bare value where the form has one field; `ACCEPT` for its defaults

@@ -1,4 +1,5 @@
-"""What a server answers: HTTP responses and events become messages, and a message becomes a result or an error."""
+"""What a server answers: HTTP responses and events become messages, and a message
+becomes a result or an error."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ class Reader:
         Args:
             response: what came.
             request_id: of the request that it answers.
-            in_session: whether the request named a session of an older server: then 404 says that it is over.
+            in_session: whether the request named a session of an older server: then
+                404 says that it is over.
 
         Raises:
             RpcError: the server answered with an error.

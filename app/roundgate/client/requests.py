@@ -1,6 +1,8 @@
-"""One request of a modern revision, as a JSON value and its headers (basic/index, "Request metadata"; streamable-http).
+"""One request of a modern revision, as a JSON value and its headers (basic/index,
+"Request metadata"; streamable-http).
 
-The client sends these, and so does whoever has a transport of their own: a load test, a proxy, a health check.
+The client sends these, and so does whoever has a transport of their own: a load
+test, a proxy, a health check.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ SENDS_JSON: Final = ("Content-Type", "application/json")
 
 
 def envelope(version: str, info: Json, capabilities: Json) -> Json:
-    """What `_meta` of each request has: `{"io.modelcontextprotocol/protocolVersion": "2026-07-28", …}`.
+    """What `_meta` of each request has:
+    `{"io.modelcontextprotocol/protocolVersion": "2026-07-28", …}`.
 
     Args:
         version: the revision that the request is written in.
@@ -43,7 +46,8 @@ def message(method: str, params: Mapping[str, Any], request_id: int | str, meta:
 
 
 def headers_of(message: Json) -> Headers:
-    """What a request needs beside the headers of HTTP itself, without `Mcp-Param-*`: for those see `of_arguments`."""
+    """What a request needs beside the headers of HTTP itself, without `Mcp-Param-*`: for
+    those see `of_arguments`."""
     params = message["params"]
     version: str = params["_meta"][META + "protocolVersion"]
     return [ACCEPT_BOTH, SENDS_JSON, *of_request(message["method"], params, version)]

@@ -1,4 +1,5 @@
-"""One HTTP request and its response: the client's credentials with it, refusals and redirects dealt with."""
+"""One HTTP request and its response: the client's credentials with it, refusals
+and redirects dealt with."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class Sender:
     async def send(
         self, method: str, headers: Sequence[tuple[str, str]], body: bytes | None
     ) -> HttpResponse:
-        """Send a request, again with new credentials where they were refused, and on along a redirect.
+        """Send a request, again with new credentials where they were
+        refused, and on along a redirect.
 
         Args:
             method: of HTTP.

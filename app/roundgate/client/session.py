@@ -64,7 +64,8 @@ CAPABILITIES: Final[Mapping[str, Any]] = {
     "roots": {},
     "extensions": {TASKS: {}},
 }
-"""What a client declares unless it is told otherwise: it can pass on every kind of question, and follow tasks."""
+"""What a client declares unless it is told otherwise: it can pass on every kind of
+question, and follow tasks."""
 _HEADER_MISMATCH: Final = -32020
 _READS: Final = frozenset(
     {
@@ -78,9 +79,10 @@ _READS: Final = frozenset(
 class Client:
     """A client of one server. Nothing is sent before something is asked of it.
 
-    `auth` is one of `roundgate.client.auth`, or a bearer token as text. `answers` are asked after those of each call.
-    `versions` are the revisions that it may speak, newest first. `http` is an `httpx.AsyncClient` to send through
-    instead of its own sockets. `observer` sees every message. One client may be used by many tasks at once.
+    `auth` is one of `roundgate.client.auth`, or a bearer token as text. `answers` are asked after
+    those of each call. `versions` are the revisions that it may speak, newest first. `http` is an
+    `httpx.AsyncClient` to send through instead of its own sockets. `observer` sees every message.
+    One client may be used by many tasks at once.
     """
 
     def __init__(
@@ -159,7 +161,8 @@ class Client:
     # -- the server --------------------------------------------------------------------------------
 
     async def connect(self) -> ServerInfo:
-        """Find out which revision to speak, if that is not known yet, and what the server says of itself."""
+        """Find out which revision to speak, if that is not known yet, and what the
+        server says of itself."""
         return await self._connection.connect()
 
     async def request(self, method: str, params: Mapping[str, Any] | None = None) -> Json:
@@ -168,7 +171,8 @@ class Client:
         return await self._connection.send(method, dict(params or {}), may_repeat, NO_LISTENER)
 
     async def ping(self) -> float:
-        """How long a round trip takes, in milliseconds. Where a revision has no `ping`, the server describes itself."""
+        """How long a round trip takes, in milliseconds. Where a revision has no `ping`, the
+        server describes itself."""
         server = await self.connect()
         begun = self._clock.monotonic_ms()
         method = "server/discover" if server.is_modern else "ping"
@@ -178,7 +182,8 @@ class Client:
     # -- lists -------------------------------------------------------------------------------------
 
     async def tools(self) -> list[Tool]:
-        """The tools that may be called, page after page. What breaks the rules is in `rejected`, and logged."""
+        """The tools that may be called, page after page. What breaks the rules is in
+        `rejected`, and logged."""
         return await self._tools.read()
 
     async def tool(self, name: str) -> Tool:
@@ -225,11 +230,12 @@ class Client:
         input_responses: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> CallResult:
-        """Call a tool, through its rounds, and through its task if it becomes one; arguments as keywords or a mapping.
+        """Call a tool, through its rounds, and through its task if it becomes one; arguments
+        as keywords or a mapping.
 
-        `timeout_s` bounds the whole call, the time in which people think included. With `request_state` (of
-        `Unanswered`, say) and `input_responses` a call goes on that another process began. Cancelling the call closes
-        its stream; a task that it has become goes on.
+        `timeout_s` bounds the whole call, the time in which people think included. With
+        `request_state` (of `Unanswered`, say) and `input_responses` a call goes on that another
+        process began. Cancelling the call closes its stream; a task that it has become goes on.
 
         Raises:
             ClientError: see `roundgate.errors`. A tool that fails is a result with `is_error`.
@@ -257,7 +263,8 @@ class Client:
         log_level: str = "info",
         **more: Any,
     ) -> Task:
-        """Call a tool and return as soon as it is a task; its questions before that are answered from `answers`.
+        """Call a tool and return as soon as it is a task; its questions before that
+        are answered from `answers`.
 
         If the server answers without a task, the one that is returned is over already.
         """
@@ -306,7 +313,8 @@ class Client:
         value: str,
         context: Mapping[str, str] | None = None,
     ) -> Completion:
-        """What an argument of a prompt or template may be; `ref` is `{"type": "ref/prompt", "name": …}` or the like."""
+        """What an argument of a prompt or template may be; `ref` is `{"type": "ref/prompt",
+        "name": …}` or the like."""
         params: Json = {"ref": dict(ref), "argument": {"name": argument, "value": value}}
         if context:
             params["context"] = {"arguments": dict(context)}
@@ -321,7 +329,8 @@ class Client:
         uris: Sequence[str] = (),
         tasks: Sequence[str] = (),
     ) -> Subscription:
-        """What changes at the server, as it changes: `async with client.listen(tools=True) as changes`."""
+        """What changes at the server, as it changes: `async with
+        client.listen(tools=True) as changes`."""
         wanted: Json = {}
         wanted |= {"toolsListChanged": True} if tools else {}
         wanted |= {"promptsListChanged": True} if prompts else {}

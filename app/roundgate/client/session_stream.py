@@ -1,4 +1,5 @@
-"""The stream on which a server of an older revision tells and asks what belongs to no request. Not all have one."""
+"""The stream on which a server of an older revision tells and asks what belongs to no
+request. Not all have one."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ _LONGEST_WAIT_S: Final = 30.0
 
 
 class SessionStream:
-    """Reads that stream from when it is opened until it is closed, and opens it again when it breaks."""
+    """Reads that stream from when it is opened until it is closed, and opens
+    it again when it breaks."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -37,8 +39,9 @@ class SessionStream:
     async def open(self) -> None:
         """Begin to read it.
 
-        What a server asks there before the stream is open may be lost, so the first call waits for it, for a moment:
-        some servers send nothing, not even a head, before they have something to say.
+        What a server asks there before the stream is open may be lost, so the first call
+        waits for it, for a moment: some servers send nothing, not even a head, before
+        they have something to say.
         """
         is_settled = asyncio.Event()
         self._reading = asyncio.create_task(self._read(is_settled))

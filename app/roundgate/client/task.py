@@ -1,7 +1,8 @@
-"""A task at a server: to wait for, look at, answer, cancel; and its handle, by which another process goes on.
+"""A task at a server: to wait for, look at, answer, cancel; and its handle, by
+which another process goes on.
 
-A handle is the server's URL with the task's id behind `#task=`. It is no secret by itself: without the credentials of
-the caller who started the task it opens nothing.
+A handle is the server's URL with the task's id behind `#task=`. It is no secret by itself: without
+the credentials of the caller who started the task it opens nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def split_handle(handle: str) -> tuple[str, str]:
 
 
 class Task:
-    """A task that was started or resumed. One whose call ended at once is over from the beginning, and has no id."""
+    """A task that was started or resumed. One whose call ended at once is over from the
+    beginning, and has no id."""
 
     def __init__(
         self,
@@ -60,7 +62,8 @@ class Task:
 
     @property
     def handle(self) -> str | None:
-        """What `Client.resume` takes, in this process or another; `None` if the call ended without a task."""
+        """What `Client.resume` takes, in this process or another; `None` if the
+        call ended without a task."""
         return handle_of(self._client.url, self.id) if self.id else None
 
     @property
@@ -74,7 +77,8 @@ class Task:
         timeout_s: float | None = None,
         on_task: Callable[[TaskState], Any] | None = None,
     ) -> CallResult:
-        """Its result, once it has one; what it asks meanwhile is answered from `answers`, then from the client's.
+        """Its result, once it has one; what it asks meanwhile is answered from
+        `answers`, then from the client's.
 
         Raises:
             TaskEnded: it failed or was cancelled.

@@ -38,7 +38,8 @@ class ToolList:
         return list(self._tools.values())
 
     async def read_once(self) -> None:
-        """Ask for them if that was never done. A server without a list of tools has none that are known."""
+        """Ask for them if that was never done. A server without a list of tools
+        has none that are known."""
         if self._tools is None:
             try:
                 await self.read()

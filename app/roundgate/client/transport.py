@@ -1,7 +1,9 @@
-"""How requests reach a server: what every transport does, and the one that needs nothing but asyncio's sockets.
+"""How requests reach a server: what every transport does, and the one that needs
+nothing but asyncio's sockets.
 
-A transport sends one HTTP request and hands out the response while it arrives. It follows no redirect, keeps no
-cookies and reads no proxies from the environment; `roundgate.client.httpx_transport` is there for who needs those.
+A transport sends one HTTP request and hands out the response while it arrives. It follows no
+redirect, keeps no cookies and reads no proxies from the environment;
+`roundgate.client.httpx_transport` is there for who needs those.
 """
 
 from __future__ import annotations
@@ -73,7 +75,8 @@ class Url:
 
 
 def _host(name: str) -> str:
-    """A host as it goes into requests and messages: a name in other letters as what the name system has for it."""
+    """A host as it goes into requests and messages: a name in other letters as what the
+    name system has for it."""
     try:
         host = name if name.isascii() else name.encode("idna").decode("ascii")
     except UnicodeError:

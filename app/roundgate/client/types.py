@@ -1,4 +1,5 @@
-"""What servers tell and clients are handed: each shape read from its JSON, and refused in words where it is another.
+"""What servers tell and clients are handed: each shape read from its JSON, and refused in
+words where it is another.
 
 Every value keeps the object it was read from as `raw`, so nothing that a server sent is lost.
 """
@@ -314,7 +315,8 @@ _TERMINAL: Final = frozenset({"completed", "failed", "cancelled"})
 
 @carrier
 class TaskState:
-    """What is known of a task. `requests` are its open questions by key, `result` and `error` its end."""
+    """What is known of a task. `requests` are its open questions by key,
+    `result` and `error` its end."""
 
     task_id: str
     status: str

@@ -1,4 +1,5 @@
-"""The configuration: the models of gateway.yaml, how it is read, and the settings of the environment."""
+"""The configuration: the models of gateway.yaml, how it is read, and the
+settings of the environment."""
 
 from __future__ import annotations
 

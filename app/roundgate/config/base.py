@@ -1,4 +1,5 @@
-"""What every part of gateway.yaml is made of: models that are frozen, and the places that problems are found at.
+"""What every part of gateway.yaml is made of: models that are frozen, and the places
+that problems are found at.
 
 Knows no section of the file; `roundgate.config` and the back ends' own models build on it.
 """
@@ -23,7 +24,8 @@ class Model(BaseModel):
 
 
 class WhenGiven:
-    """The annotation of a section that most files leave out: its validator is made for the first file that has it.
+    """The annotation of a section that most files leave out: its validator is made for
+    the first file that has it.
 
     To make those of all sections was 2 % of a start (docs/decisions/0045).
     """
@@ -40,16 +42,18 @@ class WhenGiven:
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         self._model.model_rebuild()
-        # within another schema, so that it becomes a definition and is not repeated wherever it may be
+        # within another schema, so that it becomes a definition and is not
+        # repeated wherever it may be
         return handler(core_schema.definitions_schema(self._model.__pydantic_core_schema__, []))
 
 
 TaskMode: TypeAlias = Literal["forbidden", "optional", "required"]
-"""Whether a tool's call becomes a task: never; if the client can; always, and a client that cannot is refused."""
+"""Whether a tool's call becomes a task: never; if the client can; always, and a client
+that cannot is refused."""
 
 WithoutTasks: TypeAlias = Literal["none", "wait", "tools"]
-"""What a client gets that knows no tasks, of a tool whose calls become some: an ordinary call or an error; the result,
-for which its call waits; a handle, and tools that take it."""
+"""What a client gets that knows no tasks, of a tool whose calls become some: an ordinary call or an
+error; the result, for which its call waits; a handle, and tools that take it."""
 
 
 @dataclass(frozen=True, slots=True)

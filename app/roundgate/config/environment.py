@@ -1,10 +1,12 @@
-"""`env`: variables that gateway.yaml gives to tools and to `${NAME}`. What the environment has goes first.
+"""`env`: variables that gateway.yaml gives to tools and to `${NAME}`. What the
+environment has goes first.
 
     SHOP_URL: https://shop.example      as it stands, with `${NAME}`, `${NAME:-default}` and `${file:path}` in it
     SHOP_KEY: ${secret:shop/key}        a secret of AWS Secrets Manager; `#KEY` is a member of its JSON object
     SHOP_PIN: ${ssm:/shop/pin}          a parameter of AWS Systems Manager, decrypted
 
-A reference to AWS is a whole value, here or in the environment, and is read when the configuration is.
+A reference to AWS is a whole value, here or in the environment, and is read
+when the configuration is.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ def declared(
     files: set[Path],
     placeholder: str | None,
 ) -> dict[str, str]:
-    """The variables that a section `env` declares, with their values; of what is wrong with it, problems are added.
+    """The variables that a section `env` declares, with their values; of what is wrong
+    with it, problems are added.
 
     Args: as of `references.fill_in`; `value` is the section.
     """

@@ -1,6 +1,7 @@
 """gateway.yaml → frozen models, or every problem in it with file, line, path and remedy.
 
-`load` reads the file (YAML, or JSON, which starts faster), fills in `${…}` references and validates.
+`load` reads the file (YAML, or JSON, which starts faster), fills in `${…}`
+references and validates.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class Inspected:
 
     problems: Sequence[Problem]
     file: ConfigFile | None
-    """All of it if nothing is wrong; otherwise the back ends that are right, with the sections that are. `None` if
-    nothing can be made of it."""
+    """All of it if nothing is wrong; otherwise the back ends that are right, with the sections that
+    are. `None` if nothing can be made of it."""
 
 
 def load(
@@ -60,8 +61,8 @@ def load(
     Args:
         path: of the file.
         environ: what `${NAME}` refers to.
-        placeholder: stands for references to what is not here, for commands that look at the rest of the file;
-            without it they are problems.
+        placeholder: stands for references to what is not here, for commands that look at the rest
+            of the file; without it they are problems.
 
     Raises:
         ConfigError: everything that is wrong with it.
@@ -75,7 +76,8 @@ def load(
 def inspect(
     path: Path, environ: Mapping[str, str] = os.environ, *, placeholder: str | None = None
 ) -> Inspected:
-    """What is wrong with a file, and what of it can be looked at all the same. Arguments are those of `load`."""
+    """What is wrong with a file, and what of it can be looked at all the same.
+    Arguments are those of `load`."""
     problems: list[Problem] = []
     try:
         located = yaml_file.read(path, repeated=problems)
@@ -114,7 +116,8 @@ def _filled_in(
     files: set[Path],
     placeholder: str | None,
 ) -> tuple[Any, dict[str, str]]:
-    """The value with its references filled in, and the variables of its section `env`, which others may refer to."""
+    """The value with its references filled in, and the variables of its section `env`,
+    which others may refer to."""
     if not isinstance(value, dict) or "env" not in value:
         return fill_in(value, origin, environ, problems, files, placeholder), {}
     section = value["env"]
@@ -130,8 +133,8 @@ def _rest(
     origin: Origin,
     own: Mapping[str, str],
 ) -> ConfigFile | None:
-    """The back ends in which nothing is wrong, with the sections in which nothing is; without views and search, which
-    may be about the others."""
+    """The back ends in which nothing is wrong, with the sections in which nothing is; without views
+    and search, which may be about the others."""
     entries = value.get("backends") if isinstance(value, dict) else None
     if not isinstance(entries, list):
         return None

@@ -1,6 +1,7 @@
 """What gateway.yaml may hold: one frozen model a section.
 
-What each setting means is in its `description`, which is also what `roundgate schema` exports for editors.
+What each setting means is in its `description`, which is also what `roundgate
+schema` exports for editors.
 """
 
 from __future__ import annotations
@@ -161,7 +162,8 @@ class LimitsConfig(Model):
 
 
 class StateConfig(Model):
-    """requestState: what a call remembers between its rounds, sealed, on its way through the client."""
+    """requestState: what a call remembers between its rounds, sealed, on its
+    way through the client."""
 
     lifetime_s: float = Field(
         900, description="Seconds within which the next round has to come.", gt=0, le=86_400
@@ -203,7 +205,8 @@ class SessionsConfig(Model):
 
 
 class FallbackConfig(Model):
-    """What clients get that cannot be asked, or know no tasks. Each tool may have its own (`override`)."""
+    """What clients get that cannot be asked, or know no tasks. Each tool may
+    have its own (`override`)."""
 
     ask_in_words: bool = Field(
         False,
@@ -353,7 +356,8 @@ class TasksConfig(Model):
         return self.max_running_per_owner or max(1, self.concurrency // 2)
 
     def skew_ms(self, of_store_s: float) -> int:
-        """By how many milliseconds clocks may differ, where it is `of_store_s` seconds for the store in use."""
+        """By how many milliseconds clocks may differ, where it is `of_store_s`
+        seconds for the store in use."""
         return int((of_store_s if self.clock_skew_s is None else self.clock_skew_s) * 1000)
 
 
@@ -442,7 +446,8 @@ class CachingConfig(Model):
     @model_validator(mode="before")
     @classmethod
     def _keep_the_rest(cls, given: Any) -> Any:
-        """A hint of which only one half is given keeps its own default for the other: `read` stays private."""
+        """A hint of which only one half is given keeps its own default for the
+        other: `read` stays private."""
         if not isinstance(given, dict):
             return given
         defaults = {name: field.default.model_dump() for name, field in cls.model_fields.items()}
@@ -457,7 +462,8 @@ _WELL_KNOWN: Final = "/.well-known/"
 
 
 def _kind_of_auth(given: Any) -> str:
-    """Which is meant; the tag is in brackets as those of credentials are (`backends.http.config`)."""
+    """Which is meant; the tag is in brackets as those of credentials are
+    (`backends.http.config`)."""
     if not isinstance(given, Mapping | CallersConfig):
         return "<none>"
     is_authorizer = isinstance(given, AuthorizerConfig) or (

@@ -1,4 +1,5 @@
-"""`${…}` in the strings of a configuration: environment variables, files, and what is kept at AWS."""
+"""`${…}` in the strings of a configuration: environment variables, files,
+and what is kept at AWS."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ _REFERENCE: Final = re.compile(
 )
 
 _Part: TypeAlias = tuple[str, Reference | None, Problem | None]
-"""What a reference is now; where that is kept, if it may change; what keeps it from being read. The text is empty where
-it is not read here."""
+"""What a reference is now; where that is kept, if it may change; what keeps it from being read. The
+text is empty where it is not read here."""
 
 
 def fill_in(
@@ -33,8 +34,9 @@ def fill_in(
 ) -> Any:
     """The value with the references in its strings filled in; `$${` stands for `${`.
 
-    `${NAME}`, `${NAME:-default}` and `${file:path}` are read here. A string with `${secret:NAME}` or `${ssm:NAME}` in
-    it, or with a file that cannot be read, becomes a `Deferred`, which only settings take that are secrets.
+    `${NAME}`, `${NAME:-default}` and `${file:path}` are read here. A string with `${secret:NAME}`
+    or `${ssm:NAME}` in it, or with a file that cannot be read, becomes a `Deferred`, which only
+    settings take that are secrets.
 
     Args:
         value: the file, or a part of it.
@@ -42,7 +44,8 @@ def fill_in(
         environ: the variables.
         problems: what is not there is added to these.
         files: the files that are referred to are added to these.
-        placeholder: stands for what is not there, which is no problem then, and for what is kept at AWS.
+        placeholder: stands for what is not there, which is no problem then,
+            and for what is kept at AWS.
     """
 
     def resolved(found: re.Match[str], place: Origin) -> _Part:

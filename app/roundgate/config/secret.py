@@ -1,10 +1,12 @@
-"""Secrets in a configuration: text that stands there, or references to where it is kept, which are read when needed.
+"""Secrets in a configuration: text that stands there, or references to where it is kept,
+which are read when needed.
 
     ${secret:NAME}   ${secret:NAME#KEY}   a secret of AWS Secrets Manager; KEY is a member of its JSON object
     ${ssm:NAME}      ${ssm:NAME#KEY}      a parameter of AWS Systems Manager, decrypted
     ${file:PATH}                          a file
 
-A `Secret` does not hold what is read: `roundgate.backends.secret_reading` does, and reads it again when it has changed.
+A `Secret` does not hold what is read: `roundgate.backends.secret_reading` does, and reads it
+again when it has changed.
 """
 
 from __future__ import annotations
@@ -46,16 +48,18 @@ Parts: TypeAlias = tuple[str | Reference, ...]
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """A string of a configuration file with references that are not read yet; fits into a `Secret` alone."""
+    """A string of a configuration file with references that are not read yet; fits
+    into a `Secret` alone."""
 
     parts: Parts = field(repr=False)
     problem: Problem | None = field(default=None, repr=False)
-    """What kept it from being read: the file is not there. A back end whose `Secret` it is has the same problem later,
-    and the others are served."""
+    """What kept it from being read: the file is not there. A back end whose `Secret` it is has the
+    same problem later, and the others are served."""
 
 
 class FromFiles(str):
-    """A string of a configuration file with the contents of files in it; a `Secret` reads them again."""
+    """A string of a configuration file with the contents of files in it; a
+    `Secret` reads them again."""
 
     __slots__ = ("parts",)
     parts: Parts
@@ -126,7 +130,8 @@ def _read(given: Any) -> Secret:
 
 
 def checked(check: Callable[[str], None]) -> Callable[[Secret], Secret]:
-    """For `pydantic.AfterValidator`: a text of the configuration is checked there, another when it is read."""
+    """For `pydantic.AfterValidator`: a text of the configuration is checked there,
+    another when it is read."""
 
     def fit(secret: Secret) -> Secret:
         known = secret.text if secret.first is None else secret.first
@@ -145,7 +150,8 @@ def of_file(path: Path) -> Reference:
 def found_in(
     value: Any, loc: tuple[str | int, ...] = ()
 ) -> Iterator[tuple[tuple[str | int, ...], Secret | Deferred]]:
-    """Each secret in a part of the configuration, and each reference that no secret has taken, with its place."""
+    """Each secret in a part of the configuration, and each reference that no secret has
+    taken, with its place."""
     match value:
         case Secret() | Deferred():
             yield loc, value

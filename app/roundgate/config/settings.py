@@ -1,6 +1,7 @@
 """The environment as one frozen value, read once at start-up.
 
-What is served is in gateway.yaml; here is only what differs between two places that serve the same file.
+What is served is in gateway.yaml; here is only what differs between two places
+that serve the same file.
 """
 
 from __future__ import annotations
@@ -41,38 +42,48 @@ class Settings:
     public_url: str | None = None
     """GATEWAY_PUBLIC_URL: where clients reach the gateway; its host and origin are then allowed."""
     listen: ListenMode = "auto"
-    """GATEWAY_LISTEN: serve subscriptions/listen; auto is on except on AWS Lambda, which cannot stream."""
+    """GATEWAY_LISTEN: serve subscriptions/listen; auto is on except on AWS
+    Lambda, which cannot stream."""
     log_level: str = "info"
     """GATEWAY_LOG_LEVEL: debug, info, warning or error; info writes a line a request."""
     log_format: LogFormat = "auto"
-    """GATEWAY_LOG_FORMAT: text for people, json, or auto: text on a terminal, JSON anywhere else."""
+    """GATEWAY_LOG_FORMAT: text for people, json, or auto: text on a
+    terminal, JSON anywhere else."""
     show_errors: ShowErrors = "auto"
-    """GATEWAY_SHOW_ERRORS: callers see what unexpected exceptions say; auto does so for serve on loopback alone."""
+    """GATEWAY_SHOW_ERRORS: callers see what unexpected exceptions say; auto does so for
+    serve on loopback alone."""
     state_keys: str | None = field(default=None, repr=False)
-    """GATEWAY_STATE_KEYS: base64 keys of 32 bytes, comma-separated, for requestState; the first seals, all open."""
+    """GATEWAY_STATE_KEYS: base64 keys of 32 bytes, comma-separated, for requestState; the
+    first seals, all open."""
     state_keys_secret: str | None = None
     """GATEWAY_STATE_KEYS_SECRET: the AWS Secrets Manager secret that holds the same text."""
     state_keys_kms: str | None = None
     """GATEWAY_STATE_KEYS_KMS: data keys encrypted by AWS KMS, base64, comma-separated."""
     store: str = DEFAULT_STORE
-    """GATEWAY_STORE: where tasks and what else must be kept is kept: sqlite:///path, or dynamodb://table."""
+    """GATEWAY_STORE: where tasks and what else must be kept is kept:
+    sqlite:///path, or dynamodb://table."""
     queue: str = "local"
     """GATEWAY_QUEUE: how workers hear of tasks: local (a table of a SQLite file), or sqs://url."""
     worker: WorkerMode = "auto"
-    """GATEWAY_WORKER: work on tasks in the serving process; auto does so with a local queue, except on AWS Lambda."""
+    """GATEWAY_WORKER: work on tasks in the serving process; auto does so with a local
+    queue, except on AWS Lambda."""
     allow_anonymous: bool = False
-    """GATEWAY_ALLOW_ANONYMOUS: without authentication, serve at addresses that others can reach nevertheless."""
+    """GATEWAY_ALLOW_ANONYMOUS: without authentication, serve at addresses that others
+    can reach nevertheless."""
     reload: bool = False
-    """GATEWAY_RELOAD: watch gateway.yaml and what it has loaded, and serve what changes; true or false."""
+    """GATEWAY_RELOAD: watch gateway.yaml and what it has loaded, and serve what
+    changes; true or false."""
     on_lambda: bool = False
     """Whether this is an AWS Lambda function (AWS_LAMBDA_FUNCTION_NAME is set there)."""
     on_demand: bool = False
-    """Whether a caller waits while this process starts: on AWS Lambda without provisioned concurrency or a snapshot."""
+    """Whether a caller waits while this process starts: on AWS Lambda without provisioned
+    concurrency or a snapshot."""
 
     @property
     def sqlite_path(self) -> Path:
-        """The file behind `store`, below the folder of gateway.yaml unless it is absolute, from whatever directory the
-        process was started; beside a table, the one of what is local nevertheless, under the table's name."""
+        """The file behind `store`, below the folder of gateway.yaml unless it is absolute, from
+        whatever directory the process was started; beside a table, the one of what is local
+        nevertheless, under the table's name."""
         table = self.dynamodb_table
         name = self.store.removeprefix(SQLITE)
         if table is not None:
@@ -86,7 +97,8 @@ class Settings:
 
     @property
     def sqs_url(self) -> str | None:
-        """The URL of the queue, if it is one of SQS: https unless `sqs://http://…` says otherwise."""
+        """The URL of the queue, if it is one of SQS: https unless
+        `sqs://http://…` says otherwise."""
         if not self.queue.startswith(SQS):
             return None
         url = self.queue.removeprefix(SQS)

@@ -1,4 +1,5 @@
-"""A YAML (or JSON) file as plain values that remember their lines, so that a problem can say where it is."""
+"""A YAML (or JSON) file as plain values that remember their lines, so that a
+problem can say where it is."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def read(path: Path, *, remedy: str = _REMEDY, repeated: list[Problem] | None = 
 
     Args:
         remedy: what to do if there is no such file.
-        repeated: keys that are there twice are added to these, in place of an error; the last of them counts.
+        repeated: keys that are there twice are added to these, in place of an
+            error; the last of them counts.
 
     Raises:
         ConfigError: it cannot be read, is not YAML or JSON, or repeats a key.
@@ -110,8 +112,9 @@ def _read_yaml(path: Path, text: bytes, noted: list[Problem] | None) -> Located:
 def _imported() -> Any:
     """PyYAML; nothing needs it where the file is JSON.
 
-    It compiles a pattern of all characters that YAML allows, for a reader that its C loader does without: two thirds
-    of its import, and 3 % of a start (docs/decisions/0045). That pattern is compiled when it is first used.
+    It compiles a pattern of all characters that YAML allows, for a reader that its C loader does
+    without: two thirds of its import, and 3 % of a start (docs/decisions/0045). That pattern is
+    compiled when it is first used.
     """
     compiled = re.compile
 

@@ -1,10 +1,11 @@
-"""Which files of a repository go into the functions: what gateway.yaml names, and what that imports. Nothing else.
+"""Which files of a repository go into the functions: what gateway.yaml names, and what
+that imports. Nothing else.
 
     gateway.yaml ──▶ files of back ends ──▶ the modules beside them that they import ──▶ theirs …
                  └─▶ package.include: what nobody can see from there, such as data
 
-A package is taken whole, with its data. `.roundgateignore` takes out of all of this; what looks like a secret
-is never in it.
+A package is taken whole, with its data. `.roundgateignore` takes out of all of this; what looks
+like a secret is never in it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ SECRETS: Final = (
     *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "credentials", "credentials.*", ".netrc"),
     *(".pypirc", ".npmrc", ".pgpass", ".htpasswd", ".aws", ".ssh", ".gnupg", "*.sqlite3*"),
 )
-"""Names that are refused whoever asks for them, in any case: of a file, or of a folder that it is in."""
+"""Names that are refused whoever asks for them, in any case: of a file, or of
+a folder that it is in."""
 _NEVER: Final = (
     *("__pycache__", "*.pyc", ".git", ".hg", ".svn", "venv", ".venv*", "node_modules", ".build"),
     *(".roundgate", ".mypy_cache", ".pytest_cache", ".ruff_cache", "*.egg-info", ".DS_Store"),
@@ -163,7 +165,8 @@ class _Gathering:
                 self._offer(path, "package.include")
 
     def module(self, name: str, root: Path, why: str) -> None:
-        """A module beside gateway.yaml, with its package; one that is installed is none of these."""
+        """A module beside gateway.yaml, with its package; one that is
+        installed is none of these."""
         first = name.partition(".")[0]
         for directory in dict.fromkeys((root, self.base)):
             if (file := directory / f"{first}.py").is_file():
@@ -226,7 +229,8 @@ def _without_dots(parts: Sequence[str]) -> list[str]:
 
 
 def _is_package(folder: Path) -> bool:
-    """Whether a folder is what its name imports: one without `__init__.py` gives way to what is installed."""
+    """Whether a folder is what its name imports: one without `__init__.py` gives
+    way to what is installed."""
     if (folder / "__init__.py").is_file():
         return True
     if not (folder.is_dir() and folder.name.isidentifier()):
@@ -247,7 +251,8 @@ class Import:
     """Dotted."""
     line: int
     is_required: bool
-    """Whether the module cannot do without: it is neither tried with a way out nor for a type checker."""
+    """Whether the module cannot do without: it is neither tried with a way out
+    nor for a type checker."""
 
 
 def imported(source: Path) -> list[Import]:

@@ -40,7 +40,8 @@ _OVERRIDE: Final = re.compile(
     r"""(?P<value>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|.*?)(?=\s+(?:\w+=|ParameterKey=)|\s*$)""",
     re.DOTALL,
 )
-"""`NAME=VALUE` in a word that may have several of them; a value may have spaces, and quotes around it."""
+"""`NAME=VALUE` in a word that may have several of them; a value may have
+spaces, and quotes around it."""
 _NOT_RELEASED: Final = ("Release", "ProtectTable")
 """Parameters of which no function knows anything, and which a first deployment passes twice."""
 
@@ -108,7 +109,8 @@ def _unquoted(value: str) -> str:
 
 
 def _quoted(value: str) -> str:
-    """A value as `sam deploy` takes it: in quotes where it is empty or has a space or a quote in it."""
+    """A value as `sam deploy` takes it: in quotes where it is empty or has a
+    space or a quote in it."""
     if value and not re.search(r"[\s\"']", value):
         return value
     return '"' + value.replace('"', '\\"') + '"'
@@ -129,8 +131,8 @@ def check(
     executions: int | None,
     region: str | None = None,
 ) -> None:
-    """Raises UsageError: CloudFormation would refuse the parameters, everybody could call or nobody, or the functions
-    would starve each other."""
+    """Raises UsageError: CloudFormation would refuse the parameters, everybody could call or
+    nobody, or the functions would starve each other."""
     says = {**stored, **asked.overrides}
     value = _configuration(config)
     if wrong := judging.refused(asked.overrides, says, judging.declared(_env(value))):
@@ -148,7 +150,8 @@ def check(
 
 
 def _check_callers(config: Path, auth: Any, says: Mapping[str, str]) -> None:
-    """Raises UsageError: by what the configuration and the authorizer say together, everybody could call, or nobody."""
+    """Raises UsageError: by what the configuration and the authorizer say together, everybody
+    could call, or nobody."""
     issuer = says.get("AuthorizerIssuer", "")
     is_behind = isinstance(auth, dict) and "authorizer" in auth
     if auth == "none" and says.get("AllowAnonymous") != "true":
@@ -234,14 +237,16 @@ def commands(
 def _released(
     passed: Mapping[str, str], stored: Mapping[str, str], template: Path
 ) -> dict[str, str]:
-    """The name of what is deployed, where the functions that are called have names and nobody gives another."""
+    """The name of what is deployed, where the functions that are called have names
+    and nobody gives another."""
     if {**stored, **passed}.get("SnapStart") != "on" or "Release" in passed:
         return {}
     return {"Release": release_of({**stored, **passed}, template)}
 
 
 def release_of(says: Mapping[str, str], template: Path) -> str:
-    """A digest of all that makes the gateway function: another one for every deployment that changes something.
+    """A digest of all that makes the gateway function: another one for every
+    deployment that changes something.
 
     Args:
         says: the parameters that are known; of others the template's defaults count.
@@ -312,10 +317,11 @@ def parameters_of(named: Sequence[Named], session: Any) -> dict[str, str]:
 def with_secrets(
     asked: Asked, config: Path, session: Any, stored: Mapping[str, str] | None = None
 ) -> Asked:
-    """With the ARNs of the secrets and parameters that the configuration refers to, unless they are given.
+    """With the ARNs of the secrets and parameters that the configuration refers
+    to, unless they are given.
 
-    A variable counts with the text that the functions are going to have: what is passed, what the stack has, what the
-    file says, the first of these.
+    A variable counts with the text that the functions are going to have: what is passed, what the
+    stack has, what the file says, the first of these.
     """
     if {"SecretArns", "ParameterArns"} <= asked.overrides.keys():
         return asked
@@ -338,8 +344,9 @@ def with_variables(
 ) -> Asked:
     """With the texts of the configuration for variables that nobody ever gave another.
 
-    CloudFormation keeps the value that a parameter has, wherever it is from: without this, an edited `env` would
-    change nothing. A value that is not what the stack's own template had as default was given, and stays.
+    CloudFormation keeps the value that a parameter has, wherever it is from: without this, an
+    edited `env` would change nothing. A value that is not what the stack's own template had as
+    default was given, and stays.
 
     Args:
         stored: the parameters that the stack has.
@@ -424,7 +431,8 @@ def default_parameters(cloudformation: Any, stack: str) -> dict[str, str]:
 
 
 def of_account(asked: Asked, config: Path) -> tuple[Asked, Found]:
-    """What is asked for, with the variables and the ARNs that follow from the configuration, and what AWS says.
+    """What is asked for, with the variables and the ARNs that follow from the
+    configuration, and what AWS says.
 
     Raises:
         UsageError: AWS does not say.

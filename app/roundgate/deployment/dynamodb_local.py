@@ -1,7 +1,9 @@
-"""DynamoDB Local: one emulator for all the processes of a run, be it of tests, of a bench or of the stack.
+"""DynamoDB Local: one emulator for all the processes of a run, be it of tests,
+of a bench or of the stack.
 
-Whoever uses it holds a shared lock on a file. Beside the emulator waits a process for the exclusive one, which the
-kernel gives it when the last user has ended, however it ended; then it stops the emulator.
+Whoever uses it holds a shared lock on a file. Beside the emulator waits a process for the
+exclusive one, which the kernel gives it when the last user has ended, however it ended;
+then it stops the emulator.
 
     users      ──shared──┬─────────┬──▶ (ended)
     watcher    ──────────┴─ waits ─┴── exclusive ── stops Java

@@ -23,7 +23,8 @@ def parameter_name(variable: str) -> str:
 
 
 def parameters(env: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """The stack's parameters for the variables. One whose text refers to another variable has to be given."""
+    """The stack's parameters for the variables. One whose text refers to another
+    variable has to be given."""
     found: dict[str, dict[str, Any]] = {}
     for name, text in env.items():
         has_default = "${" not in text or KEPT.fullmatch(text)
@@ -39,7 +40,8 @@ def variables(env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def undeclared(source: Mapping[str, Any], file: str) -> Iterator[Problem]:
-    """References to variables that the functions would not have, and variables that would be one parameter."""
+    """References to variables that the functions would not have, and variables that
+    would be one parameter."""
     env = source.get("env") or {}
     rest = {name: one for name, one in source.items() if name != "env"}
     for name in sorted({name for text in _texts(rest) for name in _VARIABLE.findall(text)}):

@@ -1,4 +1,5 @@
-"""Which functions a configuration has tools invoke, and their ARNs: what both functions of the template may do."""
+"""Which functions a configuration has tools invoke, and their ARNs: what both functions
+of the template may do."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Parameters of the stack, judged as CloudFormation judges them: before anything is packed or uploaded.
+"""Parameters of the stack, judged as CloudFormation judges them: before
+anything is packed or uploaded.
 
-`sam deploy` passes over a name that the template does not have, and CloudFormation looks at values and rules when the
-code has been uploaded already.
+`sam deploy` passes over a name that the template does not have, and CloudFormation looks at values
+and rules when the code has been uploaded already.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ def _wanted(value: str, one: Mapping[str, Any]) -> str | None:
 
 
 def _wanted_number(value: str, one: Mapping[str, Any]) -> str | None:
-    """As `_wanted`. CloudFormation takes fractions as well, and then no resource of the stack does."""
+    """As `_wanted`. CloudFormation takes fractions as well, and then no
+    resource of the stack does."""
     if not _WHOLE.fullmatch(value):
         return "a whole number"
     least, most = one.get("MinValue", 0), one.get("MaxValue")

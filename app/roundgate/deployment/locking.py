@@ -1,10 +1,11 @@
-"""Which packages the functions get: exact versions with the hashes of their wheels, for both architectures.
+"""Which packages the functions get: exact versions with the hashes of their
+wheels, for both architectures.
 
     roundgate's own lock ─┐
     requirements ─────────┴─▶ pip, for the runtime ──▶ wheels (a cache) ──▶ lambda.lock beside gateway.yaml
 
-A repository that needs nothing of its own gets roundgate's lock as it is. Otherwise lambda.lock is written, which
-belongs in the repository; it is made anew when what it was made of has changed.
+A repository that needs nothing of its own gets roundgate's lock as it is. Otherwise lambda.lock is
+written, which belongs in the repository; it is made anew when what it was made of has changed.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ def for_repository(wanted: Requirements, directory: Path, arch: str, *, anew: bo
         anew: whether the newest versions are looked for.
 
     Raises:
-        ConfigError: something has no wheel for the functions, or the requirements contradict each other.
+        ConfigError: something has no wheel for the functions, or the
+            requirements contradict each other.
     """
     if not wanted.lines and not wanted.extras & _EXTRAS:
         return _read(places.LOCK)
@@ -98,8 +100,8 @@ def of_roundgate(source: Path) -> Lock:
 
 
 def wheels(lock: Lock, arch: str) -> dict[str, Path]:
-    """By name, the wheel of each package for an architecture, each with a hash of the lock; what is not in the cache is
-    fetched.
+    """By name, the wheel of each package for an architecture, each with a hash of the lock; what is
+    not in the cache is fetched.
 
     Raises:
         ConfigError: a package has none, or only one that the lock does not know.
@@ -197,7 +199,8 @@ def _made(
 
 
 def _of_the_runtime(wanted: Requirements) -> frozenset[str]:
-    """What is not packed because the runtime has it, unless exactly one version of some of it is asked for."""
+    """What is not packed because the runtime has it, unless exactly one version of
+    some of it is asked for."""
     asks = any(
         name_of(line) in runtime.HAS and "==" in line.partition(";")[0] for line in wanted.lines
     )
@@ -252,7 +255,8 @@ def _fetch(pins: Iterable[Pin], arch: str, file: Path) -> None:
 
 
 def _keep(files: Iterable[Path]) -> None:
-    """In the cache, each under the name of its hash too: an index may have two files of one name."""
+    """In the cache, each under the name of its hash too: an index may have
+    two files of one name."""
     directory = places.cache() / "wheels"
     for file in files:
         target = directory / _sha256(file) / file.name

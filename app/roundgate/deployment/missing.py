@@ -1,7 +1,8 @@
-"""What the packed modules import and the functions would not find: said before anything is deployed.
+"""What the packed modules import and the functions would not find: said
+before anything is deployed.
 
-`unpacked` reads the sources, for any architecture. `unloadable` loads gateway.yaml in the runtime's own Python with
-nothing but the packed files, where this machine can.
+`unpacked` reads the sources, for any architecture. `unloadable` loads gateway.yaml in the runtime's
+own Python with nothing but the packed files, where this machine can.
 """
 
 from __future__ import annotations
@@ -67,8 +68,9 @@ def _remedy(module: str) -> str:
 def unloadable(
     staging: Path, arch: str, config: Path, placeholder: str, variables: Mapping[str, str]
 ) -> Iterator[Problem]:
-    """What is wrong when gateway.yaml is loaded with the packed files alone; nothing where this machine is another
-    than the functions', or has not their Python. `variables` of `env` are set here."""
+    """What is wrong when gateway.yaml is loaded with the packed files alone; nothing
+    where this machine is another than the functions', or has not their Python.
+    `variables` of `env` are set here."""
     python = runtime.interpreter() if arch == runtime.here() else None
     if python is None or sys.platform != "linux":
         return

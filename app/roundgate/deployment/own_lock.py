@@ -1,4 +1,5 @@
-"""`scripts/package --lock`: infra/lambda.lock, the packages that roundgate itself needs in functions, resolved anew."""
+"""`scripts/package --lock`: infra/lambda.lock, the packages that roundgate itself needs in
+functions, resolved anew."""
 
 from __future__ import annotations
 

@@ -3,9 +3,10 @@
     gateway.zip   roundgate without its command line     FastAPI, Mangum, and what they and roundgate need
     worker.zip    the same without roundgate.http, main  neither FastAPI nor Mangum, PyJWT nor cryptography
 
-Both get the files of the repository (`contents`) and the packages that its tools need (`locking`); gateway.yaml becomes
-gateway.json, so that a cold start parses no YAML and the zip needs no PyYAML. boto3 is the runtime's own. Everything is
-compiled to the runtime's byte code: a function cannot write any, and would compile all it imports with each cold start.
+Both get the files of the repository (`contents`) and the packages that its tools need (`locking`);
+gateway.yaml becomes gateway.json, so that a cold start parses no YAML and the zip needs no PyYAML.
+boto3 is the runtime's own. Everything is compiled to the runtime's byte code: a function cannot
+write any, and would compile all it imports with each cold start.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ class Plan:
 
 
 def compile_documents(file: ConfigFile, say: Say = print) -> None:
-    """Indexes of what describes back ends, beside the configuration: a function fetches nothing, and asks nobody.
+    """Indexes of what describes back ends, beside the configuration: a function fetches
+    nothing, and asks nobody.
 
     Raises:
         ConfigError: one cannot be made.
@@ -114,7 +116,8 @@ def compile_documents(file: ConfigFile, say: Say = print) -> None:
 
 
 def stood_for(file: ConfigFile) -> list[Problem]:
-    """The variables that have no value here, where that may be why something could not be loaded."""
+    """The variables that have no value here, where that may be why something could not be
+    loaded."""
     names = [name for name, value in file.environment.items() if PLACEHOLDER in value]
     if not names:
         return []
@@ -194,7 +197,8 @@ def _staged(
 
 
 def unpack_wheels(wheels: Mapping[str, Path], staging: Path) -> None:
-    """Install wheels as an installer would, without scripts (Binary distribution format, "Installing a wheel")."""
+    """Install wheels as an installer would, without scripts (Binary distribution format,
+    "Installing a wheel")."""
     for wheel in wheels.values():
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(staging)
@@ -206,7 +210,8 @@ def unpack_wheels(wheels: Mapping[str, Path], staging: Path) -> None:
 
 
 def _needed_by(names: Collection[str], staging: Path) -> frozenset[str]:
-    """What the packages of a repository need, however far away. Markers are not looked at: too much is no error."""
+    """What the packages of a repository need, however far away. Markers are not looked
+    at: too much is no error."""
     needs = {name: set(_requires(info)) for name, info in _distributions(staging).items()}
     found, queue = set[str](), list(names)
     while queue:
@@ -274,7 +279,8 @@ def copy_files(planned: Plan, staging: Path) -> None:
 
 
 def compile_code(staging: Path) -> None:
-    """Byte code beside the sources, which the runtime takes as it is, whatever their dates; paths are those on AWS."""
+    """Byte code beside the sources, which the runtime takes as it is, whatever their dates;
+    paths are those on AWS."""
     python = runtime.interpreter()
     if python is None:
         print(
@@ -309,7 +315,8 @@ def _too_large(function: Function, staging: Path, config: Path) -> Iterable[Prob
 
 
 def _pack(staging: Path, target: Path) -> int:
-    """Zip a directory, in a fixed order and with a fixed date: the same input makes the same zip."""
+    """Zip a directory, in a fixed order and with a fixed date: the same
+    input makes the same zip."""
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for path in sorted(staging.rglob("*")):
             if path.is_file():

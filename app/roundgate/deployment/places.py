@@ -1,4 +1,5 @@
-"""Where the template, the lock and the rotation are: in the wheel, or in the repository that the wheel is made of."""
+"""Where the template, the lock and the rotation are: in the wheel, or in the repository
+that the wheel is made of."""
 
 from __future__ import annotations
 

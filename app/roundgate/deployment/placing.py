@@ -1,4 +1,5 @@
-"""The template beside the zips that it deploys: `template.yaml` of roundgate, as this repository needs it."""
+"""The template beside the zips that it deploys: `template.yaml` of roundgate, as
+this repository needs it."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _HEAD: Final = (
 
 
 def write(planned: Plan, out: Path) -> Path:
-    """The template in the folder that has the zips, and the code of the rotation; returns its path."""
+    """The template in the folder that has the zips, and the code of the
+    rotation; returns its path."""
     rotation = out / "rotation"
     shutil.rmtree(rotation, ignore_errors=True)
     rotation.mkdir(parents=True)

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 def reserved_port() -> Iterator[int]:
     """A port that the system gives to nobody else until the block ends.
 
-    A server may listen on it all the same: it sets SO_REUSEADDR, as we do, and Linux lets two such sockets have one
-    port while at most one of them listens. Elsewhere the port is only free when the block begins.
+    A server may listen on it all the same: it sets SO_REUSEADDR, as we do, and Linux lets two
+    such sockets have one port while at most one of them listens. Elsewhere the port is only
+    free when the block begins.
     """
     with socket.socket() as holder:
         if sys.platform == "linux":

@@ -1,4 +1,5 @@
-"""The ARNs of secrets and parameters that a configuration refers to: what both functions of the template may read."""
+"""The ARNs of secrets and parameters that a configuration refers to: what both functions of
+the template may read."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ def resources_of(
 ) -> dict[str, str]:
     """The parameters of the template for these references.
 
-    The ARN of a secret ends with six characters that AWS makes up, so a name becomes a pattern; a whole ARN may be one
-    without them.
+    The ARN of a secret ends with six characters that AWS makes up, so a name becomes a pattern; a
+    whole ARN may be one without them.
     """
     here = f"{region}:{account}"
     secrets = [

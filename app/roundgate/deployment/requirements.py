@@ -1,10 +1,12 @@
-"""What a repository says that its tools need: uv.lock, requirements.txt or pyproject.toml beside gateway.yaml.
+"""What a repository says that its tools need: uv.lock, requirements.txt or
+pyproject.toml beside gateway.yaml.
 
     uv.lock           the versions of pyproject.toml's dependencies, and the hashes that are right
     requirements.txt  as pip reads it, with the files that it includes
     pyproject.toml    [project] dependencies
 
-The first of them that is there counts. roundgate itself is left out: the functions get the one that packs them.
+The first of them that is there counts. roundgate itself is left out: the functions
+get the one that packs them.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class Requirements:
     constraints: tuple[str, ...] = ()
     """Versions that were chosen already, `name==version`."""
     hashes: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By name, the SHA-256 of the files that are right; a name that is not here is not held to any."""
+    """By name, the SHA-256 of the files that are right; a name that is not
+    here is not held to any."""
     extras: frozenset[str] = frozenset()
     """The extras of roundgate that are asked for."""
 

@@ -1,4 +1,5 @@
-"""What runs a function: its Python, its machines, what it has installed already; and pip, told of it."""
+"""What runs a function: its Python, its machines, what it has installed
+already; and pip, told of it."""
 
 from __future__ import annotations
 

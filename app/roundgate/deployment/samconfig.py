@@ -1,4 +1,5 @@
-"""`samconfig.toml` beside gateway.yaml: what is deployed where, in the form that AWS SAM has for it.
+"""`samconfig.toml` beside gateway.yaml: what is deployed where, in the form that AWS SAM has for
+it.
 
     version = 0.1
 
@@ -9,8 +10,8 @@
     [default.deploy.parameters.parameter_overrides]
     LogLevel = "debug"
 
-What the command line says goes first. `sam` reads the file as well: what is for it alone, such as tags, is not
-looked at here.
+What the command line says goes first. `sam` reads the file as well: what is for it alone, such as
+tags, is not looked at here.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class Saved:
 
 
 def completed(asked: Asked, config: Path) -> Asked:
-    """A command line with what the file beside gateway.yaml adds to it; prints which parameters that are.
+    """A command line with what the file beside gateway.yaml adds to it; prints
+    which parameters that are.
 
     Raises:
         UsageError: the stack has no name, or the file is wrong.
@@ -222,7 +224,8 @@ _FOUND_BY_US: Final = frozenset(
 
 
 def commented() -> str:
-    """All parameters that are somebody's to choose, with what they mean and their defaults, as comments of TOML."""
+    """All parameters that are somebody's to choose, with what they mean and their
+    defaults, as comments of TOML."""
     source = Template(places.TEMPLATE, {}, {}).source
     parameters: Mapping[str, Mapping[str, Any]] = source["Parameters"]
     parts = []

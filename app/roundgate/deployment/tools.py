@@ -1,4 +1,5 @@
-"""What the stack on this machine and a deployment need beside roundgate: installed once, into the cache.
+"""What the stack on this machine and a deployment need beside roundgate:
+installed once, into the cache.
 
     lambda/          the Runtime Interface Emulator, and a Python of the runtime with AWS's runtime client and boto3
     dynamodb-local/  Amazon's emulator; needs Java 17
@@ -74,7 +75,8 @@ def dynamodb() -> Path:
 
 
 def _install_dynamodb(directory: Path) -> None:
-    """Packed, not installed: the emulator is in the package, what the package depends on is of no use to it."""
+    """Packed, not installed: the emulator is in the package, what the package depends
+    on is of no use to it."""
     package = f"amplify-dynamodb-simulator@{_DYNAMODB}"
     with tempfile.TemporaryDirectory() as temporary:
         _run([*_npm(), "pack", "--silent", "--pack-destination", temporary, package])

@@ -1,7 +1,8 @@
-"""Every exception that `roundgate` raises on purpose; there is none outside of this package, and this is its face.
+"""Every exception that `roundgate` raises on purpose; there is none outside of this
+package, and this is its face.
 
-Standard library only; the bottom of every import chain. A file is a theme: `requests`, `tools`, `handlers`,
-`configuration`, `client`, and `inside` for what never leaves the gateway.
+Standard library only; the bottom of every import chain. A file is a theme: `requests`, `tools`,
+`handlers`, `configuration`, `client`, and `inside` for what never leaves the gateway.
 
     RoundgateError
     ├── GatewayError                      what a call, a task or a start can end with
@@ -91,9 +92,10 @@ Standard library only; the bottom of every import chain. A file is a theme: `req
 
     Suspend                               a `BaseException`, because no handler must catch it: ends a run for now
 
-Classes carry facts, never codes: a revision's `wire_errors` knows JSON-RPC codes and the statuses that go with them.
-What HTTP itself refuses (`TransportError`, `AuthError`) knows its status; nothing else knows of HTTP.
-The text of a `ProtocolError`, `TransportError` or `ToolError` is said to the caller, so it must not hold secrets.
+Classes carry facts, never codes: a revision's `wire_errors` knows JSON-RPC codes and the statuses
+that go with them. What HTTP itself refuses (`TransportError`, `AuthError`) knows its status;
+nothing else knows of HTTP. The text of a `ProtocolError`, `TransportError` or `ToolError` is said
+to the caller, so it must not hold secrets.
 """
 
 from typing import TYPE_CHECKING

@@ -19,4 +19,5 @@ class GatewayError(RoundgateError):
 
 
 class Inside(RoundgateError):
-    """Raised and caught within the gateway: what leaves it is a result, a `GatewayError`, or a line of the log."""
+    """Raised and caught within the gateway: what leaves it is a result, a
+    `GatewayError`, or a line of the log."""

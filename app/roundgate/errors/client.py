@@ -40,11 +40,13 @@ class AuthorizationFailed(HttpRefused):
 
 
 class BadAnswer(ClientError):
-    """The server sent something that the protocol does not allow, or more than the limits of the client."""
+    """The server sent something that the protocol does not allow, or more than
+    the limits of the client."""
 
 
 class RpcError(ClientError):
-    """The server answered with a JSON-RPC error; `code`, `message` and `details` (its `data`) are the server's."""
+    """The server answered with a JSON-RPC error; `code`, `message` and `details` (its
+    `data`) are the server's."""
 
     def __init__(self, code: int, message: str, details: Any = None) -> None:
         super().__init__(f"{message} ({code})")
@@ -54,7 +56,8 @@ class RpcError(ClientError):
 
 
 class NoCommonVersion(ClientError):
-    """Client and server share no revision of the protocol; `supported` are the server's, as far as it told them."""
+    """Client and server share no revision of the protocol; `supported` are the server's,
+    as far as it told them."""
 
     def __init__(self, message: str, supported: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -64,8 +67,8 @@ class NoCommonVersion(ClientError):
 class Unanswered(ClientError):
     """The server asks, and nothing that was given answers.
 
-    `questions` are those that are open, as `roundgate.client.Question`. `request_state` is what continues the call,
-    `None` if the server sent none or a task asks.
+    `questions` are those that are open, as `roundgate.client.Question`. `request_state` is what
+    continues the call, `None` if the server sent none or a task asks.
     """
 
     def __init__(
@@ -77,7 +80,8 @@ class Unanswered(ClientError):
 
 
 class AnswerInvalid(ClientError):
-    """An answer that was given does not fit its question; `key` is the question's, `problems` say what is wrong."""
+    """An answer that was given does not fit its question; `key` is the question's,
+    `problems` say what is wrong."""
 
     def __init__(self, key: str, problems: Sequence[str]) -> None:
         super().__init__(f"The answer to {key!r} does not fit its question: {'; '.join(problems)}")
@@ -96,7 +100,8 @@ class TooManyRounds(ClientError):
 
 
 class TaskEnded(ClientError):
-    """A task ended without a result; `status` is "failed" or "cancelled", `error` what a failed one ended with."""
+    """A task ended without a result; `status` is "failed" or "cancelled", `error` what a
+    failed one ended with."""
 
     def __init__(self, status: str, message: str, error: RpcError | None = None) -> None:
         super().__init__(message)
@@ -105,4 +110,5 @@ class TaskEnded(ClientError):
 
 
 class WrongHandle(ClientError):
-    """A task's handle that is malformed, or belongs to another server than the one that this client talks to."""
+    """A task's handle that is malformed, or belongs to another server than the one
+    that this client talks to."""

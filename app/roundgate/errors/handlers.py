@@ -14,7 +14,8 @@ class NotJson(GatewayError, TypeError):
 class NondeterminismError(GatewayError):
     """At one place a handler asked for something else than is remembered there.
 
-    `key` is the place; `remembered` and `asked` are identities: a kind, a function, a digest of its arguments.
+    `key` is the place; `remembered` and `asked` are identities: a kind, a function,
+    a digest of its arguments.
     """
 
     def __init__(self, key: str, remembered: str, asked: str | None) -> None:
@@ -33,11 +34,13 @@ class StateTooLarge(GatewayError):
 
 
 class LeaseLost(GatewayError):
-    """The task was cancelled, finished, expired, or claimed by another worker; what was to be written is not."""
+    """The task was cancelled, finished, expired, or claimed by another worker; what
+    was to be written is not."""
 
 
 class StepFailed(RoundgateError):
-    """A step raised; this is what its handler sees, in the run in which it happened and in each replay of it."""
+    """A step raised; this is what its handler sees, in the run in which it happened
+    and in each replay of it."""
 
 
 class StepTimeout(StepFailed):
@@ -45,12 +48,13 @@ class StepTimeout(StepFailed):
 
 
 class Suspend(BaseException):
-    """Ends a run that cannot go on now. Not an `Exception`, so that a handler does not catch it by accident."""
+    """Ends a run that cannot go on now. Not an `Exception`, so that a handler does
+    not catch it by accident."""
 
 
 class Diverged(RoundgateError, AssertionError):
-    """`roundgate.testing`: a handler ended otherwise where a process had died, or where it was replaced by another
-    version. `findings` says how, one line each."""
+    """`roundgate.testing`: a handler ended otherwise where a process had died, or where it was
+    replaced by another version. `findings` says how, one line each."""
 
     def __init__(self, tool: str, findings: Sequence[str]) -> None:
         super().__init__("\n  - ".join([f"{tool} does not survive everything:", *findings]))

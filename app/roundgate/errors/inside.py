@@ -17,7 +17,8 @@ class CallCancelled(Inside):
 
 
 class CleanedUp(Inside):
-    """What a call had begun elsewhere was ended, or there is nothing to end; its text says which."""
+    """What a call had begun elsewhere was ended, or there is nothing to end; its text says
+    which."""
 
 
 class HandlerExited(Inside, RuntimeError):
@@ -25,8 +26,8 @@ class HandlerExited(Inside, RuntimeError):
 
 
 class InvocationFailed(Inside):
-    """A function of the local stack raised, timed out, or its environment died. `said` is what AWS answers to who has
-    invoked it."""
+    """A function of the local stack raised, timed out, or its environment died. `said` is what AWS
+    answers to who has invoked it."""
 
     def __init__(self, message: str, said: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -50,15 +51,18 @@ class NotNow(Inside):
 
 
 class NotYet(Inside):
-    """The answers have not come, and this request must not wait any longer: another one goes on with the call."""
+    """The answers have not come, and this request must not wait any longer: another one
+    goes on with the call."""
 
 
 class NotServedHere(Inside):
-    """This worker cannot serve the task, another may. The text says what that one must be able to do."""
+    """This worker cannot serve the task, another may. The text says what that
+    one must be able to do."""
 
 
 class OAuthRefused(Inside):
-    """An endpoint's answer that is no success: its status, OAuth's `error` and `error_description`, a DPoP nonce."""
+    """An endpoint's answer that is no success: its status, OAuth's `error` and
+    `error_description`, a DPoP nonce."""
 
     def __init__(self, status: int, body: Mapping[str, Any], nonce: str | None) -> None:
         super().__init__(f"HTTP status {status}")
@@ -142,7 +146,8 @@ class IndexOfAnotherVersion(UnusableIndex):
 
 
 class UnusableOperation(Inside):
-    """A part of a document cannot be used. `remedy` is for the person who has the document or the configuration."""
+    """A part of a document cannot be used. `remedy` is for the person who has the
+    document or the configuration."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""What a request ends with when it cannot be served: its own fault, its caller's rights, or a fault of ours."""
+"""What a request ends with when it cannot be served: its own fault, its caller's
+rights, or a fault of ours."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ class ParseError(ProtocolError):
 
 
 class InvalidRequest(ProtocolError):
-    """JSON, but not one JSON-RPC 2.0 request or notification. `request_id` is the id where it could be read."""
+    """JSON, but not one JSON-RPC 2.0 request or notification. `request_id` is the id
+    where it could be read."""
 
     def __init__(self, message: str, request_id: str | int | None = None) -> None:
         super().__init__(message)
@@ -25,7 +27,8 @@ class InvalidRequest(ProtocolError):
 
 
 class MethodNotFound(ProtocolError):
-    """A method that this server does not serve. `supported_versions` is told to clients that try `initialize`."""
+    """A method that this server does not serve. `supported_versions` is told to clients
+    that try `initialize`."""
 
     def __init__(self, message: str, supported_versions: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -69,7 +72,8 @@ class StateRefused(InvalidParams):
 
 
 class TaskNotFound(InvalidParams):
-    """A task id that the caller has no task under: unknown, expired, malformed, or somebody else's."""
+    """A task id that the caller has no task under: unknown, expired,
+    malformed, or somebody else's."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -82,7 +86,8 @@ class HeaderMismatch(ProtocolError):
 
 
 class MissingCapability(ProtocolError):
-    """`missing` is shaped like `ClientCapabilities`: exactly what the client would have to declare in addition.
+    """`missing` is shaped like `ClientCapabilities`: exactly what the client would
+    have to declare in addition.
 
     `what_for` is what needs it; the text names both, because many clients show nothing else.
     """
@@ -123,7 +128,8 @@ class UnsupportedVersion(ProtocolError):
 
 
 class TransportError(GatewayError):
-    """Refused before JSON-RPC is looked at; `status` is the HTTP status of RFC 9110, `headers` go with it."""
+    """Refused before JSON-RPC is looked at; `status` is the HTTP status of RFC
+    9110, `headers` go with it."""
 
     def __init__(
         self, status: int, message: str, headers: Sequence[tuple[bytes, bytes]] = ()
@@ -144,13 +150,15 @@ class SessionNotFound(TransportError):
 
 
 class Unavailable(GatewayError):
-    """What is needed to answer cannot be had just now: try again in `retry_s` seconds. A write may have happened."""
+    """What is needed to answer cannot be had just now: try again in `retry_s` seconds. A
+    write may have happened."""
 
     retry_s: Final = 5
 
 
 class AuthError(GatewayError):
-    """The caller is not known or not allowed. `error` is RFC 6750's code, `None` if no token was sent at all."""
+    """The caller is not known or not allowed. `error` is RFC 6750's code, `None` if no
+    token was sent at all."""
 
     status = 401
 
@@ -174,7 +182,8 @@ class InsufficientScope(AuthError):
 
 
 class InternalError(GatewayError):
-    """Our own fault, or a handler's. The wire gets one sentence with the reference under which the log has the rest."""
+    """Our own fault, or a handler's. The wire gets one sentence with the reference under
+    which the log has the rest."""
 
     def __init__(self, reference: str, shown: str | None = None) -> None:
         """`shown` is what its caller sees of the cause, in development."""

@@ -6,13 +6,15 @@ from roundgate.errors.base import GatewayError
 
 
 class ToolError(GatewayError):
-    """Raise it in a tool: its text goes to the model as a result with `isError`, so say what to do differently."""
+    """Raise it in a tool: its text goes to the model as a result with `isError`, so say
+    what to do differently."""
 
 
 class BackendError(ToolError):
     """The service behind a tool failed, refused, or answered something unusable.
 
-    `reason` says in a word or two for the log what is wrong ("upstream 503"), without anything that the service said.
+    `reason` says in a word or two for the log what is wrong ("upstream 503"), without
+    anything that the service said.
     """
 
     def __init__(self, message: str, *, reason: str | None = None) -> None:
@@ -21,7 +23,8 @@ class BackendError(ToolError):
 
 
 class FunctionAway(BackendError):
-    """A function of AWS Lambda is throttled, away, not ready, or has not answered: another time may go better."""
+    """A function of AWS Lambda is throttled, away, not ready, or has not answered:
+    another time may go better."""
 
 
 class FunctionFailed(BackendError):
@@ -29,8 +32,8 @@ class FunctionFailed(BackendError):
 
 
 class NoAnswer(BackendError):
-    """A service gave no answer, or not a whole one. `reason` is why, in a few words; `reached` is whether the request
-    may have come to it."""
+    """A service gave no answer, or not a whole one. `reason` is why, in a few words; `reached` is
+    whether the request may have come to it."""
 
     reason: str
 
@@ -40,8 +43,9 @@ class NoAnswer(BackendError):
 
 
 class TokenRefused(BackendError):
-    """An authorization server has answered, but not with a token. `error` is a word of RFC 6749 section 5.2, if it said
-    one; `retry_s` for how long it asks to be left alone, 0 where it does not."""
+    """An authorization server has answered, but not with a token. `error` is a word of
+    RFC 6749 section 5.2, if it said one; `retry_s` for how long it asks to be left
+    alone, 0 where it does not."""
 
     def __init__(self, message: str, error: str | None = None, retry_s: float = 0) -> None:
         super().__init__(message)
@@ -60,7 +64,8 @@ class CallTimeout(ToolError):
 class OutcomeUnknown(ToolError):
     """An `at_most_once` step was begun, and whoever ran it died: it may have taken effect or not.
 
-    Catch it to look; a handler that does not ends here, because to go on could do the thing a second time.
+    Catch it to look; a handler that does not ends here, because to go on could
+    do the thing a second time.
     """
 
     def __init__(self, name: str) -> None:
@@ -75,7 +80,8 @@ class TaskTimeout(ToolError):
 
 
 class Declined(ToolError):
-    """The user declined a question or dismissed it. Unless the handler catches it, it ends the call politely.
+    """The user declined a question or dismissed it. Unless the handler catches it,
+    it ends the call politely.
 
     `action` is "decline" or "cancel".
     """

@@ -1,4 +1,5 @@
-"""The HTTP edge: bytes in, bytes out. The only package, with `main`, that knows ASGI, Starlette and FastAPI."""
+"""The HTTP edge: bytes in, bytes out. The only package, with `main`, that knows ASGI,
+Starlette and FastAPI."""
 
 from __future__ import annotations
 

@@ -4,8 +4,9 @@
     /healthz, /.well-known/…   anybody: probes, and the documents that a client needs to get a token
     anything else              operators
 
-An operator is a caller whose token has the scope that the configuration names for it; if it names none, nobody is one.
-Without authentication the one local subject is an operator where the gateway serves this machine alone.
+An operator is a caller whose token has the scope that the configuration names for it; if it names
+none, nobody is one. Without authentication the one local subject is an operator where the gateway
+serves this machine alone.
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ from roundgate.http.guard import HEALTH
 from roundgate.http.old_transport import OLD_TRANSPORT
 
 OPEN: Final = frozenset({HEALTH, OLD_TRANSPORT})
-"""What nobody needs to be known for: whether there is a server, and that it does not speak what it was asked in."""
+"""What nobody needs to be known for: whether there is a server, and that it does not
+speak what it was asked in."""
 PUBLIC: Final = "/.well-known/"
-"""RFC 8615: where clients look before they have a token, and have to learn what is not there too."""
+"""RFC 8615: where clients look before they have a token, and have to learn
+what is not there too."""
 
 
 class AuthenticationMiddleware:
     """Raises AuthError for callers that may not go on; says in the exchange who the others are.
 
-    `verifiers` has that of each view, the usual one first. `nothing` answers whoever is no operator and cannot become
-    one. `operator_scope` is the scope of operators.
-    `local_operates` makes the one subject of a gateway without authentication an operator.
+    `verifiers` has that of each view, the usual one first. `nothing` answers whoever is no operator
+    and cannot become one. `operator_scope` is the scope of operators. `local_operates` makes the
+    one subject of a gateway without authentication an operator.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""What an unknown or unauthorised caller is told: RFC 6750 challenges, and the metadata of RFC 9728.
+"""What an unknown or unauthorised caller is told: RFC 6750 challenges, and
+the metadata of RFC 9728.
 
 WWW-Authenticate: Bearer error="invalid_token", error_description="…", scope="…",
     resource_metadata="https://mcp.example.com/.well-known/oauth-protected-resource/mcp"
@@ -18,8 +19,8 @@ WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
 
 @dataclass(frozen=True, slots=True)
 class ProtectedResource:
-    """This gateway, or a view of it, as OAuth sees it: a resource at an explicit public URL, never one guessed from a
-    request."""
+    """This gateway, or a view of it, as OAuth sees it: a resource at an explicit public URL, never
+    one guessed from a request."""
 
     origin: str
     path: str
@@ -67,5 +68,6 @@ class ProtectedResource:
 
 
 def _quotable(value: str) -> str:
-    """RFC 6750 allows neither quotes nor backslashes nor anything but visible ASCII in these values."""
+    """RFC 6750 allows neither quotes nor backslashes nor anything but visible
+    ASCII in these values."""
     return "".join(char for char in value if " " <= char <= "~" and char not in '"\\')

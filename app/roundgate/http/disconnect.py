@@ -1,7 +1,7 @@
 """A client that hangs up cancels its call (streamable-http, "Cancellation").
 
-Most calls are over before anyone could hang up, so nothing is watched for the first moments: a coarse timer that is
-cancelled costs a microsecond, a task that reads `receive` costs thirty.
+Most calls are over before anyone could hang up, so nothing is watched for the first moments: a
+coarse timer that is cancelled costs a microsecond, a task that reads `receive` costs thirty.
 """
 
 from __future__ import annotations

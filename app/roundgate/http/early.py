@@ -1,7 +1,9 @@
-"""The id of a request that is refused before anybody has read it, so that its client can tell what was refused.
+"""The id of a request that is refused before anybody has read it, so that its client
+can tell what was refused.
 
-Many clients show an error only if it is the response to one of their requests; of any other they say that the server
-has returned an error. So a body that is short, and comes soon, is read for its id and for nothing else.
+Many clients show an error only if it is the response to one of their requests; of any other they
+say that the server has returned an error. So a body that is short, and comes soon, is read for
+its id and for nothing else.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _JSON: Final = b"application/json"
 _ID: Final = rb'"id"\s*:\s*("[ !#-\[\]-~]{0,256}"|-?\d{1,18})'
 _FIRST: Final = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?' + _ID + rb"\s*[,}]")
 _LAST: Final = re.compile(_ID + rb"\s*\}\s*$")
-"""Where clients write ids: beside the version at the beginning, or at the very end. Neither can be inside of params."""
+"""Where clients write ids: beside the version at the beginning, or at the very end. Neither
+can be inside of params."""
 
 
 async def read_id(
@@ -50,7 +53,8 @@ async def read_id(
 
 
 def id_of(body: bytes) -> RequestId | None:
-    """The id of the request in a body; of a long one only where that can be told from its beginning or end."""
+    """The id of the request in a body; of a long one only where that can be told
+    from its beginning or end."""
     if len(body) > MAX_BYTES:
         found = _FIRST.match(body[:1_024]) or _LAST.search(body[-1_024:])
         return None if found is None else jsonrpc.readable_id({"id": json.decode(found[1])})

@@ -1,10 +1,11 @@
 """POST /mcp: raw bytes in; JSON, an event stream or 202 out (basic/transports/streamable-http).
 
-Requests of revision 2026-07-28 are answered here, those of the revisions with sessions in `roundgate.http.older`.
+Requests of revision 2026-07-28 are answered here, those of the revisions with
+sessions in `roundgate.http.older`.
 
-A plain ASGI callable in front of FastAPI's router: routing and FastAPI's own request machinery would cost more than
-serving the call does (docs/decisions/0002). By now the head is looked at and the caller known; what is raised here, the
-layers outside answer.
+A plain ASGI callable in front of FastAPI's router: routing and FastAPI's own request machinery
+would cost more than serving the call does (docs/decisions/0002). By now the head is looked at and
+the caller known; what is raised here, the layers outside answer.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ _MAX_LISTEN_BYTES: Final = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Who answers at one address: requests of 2026-07-28, and those of the revisions with sessions."""
+    """Who answers at one address: requests of 2026-07-28, and those of the
+    revisions with sessions."""
 
     methods: CurrentMethods
     older: Callable[[], OlderEndpoint]

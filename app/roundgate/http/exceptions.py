@@ -1,7 +1,9 @@
-"""Whatever is raised in the layers inside becomes exactly one well-formed answer, and one line in the log.
+"""Whatever is raised in the layers inside becomes exactly one well-formed
+answer, and one line in the log.
 
-An `AuthError` is answered with OAuth's challenge, any other `GatewayError` as a JSON-RPC error. What nobody expected is
-told by a reference to the log; outside the MCP endpoint it is left to Starlette.
+An `AuthError` is answered with OAuth's challenge, any other `GatewayError` as a
+JSON-RPC error. What nobody expected is told by a reference to the log; outside the MCP
+endpoint it is left to Starlette.
 """
 
 from __future__ import annotations
@@ -88,7 +90,8 @@ class ExceptionMiddleware:
             exchanges.leave(scope)
 
     async def _find_id(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
-        """What is refused before it was read is answered under its id all the same, where that is easily had."""
+        """What is refused before it was read is answered under its id all the same,
+        where that is easily had."""
         if exchange.is_mcp and not exchange.is_read and exchange.request_id is None:
             exchange.is_read = True
             exchange.request_id = await early.read_id(scope["method"], exchange.headers, receive)

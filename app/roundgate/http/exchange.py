@@ -1,4 +1,5 @@
-"""One HTTP request on its way through the layers: what each of them has found out, and its line in the log.
+"""One HTTP request on its way through the layers: what each of them has found
+out, and its line in the log.
 
 ExceptionMiddleware ─makes it→ HeadMiddleware ─media types→ AuthenticationMiddleware ─principal→ McpEndpoint
 """
@@ -35,7 +36,8 @@ class Exchange:
     name: str | None = None
     code: int | None = None
     label: str = "ok"
-    """How it ended, in a word: the `outcome` of its line in the log, which that of a handler is not."""
+    """How it ended, in a word: the `outcome` of its line in the log, which
+    that of a handler is not."""
     error: str | None = None
     reason: str | None = None
     """Why a tool failed, in a word or two."""
@@ -70,7 +72,8 @@ class Exchange:
         return self.principal
 
     def write_line(self, took_ms: float) -> None:
-        """The line of this request; nothing that callers said to tools, or tools to callers, is in it."""
+        """The line of this request; nothing that callers said to tools, or
+        tools to callers, is in it."""
         if not log.is_on:
             return
         # not a dictionary of everything, filtered: that takes twice as long
@@ -106,8 +109,8 @@ def of(scope: Scope) -> Exchange:
 
 
 def leave(scope: Scope) -> None:
-    """The request is over. Server, scope, exchange and `send` would keep each other alive: 27 objects a request, which
-    only the garbage collector would find, a tenth of what a call costs."""
+    """The request is over. Server, scope, exchange and `send` would keep each other alive: 27
+    objects a request, which only the garbage collector would find, a tenth of what a call costs."""
     del scope[_KEY]
 
 

@@ -1,10 +1,11 @@
-"""Host and Origin checks against DNS rebinding (streamable-http, "Security & Endpoint"): 403 before anything else.
+"""Host and Origin checks against DNS rebinding (streamable-http, "Security & Endpoint"):
+403 before anything else.
 
-An origin that is allowed gets CORS headers and preflights from Starlette's own middleware. Whether the gateway is alive
-may be asked under any name: a load balancer asks at an address.
+An origin that is allowed gets CORS headers and preflights from Starlette's own middleware. Whether
+the gateway is alive may be asked under any name: a load balancer asks at an address.
 
-Without authentication, requests that reach the process at another address than loopback are refused too, whichever
-server runs the app: everybody who can connect would be its one local subject.
+Without authentication, requests that reach the process at another address than loopback are refused
+too, whichever server runs the app: everybody who can connect would be its one local subject.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Guard:
         app: the layers inside.
         hosts: names, names with port, `*.suffixes`, or `*`.
         origins: `https://name`, `http://localhost:*`, or `*`.
-        own_origin: whether a page may come from where this very request was sent to: the same name and port.
+        own_origin: whether a page may come from where this very request was sent
+            to: the same name and port.
         loopback_only: whether only requests to a loopback address of this machine are served.
     """
 
@@ -140,7 +142,8 @@ def host_allowed(host: str, allowed: frozenset[str]) -> bool:
 
 
 def origin_allowed(origin: str, allowed: frozenset[str]) -> bool:
-    """Whether a lower-case Origin value matches an origin or `*`; `http://localhost:*` matches any port."""
+    """Whether a lower-case Origin value matches an origin or `*`;
+    `http://localhost:*` matches any port."""
     if "*" in allowed or origin in allowed:
         return True
     base, _, port = origin.rpartition(":")
@@ -160,7 +163,8 @@ def default_hosts(public_url: str | None, on_lambda: bool) -> list[str]:
 
     Args:
         public_url: `GATEWAY_PUBLIC_URL`; `None` if it is not set.
-        on_lambda: whether this is a function on AWS Lambda, which no browser can reach under a name of its own.
+        on_lambda: whether this is a function on AWS Lambda, which no browser can
+            reach under a name of its own.
     """
     if on_lambda:
         return ["*"]
@@ -171,7 +175,8 @@ def default_hosts(public_url: str | None, on_lambda: bool) -> list[str]:
 
 
 def _is_loopback(server: Any) -> bool:
-    """Whether the address at which a connection was accepted is this machine's own; a name or a path says nothing."""
+    """Whether the address at which a connection was accepted is this machine's own; a name
+    or a path says nothing."""
     # AWS Lambda has the Host header there
     if not server or server[0] in _USUAL or len(server[0]) > MAX_KEPT_BYTES:
         return True

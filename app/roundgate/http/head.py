@@ -1,8 +1,8 @@
-"""What streamable HTTP wants of the head of a request to the MCP endpoint: POST, JSON in, JSON or a stream out; in a
-session of an older revision GET and DELETE too.
+"""What streamable HTTP wants of the head of a request to the MCP endpoint: POST, JSON in, JSON or a
+stream out; in a session of an older revision GET and DELETE too.
 
-Looked at before anybody is asked who they are: a client that tries GET learns that there is none, not that it needs a
-token.
+Looked at before anybody is asked who they are: a client that tries GET learns that there is none,
+not that it needs a token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What the environment that hosts the app knows of a request, and a server does not: an extension of the ASGI scope.
+"""What the environment that hosts the app knows of a request, and a server does not: an
+extension of the ASGI scope.
 
 Only an entry point puts it there (`roundgate.lambda_http`); nothing that a client sends can.
 """

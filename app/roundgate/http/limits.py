@@ -1,4 +1,5 @@
-"""What request bodies may cost: how many values are in one, and how much of the memory all of them together have.
+"""What request bodies may cost: how many values are in one, and how much of the memory
+all of them together have.
 
 Knows bytes and numbers; what is answered to whoever asks too much, the errors say.
 """
@@ -61,11 +62,13 @@ class BodyBudget:
 
 
 def count_nodes(body: bytes, limit: int) -> int:
-    """How many values and keys a JSON text has, or a number over `limit`; of what is no JSON, some number.
+    """How many values and keys a JSON text has, or a number over `limit`; of
+    what is no JSON, some number.
 
-    Each value but the first is behind a bracket, comma or colon. Counting those in the whole text is an upper bound at
-    the speed of memory; only a text that may have too many is looked at without its strings. Its beginning comes first:
-    that is enough to refuse one that consists of nothing else, at a tenth of the price.
+    Each value but the first is behind a bracket, comma or colon. Counting those in the whole text
+    is an upper bound at the speed of memory; only a text that may have too many is looked at
+    without its strings. Its beginning comes first: that is enough to refuse one that consists of
+    nothing else, at a tenth of the price.
     """
     if (most := _delimiters(body)) <= limit:
         return most

@@ -1,10 +1,12 @@
-"""GET and POST /sse: the transport of 2024-11-05, which is not served, answered so that its clients show why.
+"""GET and POST /sse: the transport of 2024-11-05, which is not served, answered so
+that its clients show why.
 
-Its clients open a stream, are told there where to post, post `initialize`, and wait for the response on the stream. Of
-an answer that is an error they show a status and no text. So the stream is opened, and has the response: an error with
-a sentence, under the ids with which the official SDKs begin: 0, and 1 for Python's of today. A replica that takes the
-post knows nothing of the stream; so the response is sent some moments later, and again, because one that comes before
-the request is dropped.
+Its clients open a stream, are told there where to post, post `initialize`, and wait for the
+response on the stream. Of an answer that is an error they show a status and no text. So the
+stream is opened, and has the response: an error with a sentence, under the ids with which the
+official SDKs begin: 0, and 1 for Python's of today. A replica that takes the post knows nothing
+of the stream; so the response is sent some moments later, and again, because one that comes
+before the request is dropped.
 
     GET  /sse            event: endpoint, message (1 s), message (2 s), message (4 s), end
     POST /sse?from=sse   202: what came by that stream
@@ -34,7 +36,8 @@ _ANNOUNCED: Final = f"{OLD_TRANSPORT}?{_FROM_STREAM}"
 
 
 def not_served(endpoint: str, *, streams: bool) -> Callable[[Request], Awaitable[Response]]:
-    """What answers such clients, where the MCP endpoint has this path. `streams` is whether a stream can be held."""
+    """What answers such clients, where the MCP endpoint has this path. `streams` is
+    whether a stream can be held."""
     refusal = TransportError(
         400,
         "This server does not speak the HTTP+SSE transport of 2024-11-05: use Streamable HTTP at "

@@ -1,7 +1,9 @@
-"""The answer to one POST on its way out: nothing sent yet → streaming events → done, or straight from nothing to done.
+"""The answer to one POST on its way out: nothing sent yet → streaming events → done, or
+straight from nothing to done.
 
-A call that tells its client nothing is answered with one JSON object. The first notification turns the answer into an
-SSE stream, on which the response follows as the last event (streamable-http, "Receiving Messages").
+A call that tells its client nothing is answered with one JSON object. The first notification
+turns the answer into an SSE stream, on which the response follows as the last event
+(streamable-http, "Receiving Messages").
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ REFUSED: Final = -32600
 """The code of an error whose reason is a status of HTTP: every revision has it."""
 _TYPED: Final = (b"content-type", JSON)
 GRACE_S: Final = 5.0
-"""What a call waits for its reader in addition: our own server, which also cuts off the connection, goes first."""
+"""What a call waits for its reader in addition: our own server, which also cuts off the
+connection, goes first."""
 _STREAM_HEADERS: Final = (
     (b"content-type", sse.CONTENT_TYPE),
     (b"cache-control", b"no-cache, no-transform"),
@@ -41,9 +44,11 @@ class State(StrEnum):
 
 
 class Responder:
-    """Writes one answer to ASGI's `send`. An event that a client does not take within `send_s` seconds ends its call.
+    """Writes one answer to ASGI's `send`. An event that a client does not take within
+    `send_s` seconds ends its call.
 
-    Our own server cuts such a connection off by itself (`roundgate.http.server`); under any other, the call ends here.
+    Our own server cuts such a connection off by itself (`roundgate.http.server`); under any
+    other, the call ends here.
     """
 
     def __init__(self, send: Send, send_s: float | None = None) -> None:
@@ -57,7 +62,8 @@ class Responder:
         self.bytes_sent = 0
 
     async def notify(self, method: str, params: dict[str, Any]) -> None:
-        """Send a notification, opening the stream with the first. One that comes after the response is dropped."""
+        """Send a notification, opening the stream with the first. One that comes after
+        the response is dropped."""
         if self._lock is None:
             self._lock = asyncio.Lock()
         async with self._lock:
@@ -110,7 +116,8 @@ class Responder:
         Args:
             error: what went wrong.
             request_id: `None` if it is not known.
-            revision: whose codes and statuses are used; once a stream is open its HTTP status stays 200.
+            revision: whose codes and statuses are used; once a stream is open
+                its HTTP status stays 200.
         """
         status, body = revision.render(error, request_id)
         await self._finish(status, body, headers_of(error))
@@ -120,8 +127,8 @@ class Responder:
     ) -> None:
         """Send 401 or 403 with its challenge (RFC 6750 section 3) and finish.
 
-        The body is a JSON-RPC error where the id of the request is known, because clients show no other; else it is in
-        OAuth's words.
+        The body is a JSON-RPC error where the id of the request is known, because clients show no
+        other; else it is in OAuth's words.
 
         Args:
             error: 401 or 403, and the reason.
@@ -153,7 +160,8 @@ class Responder:
         await self._finish(status, body, headers, as_event)
 
     async def end(self) -> None:
-        """Finish a stream without a response: it goes on elsewhere, or nobody waits for it any more."""
+        """Finish a stream without a response: it goes on elsewhere, or nobody
+        waits for it any more."""
         if self.state is State.STREAMING:
             self.state = State.DONE
             await self._body(b"", more=False)

@@ -1,16 +1,18 @@
 """Which connection makes room when a process has as many as it may have, and one more arrives.
 
-Who attacks holds connections open and gives nothing, or much too slowly; who is served sends a request at once and
-reads its answer. So connections are given up in the order of what they are worth, and in the same stage first those
-of the address that holds the most of them, the oldest before the others:
+Who attacks holds connections open and gives nothing, or much too slowly; who is served sends
+a request at once and reads its answer. So connections are given up in the order of what they
+are worth, and in the same stage first those of the address that holds the most of them, the
+oldest before the others:
 
-    ENDING → NEW, beyond an eighth of all places → RECEIVING → IDLE → ANSWERING, of an address over its share → NEW
+    ENDING → NEW, beyond an eighth of all places → RECEIVING → IDLE → ANSWERING, of an
+    address over its share → NEW
 
-The eighth keeps a flood of new connections from ending each other before any of them could send its request. From
-RECEIVING on nothing is given up that is younger than a second, so that under honest load nobody is cut off in the
-middle of a request for somebody who will be as well; but addresses that send many requests in parts are not spared,
-and a newcomer takes the place of an idle connection of its own address at any time.
-Pure: knows no sockets.
+The eighth keeps a flood of new connections from ending each other before any of them could send its
+request. From RECEIVING on nothing is given up that is younger than a second, so that under honest
+load nobody is cut off in the middle of a request for somebody who will be as well; but addresses
+that send many requests in parts are not spared, and a newcomer takes the place of an idle
+connection of its own address at any time. Pure: knows no sockets.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from ipaddress import IPv6Address, ip_address
 from typing import Final, Protocol, TypeVar
 
 SETTLED_S: Final = 1.0
-"""For how long a request has to have been coming, a connection to have been idle or a call to have run, before it may
-be given up for another."""
+"""For how long a request has to have been coming, a connection to have been idle or a call to have
+run, before it may be given up for another."""
 
 
 class Stage(Enum):
@@ -61,7 +63,8 @@ C = TypeVar("C", bound=Connection)
 
 
 def address_of(host: str) -> str:
-    """What counts as one address: an IPv4 address, or a /64 of IPv6, which is what a single customer is given."""
+    """What counts as one address: an IPv4 address, or a /64 of IPv6, which is what a
+    single customer is given."""
     try:
         found = ip_address(host)
     except ValueError:  # a Unix socket has none
@@ -72,7 +75,8 @@ def address_of(host: str) -> str:
 
 
 def makes_room(held: Iterable[C], newcomer: C, *, places: int, share: int, now: float) -> C | None:
-    """The connection to be given up for the newcomer; `None` if there is none: then the newcomer is refused.
+    """The connection to be given up for the newcomer; `None` if there is none:
+    then the newcomer is refused.
 
     Args:
         held: the connections that there are.
@@ -97,7 +101,8 @@ def makes_room(held: Iterable[C], newcomer: C, *, places: int, share: int, now: 
 
 
 def _slow(receiving: Sequence[C], newcomer: C, now: float) -> list[C]:
-    """What has been coming for too long, or is one of many of an address that is not the newcomer's."""
+    """What has been coming for too long, or is one of many of an address that
+    is not the newcomer's."""
     counts = Counter(one.address for one in receiving)
     few = max(1, counts[newcomer.address])
     return [one for one in receiving if now - one.since >= SETTLED_S or counts[one.address] > few]
@@ -111,7 +116,8 @@ def _unused(idle: Sequence[C], newcomer: C, now: float) -> list[C]:
 def _over_share(
     stages: Mapping[Stage, Sequence[C]], newcomer: C, share: int, now: float
 ) -> C | None:
-    """Of an address with more than its share, the call that has run for the longest; only for an address below it."""
+    """Of an address with more than its share, the call that has run for the longest; only
+    for an address below it."""
     counts = Counter(one.address for group in stages.values() for one in group)
     if counts[newcomer.address] >= share:
         return None

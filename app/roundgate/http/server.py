@@ -1,4 +1,5 @@
-"""The HTTP server's side of a connection: uvicorn's protocol with bounds that uvicorn does not have.
+"""The HTTP server's side of a connection: uvicorn's protocol with bounds
+that uvicorn does not have.
 
     accepted ──▶ head ──▶ body ──▶ answer ──▶ idle ──▶ head …
        │          │         │        │         └ keep-alive (uvicorn)
@@ -7,8 +8,8 @@
        │          └ http.head_timeout_s, 408; http.max_header_bytes and http.max_headers, 431
        └ http.max_connections: another makes room (see `room`), or 503
 
-Nothing here is looked at by the clock for each connection alone: one timer a second goes through all of them. Knows
-nothing of MCP but how an error is written.
+Nothing here is looked at by the clock for each connection alone: one timer a second goes through
+all of them. Knows nothing of MCP but how an error is written.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ log = logging.getLogger("roundgate.request")
 
 LOOK_EVERY_S: Final = 1.0
 LINGER_S: Final = 2.0
-"""For how long what a refused client goes on sending is thrown away: to close at once would reset the connection, and
-the client would not see why (RFC 9112 section 9.6)."""
+"""For how long what a refused client goes on sending is thrown away: to close at once would reset
+the connection, and the client would not see why (RFC 9112 section 9.6)."""
 MAX_PIPELINED: Final = 16
 """Requests on one connection that wait for the answer to an earlier one."""
 LEAST_READ: Final = 65_536
@@ -86,7 +87,8 @@ class Bounds:
 
 
 def descriptors_for_connections() -> int:
-    """How many descriptors of this process connections may take: three in four of what is left beside the spare."""
+    """How many descriptors of this process connections may take: three in four of what is
+    left beside the spare."""
     soft = -1 if resource is None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 1_000_000 if soft < 0 else max(8, (soft - _SPARE_DESCRIPTORS) * 3 // 4)
 
@@ -115,10 +117,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._bounds = bounds
         proxied = isinstance(self.app, ProxyHeadersMiddleware)
         self._app = self.app.app if proxied else self.app
-        """Without uvicorn's middleware for the headers of proxies, which goes through those of every request."""
+        """Without uvicorn's middleware for the headers of proxies, which goes through
+        those of every request."""
         self._part = _Part.NONE
         self._has_begun = False
-        """Whether a request began in the bytes that are being read: how many of them belong to it, nobody knows."""
+        """Whether a request began in the bytes that are being read: how many of them
+        belong to it, nobody knows."""
         self._has_body = False
         """Whether there is a piece of a body in these bytes."""
         self._loose_bytes = 0
@@ -131,7 +135,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._has_made_room = False
         """Whether its place has been given to another connection."""
         self._since = 0.0
-        """When its last request began to arrive or was answered; before that, when it was opened."""
+        """When its last request began to arrive or was answered; before
+        that, when it was opened."""
         self._address = ""
         self._unread: tuple[int, float] | None = None
         self._running: Cycle | None = None
@@ -179,8 +184,9 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._refuse(self._too_much())
 
     def _feed(self, data: bytes) -> None:
-        """Have the parser read bytes, also behind a request that asks for another protocol: we speak none, so it is
-        answered as any other (RFC 9110 section 7.8). Java's own client asks so with the first request of a connection.
+        """Have the parser read bytes, also behind a request that asks for another protocol: we
+        speak none, so it is answered as any other (RFC 9110 section 7.8). Java's own client asks so
+        with the first request of a connection.
 
         Raises:
             HttpParserError: they are no HTTP/1.1.
@@ -194,7 +200,8 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._go_on_with_body()
 
     def _go_on_with_body(self) -> None:
-        """Take back that the request is complete whose head has been read: the body is still to come."""
+        """Take back that the request is complete whose head has been read: the
+        body is still to come."""
         cycle = cast("Cycle", self.cycle)
         cycle.more_body = True
         cycle.message_event.clear()
@@ -215,8 +222,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """uvicorn's own, without what it looks at in vain here (WebSockets, `limit_concurrency`, a root path), and with
-        a cycle of ours."""
+        """uvicorn's own, without what it looks at in vain here (WebSockets, `limit_concurrency`, a
+        root path), and with a cycle of ours."""
         expects_continue, app = self._check_head()
         self._part, self._has_asked = _Part.BODY, True
         self._due = self.loop.time() + self._bounds.body_s
@@ -287,7 +294,8 @@ class BoundedProtocol(HttpToolsProtocol):
             cycle.message_event.set()
 
     def on_response_complete(self) -> None:
-        """uvicorn's own, without a timer for each connection that is idle: `look` ends those, too."""
+        """uvicorn's own, without a timer for each connection that is idle:
+        `look` ends those, too."""
         self.server_state.total_requests += 1
         self._since = self.loop.time()
         if self.transport.is_closing():
@@ -351,7 +359,8 @@ class BoundedProtocol(HttpToolsProtocol):
         return self._address
 
     def _cut_off_if_unread(self, now: float) -> None:
-        """A client that takes less than it must while bytes wait for it would hold them, and its call, for ever."""
+        """A client that takes less than it must while bytes wait for it would hold them,
+        and its call, for ever."""
         waiting = self.transport.get_write_buffer_size()
         before, since = self._unread or (waiting + LEAST_READ, now)
         if waiting <= before - LEAST_READ:
@@ -421,7 +430,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class _BehindHead:
-    """What a parser calls that is to begin with a body: of the head that it is given in front, nobody hears."""
+    """What a parser calls that is to begin with a body: of the head that it is given
+    in front, nobody hears."""
 
     def __init__(self, connection: BoundedProtocol) -> None:
         self._connection = connection

@@ -3,9 +3,10 @@
     any request      FastAPI ▶ Starlette ▶ errors ▶ telemetry ▶ body limit ▶ our layers ▶ router
     an MCP endpoint  ─────────────────────────────────────────────────────▶ our layers
 
-Those outside change nothing for an MCP endpoint: our layers answer whatever is raised in them, bound bodies, and make
-the spans. To go through them takes a tenth of a `tools/call` (docs/decisions/0041). It is an ordinary app all the same:
-what somebody adds to it applies to every request, since from then on every request goes through everything.
+Those outside change nothing for an MCP endpoint: our layers answer whatever is raised in them,
+bound bodies, and make the spans. To go through them takes a tenth of a `tools/call`
+(docs/decisions/0041). It is an ordinary app all the same: what somebody adds to it applies to every
+request, since from then on every request goes through everything.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class ShortcutApp(Starlette):
         self._shortcuts = frozenset(spelled for path in paths for spelled in (path, path + "/"))
         self._layers = list(middleware)
         self._outermost: ASGIApp | None = None
-        """The first of our layers, once they are made and if nothing of somebody else's is around them."""
+        """The first of our layers, once they are made and if nothing of somebody
+        else's is around them."""
 
     def build_middleware_stack(self) -> ASGIApp:
         """Made for the first request; no middleware can be added after that."""

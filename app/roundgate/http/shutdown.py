@@ -1,7 +1,8 @@
 """Ending open streams when the server is told to stop.
 
-An ASGI server waits for open responses before it runs lifespan shutdown, and a listening stream never ends by itself.
-So the signal that starts the shutdown is what has to end the streams: its handler is wrapped while the app lives.
+An ASGI server waits for open responses before it runs lifespan shutdown, and a listening stream
+never ends by itself. So the signal that starts the shutdown is what has to end the streams: its
+handler is wrapped while the app lives.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def on_stop_signal(loop: AbstractEventLoop, action: Callable[[], None]) -> Iterator[None]:
-    """Within the block, `action` runs in the loop when the process is told to stop, beside the server's own handler."""
+    """Within the block, `action` runs in the loop when the process is told to stop, beside
+    the server's own handler."""
     if threading.current_thread() is not threading.main_thread():
         yield  # a test's server thread, or an embedding that owns the signals
         return

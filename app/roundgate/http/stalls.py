@@ -1,9 +1,12 @@
-"""Says so when something keeps the event loop from going on: while it stands still, nobody is served.
+"""Says so when something keeps the event loop from going on: while it stands still, nobody is
+served.
 
-A blocking call in an `async` handler (`time.sleep`, `requests.get`, a long computation) stops every other call, every
-deadline and every health check of its process. A thread looks whether the loop still moves, and writes where it is:
+A blocking call in an `async` handler (`time.sleep`, `requests.get`, a long computation) stops every
+other call, every deadline and every health check of its process. A thread looks whether the loop
+still moves, and writes where it is:
 
-    {"msg": "the event loop is blocked", "seconds": 1.2, "at": "reports.py:41 in build", "stack": […]}
+    {"msg": "the event loop is blocked", "seconds": 1.2, "at": "reports.py:41 in build", "stack":
+    […]}
 
 It ends nothing.
 """
@@ -30,7 +33,8 @@ log = logging.getLogger("roundgate.stalls")
 
 @contextmanager
 def telling_of_stalls(loop: AbstractEventLoop) -> Iterator[None]:
-    """Within the block, the log tells when the loop of this thread stands still for longer than `STALL_S`."""
+    """Within the block, the log tells when the loop of this thread stands still for
+    longer than `STALL_S`."""
     watch = _Watch(loop)
     watch.start()
     try:

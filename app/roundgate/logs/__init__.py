@@ -1,4 +1,5 @@
-"""What the gateway says of itself: JSON for programs (`lines`), text for people (`text`, `frames`, `colours`)."""
+"""What the gateway says of itself: JSON for programs (`lines`), text for people
+(`text`, `frames`, `colours`)."""
 
 from __future__ import annotations
 

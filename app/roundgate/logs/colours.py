@@ -16,7 +16,8 @@ _COLOURS: Final = {
 
 
 class Style:
-    """Colours for a terminal, and for nothing else; `NO_COLOR` (no-color.org) and `TERM=dumb` turn them off."""
+    """Colours for a terminal, and for nothing else; `NO_COLOR` (no-color.org) and
+    `TERM=dumb` turn them off."""
 
     def __init__(self, to: TextIO) -> None:
         self.is_on = (

@@ -8,11 +8,13 @@ from typing import Final
 _ACTING: Final = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
-"""Controls (a terminal takes U+009B for the beginning of a command), and format characters that hide or reorder."""
+"""Controls (a terminal takes U+009B for the beginning of a command), and format
+characters that hide or reorder."""
 
 
 def escaped(text: str) -> str:
-    """A text with every character that a terminal or a reader's eye would be misled by as `\\u….`, valid in JSON."""
+    """A text with every character that a terminal or a reader's eye would be misled by as
+    `\\u….`, valid in JSON."""
     if text.isascii() and text.isprintable():
         return text
     return _ACTING.sub(_escape, text)

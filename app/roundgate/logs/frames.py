@@ -5,8 +5,8 @@
     KeyError: 'total'
     (9 frames of roundgate and of libraries are left out)
 
-Frames of this package, of the standard library and of installed packages are left out. An exception that has no other
-frames is a fault of ours, and is written whole.
+Frames of this package, of the standard library and of installed packages are left out. An exception
+that has no other frames is a fault of ours, and is written whole.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _LIBRARIES: Final = tuple(
 
 
 def framed(error: BaseException) -> list[str]:
-    """The lines of an exception and of what led to it. Characters that a terminal acts on are still in them."""
+    """The lines of an exception and of what led to it. Characters that a terminal
+    acts on are still in them."""
     lines = list(_chain(error, set(), ""))
     if any(line.startswith(_AT) for line in lines):
         return [line.removeprefix(_AT) for line in lines]
@@ -43,7 +44,8 @@ _AT: Final = "\x00"
 
 
 def place_of(error: BaseException) -> str | None:
-    """The innermost line of the user's own code that an exception passed, as `tools.py:14`; `None` without one."""
+    """The innermost line of the user's own code that an exception passed, as
+    `tools.py:14`; `None` without one."""
     found = innermost(error)
     return f"{shown(found[0])}:{found[1]}" if found else None
 

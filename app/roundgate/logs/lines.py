@@ -1,9 +1,12 @@
-"""Structured logs: one JSON object a line on standard error; for a person at a terminal, text (`text`).
+"""Structured logs: one JSON object a line on standard error; for a person at
+a terminal, text (`text`).
 
-    {"ts": "2026-11-21T22:06:42.123Z", "level": "info", "msg": "request", "method": "tools/call", "name": "add", …}
+    {"ts": "2026-11-21T22:06:42.123Z", "level": "info", "msg": "request", "method":
+    "tools/call", "name": "add", …}
 
-A record's `extra={"fields": {…}}` becomes members of the object. Arguments, results, tokens and answers are never
-among them. Characters that a terminal would act on, or that turn text around, are escaped.
+A record's `extra={"fields": {…}}` becomes members of the object. Arguments, results,
+tokens and answers are never among them. Characters that a terminal would act on, or that
+turn text around, are escaped.
 """
 
 from __future__ import annotations
@@ -58,8 +61,9 @@ def _line(at_ms: int, level: str, message: str, members: Mapping[str, Any]) -> s
 class RequestLog:
     """Writes the line of each request: what its logger would write, and where.
 
-    Where the handler of `configure` is the only one, no `LogRecord` is made. One finds out its file, function, thread
-    and process, which nobody reads, and that takes longer than all the rest of a line.
+    Where the handler of `configure` is the only one, no `LogRecord` is made. One finds
+    out its file, function, thread and process, which nobody reads, and that takes longer
+    than all the rest of a line.
     """
 
     def __init__(self) -> None:
@@ -98,9 +102,10 @@ class _LineHandler(logging.StreamHandler[TextIO]):
 
         line ─▶ waiting ─▶ written    after `FLUSH_S`, with the next record, or when the process ends
 
-    To hand each line to the operating system at once costs as much as to make it. A record is written at once, and so
-    are the lines before it. What waits is lost only where a process is ended without a chance to write: by SIGKILL, by
-    a crash of the interpreter. AWS Lambda stops a process between two events, so there nothing waits.
+    To hand each line to the operating system at once costs as much as to make it. A record is
+    written at once, and so are the lines before it. What waits is lost only where a process is
+    ended without a chance to write: by SIGKILL, by a crash of the interpreter. AWS Lambda stops a
+    process between two events, so there nothing waits.
     """
 
     def __init__(self, stream: TextIO, *, keeps: bool) -> None:
@@ -154,8 +159,8 @@ class _LineHandler(logging.StreamHandler[TextIO]):
 
 
 def _pieces(lines: Iterable[str]) -> Iterator[str]:
-    """Lines in pieces of as many as a pipe takes at once: of a longer piece, other processes that write to the same one
-    (`--workers`) may come in between."""
+    """Lines in pieces of as many as a pipe takes at once: of a longer piece, other processes that
+    write to the same one (`--workers`) may come in between."""
     piece, size = "", 0
     for line in lines:
         more = len(line) if line.isascii() else len(line.encode("utf-8", "replace"))
@@ -168,16 +173,19 @@ def _pieces(lines: Iterable[str]) -> Iterator[str]:
 
 
 def flush() -> None:
-    """Write the lines that wait: the app is about to end, or its process to be stopped for a while."""
+    """Write the lines that wait: the app is about to end, or its process to
+    be stopped for a while."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, _LineHandler):
             handler.flush()
 
 
 def configure(level: str, form: LogFormat = "auto", *, alone: bool = False) -> None:
-    """Send everything at or above a level ("debug", "info", "warning", "error") to standard error, once.
+    """Send everything at or above a level ("debug", "info", "warning",
+    "error") to standard error, once.
 
-    `alone` takes away what the runtime of AWS Lambda has set up, which would write each line a second time.
+    `alone` takes away what the runtime of AWS Lambda has set up, which would
+    write each line a second time.
     """
     root = logging.getLogger()
     root.setLevel(level.upper())

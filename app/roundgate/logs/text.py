@@ -1,4 +1,5 @@
-"""The log for a person at a terminal: one line a record, in colour, exceptions framed at the user's own line.
+"""The log for a person at a terminal: one line a record, in colour, exceptions
+framed at the user's own line.
 
     14:05:09.221  tools/call refund                 200 ok  3.1 ms
     14:05:11.014  error    tool refund failed  reference=8f2c…

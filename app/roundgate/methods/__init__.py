@@ -1,4 +1,5 @@
-"""From a valid request to its result: one module for each group of methods, and one table of them all.
+"""From a valid request to its result: one module for each group of methods,
+and one table of them all.
 
     table          method → who serves it, its params, what the client must have declared
     discovery, tools, prompts, resources, completion, tasks, subscriptions        the groups
@@ -6,7 +7,8 @@
     rounds, once   a call over several requests; a round that happens once, whose end is `kept`
     hub, changes   the open streams of this process, and what other replicas tell
 
-Knows the catalog and the engine; knows nothing of HTTP and of sockets, and not which revision the client speaks.
+Knows the catalog and the engine; knows nothing of HTTP and of sockets, and not which
+revision the client speaks.
 """
 
 from __future__ import annotations

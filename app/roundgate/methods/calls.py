@@ -1,4 +1,5 @@
-"""What the methods that run a handler have in common: a request → its round and its `Call`; an outcome → its value."""
+"""What the methods that run a handler have in common: a request → its round and its `Call`;
+an outcome → its value."""
 
 from __future__ import annotations
 

@@ -1,12 +1,14 @@
-"""A change that a handler tells of at one replica is told on the streams of all: lists that changed, resources.
+"""A change that a handler tells of at one replica is told on the streams of all:
+lists that changed, resources.
 
     replica A   await ctx.resource_updated(uri) ─▶ its own streams, and the row of the latest changes
     replica B   has a stream open: looks at the row every second ─▶ its streams
 
-There is one row. Each change in it has a number; who has seen one tells of those after it. Only the latest are in it,
-as many as a read costs next to nothing for: who has missed more than these tells every stream of everything that it
-listens to, because "it has changed" said once too often makes a client look once too often, and said too seldom leaves
-it with what is old. What a client listens to, and that it does, is in no row.
+There is one row. Each change in it has a number; who has seen one tells of those after it. Only the
+latest are in it, as many as a read costs next to nothing for: who has missed more than these tells
+every stream of everything that it listens to, because "it has changed" said once too often makes a
+client look once too often, and said too seldom leaves it with what is old. What a client listens
+to, and that it does, is in no row.
 
 A replica on which nobody listens reads nothing; a handler that tells of nothing costs nothing.
 """
@@ -28,11 +30,14 @@ from roundgate.protocol import notifications
 from roundgate.storage import SessionRow, SessionStore
 
 MAX_CHARS: Final = 3_500
-"""Of the changes in the row together: a strongly consistent read of DynamoDB costs the same up to 4 KB."""
+"""Of the changes in the row together: a strongly consistent read of DynamoDB
+costs the same up to 4 KB."""
 MAX_PENDING: Final = 1_000
-"""Changes that wait for a store that cannot be reached; of more it is only said that there were some."""
+"""Changes that wait for a store that cannot be reached; of more it is only
+said that there were some."""
 KEEP_MS: Final = 3_600_000
-"""For how long the row is kept after the last change: far longer than anybody takes to look again."""
+"""For how long the row is kept after the last change: far longer than
+anybody takes to look again."""
 PAUSE_S: Final = 0.005
 """After a write that another replica's came before; twice that after the second, and so on."""
 RETRY_S: Final = 5.0
@@ -67,7 +72,8 @@ class _Latest:
     """The latest changes, as `_written` has them; the last one last."""
 
     def after(self, seen: _Latest | None) -> Sequence[str] | None:
-        """The changes after those that have been seen; `None` if some of them are not in the row any more."""
+        """The changes after those that have been seen; `None` if some of them are
+        not in the row any more."""
         known = seen.last if seen is not None and seen.epoch == self.epoch else 0
         missed = self.last - known
         if missed > len(self.changes):
@@ -114,8 +120,8 @@ class Changes:
         self._looking: asyncio.Task[None] | None = None
 
     async def publish(self, method: str, uri: str | None = None) -> None:
-        """Tell every stream that wants to know, here at once, and have the other replicas know when this returns; if
-        the store cannot be reached, soon after it can.
+        """Tell every stream that wants to know, here at once, and have the other replicas know when
+        this returns; if the store cannot be reached, soon after it can.
 
         Args:
             method: the notification.
@@ -133,7 +139,8 @@ class Changes:
                 self._retry = asyncio.create_task(self._keep_writing())
 
     async def ready(self) -> None:
-        """Find out what has changed before the first stream opens here: all after that is told on it."""
+        """Find out what has changed before the first stream opens here: all
+        after that is told on it."""
         if self._looking is None and self._shares:
             try:
                 seen = await self._read()
@@ -143,7 +150,8 @@ class Changes:
                 self._seen = seen
 
     def follow(self, subscription: Subscription) -> None:
-        """Tell a stream of what changes elsewhere, until it ends; nothing may be waited for since `ready`."""
+        """Tell a stream of what changes elsewhere, until it ends; nothing may be
+        waited for since `ready`."""
         if not self._shares:
             return
         self._following += 1
@@ -177,7 +185,8 @@ class Changes:
             await self._is_flushed()
 
     async def _is_flushed(self) -> bool:
-        """Write what is pending; whether it could be done. Who waits for a turn finds it done, most of the time."""
+        """Write what is pending; whether it could be done. Who waits for a turn finds it
+        done, most of the time."""
         async with self._turn:
             # what is told of from here on is told again, though it be the same
             more, self._pending = self._pending, {}

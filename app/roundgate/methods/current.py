@@ -1,4 +1,5 @@
-"""The methods of what is served now: a swap makes others, and requests that have begun stay with theirs."""
+"""The methods of what is served now: a swap makes others, and requests that have
+begun stay with theirs."""
 
 from __future__ import annotations
 

@@ -32,8 +32,8 @@ class DiscoveryMethods:
 def features_of(catalog: Catalog, *, streams: bool) -> frozenset[str]:
     """What there is something to serve for; a revision asks this before it lets a request in.
 
-    What is missing just now may have had tools and tasks: "there are none here" would be for good, and whoever was told
-    so would not hear of them when they are back.
+    What is missing just now may have had tools and tasks: "there are none here" would be for good,
+    and whoever was told so would not hear of them when they are back.
     """
     served = {
         "tools": bool(catalog.tools or catalog.missing),

@@ -1,13 +1,15 @@
-"""tools/list and tools/call for clients that cannot be asked, or know no tasks, where there is a substitute for that.
+"""tools/list and tools/call for clients that cannot be asked, or know no tasks, where there
+is a substitute for that.
 
-A call is made as if its client could do everything that there is a substitute for. What the client itself cannot take
-of what comes of it, questions or a task, is then told by other means:
+A call is made as if its client could do everything that there is a substitute for. What the client
+itself cannot take of what comes of it, questions or a task, is then told by other means:
 
     questions   in words, with a tool that takes the answers                  `in_words`
     a task      its result, which is waited for, or a handle, and its tools   `waiting`, `task_tools`
 
-Nothing in here runs for clients and tools that need none of it. A list has the gateway's own tools for clients that
-lack what they stand for, so it depends on what a client declares, and is its own (`cacheScope: private`).
+Nothing in here runs for clients and tools that need none of it. A list has the gateway's own
+tools for clients that lack what they stand for, so it depends on what a client declares, and is
+its own (`cacheScope: private`).
 """
 
 from __future__ import annotations
@@ -79,8 +81,8 @@ class FallbackTools:
         return self._list.reply(self._view(pages, in_words, handles), asked.cursor)
 
     def _view(self, pages: Pages, in_words: bool, handles: bool) -> Pages:
-        """What a client sees that lacks what it takes to be asked, or the tasks extension. It is made once for each set
-        of scopes and lacks."""
+        """What a client sees that lacks what it takes to be asked, or the tasks extension. It is
+        made once for each set of scopes and lacks."""
         if not (in_words or handles):
             return pages
         key = (id(pages), in_words, handles)
@@ -171,7 +173,8 @@ class FallbackTools:
         task_id: str,
         round_: int,
     ) -> Reply:
-        """The result of a call whose task this is, or what the task asks, or a round that goes on waiting."""
+        """The result of a call whose task this is, or what the task asks, or a
+        round that goes on waiting."""
         task = self._tasks.find(context.principal, task_id)
         self._scopes.check(asked.name, context.principal)
         if asked.input_responses:
@@ -215,7 +218,8 @@ class FallbackTools:
 
 
 def _without_output(entry: bytes) -> bytes:
-    """A tool that may answer something else than its output schema says: clients would refuse that."""
+    """A tool that may answer something else than its output schema says:
+    clients would refuse that."""
     definition = json.decode(entry)
     if definition.pop("outputSchema", None) is None:
         return entry

@@ -1,9 +1,10 @@
-"""subscriptions/listen: who wants to hear of which changes, and the messages each gets (basic/patterns/subscriptions).
+"""subscriptions/listen: who wants to hear of which changes, and the messages
+each gets (basic/patterns/subscriptions).
 
-The hub reaches the streams of this process; `changes` has it told of what other replicas say. A stream holds at most
-one pending message per (method, uri or task), so a slow reader costs no more than what it subscribed to, and nothing
-that it must know is dropped: "the list changed" said twice means what it means said once, and the later state of a
-task replaces the earlier one.
+The hub reaches the streams of this process; `changes` has it told of what other replicas say. A
+stream holds at most one pending message per (method, uri or task), so a slow reader costs no more
+than what it subscribed to, and nothing that it must know is dropped: "the list changed" said twice
+means what it means said once, and the later state of a task replaces the earlier one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from roundgate.protocol import RequestId, SubscriptionFilter, jsonrpc, notificat
 from roundgate.values import dataclass
 
 Topic: TypeAlias = tuple[str, str | None]
-"""A method and, for `notifications/resources/updated`, the URI; for `notifications/tasks`, the id."""
+"""A method and, for `notifications/resources/updated`, the URI; for
+`notifications/tasks`, the id."""
 
 MAX_OTHERS: Final = 200
 
@@ -40,17 +42,20 @@ class Subscription:
     view: str = ""
     """The view at which it was opened."""
     learns: bool = False
-    """Whether what it wants is found out now and then (`listen_to`): what changed until then is told as well."""
+    """Whether what it wants is found out now and then (`listen_to`): what changed
+    until then is told as well."""
     ends: list[Callable[[], None]] = field(default_factory=list)
     """What is to be done when it has ended."""
     _pending: dict[Topic, bytes | None] = field(default_factory=dict)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _closing: bool = False
     _others: set[Topic] = field(default_factory=set)
-    """What has changed that is not wanted as far as is known: more than `MAX_OTHERS` stand for everything."""
+    """What has changed that is not wanted as far as is known: more than
+    `MAX_OTHERS` stand for everything."""
 
     def offer(self, topic: Topic, params: bytes | None = None) -> None:
-        """Note a change, if it is wanted; `params` is a JSON object with what there is to say of it."""
+        """Note a change, if it is wanted; `params` is a JSON object with what
+        there is to say of it."""
         if topic in self.topics:
             self._pending[topic] = params
             self._wake.set()
@@ -68,7 +73,8 @@ class Subscription:
             )
 
     def listen_to(self, topics: frozenset[Topic]) -> None:
-        """Tell of these from now on, and of those of them that have changed since the last time this was said."""
+        """Tell of these from now on, and of those of them that have changed since the
+        last time this was said."""
         known, self.topics = self.topics, topics
         others, self._others = self._others, set()
         for topic in topics - known:
@@ -81,7 +87,8 @@ class Subscription:
         self._wake.set()
 
     async def messages(self, keep_alive_s: float) -> AsyncGenerator[bytes | None, None]:
-        """The acknowledgement, then each change; `None` when nothing happened for `keep_alive_s`. Ends on `close`."""
+        """The acknowledgement, then each change; `None` when nothing happened for
+        `keep_alive_s`. Ends on `close`."""
         yield self._tell(notifications.ACKNOWLEDGED, notifications=self.acknowledged)
         async with aclosing(self.changes(keep_alive_s)) as changes:
             async for change in changes:
@@ -224,7 +231,8 @@ class Hub:
 def _topics(
     wanted: SubscriptionFilter, features: frozenset[str]
 ) -> tuple[frozenset[Topic], dict[str, Any]]:
-    """What is watched, and the filter as it is acknowledged: only what is served, only what was asked for."""
+    """What is watched, and the filter as it is acknowledged: only what is served,
+    only what was asked for."""
     topics: set[Topic] = set()
     acknowledged: dict[str, Any] = {}
     for feature, asked, name, method in (

@@ -3,10 +3,12 @@
     tools/call deploy {env}           →  a result: "It needs answers … call `answer` with {state, answers}"
     tools/call answer {state, answers} →  the next round of `deploy`: its result, or more words
 
-Inside `state` stand, sealed for this caller, the tool, its arguments and the `requestState` of the round that asked,
-which is checked as in any other round. One that is too long for a model to copy is a row, and the state has its name.
+Inside `state` stand, sealed for this caller, the tool, its arguments and the `requestState` of the
+round that asked, which is checked as in any other round. One that is too long for a model to copy
+is a row, and the state has its name.
 
-An answer in words is what the model says the user said. So approvals are never asked this way (`Form.is_approval`).
+An answer in words is what the model says the user said. So approvals are never asked
+this way (`Form.is_approval`).
 """
 
 from __future__ import annotations
@@ -164,7 +166,8 @@ class InWords:
 
 
 def requirement_of(request: Mapping[str, Any]) -> dict[str, Any]:
-    """What a client must have declared to be asked a question on the wire, shaped as `ClientCapabilities`."""
+    """What a client must have declared to be asked a question on the wire,
+    shaped as `ClientCapabilities`."""
     params = request.get("params") or {}
     match request.get("method"):
         case "elicitation/create":

@@ -1,4 +1,5 @@
-"""How a round ended, as bytes that are kept for whoever asks for the same round again: `label result`, or an error."""
+"""How a round ended, as bytes that are kept for whoever asks for the same round again:
+`label result`, or an error."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ def kept_reply(reply: Reply) -> bytes:
 
 
 def kept_error(error: GatewayError) -> bytes:
-    """An error as it is kept: what it takes to raise it again. One of a kind that is not known here becomes
-    `InvalidParams` with its words."""
+    """An error as it is kept: what it takes to raise it again. One of a kind that is not known here
+    becomes `InvalidParams` with its words."""
     match error:
         case MissingCapability():
             facts: list[Any] = ["MissingCapability", error.what_for, dict(error.missing)]

@@ -13,7 +13,8 @@ MAX_PAGES_KEPT: Final = 64
 
 
 class Listing:
-    """One list. Nothing is serialised per request: a page and what stands around it are joined, and kept."""
+    """One list. Nothing is serialised per request: a page and what stands around
+    it are joined, and kept."""
 
     def __init__(self, member: str, cache: CacheHint, results: Results) -> None:
         self._member, self._results = member, results

@@ -3,8 +3,8 @@
     retry    ──claim──▶ (won)  served, its outcome written ──▶ answered
     its twin ──claim──▶ (lost) waits for the outcome       ──▶ answered with it
 
-A token proves integrity, not single use. So a round is claimed by a conditional write under the id of its token, or
-under the client's key, with a digest of the answers that came with it.
+A token proves integrity, not single use. So a round is claimed by a conditional write under the id
+of its token, or under the client's key, with a digest of the answers that came with it.
 """
 
 from __future__ import annotations
@@ -43,16 +43,18 @@ class Once:
         self._working: set[asyncio.Future[bytes]] = set()
 
     async def aclose(self) -> None:
-        """Let rounds whose clients have hung up come to their end, so that the retries find their outcomes."""
+        """Let rounds whose clients have hung up come to their end, so that the
+        retries find their outcomes."""
         await asyncio.gather(*self._working, return_exceptions=True)
 
     async def serve(
         self, round_: Round, asked: InputParams, call: Call, run: Callable[[], Awaitable[Reply]]
     ) -> Reply:
-        """Serve a round of a `once` tool: the same retry gets the same outcome, and it is served once.
+        """Serve a round of a `once` tool: the same retry gets the same
+        outcome, and it is served once.
 
-        The first round has no token, so, unless the client gave the call a key, nothing to be once about: a new call is
-        a new call.
+        The first round has no token, so, unless the client gave the call a key, nothing to be once
+        about: a new call is a new call.
 
         Args:
             round_: the round.
@@ -62,8 +64,8 @@ class Once:
 
         Raises:
             StateRefused: the token was used with other answers.
-            Unavailable: the same retry is being served elsewhere and takes longer than this one can wait; or a store
-                cannot be reached.
+            Unavailable: the same retry is being served elsewhere and takes longer than this one can
+                wait; or a store cannot be reached.
             ToolError: it was being served where it will never be finished.
         """
         once_id = round_.once_id

@@ -11,7 +11,8 @@ from roundgate.tracing import Span
 
 @carrier
 class RequestContext:
-    """One request and what belongs to it. `notify` sends on its stream, where the client wants and can have that."""
+    """One request and what belongs to it. `notify` sends on its stream, where the client
+    wants and can have that."""
 
     inbound: Inbound
     principal: Principal

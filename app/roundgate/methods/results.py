@@ -1,7 +1,8 @@
-"""What a request is answered with: a result in the format of its revision, or a stream that ends with one.
+"""What a request is answered with: a result in the format of its revision, or a
+stream that ends with one.
 
-A handler here says what there is to tell; `resultType`, `serverInfo` and caching hints are the revision's business
-(`protocol.revision.ResultFormat`).
+A handler here says what there is to tell; `resultType`, `serverInfo` and caching hints are the
+revision's business (`protocol.revision.ResultFormat`).
 """
 
 from __future__ import annotations

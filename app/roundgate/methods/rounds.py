@@ -1,19 +1,20 @@
-"""One round of a call: open the state that came back, run the handler on it, seal what it leaves (SEP-2322).
+"""One round of a call: open the state that came back, run the handler on it, seal
+what it leaves (SEP-2322).
 
     round 1   tools/call {arguments}                                →  input_required {inputRequests, requestState}
     round 2   tools/call {arguments, inputResponses, requestState}  →  … another round, or the result
 
 Nothing is kept here in between; round 2 may reach any process that has the keys.
 
-**Which task a call becomes** is decided before there is one, so that whoever sends a request again, because its answer
-was lost, is told of the same task:
+**Which task a call becomes** is decided before there is one, so that whoever sends a request again,
+because its answer was lost, is told of the same task:
 
     a key of the client's (`_meta`)   its owner, the key, the tool and the arguments; the same in every later round
     a state                           the state's id and the answers that came with it
     neither                           a new id; should its write be in doubt, a state goes back that has it inside
 
-It is never the JSON-RPC id: clients count from 1 in every process, so two of one user's would meet in one task, and a
-client that repeats a call has to take another id.
+It is never the JSON-RPC id: clients count from 1 in every process, so two of one user's would meet
+in one task, and a client that repeats a call has to take another id.
 """
 
 from __future__ import annotations
@@ -48,13 +49,16 @@ from roundgate.values import dataclass
 T = TypeVar("T")
 
 IDEMPOTENCY_KEY: Final = "roundgate/idempotencyKey"
-"""The member of a request's `_meta` with a client's key for a call: 1 to 256 visible ASCII characters.
+"""The member of a request's `_meta` with a client's key for a call: 1 to 256
+visible ASCII characters.
 
-The prefix is ours and of one label: no name that the protocol keeps for itself has only one (basic/index, "_meta").
+The prefix is ours and of one label: no name that the protocol keeps for itself has only
+one (basic/index, "_meta").
 """
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,256}")
 _DOUBT_PAUSE_S: Final = 0.5
-"""A client sends a round without questions again at once; a store that is away for a moment is given that moment."""
+"""A client sends a round without questions again at once; a store that is away for a
+moment is given that moment."""
 
 
 @carrier
@@ -87,8 +91,8 @@ class Round:
 
     @property
     def task_id(self) -> str:
-        """The id of the task that the call becomes in this round, if it does: the same however often the round is
-        sent."""
+        """The id of the task that the call becomes in this round, if it does: the same however
+        often the round is sent."""
         if self._task_id is None:
             self._task_id = self.make_task_id()
         return self._task_id
@@ -102,7 +106,8 @@ class Round:
 
     @property
     def once_id(self) -> str | None:
-        """What a round that must happen once is known by; a call without state and key is a new one each time."""
+        """What a round that must happen once is known by; a call without state and key
+        is a new one each time."""
         if self.opened is not None:
             return self.opened.id
         return self.task_id if self.is_keyed else None
@@ -118,7 +123,8 @@ class InputRequired:
 
 @dataclass(frozen=True, slots=True)
 class BecomesTask:
-    """The call goes on as a task, with what is known of it; `message` is what its handler last said."""
+    """The call goes on as a task, with what is known of it; `message` is what
+    its handler last said."""
 
     journal: Journal
     message: str | None
@@ -150,8 +156,9 @@ class Rounds:
     ) -> Round:
         """The round that a request is, with its answers taken into the journal.
 
-        An answer counts for a question that the state says was asked, and for no other. Those of a request without
-        state are only looked at where the handler takes them unasked (`Call.takes_unasked`).
+        An answer counts for a question that the state says was asked, and for no
+        other. Those of a request without state are only looked at where the handler
+        takes them unasked (`Call.takes_unasked`).
 
         Args:
             target: what is called, and with which arguments.
@@ -218,7 +225,8 @@ class Rounds:
             journal = journal.restarted(outcome.arguments)
         if not isinstance(outcome, Suspended):
             return outcome
-        # what the client can be asked at once is asked before there is a task (SEP-2663, "Task Creation")
+        # what the client can be asked at once is asked before there is a task
+        # (SEP-2663, "Task Creation")
         if call.may_become_task and outcome.wants_task and not outcome.requests:
             return BecomesTask(outcome.journal, run.message)
         if round_.number >= self._max_rounds:
@@ -249,7 +257,8 @@ class Rounds:
     async def in_doubt(
         self, round_: Round, call: Call, journal: Journal, ended: Any = None
     ) -> InputRequired:
-        """The end of a round whose task may have been written or not: state alone, with the task's id inside.
+        """The end of a round whose task may have been written or not: state alone,
+        with the task's id inside.
 
         The retry comes back with it, finds the row or writes it, and answers with the one task.
 
@@ -260,7 +269,8 @@ class Rounds:
             ended: how the call had ended, as JSON; `None` if it had not.
 
         Raises:
-            Unavailable: there have been too many such rounds, or what is known of the call is too large to travel.
+            Unavailable: there have been too many such rounds, or what is known of the
+                call is too large to travel.
         """
         if round_.number >= self._max_rounds:
             raise Unavailable(
@@ -289,7 +299,8 @@ class Rounds:
 
 
 def _id_for_key(key: Any, target: Target, principal: Principal, view: str) -> str:
-    """The id that follows from a client's key; it is one for this tool of this view and these arguments alone."""
+    """The id that follows from a client's key; it is one for this tool of this view and
+    these arguments alone."""
     if not isinstance(key, str) or not _KEY.fullmatch(key):
         raise InvalidParams(
             f'params._meta["{IDEMPOTENCY_KEY}"] must be a string of 1 to 256 visible ASCII characters'

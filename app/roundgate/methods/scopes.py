@@ -1,7 +1,7 @@
 """What a caller's scopes let it do: tools, and the tasks of their calls.
 
-Scopes are looked at when a thing is used, not only when it is made: what a caller may do is what its token of now
-grants. Without authentication nothing needs any.
+Scopes are looked at when a thing is used, not only when it is made: what a caller may do is what
+its token of now grants. Without authentication nothing needs any.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ class Scopes:
     def check(self, tool: str, principal: Principal) -> None:
         """Do nothing if the caller may use a tool and see its tasks.
 
-        A tool that is not served here was taken away, or is yet to be deployed: its tasks remain their owners'. But
-        while a back end is missing it may be one of its tools, and nobody knows what that needs.
+        A tool that is not served here was taken away, or is yet to be deployed: its tasks
+        remain their owners'. But while a back end is missing it may be one of its tools, and
+        nobody knows what that needs.
 
         Raises:
             InsufficientScope

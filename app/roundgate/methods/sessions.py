@@ -1,11 +1,12 @@
 """What a session may change after it was opened: its log level, its subscriptions, its end.
 
-A session itself is in its id and kept nowhere. These few facts are in rows of its caller: `BUCKETS` rows at most, each
-with the latest `PER_BUCKET` sessions that have changed anything, so a caller that opens session after session takes no
-more room than that. What is dropped then is what a new session has: the default level, no subscriptions.
+A session itself is in its id and kept nowhere. These few facts are in rows of its caller: `BUCKETS`
+rows at most, each with the latest `PER_BUCKET` sessions that have changed anything, so a caller
+that opens session after session takes no more room than that. What is dropped then is what a new
+session has: the default level, no subscriptions.
 
-Whether a session has been ended is looked at again after `KNOWN_MS`, not with every request; whoever logs or streams
-looks at the row itself.
+Whether a session has been ended is looked at again after `KNOWN_MS`, not with every request;
+whoever logs or streams looks at the row itself.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Sessions:
         self._rows = store
         self._clock = clock
         self._known: OrderedDict[str, float] = OrderedDict()
-        """Sessions that were alive at a moment of the monotonic clock, the one looked at longest ago first."""
+        """Sessions that were alive at a moment of the monotonic clock, the one
+        looked at longest ago first."""
 
     async def check(self, session: SessionFacts, owner: Principal) -> None:
         """Do nothing if a session has not been ended, as far as is known here.
@@ -164,8 +166,8 @@ def _written(state: SessionState, until_ms: int) -> list[Any]:
 
 
 def _states(value: bytes) -> dict[str, tuple[SessionState, int]]:
-    """Sessions by id, with until when each holds, the one that changed longest ago first; of a row that another
-    version wrote, none."""
+    """Sessions by id, with until when each holds, the one that changed longest ago first; of a row
+    that another version wrote, none."""
     try:
         return {
             name: (SessionState(level, tuple(uris), ended), until)

@@ -1,4 +1,5 @@
-"""subscriptions/listen: opens a stream of changes (basic/patterns/subscriptions); `hub` has the streams."""
+"""subscriptions/listen: opens a stream of changes (basic/patterns/subscriptions);
+`hub` has the streams."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def wanted_of(view: str, catalog: Catalog, asked: ListenParams) -> SubscriptionF
 
 
 class SubscriptionMethods:
-    """Streams of what changes, of lists, of resources and of the caller's tasks, at whatever replica."""
+    """Streams of what changes, of lists, of resources and of the caller's
+    tasks, at whatever replica."""
 
     def __init__(
         self,
@@ -81,7 +83,8 @@ class SubscriptionMethods:
         return Stream(subscription, closing)
 
     def _end_with_token(self, subscription: Subscription, principal: Principal) -> None:
-        """Close a stream when the token that opened it expires: from then on nobody may be told anything on it."""
+        """Close a stream when the token that opened it expires: from then on nobody may
+        be told anything on it."""
         if principal.expires_at_s is None:
             return
         left_s = principal.expires_at_s - self._clock.now_ms() / 1000
@@ -93,7 +96,8 @@ class SubscriptionMethods:
     async def _known(
         self, context: RequestContext, task_ids: Sequence[str]
     ) -> list[tuple[NamedTask, TaskView | None]]:
-        """Those of the tasks that there are, that are the caller's, and whose tools it may call, with how they are now.
+        """Those of the tasks that there are, that are the caller's, and whose tools it may
+        call, with how they are now.
 
         Who has a task that is not ours is asked later: a stream does not wait for services.
         """

@@ -1,4 +1,5 @@
-"""The table of the methods: who serves each, how its params look, what its client must have declared.
+"""The table of the methods: who serves each, how its params look, what its
+client must have declared.
 
 What a revision calls a method, and which headers mirror it, is in that revision's own table.
 """
@@ -164,7 +165,8 @@ def _tools(
     calls: Calls,
     results: Results,
 ) -> Tools:
-    """Who lists and calls tools, with what stands in for clients that cannot be asked, and for a long list."""
+    """Who lists and calls tools, with what stands in for clients that cannot be
+    asked, and for a long list."""
     cache, clock = config.caching.tools, parts.clock
     tools: Tools = ToolMethods(
         catalog,

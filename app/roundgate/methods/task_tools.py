@@ -5,9 +5,10 @@
     tools/call task_status {taskId}  →  how it is, and what it asks
     tools/call task_answer {taskId, answers}, task_cancel {taskId}
 
-A handle is good for the caller alone, like the id of any task. What a task asks is asked of the user while
-`task_result` waits, where the client can be asked; otherwise it is told in words, and `task_answer` takes the answers
-where its tool is asked in words at all. Nobody approves anything with it.
+A handle is good for the caller alone, like the id of any task. What a task asks is asked of
+the user while `task_result` waits, where the client can be asked; otherwise it is told in
+words, and `task_answer` takes the answers where its tool is asked in words at all. Nobody
+approves anything with it.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ class TaskTools:
         self._of_task, self._answers = Schema.compile(_OF_TASK), Schema.compile(_ANSWERS)
 
     def handle(self, created: Mapping[str, Any]) -> Reply:
-        """What a call is answered with that goes on as a task; `created` is the schema's `CreateTaskResult`."""
+        """What a call is answered with that goes on as a task; `created` is
+        the schema's `CreateTaskResult`."""
         task = {
             name: value for name, value in created.items() if name not in ("resultType", "_meta")
         }
@@ -112,7 +114,8 @@ class TaskTools:
         """A call of one of them.
 
         Raises:
-            ToolError: the arguments are wrong, there is no such task, or it cannot be answered here.
+            ToolError: the arguments are wrong, there is no such task, or it cannot be answered
+                here.
             InsufficientScope: its tool needs more.
             Unavailable, InternalError: who has the task cannot be asked.
         """

@@ -1,7 +1,9 @@
-"""tools/list and tools/call where search stands for the list: a call through `call_tool` is one of the tool it names.
+"""tools/list and tools/call where search stands for the list: a call through `call_tool` is
+one of the tool it names.
 
-What a call goes through after this, it goes through under the tool's own name: scopes, approvals, questions, tasks,
-once, and what there is for clients that can do less. A state or a task that comes of it is the tool's.
+What a call goes through after this, it goes through under the tool's own name: scopes, approvals,
+questions, tasks, once, and what there is for clients that can do less. A state or a task that
+comes of it is the tool's.
 """
 
 from __future__ import annotations

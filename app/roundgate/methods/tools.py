@@ -1,7 +1,8 @@
 """tools/list and tools/call.
 
-A tool's failure becomes a result with `isError`; what the caller must not see stays in the log under a reference. A
-call goes on as a task where its tool has to be one, or where its handler or its deadline wants it.
+A tool's failure becomes a result with `isError`; what the caller must not see stays in the log
+under a reference. A call goes on as a task where its tool has to be one, or where its handler
+or its deadline wants it.
 """
 
 from __future__ import annotations
@@ -135,7 +136,8 @@ class ToolMethods:
         round_: Round,
         call: Call,
     ) -> Reply:
-        """What is said of how a round ended; a task where it has to go on as one, or must be one."""
+        """What is said of how a round ended; a task where it has to go on as one, or must be
+        one."""
         match outcome:
             case Completed(ToolResult() as result) if served.tool.task != "required":
                 return self._results.tool(result)  # nearly always
@@ -175,7 +177,8 @@ class ToolMethods:
             return self._told(Failed(error), served)
 
     async def _known_task(self, served: ServedTool, round_: Round, call: Call) -> Reply | None:
-        """The answer to a call whose task is decided already, if that is there, or needs nothing but to be written."""
+        """The answer to a call whose task is decided already, if that is there, or needs
+        nothing but to be written."""
         if served.tool.task == "required":
             try:
                 self._tasks.check_size(self._task_call(served, round_, call, round_.journal))

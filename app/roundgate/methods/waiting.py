@@ -4,8 +4,9 @@
     round 2   tools/call report, requestState      waits on                             →  the task's questions
     round 3   … with inputResponses                they go to the task; waits on        →  its result
 
-A request waits for as long as a call may take. What a client sends back says which task it waits for, sealed for it
-and for this call. The task itself is like any other: it goes on when nobody waits.
+A request waits for as long as a call may take. What a client sends back says which task
+it waits for, sealed for it and for this call. The task itself is like any other: it
+goes on when nobody waits.
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ class Waiting:
         raise StateRefused
 
     async def until_settled(self, task: NamedTask, deadline: Deadline) -> TaskView | None:
-        """A task once it has ended, or asks something, or this request has no more time for it. `None` if who has it
-        could not be asked in all that time: it is there all the same, and another call would begin another.
+        """A task once it has ended, or asks something, or this request has no more time for it.
+        `None` if who has it could not be asked in all that time: it is there all the same, and
+        another call would begin another.
 
         Raises:
             TaskNotFound, InternalError: as `NamedTask.look`.
@@ -103,8 +105,8 @@ class Waiting:
         context: RequestContext,
         round_: int,
     ) -> InputRequired | None:
-        """The end of a round whose task has not ended: its questions, if it has any, and the state to go on with.
-        `None` if there have been too many rounds.
+        """The end of a round whose task has not ended: its questions, if it has any, and the state
+        to go on with. `None` if there have been too many rounds.
         """
         if round_ >= self._max_rounds:
             return None

@@ -1,8 +1,8 @@
 """What a client says it can do, request by request (basic/index, "Per-request protocol fields").
 
 A requirement has the shape of the schema's `ClientCapabilities`: `{"sampling": {"tools": {}}}`,
-`{"elicitation": {"url": {}}}`, `{"extensions": {"io.modelcontextprotocol/tasks": {}}}`. What is missing is told in the
-same shape, as -32021 demands.
+`{"elicitation": {"url": {}}}`, `{"extensions": {"io.modelcontextprotocol/tasks": {}}}`. What is
+missing is told in the same shape, as -32021 demands.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class ClientCapabilities:
 
     declared: Mapping[str, Any]
     substituted: Mapping[str, Any] = field(default_factory=dict)
-    """What the gateway does by other means where the client has not declared it (docs/clients.md)."""
+    """What the gateway does by other means where the client has not declared it
+    (docs/clients.md)."""
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> ClientCapabilities:

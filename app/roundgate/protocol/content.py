@@ -1,6 +1,8 @@
-"""Content blocks, resource contents, prompt messages and tool results (schema.ts: `ContentBlock` and its parts).
+"""Content blocks, resource contents, prompt messages and tool results (schema.ts:
+`ContentBlock` and its parts).
 
-Values a handler makes and returns. Each knows its JSON (`to_wire`); binary data is taken as bytes, written as base64.
+Values a handler makes and returns. Each knows its JSON (`to_wire`); binary data is taken as
+bytes, written as base64.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ def base64_text(data: bytes | str) -> str:
 
 
 def without_none(**members: Any) -> Wire:
-    """A JSON object of the members that are not `None`: optional members are absent on the wire, never null."""
+    """A JSON object of the members that are not `None`: optional members are absent
+    on the wire, never null."""
     return {name: value for name, value in members.items() if value is not None}
 
 
@@ -46,7 +49,8 @@ class Annotations:
 
 @dataclass(frozen=True, slots=True)
 class Icon:
-    """An image for a user interface: an https: or data: URI, MIME type, sizes such as "48x48", light or dark theme."""
+    """An image for a user interface: an https: or data: URI, MIME type, sizes such as
+    "48x48", light or dark theme."""
 
     src: str
     mime_type: str | None = None
@@ -203,7 +207,8 @@ class PromptMessage:
 
 
 class _Absent:
-    """The type of `ABSENT`: `None` is a legal structured result, so absence needs a value of its own."""
+    """The type of `ABSENT`: `None` is a legal structured result, so absence
+    needs a value of its own."""
 
 
 ABSENT = _Absent()
@@ -211,7 +216,8 @@ ABSENT = _Absent()
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What tools/call answers: blocks for a model to read, a JSON value for a program, and whether the tool failed."""
+    """What tools/call answers: blocks for a model to read, a JSON value for a program, and
+    whether the tool failed."""
 
     content: Sequence[ContentBlock | str] = ()
     structured_content: Any = ABSENT
@@ -240,7 +246,8 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Suggestions for an argument, best first; at most 100 are sent (server/utilities/completion)."""
+    """Suggestions for an argument, best first; at most 100 are sent
+    (server/utilities/completion)."""
 
     values: Sequence[str]
     total: int | None = None

@@ -1,4 +1,5 @@
-"""How a revision writes errors: a table of exception class → JSON-RPC code and HTTP status, and its uses."""
+"""How a revision writes errors: a table of exception class → JSON-RPC code and
+HTTP status, and its uses."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class ErrorTable:
         raise KeyError(type(error).__name__)
 
     def render(self, error: GatewayError, request_id: RequestId | None) -> tuple[int, bytes]:
-        """`(HTTP status, JSON-RPC error response)` for an error. Raises KeyError as `look_up` does."""
+        """`(HTTP status, JSON-RPC error response)` for an error. Raises
+        KeyError as `look_up` does."""
         row = self.look_up(error)
         if request_id is None and isinstance(error, InvalidRequest):
             request_id = error.request_id

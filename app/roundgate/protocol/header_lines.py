@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 
 class Headers(dict[bytes, bytes]):
-    """Values by lower-case name. Lines of one name are one list (RFC 9110, section 5.3): a client may say in two lines
-    what it accepts."""
+    """Values by lower-case name. Lines of one name are one list (RFC 9110, section 5.3): a client
+    may say in two lines what it accepts."""
 
     repeated: Sequence[bytes] = ()
-    """The names that came on several lines, in the order of their second ones: where a field has one value, two
-    readers could take different lines for it."""
+    """The names that came on several lines, in the order of their second ones: where a field has
+    one value, two readers could take different lines for it."""
 
     @classmethod
     def of(cls, lines: Sequence[tuple[bytes, bytes]]) -> Headers:

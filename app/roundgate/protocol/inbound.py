@@ -1,6 +1,8 @@
-"""A valid request, whichever revision it came in: what a revision's package makes of a message and its headers.
+"""A valid request, whichever revision it came in: what a revision's package makes of
+a message and its headers.
 
-`protocol.revision.Revision.validate_request` makes one; `methods` serves it without knowing the revision.
+`protocol.revision.Revision.validate_request` makes one; `methods` serves it
+without knowing the revision.
 """
 
 from __future__ import annotations
@@ -52,5 +54,5 @@ class Inbound:
     version: str
     """The revision that it is written in."""
     headers: Headers | None = None
-    """The headers that it came with, where some mirror arguments (`x-mcp-header`); `None` in a revision in which none
-    do."""
+    """The headers that it came with, where some mirror arguments (`x-mcp-header`); `None` in a
+    revision in which none do."""

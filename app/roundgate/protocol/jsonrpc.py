@@ -1,7 +1,7 @@
 """Bytes ↔ one JSON-RPC 2.0 message (basic/index, "Messages"; streamable-http, "Sending Messages").
 
-Strict on the way in: one object per body, in JSON as `roundgate.json` reads it, with an id that is a 64-bit integer or
-a string of up to 256 characters.
+Strict on the way in: one object per body, in JSON as `roundgate.json` reads it, with an id that is
+a 64-bit integer or a string of up to 256 characters.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def parse(body: bytes) -> Request | Notification:
 
     Raises:
         ParseError: the body is not the JSON we accept.
-        InvalidRequest: it is JSON, but not one request or notification; carries the id where it could be read.
+        InvalidRequest: it is JSON, but not one request or notification; carries the
+            id where it could be read.
     """
     return message_of(decode(body))
 
@@ -51,7 +52,8 @@ def message_of(message: Any) -> Request | Notification:
     """A decoded body as a message.
 
     Raises:
-        InvalidRequest: it is not one request or notification; carries the id where it could be read.
+        InvalidRequest: it is not one request or notification; carries the id where it could be
+            read.
     """
     if not isinstance(message, dict):
         raise InvalidRequest(_not_an_object(message))
@@ -85,7 +87,8 @@ def result_response(request_id: RequestId, result: bytes) -> bytes:
 def error_response(
     request_id: RequestId | None, code: int, message: str, data: Any = None
 ) -> bytes:
-    """`{"jsonrpc": "2.0", "id": …, "error": …}`; an unknown id is left out, never null (`JSONRPCErrorResponse`)."""
+    """`{"jsonrpc": "2.0", "id": …, "error": …}`; an unknown id is left out,
+    never null (`JSONRPCErrorResponse`)."""
     error: dict[str, Any] = {"code": code, "message": message}
     if data is not None:
         error["data"] = data
@@ -101,7 +104,8 @@ def notification(method: str, params: dict[str, Any]) -> bytes:
 
 
 def notification_of(method: str, params: dict[str, Any], more: bytes) -> bytes:
-    """A server-sent notification with further params that are serialised already: a JSON object, not empty."""
+    """A server-sent notification with further params that are serialised already: a
+    JSON object, not empty."""
     head = b'{"jsonrpc":"2.0","method":%b,"params":%b' % (encode(method), encode(params)[:-1])
     return b"%b,%b}" % (head, more[1:])
 

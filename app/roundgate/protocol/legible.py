@@ -1,7 +1,9 @@
-r"""Text of others as a person can see it: whatever is invisible, moves its neighbours or covers them is written out.
+r"""Text of others as a person can see it: whatever is invisible, moves its neighbours or
+covers them is written out.
 
-A right-to-left override makes `gpj.exe` of `exe.jpg`, tag characters carry words that nobody sees, a line separator
-begins a line that looks like ours. Such characters become JSON's escapes (`\u202e`); all others stay as they are.
+A right-to-left override makes `gpj.exe` of `exe.jpg`, tag characters carry words that nobody sees,
+a line separator begins a line that looks like ours. Such characters become JSON's escapes
+(`\u202e`); all others stay as they are.
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ _INVISIBLE: Final = frozenset(
     "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0"
     + "".join(map(chr, [*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)]))
 )
-"""Letters and marks that are drawn as nothing (Unicode's Default_Ignorable_Code_Point, and the blank of Braille)."""
+"""Letters and marks that are drawn as nothing (Unicode's Default_Ignorable_Code_Point, and
+the blank of Braille)."""
 
 
 def visible(text: str) -> str:
-    """The text with escapes for format, control, private and unassigned characters, odd blanks and piles of marks."""
+    """The text with escapes for format, control, private and unassigned characters, odd
+    blanks and piles of marks."""
     if text.isascii() and text.isprintable():
         return text
     shown: list[str] = []

@@ -1,8 +1,9 @@
-"""A body as the revisions with sessions allow it: a request, a notification, a response, or a batch of them.
+"""A body as the revisions with sessions allow it: a request, a notification, a
+response, or a batch of them.
 
-Revision 2026-07-28 has requests and notifications alone (`jsonrpc.parse`). Before it clients send responses too: to
-what a server has asked them. Batches are of 2025-03-26 only, and what is wrong with one of their elements is an error
-of that element.
+Revision 2026-07-28 has requests and notifications alone (`jsonrpc.parse`). Before it clients send
+responses too: to what a server has asked them. Batches are of 2025-03-26 only, and what is wrong
+with one of their elements is an error of that element.
 """
 
 from __future__ import annotations

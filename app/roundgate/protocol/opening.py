@@ -1,8 +1,9 @@
 """Which revision a request is of: 2026-07-28, or one of those with sessions (basic/versioning).
 
-A request of 2026-07-28 says so in its header and in its `_meta`. One that says neither is of the others if it opens a
-session or belongs to one: by its header, by the session's id, or because it is `initialize`. Where both are said, the
-later revision counts, and a session's id on its requests means nothing.
+A request of 2026-07-28 says so in its header and in its `_meta`. One that says neither is of
+the others if it opens a session or belongs to one: by its header, by the session's id, or
+because it is `initialize`. Where both are said, the later revision counts, and a session's id
+on its requests means nothing.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ def may_be_older(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def is_older(headers: Mapping[bytes, bytes], body: Any) -> bool:
-    """Whether a request, of which the head leaves it open, is of a revision with sessions; `body` is decoded."""
+    """Whether a request, of which the head leaves it open, is of a revision with
+    sessions; `body` is decoded."""
     version = headers.get(VERSION_HEADER, b"").strip()
     if _is_modern(body):
         return False
     if SESSION_HEADER in headers or (isinstance(body, dict) and body.get("method") == "initialize"):
         return True
-    # no client of these revisions sends the method's name; a version that nobody knows is told there which there are
+    # no client of these revisions sends the method's name; a version that nobody knows is
+    # told there which there are
     return version != b"" and _METHOD_HEADER not in headers
 
 

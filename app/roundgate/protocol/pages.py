@@ -1,7 +1,7 @@
 """Pages of a list with opaque cursors (server/utilities/pagination).
 
-A cursor names the entry after which the next page starts, so any replica can serve any page, also one that was
-restarted with another page size or with entries added elsewhere in the list.
+A cursor names the entry after which the next page starts, so any replica can serve any page, also
+one that was restarted with another page size or with entries added elsewhere in the list.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from roundgate.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The entries as the inside of a JSON array, and the cursor of the next page unless this is the last."""
+    """The entries as the inside of a JSON array, and the cursor of the next page
+    unless this is the last."""
 
     entries: bytes
     next_cursor: str | None
@@ -25,8 +26,9 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """A whole list: (key, serialised entry) in order. The pages that cursors lead to from the first are kept joined;
-    one that starts elsewhere is joined when it is asked for, so strange cursors cost no memory."""
+    """A whole list: (key, serialised entry) in order. The pages that cursors lead to from the
+    first are kept joined; one that starts elsewhere is joined when it is asked for, so strange
+    cursors cost no memory."""
 
     items: Sequence[tuple[str, bytes]]
     size: int

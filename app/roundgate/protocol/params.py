@@ -1,6 +1,7 @@
 """The parameters of each method, as pydantic models (schema.ts: the `*RequestParams` interfaces).
 
-Only what is read is declared; anything else a client sends is ignored, as JSON-RPC parameters by name allow.
+Only what is read is declared; anything else a client sends is ignored, as JSON-RPC
+parameters by name allow.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ P = TypeVar("P", bound="Params")
 
 
 Uri: TypeAlias = Annotated[str, Field(max_length=8_192)]
-"""As long as servers take them on a request line; matching one takes time that grows with its length."""
+"""As long as servers take them on a request line; matching one takes time that
+grows with its length."""
 
 
 class Params(BaseModel):
@@ -32,7 +34,8 @@ class ListParams(Params):
 
 
 class InputParams(Params):
-    """What the three methods that may ask for input take on a retry (schema: `InputResponseRequestParams`)."""
+    """What the three methods that may ask for input take on a retry (schema:
+    `InputResponseRequestParams`)."""
 
     input_responses: dict[str, Any] | None = Field(default=None, alias="inputResponses")
     request_state: Any = Field(default=None, alias="requestState")

@@ -1,7 +1,8 @@
 """The port of a revision: how one revision of MCP reads requests, and writes results and errors.
 
-A revision is a package beside this module whose face has these functions; `protocol.revisions` is the table of them.
-What is between reading and writing (methods, tools, the engine, tasks) does not know which revision the client speaks.
+A revision is a package beside this module whose face has these functions; `protocol.revisions` is
+the table of them. What is between reading and writing (methods, tools, the engine, tasks) does not
+know which revision the client speaks.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class ResultFormat(Protocol):
         """
 
     def rest(self, cache: CacheHint | None = None) -> bytes:
-        """What follows the members of a result that are serialised already: all up to the last brace."""
+        """What follows the members of a result that are serialised already:
+        all up to the last brace."""
 
     def entries(self, member: str, entries: bytes) -> bytes:
         """The entries of a list as this revision has them, from what the catalog has serialised.
@@ -66,7 +68,8 @@ class MirroredArgument(Protocol):
 
 
 class Revision(Protocol):
-    """One revision of the protocol. The package of a revision is one, by the functions of its face."""
+    """One revision of the protocol. The package of a revision is one, by the
+    functions of its face."""
 
     def validate_request(
         self, request: Request, headers: Headers, features: Container[str], /
@@ -83,14 +86,17 @@ class Revision(Protocol):
         """
 
     def mirrored_arguments(self, input_schema: Mapping[str, Any], /) -> Sequence[MirroredArgument]:
-        """The arguments of a tool that headers have to repeat; none in a revision without such headers.
+        """The arguments of a tool that headers have to repeat; none in a
+        revision without such headers.
 
         Raises:
-            ValueError: the schema declares one as it must not be; clients would have to drop the tool.
+            ValueError: the schema declares one as it must not be; clients
+                would have to drop the tool.
         """
 
     def result_format(self, server_info: Mapping[str, Any], /) -> ResultFormat:
-        """How the results of a server are written. `server_info` is the schema's `Implementation`."""
+        """How the results of a server are written. `server_info` is the schema's
+        `Implementation`."""
 
     def look_up(self, error: GatewayError, /) -> WireError:
         """The JSON-RPC code and the HTTP status of an error.
@@ -100,14 +106,17 @@ class Revision(Protocol):
         """
 
     def render(self, error: GatewayError, request_id: RequestId | None, /) -> tuple[int, bytes]:
-        """`(HTTP status, JSON-RPC error response)` for an error. Raises KeyError as `look_up` does."""
+        """`(HTTP status, JSON-RPC error response)` for an error. Raises
+        KeyError as `look_up` does."""
 
     def kept_result(self, result: Mapping[str, Any], /) -> bytes:
-        """What a completed task keeps, as JSON: the result that its call would have been answered with.
+        """What a completed task keeps, as JSON: the result that its call
+        would have been answered with.
 
         Raises:
             TypeError, ValueError, RecursionError: something in it is not JSON.
         """
 
     def kept_error(self, error: GatewayError, /) -> bytes:
-        """What a failed task keeps, as JSON: code, message and data. Raises KeyError as `look_up` does."""
+        """What a failed task keeps, as JSON: code, message and data. Raises
+        KeyError as `look_up` does."""

@@ -1,4 +1,5 @@
-"""The table of revisions: one entry for each that this server speaks, and no other place that names their packages.
+"""The table of revisions: one entry for each that this server speaks, and no other place
+that names their packages.
 
 Those with sessions have a table of their own, `roundgate.protocol.revisions_with_sessions`.
 """
@@ -17,4 +18,5 @@ REVISIONS: Final[Mapping[str, Revision]] = MappingProxyType(
 )
 
 NEWEST: Final[Revision] = v2026_07_28
-"""In this one is written what is said before it is known which revision a client speaks, and what tasks keep."""
+"""In this one is written what is said before it is known which revision a client
+speaks, and what tasks keep."""

@@ -1,7 +1,8 @@
 """The table of revisions with sessions; it is loaded when the first of their clients comes.
 
-What is written to those clients is here. What else these revisions have that no other has (`initialize`, questions on
-the stream of a call) is between their package and `roundgate.http.older`.
+What is written to those clients is here. What else these revisions have that no
+other has (`initialize`, questions on the stream of a call) is between their
+package and `roundgate.http.older`.
 """
 
 from __future__ import annotations

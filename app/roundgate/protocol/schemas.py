@@ -1,7 +1,8 @@
 """JSON Schema for arguments and structured results (basic/index, "JSON Schema Usage").
 
-jsonschema-rs does the work: 0.5 us a validation where the pure Python library takes 200 (docs/decisions/0003). Schemas
-are 2020-12 unless `$schema` names an earlier draft. No `$ref` is ever fetched; depth and size are bounded.
+jsonschema-rs does the work: 0.5 us a validation where the pure Python library takes 200
+(docs/decisions/0003). Schemas are 2020-12 unless `$schema` names an earlier draft. No `$ref` is
+ever fetched; depth and size are bounded.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Schema:
         """Check a schema and make it ready.
 
         Raises:
-            ValueError: it is no valid schema, too deep or too large, or refers to something outside itself.
+            ValueError: it is no valid schema, too deep or too large, or refers to
+                something outside itself.
         """
         _check_bounds(schema)
         try:
@@ -48,7 +50,8 @@ class Schema:
             return False
 
     def problems(self, value: Any, root: str) -> list[str]:
-        """What is wrong with a value, a sentence each, with its place: `arguments.limit: 500 is greater than …`."""
+        """What is wrong with a value, a sentence each, with its place: `arguments.limit:
+        500 is greater than …`."""
         try:
             return self._problems(value, root)
         except (ValueError, OverflowError):
@@ -74,8 +77,9 @@ class Schema:
     def _can_explain(self, value: Any) -> bool:
         """Whether looking for the places takes milliseconds.
 
-        The validator finds every error before it hands out the first, and each once for every way through `anyOf`: two
-        million values take 90 s, thirty levels of a recursive union for ever. `is_valid` is fast with both.
+        The validator finds every error before it hands out the first, and each once for every way
+        through `anyOf`: two million values take 90 s, thirty levels of a recursive union for ever.
+        `is_valid` is fast with both.
         """
         deepest = 0
         for nodes, (depth, _) in enumerate(_walk(value), 1):
@@ -86,7 +90,8 @@ class Schema:
 
 
 def _branches(schema: Mapping[str, Any]) -> int:
-    """How many ways each level of a value multiplies the work by: 1 unless references make the schema recursive."""
+    """How many ways each level of a value multiplies the work by: 1 unless references
+    make the schema recursive."""
     nodes = [node for _, node in _walk(schema) if isinstance(node, Mapping)]
     if not any("$ref" in node or "$dynamicRef" in node for node in nodes):
         return 1

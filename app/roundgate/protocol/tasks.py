@@ -1,4 +1,5 @@
-"""The life of a task: its states, what may happen in each, and how it looks on the wire (tasks extension, SEP-2663).
+"""The life of a task: its states, what may happen in each, and how it looks on the wire
+(tasks extension, SEP-2663).
 
     (created) ──▶ working ◀──answered── input_required
                     │  └───────ask────────▶  │
@@ -6,7 +7,8 @@
                     ▼ cancel                 ▼ expire
                   completed · failed · cancelled          nothing happens to a terminal task any more
 
-A tool's own failure is a *completed* task whose result has `isError`; *failed* is for JSON-RPC errors alone.
+A tool's own failure is a *completed* task whose result has `isError`; *failed* is
+for JSON-RPC errors alone.
 """
 
 from __future__ import annotations
@@ -76,7 +78,8 @@ TRANSITIONS: Final[Mapping[tuple[Status, Event], Status]] = MappingProxyType(
         (_I, Event.EXPIRE): Status.FAILED,
     }
 )
-"""All that may happen; what is not here does not happen. Stores take the conditions of their writes from it."""
+"""All that may happen; what is not here does not happen. Stores take the conditions
+of their writes from it."""
 
 
 def after(status: Status, event: Event) -> Status | None:
@@ -97,7 +100,8 @@ def target(event: Event) -> Status:
 
 @dataclass(frozen=True, slots=True)
 class TaskView:
-    """What a client can see of a task; times in milliseconds since the epoch, payloads as serialised JSON."""
+    """What a client can see of a task; times in milliseconds since the epoch,
+    payloads as serialised JSON."""
 
     task_id: str
     status: Status
@@ -119,7 +123,8 @@ def to_wire(view: TaskView, poll_interval_ms: int) -> dict[str, Any]:
 
     Args:
         view: the task.
-        poll_interval_ms: how often a client may ask, unless who has the task wants to be asked more seldom.
+        poll_interval_ms: how often a client may ask, unless who has the task
+            wants to be asked more seldom.
     """
     message = {} if view.status_message is None else {"statusMessage": view.status_message}
     return {
@@ -134,7 +139,8 @@ def to_wire(view: TaskView, poll_interval_ms: int) -> dict[str, Any]:
 
 
 def detailed(view: TaskView, poll_interval_ms: int) -> bytes:
-    """The schema's `DetailedTask`, serialised: with `inputRequests`, `result` or `error`, as the status has it."""
+    """The schema's `DetailedTask`, serialised: with `inputRequests`, `result` or
+    `error`, as the status has it."""
     task = encode(to_wire(view, poll_interval_ms))
     if view.status is Status.INPUT_REQUIRED:
         pairs = (b"%b:%b" % (encode(key), request) for key, request in view.requests.items())

@@ -1,8 +1,10 @@
-"""RFC 6570 URI templates backwards: which values, if any, expand to this URI (server/resources, "Resource Templates").
+"""RFC 6570 URI templates backwards: which values, if any, expand to this URI
+(server/resources, "Resource Templates").
 
-Parsing refuses templates whose expansion has no well-defined inverse, so that they fail at start-up and not on a
-request. Matching walks the URI once per piece of the template, from right to left: whatever the URI, time and memory
-grow with the product of the two lengths. Knows nothing of resources or of who asks.
+Parsing refuses templates whose expansion has no well-defined inverse, so that they fail at start-up
+and not on a request. Matching walks the URI once per piece of the template, from right to left:
+whatever the URI, time and memory grow with the product of the two lengths. Knows nothing of
+resources or of who asks.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from urllib.parse import quote, unquote
 from roundgate.values import dataclass
 
 Values: TypeAlias = dict[str, str | list[str]]
-# For each offset in the URI: where a piece that starts there ends, chosen so that all later pieces fit; or _NOWHERE.
+# For each offset in the URI: where a piece that starts there ends, chosen so that all later
+# pieces fit; or _NOWHERE.
 Route: TypeAlias = list[int]
 
 _NOWHERE: Final = -1
@@ -46,7 +49,8 @@ class _Operator:
     is_guarded: bool = True  # ours: values are single path segments
 
     def encode(self, value: str) -> str:
-        """Section 3.2.1: `+` and `#` keep reserved characters, and triplets that are there already."""
+        """Section 3.2.1: `+` and `#` keep reserved characters, and triplets
+        that are there already."""
         if not self.takes_reserved:
             return quote(value, safe="")
         parts = re.split(f"({_TRIPLET})", value)
@@ -63,7 +67,8 @@ class _Operator:
 
 _OPERATORS: Final[Mapping[str, _Operator]] = MappingProxyType(
     {
-        # `{x*}` would be a comma list, but some MCP servers mean "any path" by it: refuse, and name both spellings.
+        # `{x*}` would be a comma list, but some MCP servers mean "any path" by it: refuse,
+        # and name both spellings.
         "": _Operator("", ",", may_explode=False),
         "+": _Operator("", ",", takes_reserved=True, is_guarded=False),
         "#": _Operator("#", ",", takes_reserved=True, is_guarded=False, may_explode=False),
@@ -98,7 +103,8 @@ class _Literal:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A value, or a list with its separators, known by its place; takes as much as the later pieces leave to it."""
+    """A value, or a list with its separators, known by its place; takes as much as the
+    later pieces leave to it."""
 
     operator: _Operator
     name: str
@@ -106,7 +112,8 @@ class _Value:
     alphabet: frozenset[str]
 
     def route(self, uri: str, onward: Route) -> Route:
-        # Offsets inside a triplet get an entry too, but no way leads there: every piece takes whole triplets.
+        # Offsets inside a triplet get an entry too, but no way leads there: every
+        # piece takes whole triplets.
         route = [_NOWHERE if end == _NOWHERE else here for here, end in enumerate(onward)]
         for here in reversed(range(len(uri))):
             following = here + (3 if uri[here] == "%" else 1)
@@ -149,7 +156,8 @@ class _Expression:
         return [name + (f"={text}" if text else self.operator.if_empty) for text in texts]
 
     def pieces(self, starts_later: frozenset[str]) -> Iterator[_Piece]:
-        """`starts_later`: how later `{?}`, `{&}`, `{;}` and `{#}` begin; values here must leave that to them."""
+        """`starts_later`: how later `{?}`, `{&}`, `{;}` and `{#}` begin; values here
+        must leave that to them."""
         alphabet = (
             frozenset(_UNRESERVED + "%" + (_RESERVED if self.operator.takes_reserved else ""))
             - starts_later
@@ -168,7 +176,8 @@ class _Expression:
 
 
 class _Parameters(_Expression):
-    """`name=value` pairs in any order, each optional; all that stand together are taken, so they have one end only."""
+    """`name=value` pairs in any order, each optional; all that stand together are taken, so
+    they have one end only."""
 
     __slots__ = ()
 
@@ -205,7 +214,8 @@ _Piece: TypeAlias = _Literal | _Value | _Parameters
 
 @dataclass(frozen=True, slots=True)
 class UriTemplate:
-    """One template, for example `notes://{owner}/{+path}{?lang}`. `exploded` names the variables that give lists."""
+    """One template, for example `notes://{owner}/{+path}{?lang}`. `exploded` names the
+    variables that give lists."""
 
     text: str
     variables: tuple[str, ...]
@@ -215,9 +225,10 @@ class UriTemplate:
 
     @classmethod
     def parse(cls, text: str) -> UriTemplate:
-        """Read a template. Refused although RFC 6570 allows them, because one URI would have several readings:
-        prefixes (`{x:3}`), a variable named twice, two exploded lists outside `{?}`, `{&}` and `{;}`, and these three
-        before something that could belong to their last value. Explode works with `+ . / ; ? &`.
+        """Read a template. Refused although RFC 6570 allows them, because one URI would have
+        several readings: prefixes (`{x:3}`), a variable named twice, two exploded lists outside
+        `{?}`, `{&}` and `{;}`, and these three before something that could belong to their last
+        value. Explode works with `+ . / ; ? &`.
 
         Raises:
             ValueError: what is wrong, at which character (counted from 1), and how to mend it.
@@ -231,19 +242,25 @@ class UriTemplate:
         return cls(text, names, exploded, parts, _pieces_of(parts))
 
     def match(self, uri: str) -> Values | None:
-        """The values that expand to `uri`, percent-decoded as UTF-8; None if there are none, or none we hand on.
+        """The values that expand to `uri`, percent-decoded as UTF-8; None if there are
+        none, or none we hand on.
 
-        `notes://ann/2026/may.txt?lang=en` gives `{"owner": "ann", "path": "2026/may.txt", "lang": "en"}` above.
+        `notes://ann/2026/may.txt?lang=en` gives `{"owner": "ann", "path":
+        "2026/may.txt", "lang": "en"}` above.
 
-        - Parameters of `{?}`, `{&}` and `{;}` come in any order and may be absent; one that the template does not
-          name, or that comes twice without `*`, is no match. Every other variable must be there; "" is a value.
-        - Bare reserved characters fit `{+x}` and `{#x}` only. Of two neighbours the left one takes what it can, but
-          `{+x}` ends at the first character that a later `{?}`, `{&}`, `{;}` or `{#}` begins with.
-        - Handlers join values to paths. So in `{x}`, `{.x}`, `{/x}` and `{;x}` a "/" (sent as %2F) and the segments
-          "." and ".." are no match, however encoded, nor is a list `{/x*}` that starts with "" and goes on. `{+x}`,
-          `{#x}`, `{?x}` and `{&x}` let all of these through: a handler that makes a path of them must confine it.
-          Nothing else is refused anywhere, not even NUL or a backslash.
-        - `{+x*}` is split at each ",", `{.x*}` at each ".": no value of that expression can hold it.
+        - Parameters of `{?}`, `{&}` and `{;}` come in any order and may be absent; one that the
+          template does not name, or that comes twice without `*`, is no match. Every other variable
+          must be there; "" is a value.
+        - Bare reserved characters fit `{+x}` and `{#x}` only. Of two neighbours the left one
+          takes what it can, but `{+x}` ends at the first character that a later `{?}`, `{&}`,
+          `{;}` or `{#}` begins with.
+        - Handlers join values to paths. So in `{x}`, `{.x}`, `{/x}` and `{;x}` a "/" (sent as
+          %2F) and the segments "." and ".." are no match, however encoded, nor is a list `{/x*}`
+          that starts with "" and goes on. `{+x}`, `{#x}`, `{?x}` and `{&x}` let all of these
+          through: a handler that makes a path of them must confine it. Nothing else is refused
+          anywhere, not even NUL or a backslash.
+        - `{+x*}` is split at each ",", `{.x*}` at each ".": no value of that expression can hold
+          it.
         """
         if not _URI.fullmatch(uri):
             return None
@@ -264,7 +281,8 @@ class UriTemplate:
         return values
 
     def expand(self, values: Mapping[str, str | list[str]]) -> str:
-        """The URI for these values (RFC 6570 section 3). Names that the template lacks are ignored."""
+        """The URI for these values (RFC 6570 section 3). Names that the
+        template lacks are ignored."""
         return "".join(part.expand(values) for part in self._parts)
 
 
@@ -319,7 +337,8 @@ def _parse_name(text: str, at: int, symbol: str, spec: str) -> str:
 
 
 def _check_variables(text: str, expressions: list[_Expression]) -> None:
-    """No name twice, and one list at most that is known by its place: of two, where would the first one end?"""
+    """No name twice, and one list at most that is known by its place: of two, where
+    would the first one end?"""
     names, lists = set[str](), 0
     for expression in expressions:
         lists += 0 if isinstance(expression, _Parameters) else len(expression.exploded)
@@ -342,7 +361,8 @@ def _check_variables(text: str, expressions: list[_Expression]) -> None:
 
 
 def _check_what_follows(text: str, parts: tuple[_Part, ...]) -> None:
-    """A parameter ends at a character that no value can hold: what comes next must begin with one."""
+    """A parameter ends at a character that no value can hold: what comes
+    next must begin with one."""
     taken = set[
         str
     ]()  # what the next parameter of this or a neighbouring expression may begin with
@@ -362,7 +382,8 @@ def _check_what_follows(text: str, parts: tuple[_Part, ...]) -> None:
 
 
 def _pieces_of(parts: tuple[_Part, ...]) -> tuple[_Piece, ...]:
-    """What to match, in order. Walks from the right, because values end where a later expression can begin."""
+    """What to match, in order. Walks from the right, because values end where a
+    later expression can begin."""
     pieces: list[_Piece] = []
     starts_later = frozenset[str]()
     for part in reversed(parts):

@@ -1,4 +1,5 @@
-"""The protocol revisions in which every request says what it is of; `protocol.v2025` has those with sessions."""
+"""The protocol revisions in which every request says what it is of; `protocol.v2025`
+has those with sessions."""
 
 from __future__ import annotations
 

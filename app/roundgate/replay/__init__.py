@@ -1,6 +1,7 @@
 """Running a handler: the one engine through which every tool, prompt and resource function goes.
 
-Pure: knows neither tokens nor tables nor HTTP. What a handler sees of its call is `context.Context`.
+Pure: knows neither tokens nor tables nor HTTP. What a handler sees of its
+call is `context.Context`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Asking: returns the answers that are known, and asks the client for the others.
 
-An answer counts for the question as it was shown. If the handler asks something else by now, the question is asked
-again under a new key.
+An answer counts for the question as it was shown. If the handler asks something else by now, the
+question is asked again under a new key.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ MAX_CHANGES: Final = 3
 async def ask(
     run: Run, asked: Mapping[str, Question], timeout_s: float | None = None, default: Any = None
 ) -> dict[str, Answer]:
-    """The answers by name, once all are known. Until then the open questions are asked, and the run suspends.
+    """The answers by name, once all are known. Until then the open questions are
+    asked, and the run suspends.
 
     Args:
         run: the run of the handler that asks.
         asked: the questions by name.
-        timeout_s: seconds from the first asking after which a missing answer is `default`; `None` for no limit.
+        timeout_s: seconds from the first asking after which a missing answer is
+            `default`; `None` for no limit.
         default: that value.
 
     Raises:
@@ -165,7 +167,8 @@ def _open(
 
 
 def _wire(run: Run, key: str, name: str) -> str | None:
-    """The wire name of a new question: its name, with a number if another question has that already."""
+    """The wire name of a new question: its name, with a number if another
+    question has that already."""
     if run.journal.version == 1:
         return None
     base = name if run.journal.generation == 1 else f"{name}@{run.journal.generation}"

@@ -1,18 +1,20 @@
 """Branches: where in a handler something is remembered, however its parts are interleaved.
 
-A handler may run parts of itself side by side. Each asyncio task that it creates is a branch, known by the name of its
-coroutine function and by the order in which its parent created it, which is the same in every run:
+A handler may run parts of itself side by side. Each asyncio task that it creates is a branch,
+known by the name of its coroutine function and by the order in which its parent created it, which
+is the same in every run:
 
     await gather(order(ctx, 7), order(ctx, 9))      order@0/charge   order@0/ship
                                                     order@1/charge   order@1/ship
     async with ctx.branch("refund"):                refund/charge
 
-The key of a step or question is the path of its branch, its name, and which use of that name in the branch it is if
-not the first. So it does not matter which branch gets anywhere first. Tasks that a library creates inside the handler
-have other names, so they change no number; those created inside a step have no branch.
+The key of a step or question is the path of its branch, its name, and which use of that name in
+the branch it is if not the first. So it does not matter which branch gets anywhere first. Tasks
+that a library creates inside the handler have other names, so they change no number; those created
+inside a step have no branch.
 
-`TaskFactory` numbers tasks where they are created. It is set on the loop with the first run and asks one context
-variable of any task that belongs to no run.
+`TaskFactory` numbers tasks where they are created. It is set on the loop with the first run and
+asks one context variable of any task that belongs to no run.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ _PREFIXES: Final = MappingProxyType(
 class Branch:
     """One of the concurrent parts of a handler.
 
-    `owner` identifies its run without referring to it: a reference cycle would wait for the garbage collector.
-    `path` is empty, or segments that each end in a slash.
+    `owner` identifies its run without referring to it: a reference cycle would wait for the garbage
+    collector. `path` is empty, or segments that each end in a slash.
     """
 
     __slots__ = (
@@ -64,7 +66,8 @@ class Branch:
         self.scopes: tuple[Any, ...] = ()
         """The durable time limits around whatever it does now, outermost first."""
         self.is_thread = False
-        """Whether its code runs in a thread: between two calls of the engine it is busy, and nobody sees that."""
+        """Whether its code runs in a thread: between two calls of the engine it is
+        busy, and nobody sees that."""
         self.uses: dict[tuple[str, str], int] = {}
         self.children: dict[str, int] = {}
         self.has_branched = False
@@ -83,7 +86,8 @@ class Branch:
         return place if count == 1 else f"{place}#{count}"
 
     def named(self, name: str) -> Branch:
-        """The branch that its author has given a name: it keeps its place whatever else there is beside it."""
+        """The branch that its author has given a name: it keeps its place whatever
+        else there is beside it."""
         return self._child(self.key("branch", name).removeprefix(self.path))
 
     def created(self, coroutine: object) -> Branch:
@@ -125,18 +129,21 @@ def _last_name(coroutine: object) -> str:
 
 
 class Timer(Protocol):
-    """What ends a wait of a handler at a moment of its event loop: an `asyncio.Timeout`, or that of `wait_for`."""
+    """What ends a wait of a handler at a moment of its event loop: an `asyncio.Timeout`,
+    or that of `wait_for`."""
 
     def when(self) -> float | None:
         """On the loop's clock."""
 
 
 JUST_FIRED_S: Final = 1.0
-"""For how long after its moment a timer that has fired may be about to end a wait. Its block may take longer."""
+"""For how long after its moment a timer that has fired may be about to end a wait. Its
+block may take longer."""
 
 
 class Timeouts:
-    """The timers that one run has set. They are gone through when it comes to rest; those that are over are dropped."""
+    """The timers that one run has set. They are gone through when it comes to rest; those
+    that are over are dropped."""
 
     __slots__ = ("_timers", "_watermark")
 
@@ -156,7 +163,8 @@ class Timeouts:
             self._watermark = 16 + 2 * len(self._timers)
 
     def whens(self, now_s: float) -> list[float]:
-        """When they end what they are around, on the loop's clock: those that have not fired, or only just."""
+        """When they end what they are around, on the loop's clock: those that have
+        not fired, or only just."""
         whens = [(_state(timer), timer.when()) for timer, _ in self._timers]
         return [
             when
@@ -227,7 +235,8 @@ class inside:  # noqa: N801  # reads as what it does: `with inside(branch): …`
 
 
 class _End:
-    """Awaited by an engine call of a handler that goes on although its run has ended: whoever drives it stops."""
+    """Awaited by an engine call of a handler that goes on although its run has ended:
+    whoever drives it stops."""
 
     def __await__(self) -> Generator[Any, None, None]:
         while True:
@@ -238,15 +247,17 @@ END: Final = _End()
 
 
 _given_up: Final[deque[Any]] = deque(maxlen=64)
-"""Handlers that are not resumed any more. To let go of one has Python close it, which it does not let happen either."""
+"""Handlers that are not resumed any more. To let go of one has Python close it, which it does
+not let happen either."""
 
 
 @atexit.register
 def _never_close_them() -> None:
     """Keep them beyond the end of the process, if there are any.
 
-    The last thing that Python does is to empty the modules and to close the coroutines that are left. What such a
-    handler calls then fails at once, it catches that as well, and the process would never end.
+    The last thing that Python does is to empty the modules and to close the coroutines
+    that are left. What such a handler calls then fails at once, it catches that as well,
+    and the process would never end.
     """
     if _given_up:
         import ctypes
@@ -260,8 +271,9 @@ log = logging.getLogger("roundgate.replay")
 class Driven(Coroutine[Any, Any, T]):
     """A coroutine of a handler, driven so that it cannot end the process.
 
-    `while True: try: await ctx.elicit(…) except BaseException: pass` catches whatever ends it: once it awaits `END`,
-    it is not resumed any more. `sys.exit()` in a task would leave the event loop; it becomes an error of the handler.
+    `while True: try: await ctx.elicit(…) except BaseException: pass` catches whatever ends it: once
+    it awaits `END`, it is not resumed any more. `sys.exit()` in a task would leave the event loop;
+    it becomes an error of the handler.
     """
 
     __slots__ = ("_coroutine",)
@@ -370,7 +382,8 @@ class TaskFactory:
 
 
 class _BranchTask(asyncio.Task[Any]):
-    """A task of a handler. It notices `asyncio.timeout`, which asks it how often it is being cancelled."""
+    """A task of a handler. It notices `asyncio.timeout`, which asks it how often
+    it is being cancelled."""
 
     def cancelling(self) -> int:
         notice_timeout(sys._getframe(1))
@@ -402,8 +415,8 @@ def number_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
 
 _WAIT_FOR: Final = asyncio.wait_for.__code__ if sys.version_info < (3, 12) else None
-"""Python 3.11 runs what is waited for in a task of its own, later ones in the caller's: a journal goes from the one to
-the other, so it is the caller's branch in both."""
+"""Python 3.11 runs what is waited for in a task of its own, later ones in the caller's: a journal
+goes from the one to the other, so it is the caller's branch in both."""
 _AS_COMPLETED: Final = (
     asyncio.as_completed
     if sys.version_info < (3, 13)

@@ -1,6 +1,8 @@
-"""One carrier for a call, from the edge to the handler: who calls, what the client can do, until when.
+"""One carrier for a call, from the edge to the handler: who calls, what the
+client can do, until when.
 
-It does not change while the call runs. What a run finds out is in `run.Run`, what is remembered in `journal.Journal`.
+It does not change while the call runs. What a run finds out is in `run.Run`, what is
+remembered in `journal.Journal`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from roundgate.values import dataclass
 
 
 class Cleanup(StrEnum):
-    """A call that only ends what an earlier run of it has begun elsewhere: its task has ended early."""
+    """A call that only ends what an earlier run of it has begun elsewhere:
+    its task has ended early."""
 
     OF_WHAT_IS_KNOWN = "of what is known"
     """Nobody can have begun anything that the journal does not know."""
@@ -34,7 +37,8 @@ Publish: TypeAlias = Callable[[str, str | None], Awaitable[None]]
 
 
 Read: TypeAlias = Callable[[Any, str], Awaitable[Sequence[ResourceContents]]]
-"""Reads a resource, by its URI, in a handler's context, as the caller of the handler could; raises ResourceNotFound."""
+"""Reads a resource, by its URI, in a handler's context, as the caller of the handler
+could; raises ResourceNotFound."""
 
 
 async def publish_nowhere(method: str, uri: str | None) -> None:
@@ -46,8 +50,8 @@ class Idempotency(Protocol):
 
     @property
     def task_id(self) -> str:
-        """The id of the task that the call becomes in this round, if it does. It is made when it is asked for: that
-        costs a microsecond, and few calls need it."""
+        """The id of the task that the call becomes in this round, if it does. It is made when it is
+        asked for: that costs a microsecond, and few calls need it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +78,16 @@ class Texts(Protocol):
         *,
         of_task: bool = False,
     ) -> str:
-        """Keep a text that is read in parts of `size` characters: the cursor of the second part. One `of_task` is kept
-        for as long as the result of a task can be had.
+        """Keep a text that is read in parts of `size` characters: the cursor of the second part.
+        One `of_task` is kept for as long as the result of a task can be had.
 
         Raises:
             Unavailable: the store cannot be reached.
         """
 
     async def part(self, cursor: str, owner: Principal) -> TextPart | None:
-        """The part that a cursor stands for; `None` if the owner has none under it, or lacks a scope.
+        """The part that a cursor stands for; `None` if the owner has none
+        under it, or lacks a scope.
 
         Raises:
             ToolError: it was there, and newer texts of the owner took its place.
@@ -94,7 +99,8 @@ class Texts(Protocol):
 class Call:
     """The facts of one call, gathered by the dispatcher or by a task's worker.
 
-    Nobody changes one. That is not enforced: a frozen one takes five times as long to make, a tenth of a whole call.
+    Nobody changes one. That is not enforced: a frozen one takes five times as long to
+    make, a tenth of a whole call.
     """
 
     principal: Principal
@@ -108,7 +114,8 @@ class Call:
     task_id: str | None = None
     """The task that this call has become, if it has."""
     may_become_task: bool = False
-    """Whether what is still an ordinary call may go on as a task: its tool and its client both want that."""
+    """Whether what is still an ordinary call may go on as a task: its tool and its
+    client both want that."""
     needs_row: bool = False
     """Whether it has to be a task before its first step: the tool says `task="required"`."""
     takes_unasked: bool = False
@@ -122,7 +129,8 @@ class Call:
     cleanup: Cleanup | None = None
     """Set where nothing more is begun, and what was begun is ended."""
     step_threads: Threads | None = field(default=None, compare=False)
-    """Bounds the threads of steps that are plain functions; `None`: the event loop's own bound of 40."""
+    """Bounds the threads of steps that are plain functions; `None`: the event
+    loop's own bound of 40."""
 
     @property
     def capabilities(self) -> ClientCapabilities:
@@ -131,7 +139,8 @@ class Call:
 
     @property
     def idempotency(self) -> str | None:
-        """What stays the same however often this round is sent, if there is such a thing: for keys of services."""
+        """What stays the same however often this round is sent, if there is such a
+        thing: for keys of services."""
         if self.task_id is None and self.round is not None:
             return self.round.task_id
         return self.task_id

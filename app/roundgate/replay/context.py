@@ -1,13 +1,14 @@
-"""What a handler sees of the call it serves: what it can ask, what it can have remembered, what it can tell.
+"""What a handler sees of the call it serves: what it can ask, what it can have
+remembered, what it can tell.
 
     async def deploy(ctx: Context, env: str) -> str:
         plan = await ctx.step("plan", make_plan, env)                  # runs once, whatever happens afterwards
         ok = await ctx.elicit("confirm", f"Apply {plan}?", Confirm)    # ends this round; the next one comes back here
         return await ctx.step("apply", apply, plan) if ok.go else "nothing done"
 
-The handler is run from the top in every round, so what it does between these calls must depend on its arguments, on
-answers and on steps alone. An async handler awaits them; one that is a plain function runs in a thread and gets a
-`SyncContext`, whose methods of the same names block.
+The handler is run from the top in every round, so what it does between these calls must depend on
+its arguments, on answers and on steps alone. An async handler awaits them; one that is a plain
+function runs in a thread and gets a `SyncContext`, whose methods of the same names block.
 """
 
 from __future__ import annotations
@@ -76,12 +77,14 @@ class Context:
 
     @property
     def task_id(self) -> str | None:
-        """The id of the task that this call has become, if it has: part of a good key for idempotent requests."""
+        """The id of the task that this call has become, if it has: part of a good key
+        for idempotent requests."""
         return self._call.task_id
 
     @property
     def cancelled(self) -> bool:
-        """Whether the task was cancelled, so that nobody wants the outcome; for a long step to look at."""
+        """Whether the task was cancelled, so that nobody wants the outcome; for
+        a long step to look at."""
         return self._run.is_cancelled
 
     @property
@@ -91,15 +94,16 @@ class Context:
 
     @property
     def client_info(self) -> Mapping[str, Any] | None:
-        """The client's name and version as it gives them: for display and logs, never for decisions."""
+        """The client's name and version as it gives them: for display and
+        logs, never for decisions."""
         return self._call.meta.client_info
 
     def supports(self, *required: Question | Mapping[str, Any]) -> bool:
         """Whether the client can answer.
 
         Args:
-            required: questions, or capabilities shaped as `ClientCapabilities`, such as `{"sampling": {}}`. All of them
-                are meant.
+            required: questions, or capabilities shaped as `ClientCapabilities`, such as
+                `{"sampling": {}}`. All of them are meant.
         """
         try:
             for one in required:
@@ -144,10 +148,11 @@ class Context:
         """Ask the user to fill in a form; returns the model, or a dict for a JSON Schema.
 
         Args:
-            name: the key of the question, of A-Z a-z 0-9 _ . - and at most 64 characters. Clients see it.
+            name: the key of the question, of A-Z a-z 0-9 _ . - and at most 64
+                characters. Clients see it.
             message: what the user is told.
-            fields: a pydantic model or a JSON Schema of type object, whose properties are strings, numbers, booleans or
-                choices.
+            fields: a pydantic model or a JSON Schema of type object, whose properties are strings,
+                numbers, booleans or choices.
             timeout_s: seconds from the first asking after which `default` is the answer.
             default: that answer; without one, `TimeoutError` is raised.
 
@@ -162,7 +167,8 @@ class Context:
         return answers[name].get()
 
     async def elicit_url(self, name: str, message: str, url: str) -> None:
-        """Send the user to a page, for anything the client must not see; returns when they have agreed to go there.
+        """Send the user to a page, for anything the client must not see; returns when
+        they have agreed to go there.
 
         Args:
             name: the key of the question, as for `elicit`.
@@ -236,11 +242,13 @@ class Context:
         timeout_s: float | None = None,
         default: Any = None,
     ) -> dict[str, Answer]:
-        """Ask several things at once; each `Answer` says whether it was accepted, declined or cancelled.
+        """Ask several things at once; each `Answer` says whether it was
+        accepted, declined or cancelled.
 
         Args:
             questions: `Form`, `Url`, `Sample` or `Roots` by name; names as for `elicit`.
-            timeout_s: seconds from the first asking after which those without an answer have the action "timeout".
+            timeout_s: seconds from the first asking after which those without an answer
+                have the action "timeout".
             default: the value of these.
 
         Raises:
@@ -251,7 +259,8 @@ class Context:
     def input_response(self, key: str) -> Any:
         """The low-level form: the client's last response under a key as it came, or `None`.
 
-        One that came without having been asked for is there only if the tool takes such (`unasked_answers`).
+        One that came without having been asked for is there only if the tool
+        takes such (`unasked_answers`).
         """
         response = self._run.journal.response(key)
         if response is None and self._call.takes_unasked:
@@ -283,37 +292,42 @@ class Context:
         at_most_once: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Run a function once and remember what it returned, for the rest of this call, in whatever process it goes on.
+        """Run a function once and remember what it returned, for the rest of this call, in
+        whatever process it goes on.
 
-        The value is what JSON makes of it, or of the type that the function's annotation names: a pydantic model, a
-        dataclass, a date, a decimal, bytes and the like (docs/handlers.md), the same in every run. A plain function
-        runs in a thread. What it raised is remembered, too.
+        The value is what JSON makes of it, or of the type that the function's annotation names: a
+        pydantic model, a dataclass, a date, a decimal, bytes and the like (docs/handlers.md), the
+        same in every run. A plain function runs in a thread. What it raised is remembered, too.
 
-        It is run at least once: again if a process dies between its effect and the note of it. With `at_most_once` its
-        beginning is noted before, and a death in between ends in `OutcomeUnknown`. An ordinary call that may become a
-        task does so first; one that may not keeps no notes of its own, so there a client that repeats a lost request
-        repeats the step, unless the tool is `once`.
+        It is run at least once: again if a process dies between its effect and the note of it. With
+        `at_most_once` its beginning is noted before, and a death in between ends in
+        `OutcomeUnknown`. An ordinary call that may become a task does so first; one that may not
+        keeps no notes of its own, so there a client that repeats a lost request repeats the step,
+        unless the tool is `once`.
 
         Args:
             name: its place in the handler; the second use in one branch is another step.
             function: called with `args` and `kwargs`, which must be the same in every run.
             timeout_s: seconds after which it is given up; a thread goes on unheard.
             retries: how often it is tried again after it raised, or was not over in time.
-            backoff: seconds before the first of them; twice as many before each further one, 300 at most. A task holds
-                no worker meanwhile.
+            backoff: seconds before the first of them; twice as many before each further one, 300 at
+                most. A task holds no worker meanwhile.
             at_most_once: see above; not together with `retries`.
 
         Raises:
-            StepFailed: it raised; so it does, remembered, in every later round. A `ToolError` stays one.
+            StepFailed: it raised; so it does, remembered, in every later
+                round. A `ToolError` stays one.
             StepTimeout: it was not over within `timeout_s`.
-            NotJson: what it returned cannot be remembered; before it is called where its annotation says so.
+            NotJson: what it returned cannot be remembered; before it is called
+                where its annotation says so.
             OutcomeUnknown: see above.
         """
         options = Options(timeout_s, retries, backoff, at_most_once)
         return await stepping.step(self._run, name, function, args, kwargs, options)
 
     async def idempotency_key(self, name: str) -> str:
-        """A key for a service that does a thing once however often it is asked: the same in every run of this call.
+        """A key for a service that does a thing once however often it is asked: the same
+        in every run of this call.
 
         Pass it to a step. It differs for another call, another name, and another branch.
 
@@ -335,10 +349,12 @@ class Context:
     ) -> list[T]:
         """What the function returns for each item, run side by side, in the order of the items.
 
-        Each item is a branch named after it, so what is remembered of one stays with it when others come or go.
+        Each item is a branch named after it, so what is remembered of one stays with
+        it when others come or go.
 
         Args:
-            function: an async function of one item; it uses this context for what it asks and remembers.
+            function: an async function of one item; it uses this context for
+                what it asks and remembers.
             items: what it is called with.
             at_most: how many run at once; all, if it is not given.
             name: tells two maps of one handler apart.
@@ -354,15 +370,16 @@ class Context:
 
     @asynccontextmanager
     async def branch(self, name: str) -> AsyncIterator[None]:
-        """A part of the handler with a name: what is remembered inside keeps its place whatever else there is beside
-        it. `async with ctx.branch("refund"): …`"""
+        """A part of the handler with a name: what is remembered inside keeps its place whatever
+        else there is beside it. `async with ctx.branch("refund"): …`"""
         parent = await self._run.enter("branch", name)
         with inside(parent.named(name)):
             yield
 
     def timeout(self, seconds: float, name: str = "timeout") -> TimeLimit:
-        """A time limit that outlives its process: `async with ctx.timeout(3600): …` raises `TimeoutError` when it is
-        over, also if that is during a question or a sleep, and no worker is held until then.
+        """A time limit that outlives its process: `async with ctx.timeout(3600): …` raises
+        `TimeoutError` when it is over, also if that is during a question or a sleep, and no
+        worker is held until then.
 
         Args:
             seconds: from when the block was first entered; the same in every run.
@@ -386,16 +403,20 @@ class Context:
     # going on later
 
     async def continue_as_task(self) -> None:
-        """From here on a worker carries the call, and the client has a task; nothing happens if that cannot be.
+        """From here on a worker carries the call, and the client has a task; nothing
+        happens if that cannot be.
 
-        It can be if the tool says `task="optional"` or `"required"` and the client declares the tasks extension.
+        It can be if the tool says `task="optional"` or `"required"` and the client
+        declares the tasks extension.
         """
         await waiting.continue_as_task(self._run)
 
     async def restart(self, **arguments: Any) -> NoReturn:
-        """Begin the handler anew, with these arguments and nothing remembered: for a task that would go on for ever.
+        """Begin the handler anew, with these arguments and nothing remembered: for a task
+        that would go on for ever.
 
-        Steps that are being run come to their end first. Clients know its questions by other keys than before.
+        Steps that are being run come to their end first. Clients know its questions
+        by other keys than before.
 
         Args:
             arguments: of the handler; JSON.
@@ -433,7 +454,8 @@ class Context:
     async def poll(
         self, name: str, function: Callable[..., Any], *args: Any, every_s: float
     ) -> Any:
-        """Call a function again and again until it returns something but `None`; that is remembered, as a step is.
+        """Call a function again and again until it returns something but `None`; that is
+        remembered, as a step is.
 
         A task holds no worker between two times. The function must be safe to call again.
 
@@ -450,7 +472,8 @@ class Context:
     # telling
 
     async def status(self, message: str) -> None:
-        """What the call is doing, in words: the `statusMessage` of its task, now or if it becomes one.
+        """What the call is doing, in words: the `statusMessage` of its task,
+        now or if it becomes one.
 
         Args:
             message: cut after 1,000 characters.
@@ -460,13 +483,14 @@ class Context:
     async def progress(
         self, progress: float, total: float | None = None, message: str | None = None
     ) -> None:
-        """Tell the client how far the call is; nothing happens if it did not ask with a `progressToken`.
+        """Tell the client how far the call is; nothing happens if it did not
+        ask with a `progressToken`.
 
         Inside a task there are no notifications: it becomes the task's `statusMessage`.
 
         Args:
-            progress: how much is done. It must increase with each call (basic/patterns/progress); what does not is not
-                sent.
+            progress: how much is done. It must increase with each call (basic/patterns/progress);
+                what does not is not sent.
             total: how much there is to do, in the same unit, if that is known.
             message: what is being done.
         """
@@ -484,7 +508,8 @@ class Context:
         await self._call.notify(notifications.PROGRESS, params)
 
     async def log(self, level: str, data: Any, logger: str | None = None) -> None:
-        """Send a log message to the client, if it asked for messages of this level or below with `logLevel`.
+        """Send a log message to the client, if it asked for messages of this level
+        or below with `logLevel`.
 
         Inside a task it goes to the server's log.
 
@@ -525,7 +550,8 @@ class Context:
         await self._call.publish(notifications.RESOURCES_CHANGED, None)
 
     async def resource_updated(self, uri: str) -> None:
-        """Tell clients that subscribed to this URI, at all replicas, that what it holds has changed."""
+        """Tell clients that subscribed to this URI, at all replicas, that
+        what it holds has changed."""
         await self._call.publish(notifications.RESOURCE_UPDATED, uri)
 
 

@@ -1,7 +1,8 @@
-"""Cuts: what the handler itself cancelled, by a time-out or because a sibling failed, is cancelled again in a replay.
+"""Cuts: what the handler itself cancelled, by a time-out or because a sibling failed, is
+cancelled again in a replay.
 
-Otherwise a step that was cancelled in the first run could be found finished in the next one, and the handler would take
-another path.
+Otherwise a step that was cancelled in the first run could be found finished in the next one, and
+the handler would take another path.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ CUT_HOLD_S: Final = 0.5
 
 @asynccontextmanager
 async def noting_cut(run: Run, key: str, what: str | None = None) -> AsyncIterator[None]:
-    """Remember that the handler cancelled what is inside (`asyncio.timeout`, a failed sibling), so that every replay
-    does the same, however much is known by then.
+    """Remember that the handler cancelled what is inside (`asyncio.timeout`, a failed sibling), so
+    that every replay does the same, however much is known by then.
 
-    A value that became durable during the cancellation is replaced, because the handler has not seen it.
+    A value that became durable during the cancellation is replaced, because
+    the handler has not seen it.
     """
     begun_ms = run.clock.monotonic_ms()
     try:
@@ -44,7 +46,8 @@ async def noting_cut(run: Run, key: str, what: str | None = None) -> AsyncIterat
 
 
 def _is_cut_as_before(run: Run, branch: Branch) -> bool:
-    """Whether the cancellation only repeats one of an earlier run. One by a time limit never does."""
+    """Whether the cancellation only repeats one of an earlier run. One by a
+    time limit never does."""
     if run.order is None or run.order.is_over or not run.root.has_branched:
         return False
     is_timer = run.root.timeouts is not None and run.root.timeouts.is_ending(branch.path)
@@ -58,7 +61,8 @@ async def be_cut_if_before(run: Run, branch: Branch, key: str) -> None:
 
 
 async def be_cut_again(run: Run, branch: Branch, cut: Cut) -> NoReturn:
-    """Wait to be cancelled as in the run in which it was cut, by the same time-out or the same sibling.
+    """Wait to be cancelled as in the run in which it was cut, by the same
+    time-out or the same sibling.
 
     If that does not happen any more, it raises after `CUT_GRACE_S`.
     """

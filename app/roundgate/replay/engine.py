@@ -1,7 +1,9 @@
-"""The engine: one function through which every handler runs, whatever back end, wherever its journal is kept.
+"""The engine: one function through which every handler runs, whatever back end,
+wherever its journal is kept.
 
-A handler is run from the top each time, against a journal of what is already known. A question without an answer
-*suspends* the run: its outcome is the open questions and the journal, which is all that any process needs to go on.
+A handler is run from the top each time, against a journal of what is already known. A question
+without an answer *suspends* the run: its outcome is the open questions and the journal, which is
+all that any process needs to go on.
 
     run_handler(handler, run) → Completed(value)               it returned
                               | Suspended(requests, journal)   it waits: for answers, a time, or only its next turn
@@ -41,14 +43,17 @@ class Completed(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
-    """The handler waits for answers to `requests` (by wire key) or, if there are none, for its next turn."""
+    """The handler waits for answers to `requests` (by wire key) or, if there are
+    none, for its next turn."""
 
     requests: Mapping[str, Any]
     journal: Journal
     wants_task: bool = False
-    """It is to go on as a task: it said so, time is nearly up, or it has to wait longer than a request may."""
+    """It is to go on as a task: it said so, time is nearly up, or it has to wait
+    longer than a request may."""
     wake_ms: int | None = None
-    """Its next turn is not to come before this, in milliseconds since the epoch; with questions, unless answered."""
+    """Its next turn is not to come before this, in milliseconds since the epoch; with
+    questions, unless answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,8 @@ async def run_handler(handler: Callable[[], Awaitable[T]], run: Run) -> Outcome[
                 if run.call.task_id is None
                 else _in_its_own_task(handler, run)
             )
-        # a handler that swallowed the suspension does not get away with a result that skipped a question
+        # a handler that swallowed the suspension does not get away with a result
+        # that skipped a question
         return Completed(value) if run.stopped is None else _suspended(run)
     except BaseException as error:
         return _ended_by(error, run, limit)
@@ -101,7 +107,8 @@ def _ended_by(error: BaseException, run: Run, limit: Limit) -> Suspended | Resta
     """What it means that a handler ended with this.
 
     Raises:
-        BaseException: it itself, if it is the end of more than the handler: the call is cancelled, the process ends.
+        BaseException: it itself, if it is the end of more than the handler: the call is
+            cancelled, the process ends.
     """
     match error:
         case Suspend():
@@ -155,13 +162,15 @@ async def _in_its_own_task(handler: Callable[[], Awaitable[T]], run: Run) -> T:
 
 
 def _look_at(task: asyncio.Task[Any]) -> None:
-    """Retrieve the exception of an abandoned task, so that asyncio does not report it as never retrieved."""
+    """Retrieve the exception of an abandoned task, so that asyncio does not report
+    it as never retrieved."""
     if not task.cancelled():
         task.exception()
 
 
 def _failed(error: Exception, run: Run) -> Suspended | Restarted | Failed:
-    """The outcome of a handler that raised. After a suspension its exception is ignored: it follows from that."""
+    """The outcome of a handler that raised. After a suspension its exception is
+    ignored: it follows from that."""
     return Failed(error) if run.stopped is None else _suspended(run)
 
 
@@ -199,7 +208,8 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 
 
 def _was_enforced(run: Run) -> bool:
-    """Whether the engine cancelled the handler, because it went on after its end; undoes the cancellation."""
+    """Whether the engine cancelled the handler, because it went on after its end;
+    undoes the cancellation."""
     task = asyncio.current_task()
     if not run.is_enforced or task is None:
         return False

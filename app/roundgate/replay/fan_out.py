@@ -1,7 +1,7 @@
 """`ctx.map`: one function for many items, side by side, each a branch that is named after its item.
 
-So what is remembered of an item stays with it, whatever is done for the others, when the list grows, and in another
-process.
+So what is remembered of an item stays with it, whatever is done for the others, when the list
+grows, and in another process.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ T = TypeVar("T")
 def branches(
     parent: Branch, name: str, items: Iterable[I], key: Callable[[I], Any] | None
 ) -> list[tuple[I, Branch]]:
-    """Each item with its branch: `name.7` for an item 7, `name.Xy3…` for one that is no name; twice the same is
-    numbered."""
+    """Each item with its branch: `name.7` for an item 7, `name.Xy3…` for one that is no name;
+    twice the same is numbered."""
     own = parent.named(name)
     return [(item, own.named(_segment(item if key is None else key(item)))) for item in items]
 

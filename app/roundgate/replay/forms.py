@@ -1,4 +1,5 @@
-"""The `requestedSchema` of a form: flat fields that clients can show (client/elicitation, "Requested Schema")."""
+"""The `requestedSchema` of a form: flat fields that clients can show
+(client/elicitation, "Requested Schema")."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def _of_model(model: type[BaseModel]) -> tuple[dict[str, Any], Schema]:
 
 
 def form_schema(fields: type[BaseModel] | Mapping[str, Any]) -> dict[str, Any]:
-    """The `requestedSchema` of a form: a flat object of the primitive schemas that clients can show.
+    """The `requestedSchema` of a form: a flat object of the primitive
+    schemas that clients can show.
 
     Raises:
         ValueError: names the field that a form cannot have, and what to do instead.
@@ -98,7 +100,8 @@ def _field(name: str, schema: Any, definitions: Mapping[str, Any]) -> dict[str, 
 
 
 def _resolve(found: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """Follow pydantic's `$ref` to an enum, and unwrap `X | None`: an optional field is one that may be left out."""
+    """Follow pydantic's `$ref` to an enum, and unwrap `X | None`: an optional field is
+    one that may be left out."""
     # `true` is a schema too
     schema: dict[str, Any] = dict(found) if isinstance(found, Mapping) else {}
     if "anyOf" in schema:

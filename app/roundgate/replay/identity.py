@@ -1,10 +1,12 @@
-"""What a remembered thing was: its kind, the function behind it, and a digest of what that was called with.
+"""What a remembered thing was: its kind, the function behind it, and a digest of
+what that was called with.
 
-It is kept with each step in the journal. A replay that finds another function or other arguments at the same place has
-taken another path than the run before. It ends with `errors.NondeterminismError`, and is not given a value that belongs
-to something else.
+It is kept with each step in the journal. A replay that finds another function or other arguments at
+the same place has taken another path than the run before. It ends with
+`errors.NondeterminismError`, and is not given a value that belongs to something else.
 
-Only values are compared. Of a client, a file or a lock only the type counts, because each run has another one.
+Only values are compared. Of a client, a file or a lock only the type counts, because
+each run has another one.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ def digest_of_value(value: Any) -> str:
 
 
 def _named(function: Callable[..., Any]) -> tuple[str, list[Any]]:
-    """The name of a function, wherever it is defined, and what `partial` has bound to it already."""
+    """The name of a function, wherever it is defined, and what `partial` has bound to it
+    already."""
     bound: list[Any] = []
     while isinstance(function, functools.partial):
         bound.append([list(function.args), dict(function.keywords)])

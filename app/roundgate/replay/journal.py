@@ -1,11 +1,13 @@
-"""The journal: everything that is known of a call, so that its handler can be run again from the top.
+"""The journal: everything that is known of a call, so that its handler can
+be run again from the top.
 
-Two kinds of things are remembered, each under its place in the handler (`branches.Branch.key`): what was done (steps,
-sleeps, time limits), and what was asked, with the answers. Between the rounds of a request the journal travels to the
-client and back, sealed; nothing in it depends on the process that wrote it.
+Two kinds of things are remembered, each under its place in the handler (`branches.Branch.key`):
+what was done (steps, sleeps, time limits), and what was asked, with the answers. Between the
+rounds of a request the journal travels to the client and back, sealed; nothing in it depends on
+the process that wrote it.
 
-Version 1 had no branches: a place was a name and the number of its use in the run. A journal of version 1 is continued
-as one.
+Version 1 had no branches: a place was a name and the number of its use in the run. A journal of
+version 1 is continued as one.
 
     question:  (nothing) ──asked──▶ Asked ──answer arrives──▶ Answered
                                       ▲                           │ unusable, or the question reads differently now
@@ -54,7 +56,8 @@ NOT_JSON: Final = "value"
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A step of which some attempts have failed, and when the next one is due, in milliseconds since the epoch."""
+    """A step of which some attempts have failed, and when the next one is due, in
+    milliseconds since the epoch."""
 
     key: str
     attempts: int
@@ -64,7 +67,8 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A step that the handler itself cancelled (`asyncio.timeout`, a failed sibling) after so many milliseconds."""
+    """A step that the handler itself cancelled (`asyncio.timeout`, a failed sibling)
+    after so many milliseconds."""
 
     key: str
     after_ms: int
@@ -73,7 +77,8 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """An `at_most_once` step whose function was about to be called. If nothing follows, nobody knows what happened."""
+    """An `at_most_once` step whose function was about to be called. If nothing follows,
+    nobody knows what happened."""
 
     key: str
     what: str | None = None
@@ -87,7 +92,8 @@ class Asked:
     digest: str
     attempt: int = 1
     changed: int = 0
-    """How many rounds in a row it read differently: once is a new version of the handler, often is a clock in it."""
+    """How many rounds in a row it read differently: once is a new version of the handler,
+    often is a clock in it."""
     problem: str | None = None
     wire: str | None = None
     """What clients know it by, where that is not the key."""
@@ -97,7 +103,8 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """An answer, and the digest of the question as it was shown; `None` if it came unasked (version 1)."""
+    """An answer, and the digest of the question as it was shown; `None` if it
+    came unasked (version 1)."""
 
     key: str
     digest: str | None
@@ -135,8 +142,8 @@ class Slept:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The place, among the outcomes of steps, of something that has no outcome of its own: a sleep was over,
-    questions were answered. Kept in a handler that has branches."""
+    """The place, among the outcomes of steps, of something that has no outcome of its own: a sleep
+    was over, questions were answered. Kept in a handler that has branches."""
 
     key: str
 
@@ -168,15 +175,18 @@ _REQUIRED: Final = {
     kind: sum(f.default is MISSING for f in fields(kind)) + (3 if kind is Asked else 0)
     for kind in _TAG_OF
 }
-"""How many members every entry of a kind is written with: those behind are left out where they say nothing."""
+"""How many members every entry of a kind is written with: those behind are left out
+where they say nothing."""
 
 
 MAX_DEPTH: Final = 100
-"""Levels of a value that can be remembered; what the journal travels in adds a few, and JSON readers stop at 200."""
+"""Levels of a value that can be remembered; what the journal travels in adds a few, and
+JSON readers stop at 200."""
 
 
 def wire_key(key: str, attempt: int) -> str:
-    """What a question is called on the wire: its key, and which attempt it is if not the first. Never used twice."""
+    """What a question is called on the wire: its key, and which attempt it is if not the
+    first. Never used twice."""
     return key if attempt == 1 else f"{key}~{attempt}"
 
 
@@ -191,12 +201,14 @@ class Journal:
     arguments: dict[str, Any] | None = None
     """What the handler was restarted with, in place of what it was called with."""
     generation: int = 1
-    """How often the handler has begun anew, and once: clients know the questions of each by other keys."""
+    """How often the handler has begun anew, and once: clients know the questions
+    of each by other keys."""
     unasked: Mapping[str, Any] = field(default_factory=dict)
     """Responses that came with a request that had no state: nobody had asked. Not kept."""
 
     def add(self, entry: Entry) -> None:
-        """Remember an entry; it replaces the one of its key. Steps are kept in the order of their outcomes."""
+        """Remember an entry; it replaces the one of its key. Steps are kept in the
+        order of their outcomes."""
         if isinstance(entry, (Asked, Answered, Unanswered)):
             self.questions[entry.key] = entry
         else:
@@ -204,7 +216,8 @@ class Journal:
             self.steps[entry.key] = entry
 
     def receive(self, responses: Mapping[str, Any]) -> None:
-        """Take answers to outstanding questions by their wire keys; others are not needed and are dropped."""
+        """Take answers to outstanding questions by their wire keys; others are not
+        needed and are dropped."""
         for entry in self.outstanding():
             key = wire_key(entry.wire or entry.key, entry.attempt)
             if key in responses:
@@ -219,12 +232,13 @@ class Journal:
                 self.add(answer)
 
     def receive_unasked(self, responses: Mapping[str, Any]) -> None:
-        """Take responses that a client sends along without any state; only who asks for such looks at them."""
+        """Take responses that a client sends along without any state; only who asks
+        for such looks at them."""
         self.unasked = dict(responses)
 
     def withdraw_unanswered(self) -> None:
-        """Ask what is still open under new keys, because the task went on without the answers. An answer to an old key
-        must not count for the new question."""
+        """Ask what is still open under new keys, because the task went on without the answers. An
+        answer to an old key must not count for the new question."""
         for entry in self.outstanding():
             self.add(replace(entry, attempt=entry.attempt + 1))
 
@@ -245,7 +259,8 @@ class Journal:
         yield from self.questions.values()
 
     def to_json(self) -> Any:
-        """As JSON: `[[[tag, key, …], …], state, version, generation, arguments]`; version 1 had the first two."""
+        """As JSON: `[[[tag, key, …], …], state, version, generation, arguments]`;
+        version 1 had the first two."""
         head = [[row(entry) for entry in self.entries()], plain(self.state, "ctx.state")]
         if self.version == 1:
             return head
@@ -281,7 +296,8 @@ class Journal:
 
 
 def _version(written: int | None, *, has_entries: bool) -> int:
-    """Which rules a journal goes on under: those of version 1 only where something was remembered under them.
+    """Which rules a journal goes on under: those of version 1 only where something
+    was remembered under them.
 
     Raises:
         UnknownEntry: a later version wrote it.

@@ -1,7 +1,9 @@
-"""Learning in order: in a replay, branches get what is remembered in the order in which the first run got it.
+"""Learning in order: in a replay, branches get what is remembered in the order in
+which the first run got it.
 
-A handler may depend on which of two steps ended first. So everything remembered has a rank, and a branch is given its
-value only after all values of lower ranks have been given, and the code that follows them has run.
+A handler may depend on which of two steps ended first. So everything remembered has a rank, and
+a branch is given its value only after all values of lower ranks have been given, and the code
+that follows them has run.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from roundgate.replay.run import Run
 async def in_order(run: Run, branch: Branch, key: str) -> None:
     """Wait until every branch has what became known before this entry, and has run on from there.
 
-    If the branch was cancelled in an earlier run after it had got a value, it gets the value first in this run too.
+    If the branch was cancelled in an earlier run after it had got a value, it gets the
+    value first in this run too.
     """
     order = run.order
     if order is None or order.is_over:
@@ -42,7 +45,8 @@ async def in_order(run: Run, branch: Branch, key: str) -> None:
 
 
 async def learn(run: Run, branch: Branch, place: str) -> None:
-    """Wait for the turn of something that has no entry of its own: the end of a sleep, or an answer."""
+    """Wait for the turn of something that has no entry of its own: the end of
+    a sleep, or an answer."""
     if run.journal.version == 1 or (run.order is None and not run.root.has_branched):
         return
     entry = Told.of(place)

@@ -1,8 +1,10 @@
-"""A time limit that outlives its process: `async with ctx.timeout(3600): …` around anything that waits.
+"""A time limit that outlives its process: `async with ctx.timeout(3600): …`
+around anything that waits.
 
-It begins when it is first come to, and is over at that moment plus its seconds, whichever process runs the handler by
-then. A task whose limit ends a wait is woken for it. What is remembered inside is served also when the limit is over;
-the first thing that is not ends the block with `TimeoutError`, as it did when the time ran out.
+It begins when it is first come to, and is over at that moment plus its seconds, whichever process
+runs the handler by then. A task whose limit ends a wait is woken for it. What is remembered inside
+is served also when the limit is over; the first thing that is not ends the block with
+`TimeoutError`, as it did when the time ran out.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from roundgate.replay.run import Run
 from roundgate.replay.waiting import begin_limit
 
 LATE_S: Final = 1.0
-"""How long a limit that was over before its block began leaves to code that does not ask the engine for anything."""
+"""How long a limit that was over before its block began leaves to code that does not ask
+the engine for anything."""
 
 
 class TimeLimit:

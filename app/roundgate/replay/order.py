@@ -3,13 +3,14 @@
     run 1   quote b finished ── "b was first": use b ── the answer came ── quote a finished
     run 2   all three are known: b is told first, then whatever follows from it happens, then the answer, then a
 
-So `asyncio.as_completed`, `asyncio.wait(…, FIRST_COMPLETED)`, and what a branch does when a failed sibling cancels it,
-go the same way in every run. What is learned is the outcome of a step, the end of a sleep, answers, and that something
-was given up. Each has a *rank*: the place of its entry in the journal, and while a run goes on one behind all others.
+So `asyncio.as_completed`, `asyncio.wait(…, FIRST_COMPLETED)`, and what a branch does when a failed
+sibling cancels it, go the same way in every run. What is learned is the outcome of a step, the end
+of a sleep, answers, and that something was given up. Each has a *rank*: the place of its entry in
+the journal, and while a run goes on one behind all others.
 
-Nothing new is learned before all that is remembered has been told. What nobody asks for holds the others up for
-`GRACE_S` once: a new version of the handler may have dropped it, and branches that wait for something outside of the
-engine come when they come.
+Nothing new is learned before all that is remembered has been told. What nobody asks for holds the
+others up for `GRACE_S` once: a new version of the handler may have dropped it, and branches that
+wait for something outside of the engine come when they come.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from roundgate.replay.journal import Cut, Entry, Finished, Raised, Told
 from roundgate.replay.quiescence import wake
 
 TURNS: Final = 5
-"""Turns of the event loop in which the end of a branch reaches who waits for it, for each level of branches."""
+"""Turns of the event loop in which the end of a branch reaches who waits for it, for
+each level of branches."""
 LEVELS: Final = 3
 """Levels that are added: those of branches that ask the engine for nothing."""
 GRACE_S: Final = 0.5
@@ -77,7 +79,8 @@ class Order:
         return self._next >= self._known
 
     def rank(self, key: str) -> float:
-        """Of what was remembered under a key when the run began; else infinite: it comes when that has been told."""
+        """Of what was remembered under a key when the run began; else infinite: it comes
+        when that has been told."""
         return self._ranks.get(key, math.inf)
 
     def is_new(self, key: str) -> bool:
@@ -89,7 +92,8 @@ class Order:
         self._next = max(self._next, self._ranks.get(key, -1) + 1)
 
     def new_rank(self) -> int:
-        """The rank of something that has just become known. It has to be given to `turn` or to `drop`."""
+        """The rank of something that has just become known. It has to be given
+        to `turn` or to `drop`."""
         self._issued += 1
         return self._issued - 1
 
@@ -103,7 +107,8 @@ class Order:
 
     @contextmanager
     def expected(self, rank: float) -> Iterator[None]:
-        """Somebody is there to be told, who waits for something else inside the block: nobody is told before."""
+        """Somebody is there to be told, who waits for something else inside the block:
+        nobody is told before."""
         if rank == math.inf:
             yield
             return
@@ -115,7 +120,8 @@ class Order:
             self._settle()
 
     async def turn(self, rank: float, depth: int) -> None:
-        """Return when a branch that deep may learn what has a rank; or something new, if that is infinite.
+        """Return when a branch that deep may learn what has a rank; or something
+        new, if that is infinite.
 
         Whatever the handler can do without that happens before, now as in every later run.
         """
@@ -138,7 +144,8 @@ class Order:
         self._waiting.clear()
 
     def _settle(self) -> None:
-        """Look who is next when whatever follows from the last thing told has happened, and nobody new has come."""
+        """Look who is next when whatever follows from the last thing told has happened,
+        and nobody new has come."""
         self._is_settling = True
         self._generation += 1
         # as when Python closes what is left of a handler

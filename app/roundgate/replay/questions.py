@@ -1,7 +1,8 @@
-"""The questions a handler can ask, as values: how each looks on the wire, what it needs of the client, what it takes
-for an answer (client/elicitation, client/sampling, client/roots).
+"""The questions a handler can ask, as values: how each looks on the wire, what it needs of the
+client, what it takes for an answer (client/elicitation, client/sampling, client/roots).
 
-A question is pinned by the digest of what is shown. An answer that does not fit (`UnfitAnswer`) is asked for again.
+A question is pinned by the digest of what is shown. An answer that does not fit
+(`UnfitAnswer`) is asked for again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ Action: TypeAlias = Literal["accept", "decline", "cancel", "timeout"]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back: `action` is "accept", "decline" or "cancel"; `value` is there for "accept" alone.
+    """What came back: `action` is "accept", "decline" or "cancel"; `value` is
+    there for "accept" alone.
 
     "timeout" if the question had a time limit and no answer came: `value` is then its default.
     """
@@ -62,7 +64,8 @@ class Question(Protocol):
 
     @property
     def requires(self) -> Mapping[str, Any]:
-        """The client capabilities without which it must not be asked, shaped as `ClientCapabilities`."""
+        """The client capabilities without which it must not be asked, shaped as
+        `ClientCapabilities`."""
 
     def to_wire(self, problem: str | None = None) -> dict[str, Any]:
         """The `InputRequest`; `problem` tells what was wrong with the answer before."""
@@ -86,7 +89,8 @@ def digest_of(name: str, question: Question) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Ask the user to fill in a form: a pydantic model of flat fields, or a JSON Schema of the permitted subset."""
+    """Ask the user to fill in a form: a pydantic model of flat fields, or a JSON Schema
+    of the permitted subset."""
 
     message: str
     fields: type[BaseModel] | Mapping[str, Any]
@@ -133,7 +137,8 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """Send the user to a page, for what the client must not see. Accepting says that they went, not how it ended."""
+    """Send the user to a page, for what the client must not see. Accepting says that they
+    went, not how it ended."""
 
     message: str
     url: str
@@ -171,7 +176,8 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Ask the client's model. `messages` is one user message, or messages as `PromptMessage` or wire objects."""
+    """Ask the client's model. `messages` is one user message, or messages as
+    `PromptMessage` or wire objects."""
 
     messages: str | Sequence[PromptMessage | Mapping[str, Any]]
     max_tokens: int
@@ -294,7 +300,8 @@ class Raw:
 
 
 def check_page(url: Any) -> None:
-    """A page that a user may be sent to: https, or http on their own machine, shown as the place it leads to.
+    """A page that a user may be sent to: https, or http on their own machine, shown
+    as the place it leads to.
 
     Raises:
         ValueError: it is another; says what to give instead.

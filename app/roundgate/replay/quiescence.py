@@ -1,7 +1,7 @@
 """Coming to rest: when all branches of a handler wait for something outside of it.
 
-Branches *park* at what cannot be had now. The run is suspended once all have come to rest, so that questions asked side
-by side go out together, and so that a step that is being run is not cut.
+Branches *park* at what cannot be had now. The run is suspended once all have come to rest, so that
+questions asked side by side go out together, and so that a step that is being run is not cut.
 
     branch 1   ask a ──────── parked ───────────────┐
     branch 2   step s ─── runs to its end ─ ask b ──┤ nothing moves any more: a and b go out
@@ -21,12 +21,14 @@ from roundgate.replay.branches import Branch
 from roundgate.values import dataclass
 
 QUIET_TURNS: Final = 10
-"""Turns of the event loop without any engine call after which the handler's branches count as at rest."""
+"""Turns of the event loop without any engine call after which the handler's
+branches count as at rest."""
 
 
 @dataclass(slots=True, eq=False)
 class Parked:
-    """A branch that waits. `until_ms` is when its wait is over whatever happens, in milliseconds since the epoch."""
+    """A branch that waits. `until_ms` is when its wait is over whatever happens, in
+    milliseconds since the epoch."""
 
     branch: Branch
     until_ms: int | None
@@ -54,7 +56,8 @@ class Quiescence:
 
         Args:
             on_rest: called once all branches wait.
-            hold_s: says for how many more seconds it is worth waiting before that, because something will go on soon.
+            hold_s: says for how many more seconds it is worth waiting before that, because
+                something will go on soon.
             clock: whose time passes meanwhile.
         """
         self._on_rest = on_rest
@@ -133,7 +136,8 @@ class Quiescence:
             one.future.cancel()
 
     def stir(self) -> None:
-        """Something happened: count quiet turns of the event loop from the start, if any branch waits."""
+        """Something happened: count quiet turns of the event loop from the
+        start, if any branch waits."""
         self._activity += 1
         if (self.parked or self._sleeping) and not self._watching:
             self._watching = True

@@ -1,4 +1,5 @@
-"""Remembering: an entry is durable before the handler goes on. If something else is at its place, the run ends."""
+"""Remembering: an entry is durable before the handler goes on. If something else is at
+its place, the run ends."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def compare(run: Run, key: str, what: str | None) -> None:
 
 
 async def remember(run: Run, entry: Entry, told_to: Branch | None = None) -> None:
-    """Make an entry durable, then wait for the turn of the branch that gets it, if `told_to` is one.
+    """Make an entry durable, then wait for the turn of the branch that gets it, if `told_to` is
+    one.
 
     If the handler is cancelled meanwhile, that is raised only once the entry is durable.
     """

@@ -1,8 +1,9 @@
 """One run of a handler: its state from the beginning to the end, and how it is stopped.
 
-Everything that is remembered has a place (`branches`). What is known there is returned; what is not is done,
-remembered, and then returned as every later run will get it. A run that cannot go on is suspended once all branches
-wait (`quiescence`). One that finds something else at a place than was there before ends with `NondeterminismError`.
+Everything that is remembered has a place (`branches`). What is known there is returned; what is not
+is done, remembered, and then returned as every later run will get it. A run that cannot go on is
+suspended once all branches wait (`quiescence`). One that finds something else at a place than was
+there before ends with `NondeterminismError`.
 
 What a handler can ask of its run has modules of its own, as functions that take the run:
 
@@ -39,9 +40,11 @@ log = logging.getLogger("roundgate.replay")
 
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 HOLD_MS: Final = 1_000
-"""A task that has to wait no longer than this keeps its worker; letting go and being taken up again costs as much."""
+"""A task that has to wait no longer than this keeps its worker; letting go and being taken
+up again costs as much."""
 HOLD_FOR_TIMEOUTS_S: Final = 60.0
-"""For how long a task keeps its worker because an `asyncio.timeout` of its handler is about to end a durable wait."""
+"""For how long a task keeps its worker because an `asyncio.timeout` of its handler is about
+to end a durable wait."""
 MAX_REFUSALS: Final = 100
 """How often a handler may go on asking after its run has ended. Then it is not resumed any more."""
 LATE_REFUSALS: Final = 10
@@ -49,7 +52,8 @@ LATE_REFUSALS: Final = 10
 STOP_GRACE_S: Final = 5.0
 """After this a handler that goes on although its run has ended is cancelled."""
 _TICK_MS: Final = 10
-"""A limit that is over ends its block within this: the timers of an event loop are late by a moment."""
+"""A limit that is over ends its block within this: the timers of an event
+loop are late by a moment."""
 
 
 class Stop(StrEnum):
@@ -89,14 +93,16 @@ class Run:
     message: str | None = None
     """What the handler last said it is doing: the `statusMessage` of a task."""
     wants_task = False
-    """It is to go on as a task: it said so, time is nearly up, or it has to wait longer than a request may."""
+    """It is to go on as a task: it said so, time is nearly up, or it has to wait
+    longer than a request may."""
     restart_arguments: dict[str, Any] | None = None
     """What the handler is to begin anew with, if it asked for that."""
     error: Exception | None = None
     """What ended the run, if that is no matter of its handler's."""
     stopped: Stop | None = None
     wake_ms: int | None = None
-    """When a suspended run is to go on, in milliseconds since the epoch; `None`: as soon as can be."""
+    """When a suspended run is to go on, in milliseconds since the epoch;
+    `None`: as soon as can be."""
     root_task: asyncio.Task[Any] | None = None
     """The task in which the handler runs, while it does."""
     is_enforced = False
@@ -108,7 +114,8 @@ class Run:
     longest_ms = 0.0
     """How long the longest of them took."""
     _driver: asyncio.Task[Any] | None = None
-    """Where the handler has a task of its own: the task that waits for it, and how often that was cancelled before."""
+    """Where the handler has a task of its own: the task that waits for it, and how often
+    that was cancelled before."""
     _driver_cancelling = 0
     _made_quiescence: Quiescence | None = None
     _made_wire_names: WireNames | None = None
@@ -127,8 +134,8 @@ class Run:
         Args:
             call: the facts of the call.
             journal: what is known already; what the run finds out is added to it.
-            checkpointer: makes entries durable; without one the journal travels, and what is remembered is durable once
-                the round is answered.
+            checkpointer: makes entries durable; without one the journal travels, and what is
+                remembered is durable once the round is answered.
             message: what the handler said in an earlier run.
         """
         self.call = call
@@ -157,7 +164,8 @@ class Run:
     # what its modules ask of it
 
     def begin(self, root: asyncio.Task[Any] | None = None) -> None:
-        """The handler is about to run: in the current task, or in `root`, which the current one waits for."""
+        """The handler is about to run: in the current task, or in `root`, which the
+        current one waits for."""
         if root is None:
             self.root_task = asyncio.current_task()
             return
@@ -165,12 +173,14 @@ class Run:
         self._driver_cancelling = 0 if self._driver is None else self._driver.cancelling()
 
     def begin_thread(self) -> None:
-        """The handler is a plain function. Its thread counts as busy between two calls of the engine."""
+        """The handler is a plain function. Its thread counts as busy between
+        two calls of the engine."""
         self.root.is_thread = True
         self.quiescence.begin()
 
     def place(self, branch: Branch) -> Branch:
-        """Where uses of a name are counted: in the branch, or under version 1 in the run as a whole."""
+        """Where uses of a name are counted: in the branch, or under version 1
+        in the run as a whole."""
         return self.root if self.journal.version == 1 else branch
 
     async def enter(self, kind: str, *names: str) -> Branch:
@@ -209,7 +219,8 @@ class Run:
         return place
 
     async def refuse(self) -> NoReturn:
-        """Answer a handler that goes on although its run has ended: with `Suspend`; in the end it is not resumed."""
+        """Answer a handler that goes on although its run has ended: with `Suspend`; in the
+        end it is not resumed."""
         self._refusals += 1
         since_ms = self.clock.monotonic_ms() - self._stopped_at_ms
         is_late = since_ms > STOP_GRACE_S * 1000 and self._refusals > LATE_REFUSALS
@@ -230,14 +241,16 @@ class Run:
 
     @property
     def quiescence(self) -> Quiescence:
-        """What is busy and what waits; made with the first call of the engine, because most handlers make none."""
+        """What is busy and what waits; made with the first call of the engine, because
+        most handlers make none."""
         if self._made_quiescence is None:
             self._made_quiescence = Quiescence(self._come_to_rest, self._hold_s, self.clock)
         return self._made_quiescence
 
     @property
     def order_here(self) -> Order:
-        """The order in which branches get what is known; made if a handler has branches from the start."""
+        """The order in which branches get what is known; made if a handler has
+        branches from the start."""
         if self.order is None:
             self.order = Order(())
         return self.order
@@ -257,7 +270,8 @@ class Run:
         self.message = message
 
     def note_step(self, took_ms: float, *, has_ended: bool) -> None:
-        """Note a step that took so many milliseconds until it ended (`has_ended`) or was cancelled."""
+        """Note a step that took so many milliseconds until it ended
+        (`has_ended`) or was cancelled."""
         self.longest_ms = max(self.longest_ms, took_ms)
         self.steps_run += has_ended
 
@@ -266,14 +280,16 @@ class Run:
         self.wants_task = True
 
     def begin_anew(self, arguments: dict[str, Any]) -> None:
-        """Once it has come to rest, have its handler begin again with these arguments and an empty journal."""
+        """Once it has come to rest, have its handler begin again with these
+        arguments and an empty journal."""
         self.restart_arguments = arguments
 
     # ending
 
     @property
     def is_being_ended(self) -> bool:
-        """Whether it is not the handler that cancels, but an event loop that ends, which cancels all its tasks."""
+        """Whether it is not the handler that cancels, but an event loop that ends, which
+        cancels all its tasks."""
         return self._driver is not None and self._driver.cancelling() > self._driver_cancelling
 
     @property
@@ -335,7 +351,8 @@ class Run:
         self.stop(Stop.SUSPENDED)
 
     def _hold_s(self) -> float:
-        """For how many seconds to keep the worker of a task at rest: until a time limit ends one of its waits, if soon.
+        """For how many seconds to keep the worker of a task at rest: until a time limit ends
+        one of its waits, if soon.
 
         A task that has something to do in its next turn is not kept.
         """
@@ -348,7 +365,8 @@ class Run:
         return max(0.0, min([*soon, *self._timeouts_s()], default=0.0))
 
     def _timeouts_s(self) -> list[float]:
-        """In how many seconds each `asyncio.timeout` ends a wait. No other process knows of it, so this one waits."""
+        """In how many seconds each `asyncio.timeout` ends a wait. No other process knows of
+        it, so this one waits."""
         now_s = asyncio.get_running_loop().time()
         longest_s = max((self._wait_s(one) for one in self._parked), default=0.0)
         whens = [] if self.root.timeouts is None else self.root.timeouts.whens(now_s)

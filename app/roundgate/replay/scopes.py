@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 
 class Scope(Protocol):
-    """A durable time limit around a part of a handler; over at `until_ms`, in milliseconds since the epoch."""
+    """A durable time limit around a part of a handler; over at `until_ms`, in
+    milliseconds since the epoch."""
 
     until_ms: int
     is_left: bool
@@ -31,8 +32,8 @@ def around(branch: Branch) -> list[Scope]:
 
 
 async def within_scopes(run: Run, branch: Branch) -> None:
-    """Return if every durable time limit around the branch has time left; else wait to be cancelled by the one that
-    is over.
+    """Return if every durable time limit around the branch has time left; else wait to be
+    cancelled by the one that is over.
 
     Raises:
         TimeoutError: one is over, and the branch is a thread, which cannot be cancelled.

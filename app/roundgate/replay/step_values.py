@@ -1,11 +1,13 @@
-"""Values of steps that JSON does not have: pydantic models, dataclasses, dates, decimals, bytes and the like.
+"""Values of steps that JSON does not have: pydantic models, dataclasses, dates,
+decimals, bytes and the like.
 
     async def quote(order: int) -> Quote: ...       the annotation says what comes back
 
     function ──▶ Quote ──▶ {"total": "9.90", …} ──▶ journal ──▶ Quote      in the first run as in each replay
 
-What is remembered is JSON; what a handler gets is made of that JSON by the annotation, also in the run in which the
-step ran. So the type is the same in every run. Without an annotation that names such a type a value is plain JSON.
+What is remembered is JSON; what a handler gets is made of that JSON by the annotation, also in the
+run in which the step ran. So the type is the same in every run. Without an annotation that names
+such a type a value is plain JSON.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class Conversion:
         """What is remembered of a value.
 
         Raises:
-            NotJson: it is none of the annotation's values, or could not be had back. Says nothing of the value.
+            NotJson: it is none of the annotation's values, or could not be had back.
+                Says nothing of the value.
         """
         try:
             (written,) = self.adapter.dump_python(
@@ -94,11 +97,13 @@ def is_converted(value: Any) -> bool:
 
 
 _known: Final[WeakKeyDictionary[Any, Any]] = WeakKeyDictionary()
-"""What functions say to return. Weak: a step is often a `lambda` that holds all that its call has."""
+"""What functions say to return. Weak: a step is often a `lambda` that holds
+all that its call has."""
 
 
 def _returned(function: Any) -> Any:
-    """What a function says to return, without what has to be awaited for it; `None` if nobody knows."""
+    """What a function says to return, without what has to be awaited for it;
+    `None` if nobody knows."""
     while isinstance(function, functools.partial):
         function = function.func
     function = getattr(function, "__func__", function)  # a bound method is made anew each time

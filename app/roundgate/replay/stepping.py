@@ -1,4 +1,5 @@
-"""Steps: a function is run once and its outcome remembered; later runs of the handler get the remembered outcome."""
+"""Steps: a function is run once and its outcome remembered; later runs of the handler get
+the remembered outcome."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from roundgate.replay.steps import ONCE, WATCH, Options, Task, attempt, check_re
 from roundgate.replay.waiting import SHED_MARGIN_MS, wait_until
 
 SLOWER: Final = 1.25
-"""What a step is expected to take: the longest so far times this. Steps of seconds differ by more than a margin."""
+"""What a step is expected to take: the longest so far times this. Steps of seconds differ
+by more than a margin."""
 
 
 async def step(
@@ -31,7 +33,8 @@ async def step(
     kwargs: Mapping[str, Any] | None = None,
     options: Options = ONCE,
 ) -> Any:
-    """What the function returned, now or in an earlier run. It is run once, and its outcome remembered.
+    """What the function returned, now or in an earlier run. It is run once,
+    and its outcome remembered.
 
     Args:
         run: the run of the handler.
@@ -72,7 +75,8 @@ async def step(
 async def poll(
     run: Run, name: str, function: Callable[..., Any], args: tuple[Any, ...], every_s: float
 ) -> Any:
-    """Call a function every `every_s` seconds until it returns something other than `None`; that is remembered.
+    """Call a function every `every_s` seconds until it returns something other than
+    `None`; that is remembered.
 
     Raises:
         StepFailed, NotJson: as `step`.
@@ -128,7 +132,8 @@ def _task(
 
 
 async def _before_step(run: Run, branch: Branch, *, needs_task: bool = False) -> None:
-    """At the boundary of a step: stop if there is no time for it, or no certainty that it may begin."""
+    """At the boundary of a step: stop if there is no time for it, or no
+    certainty that it may begin."""
     if run.stopped is not None:  # while it waited
         await run.refuse()
     await within_scopes(run, branch)
@@ -195,7 +200,8 @@ async def _note(
 
 
 async def key_for(run: Run, name: str) -> str:
-    """An idempotency key: the same in every run of the call, another for each place in its handler."""
+    """An idempotency key: the same in every run of the call, another for
+    each place in its handler."""
     branch = await run.enter("key", name)
     key = run.place(branch).key("key", name)
     known = run.journal.steps.get(key)

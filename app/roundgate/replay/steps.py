@@ -1,4 +1,5 @@
-"""One step: its function called once, within its time, and what came of it as an entry of the journal."""
+"""One step: its function called once, within its time, and what came of it as
+an entry of the journal."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ log = logging.getLogger("roundgate.replay")
 
 MAX_BACKOFF_S: Final = 300.0
 THREADS: Final = 40
-"""Plain functions of steps that one event loop runs at once, and one caller half as many, unless the call brings a
-bound of its own."""
+"""Plain functions of steps that one event loop runs at once, and one caller half as many, unless
+the call brings a bound of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,8 @@ ONCE: Final = Options()
 
 
 class StepWatch(Protocol):
-    """Is told of each step of the runs in its context. It is for tests: one that does not return has ended the run's
-    process, as far as its steps can tell."""
+    """Is told of each step of the runs in its context. It is for tests: one that does not return
+    has ended the run's process, as far as its steps can tell."""
 
     async def begins(self, key: str) -> None:
         """The function is about to be called."""
@@ -72,7 +73,8 @@ WATCH: Final[ContextVar[StepWatch | None]] = ContextVar("roundgate_step_watch", 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a step does: a function and what it is called with. `key` and `what` are its place and its identity."""
+    """What a step does: a function and what it is called with. `key` and `what` are its
+    place and its identity."""
 
     key: str
     what: str | None
@@ -180,7 +182,8 @@ def _of_this_loop() -> Threads:
 
 
 def check_return(function: Callable[..., Any], name: str) -> None:
-    """Refuse a function that says it returns what JSON cannot hold, before it is called and has an effect.
+    """Refuse a function that says it returns what JSON cannot hold, before it is
+    called and has an effect.
 
     Raises:
         NotJson: its annotation is a class that JSON cannot hold.
@@ -203,7 +206,8 @@ _HELD: Final = (dict, list, tuple, str, int, float, bool, type(None))
 
 @lru_cache(maxsize=512)
 def _unheld(function: Callable[..., Any]) -> str | None:
-    """The name of the class that a function says to return, if JSON cannot hold any of its values."""
+    """The name of the class that a function says to return, if JSON cannot
+    hold any of its values."""
     try:
         hint = typing.get_type_hints(function).get("return")
     except Exception:  # no function, or names that are not to be had

@@ -1,6 +1,8 @@
-"""`Context` for a handler that is a plain function: it runs in a thread, and each method blocks until it is done.
+"""`Context` for a handler that is a plain function: it runs in a thread, and each
+method blocks until it is done.
 
-The thread is the branch of its handler. It cannot create tasks; `SyncContext.map` gives it threads that are branches.
+The thread is the branch of its handler. It cannot create tasks; `SyncContext.map` gives it
+threads that are branches.
 """
 
 from __future__ import annotations
@@ -188,7 +190,8 @@ class SyncContext:
         name: str = "map",
         key: Callable[[I], Any] | None = None,
     ) -> list[T]:
-        """`Context.map` for plain functions: this thread runs items, and others beside it while there are any free."""
+        """`Context.map` for plain functions: this thread runs items, and others beside it
+        while there are any free."""
         if at_most < 1:
             raise ValueError(f"at_most is {at_most}; at least one item has to run")
         parent = self._wait(self._run.enter, "map", name)
@@ -217,7 +220,8 @@ class SyncContext:
 
     @contextmanager
     def timeout(self, seconds: float, name: str = "timeout") -> Iterator[None]:
-        """`Context.timeout`: looked at whenever the handler asks something, because no thread can be interrupted."""
+        """`Context.timeout`: looked at whenever the handler asks something, because no
+        thread can be interrupted."""
         branch, until_ms = self._wait(waiting.begin_limit, self._run, name, seconds)
         outside = branch.scopes
         branch.scopes = (*outside, ThreadLimit(until_ms))

@@ -1,6 +1,8 @@
-"""`ctx.map` for a handler that is a plain function: its own thread runs items, and others help while any are free.
+"""`ctx.map` for a handler that is a plain function: its own thread runs items, and
+others help while any are free.
 
-The thread of the handler works on items too, so it never waits for a thread that only itself could free.
+The thread of the handler works on items too, so it never waits for a thread
+that only itself could free.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ HELPERS = 40
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ThreadLimit:
-    """A durable time limit of a thread. A thread cannot be cancelled, so the limit is checked at each engine call."""
+    """A durable time limit of a thread. A thread cannot be cancelled, so the limit is
+    checked at each engine call."""
 
     until_ms: int
     is_left: bool = False

@@ -1,7 +1,8 @@
-"""Waiting: sleeps, time limits, and the places where a handler ends its round or turn, to go on later.
+"""Waiting: sleeps, time limits, and the places where a handler ends its
+round or turn, to go on later.
 
-A short wait holds the round or the worker. A longer one ends it: an ordinary call answers its client or becomes a task,
-a task frees its worker.
+A short wait holds the round or the worker. A longer one ends it: an ordinary call answers its
+client or becomes a task, a task frees its worker.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ from roundgate.replay.run import HOLD_MS, Run
 from roundgate.replay.scopes import around, within_scopes
 
 SHED_MARGIN_MS: Final = 250
-"""What has to be left of the time, beyond what a step is expected to take, for another to be begun."""
+"""What has to be left of the time, beyond what a step is expected to take,
+for another to be begun."""
 
 
 async def shed(run: Run, name: str) -> None:
-    """End this round or turn once; the client's next retry, or another worker, goes on from here."""
+    """End this round or turn once; the client's next retry, or another
+    worker, goes on from here."""
     branch = await run.enter("shed", name)
     key = run.place(branch).key("shed", name)
     if key not in run.journal.steps:
@@ -34,7 +37,8 @@ async def shed(run: Run, name: str) -> None:
 
 
 async def continue_as_task(run: Run) -> None:
-    """End the ordinary call here, if it may go on as a task; nothing happens if it may not, or already is one."""
+    """End the ordinary call here, if it may go on as a task; nothing happens if it may
+    not, or already is one."""
     branch = await run.enter("task")
     key = run.place(branch).key("task", "task")
     if run.call.may_become_task:
@@ -59,7 +63,8 @@ async def restart(run: Run, arguments: Mapping[str, Any]) -> NoReturn:
 
 
 async def sleep(run: Run, name: str, seconds: float) -> None:
-    """Wait `seconds` once; a later run waits for what is left of them. A task holds no worker meanwhile."""
+    """Wait `seconds` once; a later run waits for what is left of them. A task
+    holds no worker meanwhile."""
     branch = await run.enter("sleep", name)
     key = run.place(branch).key("sleep", name)
     until_ms = _time_of(run, key, "sleep", seconds)
@@ -87,15 +92,16 @@ async def _sleep(run: Run, branch: Branch, key: str, until_ms: int) -> None:
 
 
 async def begin_limit(run: Run, name: str, seconds: float) -> tuple[Branch, int]:
-    """Begin a time limit; returns its branch, and when it is over in milliseconds since the epoch."""
+    """Begin a time limit; returns its branch, and when it is over in
+    milliseconds since the epoch."""
     branch = await run.enter("timeout", name)
     key = run.place(branch).key("timeout", name)
     return branch, _time_of(run, key, "timeout", seconds)
 
 
 def _time_of(run: Run, key: str, kind: str, seconds: float) -> int:
-    """When a sleep or time limit is over, in milliseconds since the epoch. A new one is written with whatever the run
-    writes next; if that is nothing, no later run depends on it."""
+    """When a sleep or time limit is over, in milliseconds since the epoch. A new one is written
+    with whatever the run writes next; if that is nothing, no later run depends on it."""
     what = _time_identity(run, kind, seconds)
     compare(run, key, what)
     known = run.journal.steps.get(key)
@@ -112,10 +118,11 @@ def _time_identity(run: Run, kind: str, seconds: float) -> str | None:
 
 
 async def wait_until(run: Run, branch: Branch, until_ms: int) -> None:
-    """Wait until `until_ms` (milliseconds since the epoch): here if that is soon, else by ending the round or turn.
+    """Wait until `until_ms` (milliseconds since the epoch): here if that is soon, else by
+    ending the round or turn.
 
-    An ordinary call that may become a task does so if the moment is beyond its deadline. One that may not ends its
-    round just before the deadline, and goes on waiting in the next one.
+    An ordinary call that may become a task does so if the moment is beyond its deadline. One that
+    may not ends its round just before the deadline, and goes on waiting in the next one.
     """
     if until_ms <= run.clock.now_ms() and all(
         until_ms <= scope.until_ms for scope in around(branch)

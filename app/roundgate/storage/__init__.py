@@ -1,7 +1,8 @@
 """What is kept between requests, where anything is.
 
-The ports are in `once`, `tasks` and `queue`; `sqlite`, `dynamodb` and `sqs` keep their promises. Who builds a store
-imports it from the face of its own package, so that nobody loads a store that is not configured.
+The ports are in `once`, `tasks` and `queue`; `sqlite`, `dynamodb` and `sqs` keep their
+promises. Who builds a store imports it from the face of its own package, so that nobody loads a
+store that is not configured.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Which writes of a worker have happened, when the answer to one got lost. Shared by the stores.
 
-Each write of entries under a lease carries the number of its attempt, and holds only while the row has the number of
-the one that is known to have happened before it. The row then has its own:
+Each write of entries under a lease carries the number of its attempt, and holds only while the row
+has the number of the one that is known to have happened before it. The row then has its own:
 
     row       0 ─────── 1 ────────────────── 3
     worker    1 happens · 2: no answer · 3 is refused if the row says 2: then 2 had happened
 
-So of several attempts that nobody heard of the row tells which one it was, and none can happen late.
+So of several attempts that nobody heard of the row tells which one it was,
+and none can happen late.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Noted(Generic[T]):
         return self.tried
 
     def settle(self, number: int) -> Doubt[T] | None:
-        """The row has this number: what had happened, if that is news. No other attempt ever will."""
+        """The row has this number: what had happened, if that is news. No
+        other attempt ever will."""
         doubt = None if number == self.happened else self.doubts.get(number)
         if doubt is not None:
             self.happened = number

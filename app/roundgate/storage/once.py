@@ -1,13 +1,15 @@
-"""The ports of storage: what a store promises, in prose; `tests/storage/` holds each implementation to it.
+"""The ports of storage: what a store promises, in prose; `tests/storage/` holds
+each implementation to it.
 
-**OnceStore** makes a round of a `once` tool happen once, however often its token is sent. The record of a token id
-goes through
+**OnceStore** makes a round of a `once` tool happen once, however often its token is sent. The
+record of a token id goes through
 
     (nothing) ──claim──▶ claimed ──finish──▶ finished
 
-by conditional writes alone: of any number of claims, in any processes, exactly one gets `None` and runs the round;
-every other gets the record that is there. A record is never changed once it is finished, and never taken over: if the
-process that claimed it dies, whether the effect happened is unknown, and a second run could make it happen twice.
+by conditional writes alone: of any number of claims, in any processes, exactly one gets `None` and
+runs the round; every other gets the record that is there. A record is never changed once it is
+finished, and never taken over: if the process that claimed it dies, whether the effect happened is
+unknown, and a second run could make it happen twice.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class OnceRecord:
     outcome: bytes | None
     """The result of the round as it was sent; `None` while it runs."""
     give_up_ms: int
-    """When whoever claimed it must have finished; a record without outcome after that never gets one."""
+    """When whoever claimed it must have finished; a record without outcome
+    after that never gets one."""
 
 
 class OnceStore(Protocol):

@@ -1,12 +1,14 @@
-"""The port of what sessions of older clients need kept: small rows under a name, each with a time to be forgotten.
+"""The port of what sessions of older clients need kept: small rows under a name, each
+with a time to be forgotten.
 
-A session itself is in its id (`roundgate.tokens.session_ids`). What is kept is what it changes later, and what has to
-reach another process: the answer to a question, a cancellation, the state of a call that is too long for a header.
+A session itself is in its id (`roundgate.tokens.session_ids`). What is kept is what it changes
+later, and what has to reach another process: the answer to a question, a cancellation, the state of
+a call that is too long for a header.
 
-**SessionStore** keeps values by key. `put_new` is one conditional insert: of any number of them, in any processes,
-exactly one returns `True`. `replace` is one conditional write on the version that was read, `put` one without a
-condition, which counts. A row whose time has come is as good as none, whatever the database has deleted. Reads are
-strongly consistent.
+**SessionStore** keeps values by key. `put_new` is one conditional insert: of any number of them, in
+any processes, exactly one returns `True`. `replace` is one conditional write on the version that
+was read, `put` one without a condition, which counts. A row whose time has come is as good as none,
+whatever the database has deleted. Reads are strongly consistent.
 
 `tests/storage/session_contract.py` holds each implementation to it.
 """
@@ -28,7 +30,8 @@ class SessionRow:
 
 
 class SessionStore(Protocol):
-    """Values by key, for a time. Keys have up to 200 characters. `forget_ms` is in milliseconds since the epoch."""
+    """Values by key, for a time. Keys have up to 200 characters. `forget_ms` is in
+    milliseconds since the epoch."""
 
     async def put_new(self, key: str, value: bytes, forget_ms: int) -> bool:
         """Keep a value where there is none: whether there was none.
@@ -38,15 +41,17 @@ class SessionStore(Protocol):
         """
 
     async def replace(self, key: str, value: bytes, version: int, forget_ms: int) -> bool:
-        """Keep another value, of at most 300 KB, in place of the one with this version: whether it was still there.
+        """Keep another value, of at most 300 KB, in place of the one with this version:
+        whether it was still there.
 
         Raises:
             Unavailable: as `put_new`.
         """
 
     async def put(self, key: str, value: bytes, forget_ms: int) -> int:
-        """Keep a value, of at most 300 KB, in place of whatever is there: its version. Of any number of writes of one
-        key, each gets another, from 1 on and one higher each time, for as long as the row is not forgotten.
+        """Keep a value, of at most 300 KB, in place of whatever is there: its version. Of any
+        number of writes of one key, each gets another, from 1 on and one higher each time, for as
+        long as the row is not forgotten.
 
         Raises:
             Unavailable: as `put_new`; it may have been kept, and a number passed over.

@@ -1,8 +1,10 @@
-"""The task queue at Amazon SQS: a standard queue, which knows itself for how long it hides a message.
+"""The task queue at Amazon SQS: a standard queue, which knows itself for how long it hides a
+message.
 
-A message's body is the reference of a task as text. What else turns up there is logged and deleted. Its group is the
-owner of the task: a standard queue keeps no order by it, but has groups take turns when one has many messages ("fair
-queues", https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-fair-queues.html).
+A message's body is the reference of a task as text. What else turns up there is logged and deleted.
+Its group is the owner of the task: a standard queue keeps no order by it, but has groups take turns
+when one has many messages ("fair queues",
+https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-fair-queues.html).
 """
 
 from __future__ import annotations
@@ -46,14 +48,16 @@ class SqsQueue:
         self._closing = asyncio.Event()
 
     async def send(self, ref: TaskRef, delay_ms: int = 0) -> None:
-        """See `TaskQueue`. Delays are rounded up to seconds, and are at most a quarter of an hour."""
+        """See `TaskQueue`. Delays are rounded up to seconds, and are at most a quarter of an
+        hour."""
         delay_s = min(_seconds(delay_ms), MOST_DELAY_S)
         await self._aws.call(
             "send_message", QueueUrl=self._url, **_message(ref), DelaySeconds=delay_s
         )
 
     async def send_many(self, refs: Sequence[TaskRef]) -> None:
-        """See `TaskQueue`. Ten in a call; what SQS refuses of one is an error only if it refuses it again.
+        """See `TaskQueue`. Ten in a call; what SQS refuses of one is an error
+        only if it refuses it again.
 
         Raises:
             Unavailable: also if some of them cannot be sent; the others are.
@@ -160,7 +164,8 @@ class SqsQueue:
         return None
 
     async def _delete(self, receipts: Sequence[str]) -> None:
-        """A receipt that is out of date is no failure: the message has been delivered again, or is gone."""
+        """A receipt that is out of date is no failure: the message has been
+        delivered again, or is gone."""
         for start in range(0, len(receipts), BATCH):
             entries = [
                 _entry(n, receipt) for n, receipt in enumerate(receipts[start : start + BATCH])
@@ -168,7 +173,8 @@ class SqsQueue:
             await self._aws.call("delete_message_batch", QueueUrl=self._url, Entries=entries)
 
     async def aclose(self) -> None:
-        """See `TaskQueue`. A long poll under way goes on in its thread, unheard, until SQS answers."""
+        """See `TaskQueue`. A long poll under way goes on in its thread,
+        unheard, until SQS answers."""
         self._closing.set()
         await self._aws.aclose()
         await self._receiver.aclose()

@@ -2,60 +2,66 @@
 
 `tests/storage/task_contract.py` holds each implementation to every sentence here.
 
-**One row decides.** Whatever a message, a worker or a client believes about a task, each write names in its condition
-what it takes for granted, and either happens as a whole or not at all. Payloads (`bytes`) mean nothing to a store; it
-gives them back as it got them, whatever their size.
+**One row decides.** Whatever a message, a worker or a client believes about a task, each write
+names in its condition what it takes for granted, and either happens as a whole or not at all.
+Payloads (`bytes`) mean nothing to a store; it gives them back as it got them, whatever their size.
 
-**Keys.** `TaskRef.owner` is a digest of whose the task is. Who asks under another owner finds nothing, exactly as for
-an id that never was. A task past `expires_ms` is not found either, deleted or not.
+**Keys.** `TaskRef.owner` is a digest of whose the task is. Who asks under another owner
+finds nothing, exactly as for an id that never was. A task past `expires_ms` is not
+found either, deleted or not.
 
-**Leases.** `claim` gives one worker the task until `until_ms` and raises its *fence*. Each write under a lease holds
-only while the fence is the same and the task is `working`; otherwise it raises `roundgate.errors.LeaseLost` and has
-changed nothing:
+**Leases.** `claim` gives one worker the task until `until_ms` and raises its *fence*. Each write
+under a lease holds only while the fence is the same and the task is `working`; otherwise it raises
+`roundgate.errors.LeaseLost` and has changed nothing:
 
     worker 1   claim (fence 1) ─── stalls ──────────────── checkpoint: LeaseLost
     worker 2             lease runs out · claim (fence 2) ─── checkpoint ─── finish
 
-An expired lease that nobody has claimed since still holds: time ends a lease only in favour of somebody. A write that
-raised `Unavailable`, or whose caller was cancelled, may have happened or not. It may be tried again under the same
-lease: a `checkpoint` of the same entries then happens once and returns; any other write happens once, or, if it had
-happened already, raises `LeaseLost`.
+An expired lease that nobody has claimed since still holds: time ends a lease only in favour of
+somebody. A write that raised `Unavailable`, or whose caller was cancelled, may have happened or
+not. It may be tried again under the same lease: a `checkpoint` of the same entries then happens
+once and returns; any other write happens once, or, if it had happened already, raises `LeaseLost`.
 
-**Blame.** A lease has *lapsed* when its time is over and it was not given back: its worker died or stalled with the
-task. Then, and for as long as the task is a *suspect*, only a claim with `alone=True` gets it, from a worker that runs
-nothing else beside it:
+**Blame.** A lease has *lapsed* when its time is over and it was not given back: its worker died or
+stalled with the task. Then, and for as long as the task is a *suspect*, only a claim with
+`alone=True` gets it, from a worker that runs nothing else beside it:
 
     claim ── lease lapses ── claim: SUSPECT ── claim alone (suspect) ── lease lapses ── claim alone (suspect, deaths 1)
 
-`deaths` counts leases of claims with `alone=True` that lapsed, or that `let_go` ended with blame. Progress sets it back
-to 0 and lifts the suspicion: `checkpoint` with entries, `suspend`, `restart`, and `release` unless `keeps_blame`.
-`attempts` counts faults that a worker reports itself: `release` sets it, other progress sets it to 0.
+`deaths` counts leases of claims with `alone=True` that lapsed, or that `let_go` ended with blame.
+Progress sets it back to 0 and lifts the suspicion: `checkpoint` with entries, `suspend`, `restart`,
+and `release` unless `keeps_blame`. `attempts` counts faults that a worker reports itself: `release`
+sets it, other progress sets it to 0.
 
-**Due.** Every open task has a `due_ms`: by then something should have happened to it. `due` lists what is late, by an
-index and not by a scan; nobody looks at the others. It is moved by creation, `answer`, `release`, `let_go` and
-`checkpoint` as told, by `suspend` and `park` to the task's end. A claim leaves it, if it is soon enough: in DynamoDB to
-move it costs twice as much as the claim itself. So it may come while a worker has the task, and a sweep that then looks
-puts it off to when that worker's lease will have lapsed (`Postponed.HELD`):
+**Due.** Every open task has a `due_ms`: by then something should have happened to it. `due` lists
+what is late, by an index and not by a scan; nobody looks at the others. It is moved by creation,
+`answer`, `release`, `let_go` and `checkpoint` as told, by `suspend` and `park` to the task's end. A
+claim leaves it, if it is soon enough: in DynamoDB to move it costs twice as much as the claim
+itself. So it may come while a worker has the task, and a sweep that then looks puts it off to when
+that worker's lease will have lapsed (`Postponed.HELD`):
 
     created, due at 30 ── claim, lease to 31 ── dies           30: held, due when the lease has lapsed ── late
                        ── claim, lease to 31 ── renewal: due later ── …
 
-Where a task becomes due with no message on its way it is `unsent`: from `let_go` on, when it is released to be due
-within a second of when it wakes, and when it is moved under a lease. A sweep that postpones it sends one; a worker that
-has it wait for its turn alone does not (`Move.unsent`). If its worker died before it moved it, the sweep is told so
-when it postpones it (`Postponed.LAPSED`).
+Where a task becomes due with no message on its way it is `unsent`: from `let_go` on, when it
+is released to be due within a second of when it wakes, and when it is moved under a lease. A
+sweep that postpones it sends one; a worker that has it wait for its turn alone does not
+(`Move.unsent`). If its worker died before it moved it, the sweep is told so when it
+postpones it (`Postponed.LAPSED`).
 
-**Cleaning up.** A task that was created with `cleans_up` may have begun something elsewhere that goes on by itself. If
-it ends early, by `cancel`, by `expire`, or by a `finish` that says so, it is terminal for its client and for every
-`claim`, but keeps its call, its journal and its place in the index of due tasks: `claim` then says `CLEAN_UP`.
-`claim_cleanup` leases it, `postpone_cleanup` puts the next try off, and `end_cleanup` makes it as any other:
+**Cleaning up.** A task that was created with `cleans_up` may have begun something elsewhere that
+goes on by itself. If it ends early, by `cancel`, by `expire`, or by a `finish` that says so, it is
+terminal for its client and for every `claim`, but keeps its call, its journal and its place in the
+index of due tasks: `claim` then says `CLEAN_UP`. `claim_cleanup` leases it, `postpone_cleanup` puts
+the next try off, and `end_cleanup` makes it as any other:
 
     cancel (due) ── claim_cleanup (attempts 1) ── postpone_cleanup ── claim_cleanup (attempts 2) ── end_cleanup
 
-Whoever had the task when it was cancelled keeps it for the rest of its lease: nobody else cleans up meanwhile.
+Whoever had the task when it was cancelled keeps it for the rest of its lease: nobody
+else cleans up meanwhile.
 
-**Shards.** The index of due tasks has `shards` parts. Sweepers share the work by taking shards (`take_shard`); the
-right to a shard saves work that would be done twice, and nothing depends on it.
+**Shards.** The index of due tasks has `shards` parts. Sweepers share the work by taking shards
+(`take_shard`); the right to a shard saves work that would be done twice, and nothing depends on it.
 """
 
 from __future__ import annotations
@@ -116,7 +122,8 @@ class NewTask:
     """Whether something may be left to do elsewhere if it ends early."""
 
     def first_row(self) -> dict[str, Any]:
-        """What every store writes of it, by the names of `TaskRecord`; beside it stand its key and its data."""
+        """What every store writes of it, by the names of `TaskRecord`; beside it
+        stand its key and its data."""
         return {
             "tool": self.tool,
             "status": self.status.value,
@@ -160,7 +167,8 @@ class TaskRecord:
     revision: int
     """Counts the changes that a client can see."""
     requests: Mapping[str, bytes]
-    """The questions that wait, by wire key, in the order in which they were asked; empty unless `input_required`."""
+    """The questions that wait, by wire key, in the order in which they were asked;
+    empty unless `input_required`."""
     outcome: bytes | None
     """The result of a completed task, the JSON-RPC error of a failed one, else `None`."""
     fence: int
@@ -289,7 +297,8 @@ class OpenTask:
     resends: int = 0
     """See `TaskRecord`."""
     unsent: bool = False
-    """Whether nobody has sent a message for this due time: a worker has it or had it, or it sleeps until then."""
+    """Whether nobody has sent a message for this due time: a worker has it or had it,
+    or it sleeps until then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,30 +362,34 @@ def is_for_a_sweep(wake_ms: int, due_ms: int) -> bool:
 
 
 class TaskStore(Protocol):
-    """Every method raises `Unavailable` when the store cannot be reached; a write may then have happened or not."""
+    """Every method raises `Unavailable` when the store cannot be reached; a write may
+    then have happened or not."""
 
     # for the owner
 
     async def create(self, task: NewTask) -> bool:
         """Keep a task. When this returns, `read` finds it, in any process.
 
-        `False` if this owner has a task of this id already, which is left as it is. Safe to repeat after `Unavailable`:
-        the answer is then `True` or `False`, and the task is there once.
+        `False` if this owner has a task of this id already, which is left as it is. Safe to repeat
+        after `Unavailable`: the answer is then `True` or `False`, and the task is there once.
         """
 
     async def count_open(self, owner: str, up_to: int) -> int:
         """How many open tasks an owner has, counted up to a bound. Eventually consistent."""
 
     async def read(self, ref: TaskRef, now_ms: int) -> TaskRecord | None:
-        """The task as of the last write, strongly consistent; `None` if it is unknown or has expired. One call."""
+        """The task as of the last write, strongly consistent; `None` if it is unknown or
+        has expired. One call."""
 
     async def answer(
         self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int
     ) -> Answered:
-        """Take the answers to outstanding questions and drop the others; what is answered is outstanding no more.
+        """Take the answers to outstanding questions and drop the others; what is
+        answered is outstanding no more.
 
-        With the last outstanding question answered the task is `working` and due at `due_ms`. The next `read` shows it.
-        One call where all outstanding questions are answered at once and nothing else is sent.
+        With the last outstanding question answered the task is `working` and due at `due_ms`.
+        The next `read` shows it. One call where all outstanding questions are answered at once
+        and nothing else is sent.
         """
 
     async def cancel(
@@ -384,7 +397,8 @@ class TaskStore(Protocol):
     ) -> Cancelled:
         """Make it `cancelled`, unless it is terminal. The next `read` shows it.
 
-        If it is to be cleaned up, it is due at `due_ms`, by default at once. One call, or two for such a task.
+        If it is to be cleaned up, it is due at `due_ms`, by default at once. One
+        call, or two for such a task.
         """
 
     # for the worker
@@ -401,13 +415,15 @@ class TaskStore(Protocol):
     ) -> Claimed | NotClaimed:
         """Lease a `working` task that is free and not asleep at `now_ms`. Of many claims one wins.
 
-        A lease has lapsed if it ended at or before `lapsed_ms`, by default `now_ms`: a claimer gives an earlier time
-        than its own, so that a clock that is ahead takes no living lease. A task whose lease has lapsed, or that is a
-        suspect, is free for `alone=True` only. The first makes it a suspect, and counts in `deaths` if the lapsed lease
-        was itself one of `alone=True`.
+        A lease has lapsed if it ended at or before `lapsed_ms`, by default `now_ms`: a claimer
+        gives an earlier time than its own, so that a clock that is ahead takes no living
+        lease. A task whose lease has lapsed, or that is a suspect, is free for `alone=True`
+        only. The first makes it a suspect, and counts in `deaths` if the lapsed lease was
+        itself one of `alone=True`.
 
-        Raises the fence, ends its sleep, and sets `resends` to 0. What is due later than `due_ms`, by default
-        `until_ms`, is due then; what is due before stays so. One call, but for a task that is due later.
+        Raises the fence, ends its sleep, and sets `resends` to 0. What is due later than
+        `due_ms`, by default `until_ms`, is due then; what is due before stays so. One call, but
+        for a task that is due later.
         """
 
     async def checkpoint(
@@ -418,9 +434,11 @@ class TaskStore(Protocol):
         until_ms: int | None = None,
         due_ms: int | None = None,
     ) -> None:
-        """Add to the journal; extend the lease to `until_ms` and move the due time to `due_ms`, unless they are `None`.
+        """Add to the journal; extend the lease to `until_ms` and move the due time to
+        `due_ms`, unless they are `None`.
 
-        With entries it is progress: `attempts`, `deaths` and `declined_ms` are 0 again, and it is no suspect.
+        With entries it is progress: `attempts`, `deaths` and `declined_ms` are 0
+        again, and it is no suspect.
 
         Raises:
             LeaseLost: see above.
@@ -435,9 +453,11 @@ class TaskStore(Protocol):
         *,
         wake_ms: int = 0,
     ) -> None:
-        """Ask the client: `input_required` with these questions, at least one. The lease is over. This is progress.
+        """Ask the client: `input_required` with these questions, at least one. The lease
+        is over. This is progress.
 
-        With a `wake_ms` it is due then, to go on without the answers (`go_on`); else when it expires.
+        With a `wake_ms` it is due then, to go on without the answers
+        (`go_on`); else when it expires.
 
         Raises:
             LeaseLost
@@ -457,8 +477,8 @@ class TaskStore(Protocol):
     ) -> None:
         """Let go of a task that is to go on at `wake_ms` (0: at once). The lease is over.
 
-        `attempts` and `declined_ms` are set as told. `keeps_blame` is for what is no progress, a fault or a decline:
-        `deaths` and `suspect` stay.
+        `attempts` and `declined_ms` are set as told. `keeps_blame` is for what is no progress, a
+        fault or a decline: `deaths` and `suspect` stay.
 
         Raises:
             LeaseLost
@@ -474,14 +494,16 @@ class TaskStore(Protocol):
         now_ms: int,
         due_ms: int,
     ) -> None:
-        """Begin anew: another call and journal in place of all there was, answers too. The lease is over.
+        """Begin anew: another call and journal in place of all there was,
+        answers too. The lease is over.
 
         Raises:
             LeaseLost
         """
 
     async def park(self, lease: Lease, status_message: str, now_ms: int) -> None:
-        """Put it aside for the operator: still `working`, but asleep until its end. The lease is over.
+        """Put it aside for the operator: still `working`, but asleep until
+        its end. The lease is over.
 
         `requeue` brings it back.
 
@@ -494,8 +516,9 @@ class TaskStore(Protocol):
     ) -> bool:
         """End the lease of that fence from outside the run, if it is still held: nothing is added.
 
-        With `blame` the task is a suspect from now on, and if the lease was one of `alone=True` that is a death.
-        May be called from another thread, on a store and in an event loop of its own. `False` if the lease is lost.
+        With `blame` the task is a suspect from now on, and if the lease was one of `alone=True`
+        that is a death. May be called from another thread, on a store and in an event loop of its
+        own. `False` if the lease is lost.
         """
 
     async def finish(
@@ -508,7 +531,8 @@ class TaskStore(Protocol):
         *,
         cleanup_due_ms: int | None = None,
     ) -> None:
-        """Make it terminal. The message replaces the one before, also if it is `None`. The lease is over.
+        """Make it terminal. The message replaces the one before, also if it is
+        `None`. The lease is over.
 
         With `cleanup_due_ms` it is to be cleaned up, and due then.
 
@@ -526,17 +550,20 @@ class TaskStore(Protocol):
         lapsed_ms: int,
         fence: int | None = None,
     ) -> Claimed | None:
-        """Lease a task that is over, to clean up after it; `None` if there is nothing to clean up, or not now.
+        """Lease a task that is over, to clean up after it; `None` if there is
+        nothing to clean up, or not now.
 
-        It is free if no lease of it ends after `lapsed_ms`, and for who has had the lease of this `fence`. Raises the
-        fence and `attempts`, and sets `due_ms` as told.
+        It is free if no lease of it ends after `lapsed_ms`, and for who has had the lease of this
+        `fence`. Raises the fence and `attempts`, and sets `due_ms` as told.
         """
 
     async def postpone_cleanup(self, lease: Lease, *, wake_ms: int, due_ms: int) -> bool:
-        """Let go of a task that is to be cleaned up at `wake_ms`. `False` if another has claimed it since."""
+        """Let go of a task that is to be cleaned up at `wake_ms`. `False` if
+        another has claimed it since."""
 
     async def end_cleanup(self, lease: Lease) -> bool:
-        """Nothing is left to clean up, or nobody tries any more. `False` if another has claimed it since."""
+        """Nothing is left to clean up, or nobody tries any more. `False` if
+        another has claimed it since."""
 
     # for the sweep
 
@@ -545,8 +572,8 @@ class TaskStore(Protocol):
         """How many parts the index of due tasks has."""
 
     async def due(self, now_ms: int, limit: int, shard: int | None = None) -> Sequence[OpenTask]:
-        """Tasks whose `due_ms` has come, of one shard or of all, the longest overdue first: open ones, and those that
-        are to be cleaned up.
+        """Tasks whose `due_ms` has come, of one shard or of all, the longest overdue first: open
+        ones, and those that are to be cleaned up.
 
         Eventually consistent.
         """
@@ -555,11 +582,12 @@ class TaskStore(Protocol):
         """The shards in which `due` finds something now."""
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
-        """Have a shard to oneself until then; `False` if another sweeper has it. With `until_ms` in the past: give it
-        back."""
+        """Have a shard to oneself until then; `False` if another sweeper has it. With `until_ms` in
+        the past: give it back."""
 
     async def go_on(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
-        """Make a task `working` that asks and whose `wake_ms` has come; what it asked is asked no more.
+        """Make a task `working` that asks and whose `wake_ms` has come; what
+        it asked is asked no more.
 
         `False` if there is none, or no more, or it is not to go on yet.
         """
@@ -569,13 +597,14 @@ class TaskStore(Protocol):
     ) -> Sequence[Postponed]:
         """Move due times, in as few writes as the store can; each move happens or not by itself.
 
-        One happens if the due time still is `task.due_ms`; of many callers all but one have missed it. A lease lapses
-        `skew_ms` after its end: a task under one that has not is due then, and nothing else of it changes but that it
-        is `unsent`.
+        One happens if the due time still is `task.due_ms`; of many callers all but one have missed
+        it. A lease lapses `skew_ms` after its end: a task under one that has not is due then, and
+        nothing else of it changes but that it is `unsent`.
         """
 
     async def expire(self, ref: TaskRef, now_ms: int, due_ms: int | None = None) -> bool:
-        """End an open task that is past its time: nobody will ask for it any more. Others are left alone.
+        """End an open task that is past its time: nobody will ask for it any
+        more. Others are left alone.
 
         Whether it is now to be cleaned up; then it is due at `due_ms`, by default at once.
         """
@@ -586,17 +615,19 @@ class TaskStore(Protocol):
     # for the operator
 
     async def open_tasks(self, limit: int) -> Sequence[OpenTask]:
-        """Open tasks, the soonest due first; of more than 200 a store may give a sample. Eventually consistent."""
+        """Open tasks, the soonest due first; of more than 200 a store may give a
+        sample. Eventually consistent."""
 
     async def find(
         self, wanted: Wanted = ANY, limit: int = 100, cursor: str | None = None
     ) -> Found:
-        """Tasks that are still kept, expired ones too, in no particular order; `requests` and `outcome` may be left
-        out.
+        """Tasks that are still kept, expired ones too, in no particular order; `requests` and
+        `outcome` may be left out.
 
-        One call reads a bounded part of the store, so it may find fewer than there are, or none, and have a cursor all
-        the same. Whoever goes on until there is none has each task once to which nothing happened meanwhile; another
-        may be missing, or come twice. Open, failed and cancelled tasks are found by an index.
+        One call reads a bounded part of the store, so it may find fewer than there are, or none,
+        and have a cursor all the same. Whoever goes on until there is none has each task once to
+        which nothing happened meanwhile; another may be missing, or come twice. Open, failed and
+        cancelled tasks are found by an index.
 
         Raises:
             ValueError: it is no cursor of such a search.
@@ -605,17 +636,18 @@ class TaskStore(Protocol):
     async def purge(self, ref: TaskRef, now_ms: int) -> bool:
         """Delete a task that is terminal or expired, with everything that is kept of it.
 
-        `False` if there is none, or it is still open: then it is as it was. What a process that dies meanwhile leaves
-        behind is found by nobody, and deleted in its time.
+        `False` if there is none, or it is still open: then it is as it was. What a process that
+        dies meanwhile leaves behind is found by nobody, and deleted in its time.
         """
 
     async def requeue(
         self, ref: TaskRef, now_ms: int, due_ms: int, *, fence: int | None = None
     ) -> bool:
-        """Take a `working` task from whoever has it: no lease, no sleep, no attempts, no blame, a higher fence, due at
-        `due_ms`.
+        """Take a `working` task from whoever has it: no lease, no sleep, no attempts, no blame, a
+        higher fence, due at `due_ms`.
 
-        `False` if it is not working, or has another fence than the one that is told: somebody has claimed it since.
+        `False` if it is not working, or has another fence than the one that is told:
+        somebody has claimed it since.
         """
 
     async def aclose(self) -> None:

@@ -1,7 +1,7 @@
 """Test suites for MCP servers: a file of cases, what is expected of each, and how it went.
 
-The file is read and checked (`loading`, `checking`), run with `roundgate.client` (`running`), and reported (`machine`).
-The command `roundgate test` is in `roundgate.cli`.
+The file is read and checked (`loading`, `checking`), run with `roundgate.client` (`running`), and
+reported (`machine`). The command `roundgate test` is in `roundgate.cli`.
 """
 
 from __future__ import annotations

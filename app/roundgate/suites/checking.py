@@ -1,4 +1,5 @@
-"""What is wrong between the parts of a suite that are right by themselves: found before anything is run."""
+"""What is wrong between the parts of a suite that are right by themselves: found
+before anything is run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The shapes of a suite: what may be in the file, as `docs/testing.md` has it.
 
-What a pattern, an expression or a reference may be is not known here: `roundgate.suites.checking` looks at those.
+What a pattern, an expression or a reference may be is not known here:
+`roundgate.suites.checking` looks at those.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class Server(SuiteModel):
 
 
 class AnswerRule(SuiteModel):
-    """An answer for the questions that have everything that is named; without any of it, for every question."""
+    """An answer for the questions that have everything that is named; without any of
+    it, for every question."""
 
     key: str | None = Field(None, description="The question's key.")
     round: int | None = Field(None, ge=1, description="The round it is asked in; the first is 1.")
@@ -122,7 +124,8 @@ SnapshotGiven: TypeAlias = Annotated[
 
 
 class Expect(SuiteModel):
-    """What has to be so after a step. Whatever is not named may be as it likes, but errors are never expected."""
+    """What has to be so after a step. Whatever is not named may be as it likes, but
+    errors are never expected."""
 
     result: Any = Field(None, description="A pattern for the result (docs/testing.md).")
     text: Any = Field(None, description="A pattern for the text of the result.")

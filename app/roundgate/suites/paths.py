@@ -35,7 +35,8 @@ def found(expression: str, document: Any) -> Any:
 
 
 def first_name(expression: str) -> str:
-    """The member that an expression begins with: `order` of `order.items[0].id`; empty if it begins otherwise."""
+    """The member that an expression begins with: `order` of `order.items[0].id`; empty
+    if it begins otherwise."""
     node = compiled(expression).parsed
     while node.get("children") and node["type"] != "field":
         node = node["children"][0]

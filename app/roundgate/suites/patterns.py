@@ -1,8 +1,8 @@
 """Patterns: what is expected of a JSON value, and where a value differs from it.
 
-A scalar is equal. An object has at least the members of the pattern, a list has just the items of the pattern, in
-order. An object of which every key begins with `$` is made of matchers, all of which have to hold; `$$` at the
-beginning of a key stands for a member that begins with `$`.
+A scalar is equal. An object has at least the members of the pattern, a list has just the items of
+the pattern, in order. An object of which every key begins with `$` is made of matchers, all of
+which have to hold; `$$` at the beginning of a key stands for a member that begins with `$`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _NOTHING: Final = "(nothing)"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One place where a value is not as it should be. `lines` is the difference of long texts, line by line."""
+    """One place where a value is not as it should be. `lines` is the difference of
+    long texts, line by line."""
 
     path: str
     expected: str
@@ -269,7 +270,8 @@ def _length(operand: Any, value: Any, path: str) -> Found:
 
 
 def _unordered(operand: list[Any], value: Any, path: str) -> Found:
-    """Each pattern has an item of its own, and no item is left. A greedy choice could miss one that exists."""
+    """Each pattern has an item of its own, and no item is left. A greedy choice
+    could miss one that exists."""
     if not isinstance(value, list):
         yield Difference(path, "a list", shown(value))
         return

@@ -1,7 +1,8 @@
-"""Regular expressions of suites: those of JSON Schema's `pattern` (ECMA 262), with an engine whose effort is bounded.
+"""Regular expressions of suites: those of JSON Schema's `pattern` (ECMA 262), with an
+engine whose effort is bounded.
 
-A suite may be somebody else's, and what it is compared with comes from a server: Python's own engine can take
-years for `(a+)+$`. This one gives up, and then the text does not match.
+A suite may be somebody else's, and what it is compared with comes from a server: Python's own
+engine can take years for `(a+)+$`. This one gives up, and then the text does not match.
 """
 
 from __future__ import annotations

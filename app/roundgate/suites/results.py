@@ -19,7 +19,8 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a case failed: the step (from 1), its line in the suite, a sentence, differences. It holds no secrets."""
+    """Why a case failed: the step (from 1), its line in the suite, a sentence,
+    differences. It holds no secrets."""
 
     step: int
     title: str

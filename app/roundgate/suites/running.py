@@ -1,9 +1,11 @@
-"""Suites are run: a client for each case, its steps in order, and what came of them held to what was expected.
+"""Suites are run: a client for each case, its steps in order, and what came of them
+held to what was expected.
 
     step ──▶ references filled in ──▶ request, through rounds and task ──▶ outcome ──▶ expectations ──▶ variables
 
-An outcome is one JSON object, which patterns and JMESPath look into: `result`, `text`, `raw`, `is_error`, `rounds`,
-`asked`, `task`, `progress`, `logs`, `duration_ms`, or `error` in place of the first four.
+An outcome is one JSON object, which patterns and JMESPath look into: `result`, `text`,
+`raw`, `is_error`, `rounds`, `asked`, `task`, `progress`, `logs`, `duration_ms`, or `error`
+in place of the first four.
 """
 
 from __future__ import annotations

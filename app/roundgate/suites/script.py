@@ -14,7 +14,8 @@ Given: TypeAlias = Mapping[str, Any] | list[AnswerRule]
 
 
 class Script:
-    """Answers from a step, then from its suite. `asked` are the questions in the order in which they came."""
+    """Answers from a step, then from its suite. `asked` are the questions in the
+    order in which they came."""
 
     def __init__(self, given: Given, common: Given, secrets: Secrets) -> None:
         self._own = _Rules(given) if isinstance(given, list) else Answers(given)

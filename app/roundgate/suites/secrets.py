@@ -42,7 +42,8 @@ class Secrets:
                     self._in_base64[core] = re.compile(pattern)
 
     def hidden(self, text: str) -> str:
-        """A text without the secrets in it, and without the beginning of one behind which it was cut."""
+        """A text without the secrets in it, and without the beginning of one
+        behind which it was cut."""
         for core, pattern in self._in_base64.items():
             if core in text:
                 text = pattern.sub(SHOWN, text)

@@ -1,4 +1,5 @@
-"""Results as they were when `--update` was last said: `NAME.snapshots.yaml` beside the suite, to be committed."""
+"""Results as they were when `--update` was last said: `NAME.snapshots.yaml` beside the
+suite, to be committed."""
 
 from __future__ import annotations
 

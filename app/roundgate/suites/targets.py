@@ -1,4 +1,5 @@
-"""The server that a suite is run against: one that is up, or one that is started for the run and ended with it."""
+"""The server that a suite is run against: one that is up, or one that is started for the
+run and ended with it."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from roundgate.values import dataclass
 _STOP_S: Final = 15.0
 _TAIL_BYTES: Final = 4_096
 _ATTEMPTS: Final = 3
-"""How many ports are tried: between finding a free one and listening on it, another process may take it."""
+"""How many ports are tried: between finding a free one and listening on it,
+another process may take it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,8 @@ async def started(target: Target) -> AsyncGenerator[Target, None]:
 
 
 class _Process:
-    """A server that was started: its output goes into a file, of which the end is shown if it does not come up."""
+    """A server that was started: its output goes into a file, of which the end is shown
+    if it does not come up."""
 
     def __init__(self, target: Target, port: int, folder: Path) -> None:
         self._target = target
@@ -96,7 +99,8 @@ class _Process:
 
     async def start(self) -> None:
         environment = {**os.environ, **(self._target.environment or {})}
-        # a store of its own, unless somebody chose one: what is left of another run must not be found
+        # a store of its own, unless somebody chose one: what is left of
+        # another run must not be found
         environment.setdefault("GATEWAY_STORE", f"sqlite:///{self._folder / 'store.sqlite3'}")
         words = [word.replace("${port}", self._port) for word in self._target.command]
         with self._output.open("wb") as output:

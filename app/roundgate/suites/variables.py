@@ -137,7 +137,8 @@ class Variables:
 def problems(
     value: Any, known: frozenset[str] | set[str], loc: tuple[str | int, ...] = ()
 ) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """What is wrong with the references of a value before anything is run: the place within it, and a sentence.
+    """What is wrong with the references of a value before anything is run: the place
+    within it, and a sentence.
 
     Args:
         known: the variables that are there by then.

@@ -14,7 +14,8 @@ from roundgate.values import dataclass
 
 
 def owner_of(principal: Principal, view: str = "") -> str:
-    """What stands for a caller in a task's key: a digest of issuer, subject and client, and of the view it called."""
+    """What stands for a caller in a task's key: a digest of issuer, subject and client, and
+    of the view it called."""
     identity = [principal.issuer, principal.subject, principal.client_id]
     return digest([*identity, view] if view else identity)
 
@@ -36,7 +37,8 @@ class TaskCall:
     view: str = ""
     """The view whose tool it is; empty for the endpoint of everything."""
     substituted: Mapping[str, Any] = field(default_factory=dict)
-    """What there are other means for where the client declared nothing (`ClientCapabilities.substituted`)."""
+    """What there are other means for where the client declared nothing
+    (`ClientCapabilities.substituted`)."""
 
     def to_bytes(self) -> bytes:
         """The call as the store keeps it."""
@@ -68,8 +70,8 @@ class TaskCall:
         return cls(principal=Principal(issuer, subject, client_id, frozenset(scopes)), **facts)
 
     def meta(self) -> Meta:
-        """The request's `_meta` as the handler sees it inside the task. There is no progress token and no log level,
-        because a task sends no notifications on a request's stream.
+        """The request's `_meta` as the handler sees it inside the task. There is no progress token
+        and no log level, because a task sends no notifications on a request's stream.
         """
         info = None if self.client_info is None else dict(self.client_info)
         return Meta(

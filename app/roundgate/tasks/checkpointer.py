@@ -1,8 +1,9 @@
 """The journal of one run of one task, written under its lease, and the check that a step may begin.
 
-Every finished step is a conditional write before the handler goes on. Before a step begins, the lease is known to hold
-for long enough; a worker that was stopped and went on finds out first whether the task is still its own. Each write
-renews the lease by the way, so a heartbeat has something to write only where no step ends for half a lease:
+Every finished step is a conditional write before the handler goes on. Before a step begins, the
+lease is known to hold for long enough; a worker that was stopped and went on finds out first
+whether the task is still its own. Each write renews the lease by the way, so a heartbeat has
+something to write only where no step ends for half a lease:
 
     handler      step 1 ──── (process stopped, lease over) ──── admit ─── step 2
     this                ✓ checkpoint                              └ renew: yes, it is ours │ LeaseLost: the run ends
@@ -47,7 +48,8 @@ log = logging.getLogger("roundgate.tasks")
 
 
 class Checkpointer:
-    """Keeps the journal of a claimed task in the store. `lost` once another worker has it, or it is over."""
+    """Keeps the journal of a claimed task in the store. `lost` once another worker
+    has it, or it is over."""
 
     def __init__(
         self,
@@ -130,7 +132,8 @@ class Checkpointer:
     async def checkpoint(self, *entries: Entry) -> None:
         """Return once these entries are durable, with everything that was not written before them.
 
-        The engine calls this in an asyncio task of its own, which a cancellation of the handler does not reach.
+        The engine calls this in an asyncio task of its own, which a cancellation of
+        the handler does not reach.
 
         Raises:
             Suspend: they cannot be written.
@@ -194,7 +197,8 @@ class Checkpointer:
             await self._look()
 
     async def renew(self) -> None:
-        """Extend the lease and write the status message. `ctx.state` is not written: the handler may be changing it.
+        """Extend the lease and write the status message. `ctx.state` is not written: the
+        handler may be changing it.
 
         Raises:
             LeaseLost
@@ -227,7 +231,8 @@ class Checkpointer:
     # the end of the run
 
     def lose(self) -> None:
-        """Another worker has the task, or it is over: the handler ends at its next call of the context."""
+        """Another worker has the task, or it is over: the handler ends at its
+        next call of the context."""
         self.lost = True
         self.run.stop(Stop.LOST)
 
@@ -249,7 +254,8 @@ class Checkpointer:
 
         Args:
             requests: the questions by wire key.
-            wake_ms: when to go on without answers, in milliseconds since the epoch; `None` for never.
+            wake_ms: when to go on without answers, in milliseconds since the epoch; `None` for
+                never.
 
         Raises:
             LeaseLost, Unavailable
@@ -283,7 +289,8 @@ class Checkpointer:
 
         Args:
             ended: how it ended.
-            cleanup_due_ms: when a sweep should look whether what it has begun elsewhere was ended; `None`: never.
+            cleanup_due_ms: when a sweep should look whether what it has begun elsewhere
+                was ended; `None`: never.
 
         Raises:
             LeaseLost, Unavailable
@@ -318,7 +325,8 @@ class Checkpointer:
         await self._last(lambda: self._store.park(self._lease, why, self._clock.now_ms()))
 
     async def _last_with_rest(self, write: Callable[[Added], Awaitable[None]]) -> None:
-        """Write what is left. A checkpoint that is under way ends first, or its entries would be written twice."""
+        """Write what is left. A checkpoint that is under way ends first, or its entries
+        would be written twice."""
 
         async def when_kept() -> None:
             async with self._keeping:
@@ -333,7 +341,8 @@ class Checkpointer:
     # what is written
 
     def _rest(self) -> Added:
-        """What the run leaves that is not written yet: questions, sleeps, answers it has read, state, a message."""
+        """What the run leaves that is not written yet: questions, sleeps, answers it has
+        read, state, a message."""
         return self._added(
             [one for one in self.run.journal.entries() if self._saved.get(_place(one)) != one]
         )
@@ -368,5 +377,6 @@ def _entry(data: bytes) -> Entry:
 
 
 def _shown(message: str) -> str:
-    """A message as it can be written: half a surrogate pair, as in the name of a file, is no text."""
+    """A message as it can be written: half a surrogate pair, as in the name
+    of a file, is no text."""
     return message.encode(errors="replace").decode()

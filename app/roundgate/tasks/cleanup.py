@@ -1,14 +1,16 @@
-"""What a task that ended early has begun elsewhere is ended there, as its tool says: a job of a service is cancelled.
+"""What a task that ended early has begun elsewhere is ended there, as its tool says: a job
+of a service is cancelled.
 
     tasks/cancel ─ row: cancelled, due ─ message ─ claim_cleanup ─ the handler, once more ─ end_cleanup
                          │ lost: the sweep finds the row            │ refused, away: a pause, then again
 
-The handler runs from the top on the journal of the task. What it had come to know it gets again; nothing is written,
-and in the place of what it would do next it ends what it began (`replay.Cleanup`). So a worker that dies before it has
-written that it did has another do it again: at least once. After `ending.CLEANUP_PAUSES_S` nobody tries any more.
+The handler runs from the top on the journal of the task. What it had come to know it gets again;
+nothing is written, and in the place of what it would do next it ends what it began
+(`replay.Cleanup`). So a worker that dies before it has written that it did has another do it again:
+at least once. After `ending.CLEANUP_PAUSES_S` nobody tries any more.
 
-Who had the task when it was cancelled does this at once, with what it knew and had not written yet. Others wait until
-its lease is over.
+Who had the task when it was cancelled does this at once, with what it knew and had not written yet.
+Others wait until its lease is over.
 """
 
 from __future__ import annotations
@@ -138,7 +140,8 @@ class Cleaning:
 
 
 def doubt(claimed: Claimed) -> Cleanup:
-    """Whether the task may have begun what its journal does not know: not if this is its first claim."""
+    """Whether the task may have begun what its journal does not know: not if
+    this is its first claim."""
     is_known = claimed.record.fence == 1
     return Cleanup.OF_WHAT_IS_KNOWN if is_known else Cleanup.IN_DOUBT
 

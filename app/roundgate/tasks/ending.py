@@ -43,9 +43,11 @@ MAX_MESSAGE_DELAY_MS: Final = 900_000
 """Longer sleeps are woken by the sweep: SQS delays no message by more."""
 BACKOFF_MS: Final = (1_000, 5_000, 20_000, 60_000)
 CLEANUP_PAUSES_S: Final = (5, 30, 120, 600, 1_800, 3_600, 7_200, 14_400)
-"""Between tries to end what a task has begun elsewhere: nine in eight hours, in which a service may be away."""
+"""Between tries to end what a task has begun elsewhere: nine in eight hours, in which
+a service may be away."""
 DECLINED_MS: Final = (1_000, 60_000)
-"""The shortest and the longest pause after a task was declined; in between, a quarter of how long it has waited."""
+"""The shortest and the longest pause after a task was declined; in between, a quarter of
+how long it has waited."""
 
 PARKED: Final = "Waiting for the operator of this server"
 """How the status message of a task begins that was put aside."""
@@ -163,12 +165,14 @@ class Endings:
         await self._wake(checkpointer.ref, delay_ms)
 
     async def stopped(self, checkpointer: Checkpointer) -> None:
-        """Free the task because this process stops, so that nobody has to wait until its lease is over."""
+        """Free the task because this process stops, so that nobody has to wait
+        until its lease is over."""
         checkpointer.hurry()
         await self._quietly(checkpointer.ref, lambda: self.release(checkpointer, 0))
 
     async def crashed(self, checkpointer: Checkpointer) -> None:
-        """Free the task as a suspect: the process is ending, and any task that it runs may be the cause."""
+        """Free the task as a suspect: the process is ending, and any task that it
+        runs may be the cause."""
         now_ms, ref, fence = self._clock.now_ms(), checkpointer.ref, checkpointer.lease.fence
 
         async def let_go() -> None:
@@ -187,7 +191,8 @@ class Endings:
             )
 
     async def decline(self, claimed: Claimed, needs: NotServedHere) -> Turn:
-        """Free the task for a worker that can run it; fail it once none has come for `tasks.unserved_s`.
+        """Free the task for a worker that can run it; fail it once none has
+        come for `tasks.unserved_s`.
 
         Raises:
             LeaseLost, Unavailable
@@ -216,7 +221,8 @@ class Endings:
         return Turn.DECLINED
 
     async def retry_or_fail(self, claimed: Claimed, error: Exception) -> Turn:
-        """After a fault of the gateway: try again after a pause, or fail the task after `tasks.max_attempts`.
+        """After a fault of the gateway: try again after a pause, or fail the
+        task after `tasks.max_attempts`.
 
         Raises:
             LeaseLost, Unavailable
@@ -268,7 +274,8 @@ class Endings:
         return Turn.GIVEN_UP
 
     async def clean_up_again(self, claimed: Claimed) -> bool:
-        """Have what a task has begun elsewhere ended later; `False` if it was tried often enough, and is over now.
+        """Have what a task has begun elsewhere ended later; `False` if it was tried
+        often enough, and is over now.
 
         Raises:
             Unavailable
@@ -284,8 +291,8 @@ class Endings:
         return True
 
     def _next(self, wake_ms: int) -> tuple[int, int | None]:
-        """For a task that goes on at `wake_ms`: when a sweep should look at it, and the delay of its message in
-        milliseconds, or `None` if it is too long for a message.
+        """For a task that goes on at `wake_ms`: when a sweep should look at it, and the delay of
+        its message in milliseconds, or `None` if it is too long for a message.
         """
         now_ms = self._clock.now_ms()
         delay_ms = max(0, wake_ms - now_ms)

@@ -1,7 +1,7 @@
 """A heartbeat that goes on until it is told to stop, whatever else happens.
 
-It is an asyncio task of its own. Its errors are logged and never end it, nor does a handler that cancels every task of
-the event loop.
+It is an asyncio task of its own. Its errors are logged and never end it, nor does a handler that
+cancels every task of the event loop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Messages that tell workers of tasks. What they tell is in the task's row: a message that is lost costs time alone."""
+"""Messages that tell workers of tasks. What they tell is in the task's row: a message that is
+lost costs time alone."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ log = logging.getLogger("roundgate.tasks")
 
 
 async def wake(queue: TaskQueue, ref: TaskRef, delay_ms: int = 0) -> None:
-    """Have a worker look at a task in so many milliseconds. If the queue cannot be reached, the sweep will."""
+    """Have a worker look at a task in so many milliseconds. If the queue cannot be
+    reached, the sweep will."""
     try:
         await queue.send(ref, delay_ms)
     except Unavailable as error:

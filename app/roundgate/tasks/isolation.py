@@ -1,15 +1,17 @@
-"""Suspects run alone: a task whose worker died or stalled is run where its next crash ends nothing else.
+"""Suspects run alone: a task whose worker died or stalled is run where its
+next crash ends nothing else.
 
-When a process dies, everything that ran there may have been the cause. The store then gives these tasks only to a claim
-with `alone=True`. A pool puts them into its quarantine, and from there they are run one at a time:
+When a process dies, everything that ran there may have been the cause. The store then gives
+these tasks only to a claim with `alone=True`. A pool puts them into its quarantine, and from
+there they are run one at a time:
 
     claim: SUSPECT ──▶ quarantine ──▶ a process of its own: claims it alone, runs one turn, takes the next
                                           │ dies with it: that is one death of this task, and of no other
                                           ▼
                                       after `tasks.max_deaths` of them the task fails
 
-Where no process can be begun (AWS Lambda, an app in a test) a suspect is run when all other turns have ended, and no
-other begins meanwhile. A task stops being a suspect with its first progress.
+Where no process can be begun (AWS Lambda, an app in a test) a suspect is run when all other turns
+have ended, and no other begins meanwhile. A task stops being a suspect with its first progress.
 """
 
 from __future__ import annotations
@@ -119,7 +121,8 @@ class Child:
         return cls(process, *await asyncio.open_unix_connection(sock=ours))
 
     async def run(self, ref: TaskRef) -> tuple[bool, int | None]:
-        """Run one turn of a suspect there; returns whether the process survived, and the fence of the claim, if any."""
+        """Run one turn of a suspect there; returns whether the process survived, and the
+        fence of the claim, if any."""
         fence = None
         with suppress(ConnectionError):
             self._writer.write(f"{ref}\n".encode())
@@ -152,7 +155,8 @@ class Children:
         self._stop_requested = False
 
     async def run(self, ref: TaskRef) -> bool:
-        """Run one turn of a suspect; returns whether its process died, so that another turn is needed."""
+        """Run one turn of a suspect; returns whether its process died, so that
+        another turn is needed."""
         child = self._take() or await Child.begin(self._command)
         self._busy.add(child)
         if self._stop_requested:
@@ -182,7 +186,8 @@ class Children:
             self._idle[child] = asyncio.get_running_loop().call_later(IDLE_S, self._dismiss, child)
 
     def renew(self) -> None:
-        """Replace the processes that serve the old catalog: idle ones end now, the others after their turn."""
+        """Replace the processes that serve the old catalog: idle ones end now, the
+        others after their turn."""
         for child in self._busy:
             child.is_outdated = True
         self._end_idle()
@@ -242,7 +247,8 @@ class Children:
 
 
 class Lone:
-    """The loop of such a process: one suspect after another, until there are no more or it is told to stop."""
+    """The loop of such a process: one suspect after another, until there are no more
+    or it is told to stop."""
 
     def __init__(self, worker: Worker, stop: asyncio.Event, grace_s: float) -> None:
         self._worker = worker

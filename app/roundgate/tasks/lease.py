@@ -3,10 +3,12 @@
     renewal sent ──────▶ store writes until = sent + lease ──────▶ answer
          └ counted from here, by two clocks; the one that says less is left is believed
 
-Wall clocks are set back and forth; a monotonic clock stands still while a machine sleeps. Each covers for the other.
+Wall clocks are set back and forth; a monotonic clock stands still while a machine sleeps.
+Each covers for the other.
 
-What a sweep goes by is the task's due time in an index, whose entry costs more to move than the lease. So it is moved
-with one renewal in several, shortly before it comes, and never beyond where the lease will have lapsed:
+What a sweep goes by is the task's due time in an index, whose entry costs more to move than the
+lease. So it is moved with one renewal in several, shortly before it comes, and never beyond where
+the lease will have lapsed:
 
     created, due at 30 ── claim at 0 ── renewal at 15 ── at 25: lease to 55, due at 115 ── … ── at 110: due at 200
 """
@@ -40,7 +42,8 @@ class Moment:
 
 @dataclass(slots=True)
 class LeaseTime:
-    """How much of a lease is left. `lease_ms` is how long one is, `skew_ms` by how much clocks may differ."""
+    """How much of a lease is left. `lease_ms` is how long one is, `skew_ms` by how
+    much clocks may differ."""
 
     clock: Clock
     lease_ms: int
@@ -51,7 +54,8 @@ class LeaseTime:
         self._sent = Moment.now(self.clock)
 
     def claimed(self, until_ms: int) -> None:
-        """Note a claim that holds until `until_ms`. How long ago it was made only the wall clock knows."""
+        """Note a claim that holds until `until_ms`. How long ago it was made
+        only the wall clock knows."""
         now = Moment.now(self.clock)
         sent_ms = until_ms - self.lease_ms
         self._sent = Moment(sent_ms, now.monotonic_ms - max(0, now.wall_ms - sent_ms))
@@ -63,14 +67,16 @@ class LeaseTime:
 
     @property
     def left_ms(self) -> float:
-        """For how many milliseconds it holds for certain, if clocks differ by no more than `skew_ms`."""
+        """For how many milliseconds it holds for certain, if clocks differ by
+        no more than `skew_ms`."""
         now = Moment.now(self.clock)
         gone_ms = max(now.wall_ms - self._sent.wall_ms, now.monotonic_ms - self._sent.monotonic_ms)
         return self.lease_ms - gone_ms
 
     @property
     def lets_begin(self) -> bool:
-        """Whether enough of it is left for a step to begin. The heartbeat normally renews it long before."""
+        """Whether enough of it is left for a step to begin. The heartbeat normally
+        renews it long before."""
         return self.left_ms >= min(max(MARGIN_MS, self.lease_ms / 4), self.lease_ms / 3)
 
     @property

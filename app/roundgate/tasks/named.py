@@ -1,12 +1,13 @@
-"""Tasks of both kinds under one interface: ours, which have a row, and those that a service behind a back end has.
+"""Tasks of both kinds under one interface: ours, which have a row, and those that a
+service behind a back end has.
 
     id                                   whose        what is done with it
     1 to 64 of A-Z a-z 0-9 _ -           ours         `tasks.service`: the store
     sealed (`tokens.task_ids`)           a service's  the source that the back end of this name offers now
 
-Nothing of a task of the second kind is kept here, so any replica can serve requests about it. A source has `SOURCE_S`
-for an answer, and what it says is checked before it is passed on: one that is slow, down or wrong affects only who asks
-for its tasks.
+Nothing of a task of the second kind is kept here, so any replica can serve requests about it. A
+source has `SOURCE_S` for an answer, and what it says is checked before it is passed on: one that is
+slow, down or wrong affects only who asks for its tasks.
 """
 
 from __future__ import annotations
@@ -66,13 +67,15 @@ class NamedTask(Protocol):
         """
 
     async def update(self, responses: Mapping[str, Any]) -> None:
-        """Take answers; those that are not for an outstanding question are dropped. Raises as `look` does."""
+        """Take answers; those that are not for an outstanding question are dropped.
+        Raises as `look` does."""
 
     async def cancel(self) -> None:
         """End it, unless it has ended. Raises as `look` does."""
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
-        """Call `changed` when it may have changed, if who has it says so, until what is returned is called."""
+        """Call `changed` when it may have changed, if who has it says so, until what
+        is returned is called."""
 
 
 class NamedTasks:
@@ -105,7 +108,8 @@ class NamedTasks:
         """The schema's `CreateTaskResult` for a task that a tool's service has made of a call.
 
         Raises:
-            BackendError: nobody could ask for it: its id is too long, or its back end offers no source.
+            BackendError: nobody could ask for it: its id is too long, or its
+                back end offers no source.
         """
         with self._sources.catalogs.use() as catalog:
             is_known = served.backend in catalog.task_sources

@@ -1,7 +1,8 @@
 """How a tool's call ended, in the protocol's terms: the same for a request and for a task.
 
-A tool's own failure is a result with `isError`. So is an unexpected exception, of which the caller learns only a
-reference to the log. Only an error for which the protocol has a code becomes a JSON-RPC error.
+A tool's own failure is a result with `isError`. So is an unexpected exception, of which the
+caller learns only a reference to the log. Only an error for which the protocol has a code
+becomes a JSON-RPC error.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ log = logging.getLogger("roundgate.methods")
 def tool_result(
     outcome: Completed[Returned] | Failed, tool: str, clock: Clock, *, shows_errors: bool = False
 ) -> ToolResult:
-    """The result of a call. With `shows_errors` the caller sees what an unexpected exception says, too.
+    """The result of a call. With `shows_errors` the caller sees what an
+    unexpected exception says, too.
 
     Raises:
         ProtocolError: it ended with one.
@@ -67,7 +69,8 @@ def said_by(error: Exception) -> str:
 
 
 def reason_of(outcome: Completed[Returned] | Failed) -> str | None:
-    """Why a call ended with a tool error, in a word or two for the log: nothing of what was said is in it."""
+    """Why a call ended with a tool error, in a word or two for the log: nothing of
+    what was said is in it."""
     match outcome:
         case Completed(ToolResult(is_error=True)):
             return "result"

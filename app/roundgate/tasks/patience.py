@@ -1,4 +1,5 @@
-"""Writes that must not be left halfway: shielded from the cancellation of their caller, and retried."""
+"""Writes that must not be left halfway: shielded from the cancellation of
+their caller, and retried."""
 
 from __future__ import annotations
 
@@ -13,14 +14,15 @@ from roundgate.replay import inside
 T = TypeVar("T")
 
 PAUSES_S: Final = (0.1, 0.5, 2.0, *[5.0] * 60)
-"""Pauses between attempts at a write that fails: five minutes. The lease is renewed meanwhile, if that is possible; if
-it is not, others find the task when the store is back."""
+"""Pauses between attempts at a write that fails: five minutes. The lease is renewed meanwhile, if
+that is possible; if it is not, others find the task when the store is back."""
 
 log = logging.getLogger("roundgate.tasks")
 
 
 async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """What the work returns. A cancellation meanwhile does not reach it; it is raised when the work is done."""
+    """What the work returns. A cancellation meanwhile does not reach it; it is raised
+    when the work is done."""
     task = _apart(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -36,7 +38,8 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
 
 
 class Patience:
-    """Retries after any error, until the write succeeds, the lease is known to be lost, or time is up."""
+    """Retries after any error, until the write succeeds, the lease is known to
+    be lost, or time is up."""
 
     def __init__(self, is_over: Callable[[], bool], **fields: Any) -> None:
         """`is_over` says whether time is up; `fields` are logged beside each failure."""

@@ -1,4 +1,5 @@
-"""The workers of one process: they receive messages, take turns at tasks, run suspects alone, and sweep."""
+"""The workers of one process: they receive messages, take turns at tasks, run
+suspects alone, and sweep."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ PAUSE_AFTER_FAULT_S: Final = 1.0
 PUT_BACK_MS: Final = 1_000
 """When a message of an owner that has enough running here is delivered again."""
 MAX_CHILDREN: Final = 4
-"""Processes of suspects at once: one, unless it takes longer than `PATIENT_LEASES`; then another one beside it."""
+"""Processes of suspects at once: one, unless it takes longer than `PATIENT_LEASES`; then
+another one beside it."""
 PATIENT_LEASES: Final = 2
 HANGING_S: Final = 5.0
 """How long a process may take to end in which handlers do not end."""
@@ -51,9 +53,9 @@ class Pool:
         children: Children | None = None,
         watchdog: Watchdog | None = None,
     ) -> None:
-        """`stop_grace_s` holds unless the configuration says otherwise; `share` is how many of the turns may be at
-        tasks of one owner, all of them if `None`. `children` and `watchdog` are for a process that is ours to begin
-        others beside it, and to end it."""
+        """`stop_grace_s` holds unless the configuration says otherwise; `share` is how many of the
+        turns may be at tasks of one owner, all of them if `None`. `children` and `watchdog` are for
+        a process that is ours to begin others beside it, and to end it."""
         self._worker = worker
         self._sweep = sweep
         self._queue = queue
@@ -92,7 +94,8 @@ class Pool:
             self._children.request_stop()
 
     def renew_children(self) -> None:
-        """Replace the processes for suspects, so that they serve the present catalog. Running turns end first."""
+        """Replace the processes for suspects, so that they serve the present catalog.
+        Running turns end first."""
         if self._children is not None:
             self._children.renew()
 
@@ -116,8 +119,9 @@ class Pool:
     def _is_crashing(self) -> bool:
         """Whether all tasks of the event loop are being cancelled by somebody else.
 
-        That is how a process ends in which something called `sys.exit`. The turns free their tasks as suspects.
-        One of the loops alone may be cancelled for a moment: by a time limit of its own, which takes that back.
+        That is how a process ends in which something called `sys.exit`. The turns free their tasks
+        as suspects. One of the loops alone may be cancelled for a moment: by a time limit of its
+        own, which takes that back.
         """
         if self._stop_requested or not self._loops:
             return False
@@ -195,7 +199,8 @@ class Pool:
     # suspects
 
     async def _run_alone(self, ref: TaskRef) -> None:
-        """When all other turns have ended; none begins meanwhile, because this is where they begin."""
+        """When all other turns have ended; none begins meanwhile, because
+        this is where they begin."""
         while self._turns:
             await asyncio.wait(self._turns)
         turn = asyncio.create_task(self._alone(ref))
@@ -256,14 +261,16 @@ async def _over(turns: set[asyncio.Task[None]], within_s: float) -> None:
 
 
 def end_soon() -> None:
-    """End the process after a while if it has not ended by itself: a thread that a handler left may keep it alive."""
+    """End the process after a while if it has not ended by itself: a thread that a handler
+    left may keep it alive."""
     last = threading.Timer(HANGING_S, os._exit, (0,))
     last.daemon = True
     last.start()
 
 
 def _trouble(what: str, error: Exception) -> None:
-    """Log an error and go on: a loop that ended would leave a process that looks healthy and does nothing."""
+    """Log an error and go on: a loop that ended would leave a process that looks
+    healthy and does nothing."""
     if isinstance(error, Unavailable):
         log.warning("%s has to wait", what, extra={"fields": {"error": str(error)}})
     else:

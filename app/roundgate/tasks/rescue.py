@@ -1,4 +1,5 @@
-"""Ending leases from outside a blocked event loop: what the watchdog does before it ends its process."""
+"""Ending leases from outside a blocked event loop: what the watchdog does
+before it ends its process."""
 
 from __future__ import annotations
 

@@ -68,19 +68,22 @@ class Tasks:
         ended: Ended | None = None,
         cleans_up: bool = False,
     ) -> dict[str, Any]:
-        """A task for a call that is to go on, or that has ended already; the schema's `CreateTaskResult`.
+        """A task for a call that is to go on, or that has ended already; the schema's
+        `CreateTaskResult`.
 
         Args:
             task_call: the call that becomes the task.
             journal: what is known of it from earlier rounds.
-            task_id: its id; if the caller has a task of this id, that one is told, and left as it is. `None` makes a
-                new one.
+            task_id: its id; if the caller has a task of this id, that one is told, and left as it
+                is. `None` makes a new one.
             message: what the handler said last.
             ended: how the call ended, if it is over already.
-            cleans_up: whether it begins something elsewhere that has to be ended with it (`Tool.cleans_up`).
+            cleans_up: whether it begins something elsewhere that has to be ended
+                with it (`Tool.cleans_up`).
 
         Raises:
-            Unavailable: the task may have been written or not; calling again with the same id finds out.
+            Unavailable: the task may have been written or not; calling again
+                with the same id finds out.
             ToolError: the caller has too many open tasks, or the call is too large.
             NotJson: in `ctx.state`.
         """
@@ -126,7 +129,8 @@ class Tasks:
         return data
 
     async def _check_room(self, ref: TaskRef) -> None:
-        """Raises ToolError: the owner has as many open tasks as it may have, and this is not one of them."""
+        """Raises ToolError: the owner has as many open tasks as it may have, and
+        this is not one of them."""
         most = self._config.max_open_per_owner
         if await self._store.count_open(ref.owner, most) < most:
             return

@@ -1,18 +1,19 @@
 """The sweep: finds tasks that have something to do and for which no message is left.
 
-A message that was lost, a worker that died with its lease, a sleep longer than a queue can delay, a task past its time:
-each is an open task whose `due_ms` has come. So is one that is over and still to be cleaned up. Any number of processes
-may sweep. They share the work by shards of the index, and each late task is sent once, because moving its `due_ms` is a
-conditional write.
+A message that was lost, a worker that died with its lease, a sleep longer than a queue can delay, a
+task past its time: each is an open task whose `due_ms` has come. So is one that is over and still
+to be cleaned up. Any number of processes may sweep. They share the work by shards of the index, and
+each late task is sent once, because moving its `due_ms` is a conditional write.
 
-A task may also be late because workers are busy. Then its message is still there, and another would only lengthen the
-queue. So a late task is not sent while the queue is known to have its message (SQLite), nor while the queue is long and
-a message must have been lost for it to be needed (SQS); and what is sent again is sent after ever longer pauses:
+A task may also be late because workers are busy. Then its message is still there, and another would
+only lengthen the queue. So a late task is not sent while the queue is known to have its message
+(SQLite), nor while the queue is long and a message must have been lost for it to be needed (SQS);
+and what is sent again is sent after ever longer pauses:
 
     due    +30 s    +60 s    +120 s …  +900 s      each time later, unless a worker has claimed it
 
-What a worker has just now is not late. Claims leave the due time where it is, so the store tells which those are, and
-looks for them again when their leases will have lapsed.
+What a worker has just now is not late. Claims leave the due time where it is, so the store tells
+which those are, and looks for them again when their leases will have lapsed.
 """
 
 from __future__ import annotations
@@ -32,16 +33,19 @@ from roundgate.storage import Move, OpenTask, Postponed, TaskQueue, TaskRef, Tas
 
 AT_ONCE: Final = 200
 SHARD_MS: Final = 5_000
-"""For how long a sweeper has a shard to itself: usually enough for `AT_ONCE` tasks, and how long one that dies delays
-them."""
+"""For how long a sweeper has a shard to itself: usually enough for `AT_ONCE` tasks, and how long
+one that dies delays them."""
 LONG: Final = 100
-"""A queue with more messages than this, and more than there are late tasks, has lost none of them as it seems."""
+"""A queue with more messages than this, and more than there are late tasks, has lost
+none of them as it seems."""
 SENT_ANYWAY: Final = 7
-"""A task that has been late so often is sent however long the queue is: after about three quarters of an hour."""
+"""A task that has been late so often is sent however long the queue is: after about
+three quarters of an hour."""
 KNOWN_TO_WAIT: Final = 4
 """How many times `requeue_after_s` a task is left alone that has a message for certain."""
 COUNTED: Final = 1_000
-"""Where the census stops: with more open tasks than this, those that are due first are looked at."""
+"""Where the census stops: with more open tasks than this, those that are due first are looked
+at."""
 
 _MOVED: Final = frozenset({Postponed.MOVED, Postponed.LAPSED})
 
@@ -60,7 +64,8 @@ class Sweep:
         *,
         skew_s: float = 5.0,
     ) -> None:
-        """`skew_s` is by how much the clocks of those who share the store may differ, unless `config` says so."""
+        """`skew_s` is by how much the clocks of those who share the store may differ,
+        unless `config` says so."""
         self._store = store
         self._queue = queue
         self._clock = clock
@@ -70,7 +75,8 @@ class Sweep:
         self._me = clock.new_id()
 
     async def sweep(self, deadline: Deadline | None = None) -> int:
-        """Sweep once; returns how many tasks were late. What is left at the deadline is found by the next sweep.
+        """Sweep once; returns how many tasks were late. What is left at the deadline
+        is found by the next sweep.
 
         Raises:
             Unavailable: the same.
@@ -116,7 +122,8 @@ class Sweep:
         return await self._store.take_shard(shard, self._me, now_ms, now_ms + for_ms)
 
     async def _see_to(self, late: Sequence[OpenTask]) -> int:
-        """How many of these really were late and not handled by another sweep; the index is a moment behind."""
+        """How many of these really were late and not handled by another sweep; the
+        index is a moment behind."""
         now_ms = self._clock.now_ms()
         past = [task for task in late if task.expires_ms <= now_ms and task.status in OPEN]
         await self._expire(past, now_ms)
@@ -137,7 +144,8 @@ class Sweep:
             await self._queue.send_many(refs)
 
     async def _have_go_on(self, asking: Sequence[OpenTask], now_ms: int) -> int:
-        """Let these tasks go on without answers: the time of a question, or of a wait beside it, is over."""
+        """Let these tasks go on without answers: the time of a question, or of a
+        wait beside it, is over."""
         due_ms = now_ms + self._pause_ms
         went = await asyncio.gather(
             *(self._store.go_on(task.ref, now_ms, due_ms) for task in asking)

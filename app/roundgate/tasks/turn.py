@@ -1,8 +1,10 @@
-"""One run of a task's handler: a heartbeat keeps its lease; one that does not end is cancelled, then abandoned.
+"""One run of a task's handler: a heartbeat keeps its lease; one that does not end is
+cancelled, then abandoned.
 
     told to stop (lease lost, time is up, asked and goes on) ── GRACE_S ── cancelled ── GRACE_S ── abandoned
 
-The handler runs in an asyncio task of its own, so that a turn ends whatever the handler makes of a cancellation.
+The handler runs in an asyncio task of its own, so that a turn ends whatever the
+handler makes of a cancellation.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from roundgate.tasks.heartbeat import Heartbeat
 from roundgate.watchdog import RUNNING
 
 GRACE_S: Final = 2.0
-"""How long a handler that was told to stop may go on before it is cancelled, and after that before it is abandoned."""
+"""How long a handler that was told to stop may go on before it is cancelled, and after that
+before it is abandoned."""
 LOOK_S: Final = 5.0
 """How often a step that writes nothing is held against the row: by then a cancel is noticed."""
 LATE_S: Final = 0.5
@@ -49,7 +52,8 @@ class Running:
         lease_s: float,
         give_up_ms: int,
     ) -> None:
-        """`give_up_ms` is when the task has taken as long as it may, in milliseconds since the epoch."""
+        """`give_up_ms` is when the task has taken as long as it may, in
+        milliseconds since the epoch."""
         self.checkpointer = checkpointer
         self.tool = tool
         self._clock = clock
@@ -157,7 +161,8 @@ class Running:
         return is_time
 
     def _is_given_up(self) -> bool:
-        """Whether it was told to stop so long ago that it is abandoned. Halfway to that it is cancelled."""
+        """Whether it was told to stop so long ago that it is abandoned. Halfway
+        to that it is cancelled."""
         run = self.checkpointer.run
         if run.stopped is None and not run.call.deadline.is_past:
             return False
@@ -170,6 +175,7 @@ class Running:
 
 
 def _seen(root: asyncio.Task[Any]) -> None:
-    """Retrieve the exception of an abandoned handler, so that asyncio does not report it as never retrieved."""
+    """Retrieve the exception of an abandoned handler, so that asyncio does not report
+    it as never retrieved."""
     if not root.cancelled():
         root.exception()

@@ -1,8 +1,10 @@
-"""Watching tasks: a change that any process makes is told here within the poll interval, because the task is looked at.
+"""Watching tasks: a change that any process makes is told here within the poll interval,
+because the task is looked at.
 
-One look per task and interval, however many streams of this process watch it; a terminal task is not looked at again.
-Our store, and each back end that has tasks of a service, is polled by a loop of its own, so that a slow one delays no
-other. A service may say that a task has changed; then it is looked at sooner.
+One look per task and interval, however many streams of this process watch it; a terminal task is
+not looked at again. Our store, and each back end that has tasks of a service, is polled by a
+loop of its own, so that a slow one delays no other. A service may say that a task has changed;
+then it is looked at sooner.
 """
 
 from __future__ import annotations
@@ -35,16 +37,19 @@ class Watch:
     """The tasks that somebody in this process watches."""
 
     def __init__(self, every_s: float) -> None:
-        """`every_s` is how often a task is looked at, in seconds; a source may want that more seldom."""
+        """`every_s` is how often a task is looked at, in seconds; a source may
+        want that more seldom."""
         self._every_s = every_s
         self._pollers: dict[str, _Poller] = {}
 
     def begin(self, task: NamedTask, view: TaskView | None, tell: Tell) -> Callable[[], None]:
-        """Call `tell` with each later state of a task, perhaps not with every one; returns what ends that.
+        """Call `tell` with each later state of a task, perhaps not with every
+        one; returns what ends that.
 
         Args:
             task: what is watched.
-            view: what is known of it; `None` for nothing: the first look is told in any case, and comes at once.
+            view: what is known of it; `None` for nothing: the first look is told in
+                any case, and comes at once.
             tell: must not block.
         """
         if view is not None and view.status.is_terminal:
@@ -124,7 +129,8 @@ class _Poller:
             self._hurry.set()
 
     def _due_s(self, view: TaskView) -> float:
-        """When to look again, on the loop's clock: a moment before the round of looks that is to do it."""
+        """When to look again, on the loop's clock: a moment before the round of
+        looks that is to do it."""
         pause_s = max(self._every_s, (view.poll_interval_ms or 0) / 1000)
         return asyncio.get_running_loop().time() + pause_s - LEAST_PAUSE_S / 2
 
@@ -140,7 +146,8 @@ class _Poller:
                 self._failures = 0 if any(looked) else self._failures + 1
 
     async def _pause(self) -> None:
-        """Until the next round of looks; less if a task is due at once, unless looks fail just now."""
+        """Until the next round of looks; less if a task is due at once,
+        unless looks fail just now."""
         pause_s = min(self._every_s * 2 ** min(self._failures, 16), self._slowest_s)
         if self._failures:
             await asyncio.sleep(pause_s)

@@ -6,8 +6,9 @@
                   │ a suspect: claim it alone          ├─▶ decline    nobody here can serve it; others may
                   ▼                                    └─▶ (nothing)  the lease is lost: whoever has it carries on
 
-A fault of the gateway (the store cannot be reached) is retried with growing pauses; if that does not help, the task
-fails. The death of a worker counts only against a task that it ran alone: see `tasks.isolation`.
+A fault of the gateway (the store cannot be reached) is retried with growing pauses; if that
+does not help, the task fails. The death of a worker counts only against a task that it ran
+alone: see `tasks.isolation`.
 """
 
 from __future__ import annotations
@@ -78,8 +79,8 @@ class Worker:
         texts: Callable[[str], Texts] | None = None,
         shows_errors: bool = False,
     ) -> None:
-        """`texts` keeps what is too long for a result of a view. `skew_s` is by how much the clocks of those who share
-        the store may differ, unless `config` says so."""
+        """`texts` keeps what is too long for a result of a view. `skew_s` is by how much the clocks
+        of those who share the store may differ, unless `config` says so."""
         self._texts = texts
         self._catalogs = catalogs
         self._store = store
@@ -120,10 +121,11 @@ class Worker:
         )
 
     async def remind(self, ref: TaskRef) -> None:
-        """Move the due time of a suspect forward. It waits in the memory of a process that may die, so a sweep has to
-        find it soon.
+        """Move the due time of a suspect forward. It waits in the memory of a process that may die,
+        so a sweep has to find it soon.
 
-        How often it was sent before does not count here; otherwise each death of a process would double the pause.
+        How often it was sent before does not count here; otherwise each death of a
+        process would double the pause.
 
         Raises:
             Unavailable
@@ -148,7 +150,8 @@ class Worker:
         """Claim a task and take a turn at it.
 
         Raises:
-            Unavailable: the store or the queue cannot be reached; the message should be delivered again.
+            Unavailable: the store or the queue cannot be reached; the message
+                should be delivered again.
         """
         match await self.claim(ref, alone=alone):
             case NotClaimed.SUSPECT:
@@ -166,7 +169,8 @@ class Worker:
     async def clean_up(
         self, ref: TaskRef, deadline: Deadline | None = None, left: Left | None = None
     ) -> Turn:
-        """End what a task that ended early has begun elsewhere. `left` is what this worker knows that had it.
+        """End what a task that ended early has begun elsewhere. `left` is what this
+        worker knows that had it.
 
         Raises:
             Unavailable: the store cannot be reached; a sweep finds the task.
@@ -321,7 +325,8 @@ class Worker:
             self._abandoned = {one for one in {*self._abandoned, running} if one.is_abandoned}
 
     async def _leave(self, checkpointer: Checkpointer) -> None:
-        """A task was taken from us. If it was cancelled, nobody else knows what we have just begun elsewhere for it."""
+        """A task was taken from us. If it was cancelled, nobody else knows what we have just
+        begun elsewhere for it."""
         if not checkpointer.cleans_up:
             return
         ref, deadline = checkpointer.ref, checkpointer.run.call.deadline

@@ -1,4 +1,5 @@
-"""What a test of one's tools needs: a gateway in its process, crashes, a clock, a context without a gateway."""
+"""What a test of one's tools needs: a gateway in its process, crashes, a clock, a
+context without a gateway."""
 
 from __future__ import annotations
 

@@ -17,11 +17,13 @@ _LOOK_S: Final = 0.01
 class VirtualClock(Clock):
     """Stands still but for what is waited for: an hour of `ctx.sleep` takes no time.
 
-    It starts at the present moment. Code that reads another clock (`time.time()`, `datetime.now()`) sees real time.
+    It starts at the present moment. Code that reads another clock (`time.time()`,
+    `datetime.now()`) sees real time.
     """
 
     def __init__(self, now_ms: int | None = None) -> None:
-        """`now_ms` is where it starts, in milliseconds since the epoch; the present moment unless given."""
+        """`now_ms` is where it starts, in milliseconds since the epoch; the
+        present moment unless given."""
         self._now_ms = super().now_ms() if now_ms is None else now_ms
         self._begun_ms = self._now_ms
         self._timers: list[tuple[int, int, _Timer]] = []
@@ -45,15 +47,16 @@ class VirtualClock(Clock):
         self._now_ms = until_ms
 
     def move_to(self, at_ms: int) -> None:
-        """Let time pass until a moment, in milliseconds since the epoch; one that is over changes nothing."""
+        """Let time pass until a moment, in milliseconds since the epoch; one that
+        is over changes nothing."""
         if at_ms > self._now_ms:
             self.skip((at_ms - self._now_ms) / 1000)
 
     async def sleep(self, seconds: float) -> None:
         """Wait until that much of its time has passed.
 
-        For a handler it passes once all of it waits. Elsewhere nobody would notice that: it passes at once, unless
-        another instance is at work, which may be what is waited for.
+        For a handler it passes once all of it waits. Elsewhere nobody would notice that: it passes
+        at once, unless another instance is at work, which may be what is waited for.
         """
         if here.get() is None and seconds > 0:
             if self.at_work() > 1:

@@ -3,8 +3,8 @@
     with fake_context(answers={"confirm": {"go": True}}) as ctx:
         assert await refund(ctx, order=7) == "refunded"
 
-It is the real engine, but for two things: questions are answered where they are asked, so the handler runs from the top
-only once, and time passes when the handler waits for nothing else.
+It is the real engine, but for two things: questions are answered where they are asked, so the
+handler runs from the top only once, and time passes when the handler waits for nothing else.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     step charge   begins ──── has run ──── is remembered          a process may die at each of the three
     round 1       ─────────────────────────────────── answered    and the answer of each round may be lost
 
-Whoever called sends the request again, as clients do; a task goes on with another worker. Each such call has to end as
-the one did in which nobody died, and nothing may be done outside of a step: it would be done again.
+Whoever called sends the request again, as clients do; a task goes on with another worker. Each
+such call has to end as the one did in which nobody died, and nothing may be done outside of a
+step: it would be done again.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Point:
 
 
 class Watched:
-    """One call while it is watched: the moments that it comes to, at one of which its process dies."""
+    """One call while it is watched: the moments that it comes to, at one of
+    which its process dies."""
 
     def __init__(self, dies_at: int | None, observe: Callable[[], Any] | None = None) -> None:
         """`dies_at` counts moments from 0; `None`: nobody dies."""
@@ -158,7 +160,8 @@ class _Play:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether it ended with the one honest thing that can be said of what must not be done twice."""
+        """Whether it ended with the one honest thing that can be said of what
+        must not be done twice."""
         text = "" if self.result is None or not self.result.is_error else self.result.text
         return any(one in text for one in _UNKNOWN)
 

@@ -1,7 +1,7 @@
 """What a handler does to the world outside of its steps, as Python's audit events tell (PEP 578).
 
-Files that are written, removed or renamed, connections, processes. What only changes memory tells of nothing: for that
-there is `observe`.
+Files that are written, removed or renamed, connections, processes. What only changes memory tells
+of nothing: for that there is `observe`.
 """
 
 from __future__ import annotations

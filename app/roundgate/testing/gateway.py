@@ -1,12 +1,13 @@
-"""A whole gateway in the process of a test: calls go over the protocol, through a client, to it and back.
+"""A whole gateway in the process of a test: calls go over the protocol, through
+a client, to it and back.
 
     async with Gateway("gateway.yaml") as gateway:
         result = await gateway.call("refund", order=7, answers={"confirm": {"go": True}})
         assert result.value == "refunded"
 
-What a deployment does to a handler happens here too: every request reaches an instance that knows nothing of the one
-before, every turn of a task is another worker's. Only what they share is in memory, and time passes when nothing else
-is left to do: a `ctx.sleep` of a day takes none.
+What a deployment does to a handler happens here too: every request reaches an instance that knows
+nothing of the one before, every turn of a task is another worker's. Only what they share is in
+memory, and time passes when nothing else is left to do: a `ctx.sleep` of a day takes none.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class Gateway:
         """Nothing is loaded before it is entered.
 
         Args:
-            sources: a gateway.yaml, or else Python files, modules and functions that are served under their own names;
-                the gateway.yaml of this directory if there are none.
+            sources: a gateway.yaml, or else Python files, modules and functions that are served
+                under their own names; the gateway.yaml of this directory if there are none.
             environ: variables for references in gateway.yaml, beside those of the process.
             scopes: those of the caller; unless given, all that any tool needs.
             fresh: whether each request and each turn of a task is another instance's.
@@ -130,7 +131,8 @@ class Gateway:
             subject: who calls; the usual caller unless given.
             scopes: what this caller may do.
             client_id: the client through which it calls.
-            options: those of `roundgate.client.Client`: `answers`, `capabilities`, `versions` and others.
+            options: those of `roundgate.client.Client`: `answers`,
+                `capabilities`, `versions` and others.
         """
         auth = None if subject is None else self._callers.add(subject, scopes, client_id)
         transport = (
@@ -167,12 +169,13 @@ class Gateway:
             tool: its name.
             arguments: its arguments, as a mapping or as keywords.
             answers: to what it asks, as those of `roundgate.client`.
-            crash: `"everywhere"` runs the call again for each moment at which its process can die, and once with each
-                answer lost; `("charge", "begins" | "has run" | "is remembered")` for the moments of one step. Every
-                such run has to end as the call does without.
-            upgrade: sources that are served instead once a process has died; also to be found out: at each moment.
-            observe: returns what the tool has done so far, as something with a length, or as a number. What is done
-                outside of a step is found by it.
+            crash: `"everywhere"` runs the call again for each moment at which its process can die,
+                and once with each answer lost; `("charge", "begins" | "has run" | "is remembered")`
+                for the moments of one step. Every such run has to end as the call does without.
+            upgrade: sources that are served instead once a process has died; also to be
+                found out: at each moment.
+            observe: returns what the tool has done so far, as something with a length, or as a
+                number. What is done outside of a step is found by it.
             reset: called before each run, so that the world is as it was.
             more: further arguments of the tool.
 
@@ -207,7 +210,8 @@ class Gateway:
     # what goes on behind the requests
 
     async def work(self) -> int:
-        """Let workers take a turn at every task that has something to do now; how many turns that were."""
+        """Let workers take a turn at every task that has something to do now;
+        how many turns that were."""
         async with self._working:
             turns = 0
             stores = self._memory.stores(Life())
@@ -218,10 +222,12 @@ class Gateway:
             return turns
 
     async def advance(self, seconds: float) -> None:
-        """Let tasks go on: with what they have to do now, or else at the next moment at which one has.
+        """Let tasks go on: with what they have to do now, or else at the
+        next moment at which one has.
 
         Args:
-            seconds: how long somebody is ready to wait for that; as long passes where there is nothing to wait for.
+            seconds: how long somebody is ready to wait for that; as long passes where
+                there is nothing to wait for.
 
         Raises:
             NothingGoesOn: nothing will happen however long anybody waits.
@@ -268,7 +274,8 @@ class Gateway:
             await self._leave(life, core)
 
     async def _leave(self, life: Life, core: Core) -> None:
-        """Let go of what an instance held. A dead one is still being used by what it left behind."""
+        """Let go of what an instance held. A dead one is still being used by what it left
+        behind."""
         if life.died.is_set():
             self._left.append(core)
         else:
@@ -279,7 +286,8 @@ class Gateway:
             await self._living(life, app(scope, receive, send))
 
     async def _living(self, life: Life, work: Any) -> None:
-        """Do what an instance does, until it dies. What a dead one leaves behind neither goes on nor ends."""
+        """Do what an instance does, until it dies. What a dead one leaves behind
+        neither goes on nor ends."""
         watch: StepWatch | None = None if self._watch is None else self._watch.of(life)
         token = WATCH.set(watch)
         try:

@@ -1,4 +1,5 @@
-"""Stores in memory: what instances of one gateway share in a test. They are those of SQLite, on a file that is none."""
+"""Stores in memory: what instances of one gateway share in a test. They are those of SQLite,
+on a file that is none."""
 
 from __future__ import annotations
 
@@ -41,8 +42,8 @@ class Memory:
         )
 
     def next_ms(self) -> int | None:
-        """When the next message comes, or a task is looked for, in milliseconds since the epoch; `None`: never.
-        That a task is forgotten some time does not count."""
+        """When the next message comes, or a task is looked for, in milliseconds since the epoch;
+        `None`: never. That a task is forgotten some time does not count."""
         select = (
             "select min(at) from (select min(visible_ms) as at from waiting where turn is null"
             " union all select min(due_ms) from tasks where due_ms < expires_ms)"
@@ -65,7 +66,8 @@ class Memory:
 
 
 class Life:
-    """One instance of a gateway or worker, until it ends or dies. A dead one reaches nothing any more."""
+    """One instance of a gateway or worker, until it ends or dies. A dead one
+    reaches nothing any more."""
 
     def __init__(self) -> None:
         self.died = asyncio.Event()
@@ -92,7 +94,8 @@ class Life:
 
 
 class _MemoryDatabase(Database):
-    """The memory, as one instance reaches it: without threads, so that a test has no races of its own."""
+    """The memory, as one instance reaches it: without threads, so that a test
+    has no races of its own."""
 
     def __init__(self, memory: Memory, life: Life) -> None:
         super().__init__(Path(":memory:"), durable=False)

@@ -4,8 +4,8 @@
         async with gateway:
             assert (await gateway.call("refund", order=7)).value == "refunded"
 
-`gateway` is that of the nearest gateway.yaml: beside the test, or in a directory above it; `roundgate_config` in the
-configuration of pytest names another.
+`gateway` is that of the nearest gateway.yaml: beside the test, or in a directory above it;
+`roundgate_config` in the configuration of pytest names another.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Requests to an ASGI app in this process. Answers stream; the transport that httpx has collects them first."""
+"""Requests to an ASGI app in this process. Answers stream; the transport that httpx
+has collects them first."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class AsgiTransport:
 
 
 class ResendingTransport(AsgiTransport):
-    """Sends a request again whose answer did not come, because the gateway died: what whoever calls would do.
+    """Sends a request again whose answer did not come, because the gateway died:
+    what whoever calls would do.
 
     Answers are collected first: one that was begun cannot be taken back.
     """

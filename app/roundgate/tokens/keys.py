@@ -72,7 +72,8 @@ def _unusable(
 
 
 def from_file(path: Path) -> list[Key]:
-    """The keys in a file, which is made with one new key if it is not there; readable by its owner alone.
+    """The keys in a file, which is made with one new key if it is not there;
+    readable by its owner alone.
 
     Raises:
         ConfigError: it can be neither read nor made.
@@ -87,7 +88,8 @@ def from_file(path: Path) -> list[Key]:
 
 
 def _make_file(path: Path) -> None:
-    """Written whole under another name and then linked: of several processes one wins, and none reads half a key."""
+    """Written whole under another name and then linked: of several processes one wins, and
+    none reads half a key."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # 0600, and nobody else's
     number, draft = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
@@ -119,7 +121,8 @@ def from_secrets_manager(secret_id: str, client: Client) -> list[Key]:
 class Refreshed(Sequence[Key]):
     """Keys that are read when they are first needed, and again when they are `REFRESH_MS` old.
 
-    Until then nothing of them is in the process. While they cannot be read again, the ones from before serve.
+    Until then nothing of them is in the process. While they cannot be read again,
+    the ones from before serve.
     """
 
     def __init__(self, load: Callable[[], Sequence[Key]], clock: Clock) -> None:
@@ -181,7 +184,8 @@ def _ask_aws(source: str, ask: Callable[[], T]) -> T:
 
 
 def rotate(keys: Sequence[str], stage: int, fresh: str | None = None) -> list[str]:
-    """The ring for the next stage of a rotation; between two stages every replica has to have been restarted.
+    """The ring for the next stage of a rotation; between two stages every replica
+    has to have been restarted.
 
     1  a new key is added at the end: every replica learns to open what it will seal
     2  it moves to the front: it seals from now on, the old ones still open

@@ -1,6 +1,8 @@
-"""What is logged of states that were refused: one line per caller and minute, however many are sent.
+"""What is logged of states that were refused: one line per caller and
+minute, however many are sent.
 
-Everybody may send as many states as they like; without a bound each would be a line, and the log's disk the limit.
+Everybody may send as many states as they like; without a bound each would be a line, and
+the log's disk the limit.
 """
 
 from __future__ import annotations
@@ -29,13 +31,15 @@ class _Told:
 
 @dataclass(slots=True)
 class Refusals:
-    """Who was refused of late; `of_sessions` where it is ids of sessions that were refused, not states."""
+    """Who was refused of late; `of_sessions` where it is ids of sessions that
+    were refused, not states."""
 
     of_sessions: bool = False
     _told: OrderedDict[str, _Told] = field(default_factory=OrderedDict)
 
     def note(self, reason: str, owner: Principal, at_ms: float) -> None:
-        """Log a refusal, unless this caller had one within the last minute; `at_ms` is monotonic."""
+        """Log a refusal, unless this caller had one within the last minute; `at_ms` is
+        monotonic."""
         caller = digest([owner.issuer, owner.subject, owner.client_id])
         before = self._told.get(caller)
         if before is not None and at_ms - before.at_ms < EVERY_MS:

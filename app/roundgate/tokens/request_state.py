@@ -1,8 +1,10 @@
-"""`requestState`: the journal of a call on its way through the client (basic/patterns/mrtr, "Server Requirements").
+"""`requestState`: the journal of a call on its way through the client
+(basic/patterns/mrtr, "Server Requirements").
 
-The token contains claims that tie it to one call: when it was issued and when it expires, the method and the name or
-URI that was called, a digest of the arguments, the round, and an id. All of them are compared when it comes back. A
-refusal is always the same sentence; the reason goes to the log, once per caller and minute.
+The token contains claims that tie it to one call: when it was issued and when it expires, the
+method and the name or URI that was called, a digest of the arguments, the round, and an id. All of
+them are compared when it comes back. A refusal is always the same sentence; the reason goes to the
+log, once per caller and minute.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class FixedTask:
-    """The task that a call becomes, once that is decided: by the client's key, or because its write is in doubt."""
+    """The task that a call becomes, once that is decided: by the client's key, or because
+    its write is in doubt."""
 
     task_id: str
     ended: Any = None
@@ -46,7 +49,8 @@ class FixedTask:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A token that was valid: its id, the round it ended (1 for the first), where the call began, what it carries."""
+    """A token that was valid: its id, the round it ended (1 for the first), where the call
+    began, what it carries."""
 
     id: str
     round: int

@@ -4,9 +4,10 @@
     key    = HKDF-SHA256(ring key, info = "mcp-gateway/v1" ‖ issuer ‖ subject ‖ client)     RFC 5869
     bound  = version ‖ key-id ‖ audience ‖ view, if it is one, as associated data
 
-The key is derived for the caller, so what was sealed for one cannot be opened by another, even if the code above
-forgets to compare them; and no key comes near the 2³² messages that random nonces allow (NIST SP 800-38D section 8.3).
-Nothing is compressed: the length of a token would tell about its content.
+The key is derived for the caller, so what was sealed for one cannot be opened by another,
+even if the code above forgets to compare them; and no key comes near the 2³² messages that
+random nonces allow (NIST SP 800-38D section 8.3). Nothing is compressed: the length of a
+token would tell about its content.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ from roundgate.errors import SealBroken
 from roundgate.values import dataclass
 
 if TYPE_CHECKING:
-    # imported when the first state is sealed or opened: a cold start whose first call asks nothing is 30 ms faster
+    # imported when the first state is sealed or opened: a cold start whose first call asks
+    # nothing is 30 ms faster
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 VERSION: Final = "v1"
 KEY_BYTES: Final = 32
 _INFO: Final = "mcp-gateway/v1"
 _KEY_ID: Final = b"mcp-gateway key id"
-"""Two labels with the name that the project had when the first token was sealed: with others no earlier one opens."""
+"""Two labels with the name that the project had when the first token was sealed: with
+others no earlier one opens."""
 _NONCE_BYTES: Final = 12
 _TAG_BYTES: Final = 16
 
@@ -57,8 +60,8 @@ class Key:
 class KeyRing:
     """Keys in order: the first seals, all open.
 
-    `audience` separates deployments that share keys, `view` the endpoints of one gateway: what was sealed at one opens
-    at no other."""
+    `audience` separates deployments that share keys, `view` the endpoints of one gateway: what was
+    sealed at one opens at no other."""
 
     keys: Sequence[Key]
     audience: str = "roundgate"

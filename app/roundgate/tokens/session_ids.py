@@ -1,8 +1,10 @@
-"""`Mcp-Session-Id` as a sealed token: what a client said when it opened its session, in the client's own keeping.
+"""`Mcp-Session-Id` as a sealed token: what a client said when it opened its session, in
+the client's own keeping.
 
-Inside the seal stand the revision that the session has and the one that was asked for, what the client can be asked,
-its name and version, when it was issued, until when it holds, and an id under which the little that a session may
-change later is kept. Any process with the keys opens it, and for its owner alone.
+Inside the seal stand the revision that the session has and the one that was asked for, what the
+client can be asked, its name and version, when it was issued, until when it holds, and an id
+under which the little that a session may change later is kept. Any process with the keys opens
+it, and for its owner alone.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class SessionSealer:
     leeway_s: float = field(default=5)
     """By how much the clocks of two replicas may differ."""
     _opened: dict[tuple[str, tuple[str, str, str]], SessionFacts] = field(default_factory=dict)
-    """Sessions that have been opened here, for their owners; whatever is no session of ours never gets in."""
+    """Sessions that have been opened here, for their owners; whatever is no session
+    of ours never gets in."""
     refusals: Refusals = field(default_factory=lambda: Refusals(of_sessions=True))
 
     def seal(
@@ -84,7 +87,8 @@ class SessionSealer:
         """The session behind an id.
 
         Raises:
-            SessionNotFound: always with the same words; the reason goes to the log, once per caller and minute.
+            SessionNotFound: always with the same words; the reason goes to the log,
+                once per caller and minute.
         """
         try:
             return self._open(token, owner)

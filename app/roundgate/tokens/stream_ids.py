@@ -1,10 +1,13 @@
-"""Ids that a client of a session sends back: of a question that it answers, and of an event after which it goes on.
+"""Ids that a client of a session sends back: of a question that it answers, and of an
+event after which it goes on.
 
-The id of a question says which session was asked, in which round, and which of the round's questions it is. So an
-answer can be told from one that nobody asked for without anything being kept of the question.
+The id of a question says which session was asked, in which round, and which of the round's
+questions it is. So an answer can be told from one that nobody asked for without anything
+being kept of the question.
 
-The id of an event has, sealed, all that any process needs to go on with the call: the request, the state of the call,
-what was asked. It travels in a header; what is too long for one is kept in a row, and the id has the row's name.
+The id of an event has, sealed, all that any process needs to go on with the call: the request, the
+state of the call, what was asked. It travels in a header; what is too long for one is kept in a
+row, and the id has the row's name.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from roundgate.values import dataclass
 QUESTION: Final = "question"
 CALL: Final = "call"
 MAX_CHARS: Final = 8_192
-"""Of an id that is looked at: headers of this length reach no server everywhere, and ours are shorter."""
+"""Of an id that is looked at: headers of this length reach no server
+everywhere, and ours are shorter."""
 
 
 @dataclass(frozen=True, slots=True)

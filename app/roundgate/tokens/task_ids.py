@@ -1,9 +1,9 @@
 """Ids of tasks that a service runs: where the task is, sealed for its owner.
 
-The id is all that is kept of such a task, and its owner keeps it. It holds the name of the back end, the tool that
-was called and the service's own id of the task, encrypted. Any process with the keys can open it, but only for the
-caller that it was sealed for. It is valid as long as one of the ring's keys opens it; how long the task exists, the
-service decides.
+The id is all that is kept of such a task, and its owner keeps it. It holds the name of the back
+end, the tool that was called and the service's own id of the task, encrypted. Any process with the
+keys can open it, but only for the caller that it was sealed for. It is valid as long as one of the
+ring's keys opens it; how long the task exists, the service decides.
 """
 
 from __future__ import annotations

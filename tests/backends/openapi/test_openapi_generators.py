@@ -1,4 +1,5 @@
-"""Documents as generators write them (springdoc, Swashbuckle, drf-spectacular, NestJS, rswag), with their mistakes."""
+"""Documents as generators write them (springdoc, Swashbuckle, drf-spectacular, NestJS,
+rswag), with their mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Documents that would take a gateway's time or memory: each ends soon, and what is lost is named."""
+"""Documents that would take a gateway's time or memory: each ends soon, and
+what is lost is named."""
 
 import json
 import time

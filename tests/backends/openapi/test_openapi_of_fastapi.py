@@ -1,4 +1,5 @@
-"""FastAPI's own document of an application, and that behind it: files, enums, unions, security, dependencies."""
+"""FastAPI's own document of an application, and that behind it: files, enums,
+unions, security, dependencies."""
 
 from __future__ import annotations
 

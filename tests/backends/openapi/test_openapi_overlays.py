@@ -1,4 +1,5 @@
-"""Overlays: what they change of a document, in which order, and what is said of those that are wrong."""
+"""Overlays: what they change of a document, in which order, and what is said
+of those that are wrong."""
 
 import json
 import sys

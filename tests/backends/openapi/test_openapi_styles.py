@@ -1,4 +1,5 @@
-"""Every style as the specification's own table has it, byte for byte, and what must not come of hostile values."""
+"""Every style as the specification's own table has it, byte for byte, and what must not
+come of hostile values."""
 
 from pathlib import Path
 from typing import Any

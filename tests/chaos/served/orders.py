@@ -1,4 +1,5 @@
-"""A tool whose every effect leaves a line in a file, so that what happened can be held against what was told."""
+"""A tool whose every effect leaves a line in a file, so that what happened can be held
+against what was told."""
 
 import asyncio
 import os

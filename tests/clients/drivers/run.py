@@ -1,8 +1,10 @@
-"""`python run.py DRIVER URL`, in the environment of a client: has its driver do what it can, and prints what came back.
+"""`python run.py DRIVER URL`, in the environment of a client: has its driver do what it can,
+and prints what came back.
 
-A driver has `connected(url)`, an async context manager that yields what it can do: a step for each capability
-(`tests.clients.capabilities`), each of which returns what the client has made of the answer. `None` is said of what the
-client has no means for. The last line of the output is a JSON object: by capability, a value or an error.
+A driver has `connected(url)`, an async context manager that yields what it can do: a step for each
+capability (`tests.clients.capabilities`), each of which returns what the client has made of the
+answer. `None` is said of what the client has no means for. The last line of the output is a JSON
+object: by capability, a value or an error.
 """
 
 import asyncio

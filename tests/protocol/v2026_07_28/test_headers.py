@@ -1,4 +1,5 @@
-"""Values in headers: what survives HTTP goes as it is, the rest in base64; what is read is read strictly."""
+"""Values in headers: what survives HTTP goes as it is, the rest in base64; what is
+read is read strictly."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """The specification's own examples: requests are let in, results are what our values write.
 
-`spec_examples.json` holds those files of schema/2026-07-28/examples in the modelcontextprotocol repository that say
-what a server reads or what values it writes: `{type: {name of the file: its JSON}}`.
+`spec_examples.json` holds those files of schema/2026-07-28/examples in the
+modelcontextprotocol repository that say what a server reads or what values it writes: `{type:
+{name of the file: its JSON}}`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Every error that can reach a client has a code and a status, and no other code leaves the house."""
+"""Every error that can reach a client has a code and a status, and no other
+code leaves the house."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The handlers that the recorded histories belong to. Do not change one; add another and record it.
 
-Each comes with what the client said, round for round. `python -m tests.replay.histories.record` writes the histories
-that are not there yet.
+Each comes with what the client said, round for round. `python -m tests.replay.histories.record`
+writes the histories that are not there yet.
 """
 
 from __future__ import annotations

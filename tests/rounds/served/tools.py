@@ -1,4 +1,5 @@
-"""What the gateways of these tests serve, each from a copy of its own. EFFECTS names the file that effects go to."""
+"""What the gateways of these tests serve, each from a copy of its own. EFFECTS names the
+file that effects go to."""
 
 from __future__ import annotations
 

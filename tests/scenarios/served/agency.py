@@ -1,4 +1,5 @@
-"""What the agency can do. Whatever it does leaves a line in the file that DIARY names, with the process that did it."""
+"""What the agency can do. Whatever it does leaves a line in the file that DIARY names, with
+the process that did it."""
 
 import asyncio
 import os

@@ -1,4 +1,5 @@
-"""What is called through the stack; effects leave lines in a file, which tell what happened from what was said."""
+"""What is called through the stack; effects leave lines in a file, which tell what
+happened from what was said."""
 
 import asyncio
 import os

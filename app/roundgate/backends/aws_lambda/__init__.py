@@ -1,1 +1,2 @@
-"""Functions of AWS Lambda as tools, declared in gateway.yaml or described by the function itself."""
+"""Functions of AWS Lambda as tools, declared in gateway.yaml or described by the function
+itself."""

@@ -1,8 +1,8 @@
 """Functions of AWS Lambda as tools.
 
-A call becomes one invocation: `payload` and `context` make what is sent (pure), `Functions.invoke` does the I/O within
-the back end's limits, `results` reads what comes back (pure). `dialogue`, `job` and `durable` make more of it, where
-the tool says so.
+A call becomes one invocation: `payload` and `context` make what is sent (pure), `Functions.invoke`
+does the I/O within the back end's limits, `results` reads what comes back (pure). `dialogue`, `job`
+and `durable` make more of it, where the tool says so.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class LambdaBackend:
         """The tools as declared, and as the function tells them.
 
         Raises:
-            ConfigError: boto3 is missing, a declaration contradicts itself, or the function does not tell.
+            ConfigError: boto3 is missing, a declaration contradicts itself, or
+                the function does not tell.
         """
         if find_spec("botocore") is None:
             message, remedy = "needs boto3, which is not installed", "pip install 'roundgate[aws]'"

@@ -1,4 +1,5 @@
-"""What `roundgate compile` does for a back end of this kind: ask the function for its tools, and keep them."""
+"""What `roundgate compile` does for a back end of this kind: ask the function for
+its tools, and keep them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What can be set of a back end of the kind lambda: functions, their tools, and how they are invoked."""
+"""What can be set of a back end of the kind lambda: functions, their tools,
+and how they are invoked."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ FUNCTION_PATTERN: Final = (
     r"^(arn:aws[a-zA-Z-]*:lambda:[a-z]{2,8}(-[a-z]+)+-\d:\d{12}:function:|\d{12}:function:)?"
     r"[A-Za-z0-9_-]{1,140}(:(\$LATEST|[A-Za-z0-9_-]+))?$"
 )
-"""A name, an ARN, or an ARN without its first half; each may end in a version or an alias (API `Invoke`)."""
+"""A name, an ARN, or an ARN without its first half; each may end in a version or
+an alias (API `Invoke`)."""
 
 FunctionName: TypeAlias = Annotated[str, Field(pattern=FUNCTION_PATTERN, max_length=256)]
 Qualifier: TypeAlias = Annotated[str, Field(pattern=r"^(\$LATEST|[A-Za-z0-9_-]{1,128})$")]
@@ -57,7 +59,8 @@ class PayloadConfig(Model):
 
 
 class HttpEventConfig(Model):
-    """The payload is an event of an HTTP API (payload format 2.0), for a function that is behind one."""
+    """The payload is an event of an HTTP API (payload format 2.0), for a
+    function that is behind one."""
 
     method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = Field(
         description="HTTP method."
@@ -71,7 +74,8 @@ class HttpEventConfig(Model):
 
 
 class LambdaJobConfig(JobConfig):
-    """How to follow a job that an invocation has started: further invocations poll it and fetch its result."""
+    """How to follow a job that an invocation has started: further invocations poll
+    it and fetch its result."""
 
     poll: dict[str, Any] = Field(
         description='Payload of an invocation that tells how the job is, such as {"job": "{id}"}; '
@@ -224,7 +228,8 @@ class LambdaToolConfig(LambdaCallConfig):
 
 
 class LambdaBackendConfig(BackendConfig):
-    """Functions of AWS Lambda. Credentials are those of boto3: a role, a profile, the environment."""
+    """Functions of AWS Lambda. Credentials are those of boto3: a role, a
+    profile, the environment."""
 
     kind: Literal["lambda"]
     function: FunctionName | None = Field(

@@ -1,10 +1,13 @@
-"""What a function is told of its call beside the payload: the client context (API `Invoke`, `ClientContext`).
+"""What a function is told of its call beside the payload: the client context
+(API `Invoke`, `ClientContext`).
 
-    {"custom": {"roundgate": {"tool": "orders__find", "subject": "ada", "issuer": "https://…", "client": "app",
+    {"custom": {"roundgate": {"tool": "orders__find", "subject": "ada", "issuer":
+    "https://…", "client": "app",
                               "key": "…", "exchange": 1, "traceparent": "00-…"}}}
 
-`custom` is where the runtimes of Python and Java look. The caller's token is not in it, and nothing that it could be
-made of. Nothing about who calls is ever cut: half of a subject could be somebody else's.
+`custom` is where the runtimes of Python and Java look. The caller's token is not in it, and
+nothing that it could be made of. Nothing about who calls is ever cut: half of a subject
+could be somebody else's.
 """
 
 from __future__ import annotations
@@ -33,13 +36,14 @@ def facts(
     Args:
         tool: its whole name.
         principal: who calls.
-        key: the same however often this invocation is made, for a function that wants to do it once; `None` for one
-            that only looks.
+        key: the same however often this invocation is made, for a function that wants to do it
+            once; `None` for one that only looks.
         exchange: which one of a dialogue it is, from 1.
         meta: of the request, which may have a trace context.
 
     Raises:
-        ToolError: a name of who calls has half a surrogate pair: written down, it would become somebody else's.
+        ToolError: a name of who calls has half a surrogate pair: written down, it
+            would become somebody else's.
     """
     try:
         "".join(principal.identity).encode()

@@ -3,8 +3,8 @@
 gateway → function   {"roundgate": "describe", "version": 1}
 function → gateway   {"tools": [{"name": "find", "description": "…", "inputSchema": {…}, "call": {…}}]}
 
-A tool is the protocol's `Tool`; `call` says how it is invoked, as in gateway.yaml. Such a function gets
-`{"tool": "find", "arguments": {…}}`.
+A tool is the protocol's `Tool`; `call` says how it is invoked, as in gateway.yaml. Such a function
+gets `{"tool": "find", "arguments": {…}}`.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ def _tools(body: bytes) -> list[Any]:
 def read(
     told: Sequence[Any], config: LambdaBackendConfig, origin: Origin
 ) -> tuple[list[LambdaToolConfig], list[Problem]]:
-    """The tools that a function has told of, without those that are declared under the same name; and what is wrong
-    with those that are left out."""
+    """The tools that a function has told of, without those that are declared under the same name;
+    and what is wrong with those that are left out."""
     tools: list[LambdaToolConfig] = []
     problems: list[Problem] = []
     known = {one.name for one in config.tools}

@@ -23,7 +23,8 @@ def exchange_of(say: Say, payload: Mapping[str, Any]) -> Exchange:
     """The exchanges that a call with this first payload consists of.
 
     Raises:
-        ToolError: the payload looks like that of a later one: an argument must not pass for what the user answered.
+        ToolError: the payload looks like that of a later one: an argument must not pass
+            for what the user answered.
     """
     if RESPONSES in payload:
         raise ToolError(f"{RESPONSES}: is the gateway's own; leave it out")

@@ -1,4 +1,5 @@
-"""Executions of durable functions, started and followed as jobs (API `Invoke`, `GetDurableExecution`).
+"""Executions of durable functions, started and followed as jobs (API `Invoke`,
+`GetDurableExecution`).
 
     Invoke, Event, under a name ──▶ ARN of the execution     GetDurableExecution … RUNNING … SUCCEEDED ──▶ its result
                                                              └ the task ends early: StopDurableExecution

@@ -1,4 +1,5 @@
-"""Events of an HTTP API (payload format 2.0), for functions that are behind one and stay as they are."""
+"""Events of an HTTP API (payload format 2.0), for functions that are behind
+one and stay as they are."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ def endpoint_of(tool: LambdaToolConfig, http: HttpEventConfig) -> Endpoint:
 
 
 def http_event(outgoing: Outgoing, request_id: str, told: Mapping[str, Any]) -> dict[str, Any]:
-    """A request as the event of an HTTP API (payload format 2.0); what a function is told stands where the claims of
-    an AWS Lambda authorizer would."""
+    """A request as the event of an HTTP API (payload format 2.0); what a function is told stands
+    where the claims of an AWS Lambda authorizer would."""
     query = "&".join(filter(None, (urlencode(outgoing.query), outgoing.raw_query)))
     body = {} if outgoing.body is None else {"body": outgoing.body.decode()}
     path = unquote(outgoing.path)
@@ -68,7 +69,8 @@ def http_event(outgoing: Outgoing, request_id: str, told: Mapping[str, Any]) -> 
 
 
 def _joined(query: str) -> dict[str, str]:
-    """Parameters by name; the values of one that comes several times are joined by commas, as API Gateway has it."""
+    """Parameters by name; the values of one that comes several times are joined by commas,
+    as API Gateway has it."""
     found: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
         found[name] = f"{found[name]},{value}" if name in found else value

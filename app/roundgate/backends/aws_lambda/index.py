@@ -1,4 +1,5 @@
-"""What a function told of its tools, kept in a file: a cold start invokes nothing (docs/decisions/0026)."""
+"""What a function told of its tools, kept in a file: a cold start invokes nothing
+(docs/decisions/0026)."""
 
 from __future__ import annotations
 

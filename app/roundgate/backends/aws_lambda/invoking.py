@@ -1,4 +1,5 @@
-"""Invocations of functions: boto3's client blocks, so each runs in a thread; what goes wrong is a `BackendError`.
+"""Invocations of functions: boto3's client blocks, so each runs in a thread; what goes
+wrong is a `BackendError`.
 
     throttled, not reached, not ready      the function was not begun: again, while there is time
     answer lost, trouble inside Lambda     it may have run: again only if that does no harm
@@ -127,7 +128,8 @@ class Functions:
         return said
 
     async def stop(self, arn: str, target: Target, timeout_s: float, caller: Principal) -> None:
-        """Stop an execution of a durable function (`StopDurableExecution`); one that is over or gone is left alone.
+        """Stop an execution of a durable function (`StopDurableExecution`); one that is
+        over or gone is left alone.
 
         Raises:
             FunctionAway, BackendError: as `invoke`.
@@ -200,7 +202,8 @@ class Functions:
         self._client(region, timeout_s)
 
     def _client(self, region: str | None, timeout_s: float) -> Any:
-        """boto3's client, made once for a region and a time-out; two threads may both make one, of which one stays."""
+        """boto3's client, made once for a region and a time-out; two threads may both make
+        one, of which one stays."""
         key = (region, timeout_s)
         if key not in self._clients:
             made = aws.client(
@@ -215,7 +218,8 @@ class Functions:
 
 
 def _tell(target: Target, done: Any, took_ms: float) -> None:
-    """A line for each call of AWS Lambda, as there is one for each HTTP request: nothing of what was said."""
+    """A line for each call of AWS Lambda, as there is one for each HTTP request:
+    nothing of what was said."""
     if not log.isEnabledFor(logging.DEBUG):
         return
     status: Any = 200
@@ -256,7 +260,8 @@ def _check_knows_durable(client: Any) -> None:
 
 
 def _read(body: Any, limit: int) -> bytes | None:
-    """All of an answer; `None` if that is more than the limit. The last read finds out whether it is whole."""
+    """All of an answer; `None` if that is more than the limit. The last read finds
+    out whether it is whole."""
     read = bytearray()
     while piece := body.read(limit + 1 - len(read)):
         read += piece

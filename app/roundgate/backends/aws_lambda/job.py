@@ -1,4 +1,5 @@
-"""Jobs that functions start: further invocations follow them, fetch their results, or cancel them."""
+"""Jobs that functions start: further invocations follow them, fetch their
+results, or cancel them."""
 
 from __future__ import annotations
 

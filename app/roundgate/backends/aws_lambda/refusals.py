@@ -1,4 +1,5 @@
-"""What AWS Lambda refuses, and what that means for the caller: codes of errors as a table (API `Invoke`, Errors)."""
+"""What AWS Lambda refuses, and what that means for the caller: codes of errors as a table
+(API `Invoke`, Errors)."""
 
 from __future__ import annotations
 

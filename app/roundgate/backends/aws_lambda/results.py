@@ -1,4 +1,5 @@
-"""What a function answered: JSON, bytes, the response of an HTTP integration, or an error of its own.
+"""What a function answered: JSON, bytes, the response of an HTTP
+integration, or an error of its own.
 
 {"total": 3}                                                     JSON, as it is
 {"isBase64Encoded": true, "contentType": "image/png", "body": …} bytes
@@ -26,7 +27,8 @@ _OF_A_RESPONSE: Final = frozenset(
     }
 )
 _MARKS: Final = (b'"statusCode"', b'"isBase64Encoded"')
-"""What only an answer can have that is more than JSON; looking for them is cheaper than reading it."""
+"""What only an answer can have that is more than JSON; looking for them is
+cheaper than reading it."""
 _TOO_LARGE: Final = "Function.ResponseSizeTooLarge"
 MAX_CHARS: Final = 500
 """Of what a function says of its failure."""
@@ -52,7 +54,8 @@ def answer_of(payload: bytes) -> Answer:
 
 
 def failure_of(payload: bytes, target: Target) -> FunctionFailed:
-    """What the caller is told of a function's own error: its type and its message, not its stack."""
+    """What the caller is told of a function's own error: its type and its
+    message, not its stack."""
     try:
         said = json.decode(payload)
     except ParseError:

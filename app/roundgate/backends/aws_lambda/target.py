@@ -1,4 +1,5 @@
-"""Which function is meant, and where: names, ARNs, qualifiers, regions (API `Invoke`, `FunctionName`)."""
+"""Which function is meant, and where: names, ARNs, qualifiers, regions (API `Invoke`,
+`FunctionName`)."""
 
 from __future__ import annotations
 

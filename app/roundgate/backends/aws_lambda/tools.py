@@ -1,4 +1,5 @@
-"""From a tool in gateway.yaml, or one that a function told of, to its definition: what a model sees of it."""
+"""From a tool in gateway.yaml, or one that a function told of, to its definition:
+what a model sees of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What requests to a service are authenticated with, where its texts come from, and what no answer may show of it."""
+"""What requests to a service are authenticated with, where its texts come from, and what no
+answer may show of it."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ class Accesses:
         """Takes all of it out of answers."""
 
     async def problems(self, certificates: Certificates) -> list[Problem]:
-        """What of secrets cannot be read, and of certificates not be used: the service's, and those of credentials."""
+        """What of secrets cannot be read, and of certificates not be used: the service's,
+        and those of credentials."""
         found: list[Problem] = []
         if self._reads_now:
             found += await self._secrets.problems(self._config, self._origin)

@@ -43,8 +43,8 @@ def result_of(
         answer: of the service.
         pointer: a JSON Pointer to the part that is the result; empty for the whole.
         output: what that part has to be; `None` for anything.
-        lenient: for promises that somebody else made, in a document: an answer that breaks one is text, and a warning
-            in the log, because it may well be what the caller needs.
+        lenient: for promises that somebody else made, in a document: an answer that breaks one is
+            text, and a warning in the log, because it may well be what the caller needs.
 
     Raises:
         BackendError: the answer is an error, or not what was promised.
@@ -77,7 +77,8 @@ def result_of(
 def with_headers(
     result: ToolResult, answer: Answer, members: Mapping[str, str], output: Schema | None = None
 ) -> ToolResult:
-    """A result with headers of its answer: members of an object; beside `result` where it is none, or has them already.
+    """A result with headers of its answer: members of an object; beside `result` where it is
+    none, or has them already.
 
     Args:
         result: without them.
@@ -139,7 +140,8 @@ def _warn(tool: str, why: str) -> None:
 
 
 def excerpt(answer: Answer) -> str:
-    """The beginning of an answer, on one line, for a person or model to read; nothing if it is binary or empty."""
+    """The beginning of an answer, on one line, for a person or model to read; nothing if
+    it is binary or empty."""
     text = " ".join(answer.body[: 4 * _EXCERPT_CHARS].decode("utf-8", "replace").split())
     if not text or not text.isprintable():
         return ""

@@ -37,7 +37,8 @@ class Argument:
 
     name: str
     location: Location
-    """`body` is a member of the body, `whole_body` the body itself, `template` wherever the body's template has it."""
+    """`body` is a member of the body, `whole_body` the body itself, `template` wherever the
+    body's template has it."""
     wire_name: str
     """Its name in the request."""
     schema: Mapping[str, Any]

@@ -1,4 +1,5 @@
-"""What a client signs with its private key instead of sending a secret (RFC 7523 section 2.2, `private_key_jwt`)."""
+"""What a client signs with its private key instead of sending a secret (RFC 7523
+section 2.2, `private_key_jwt`)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _OF_CURVES: Final = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "E
 def signed_assertion(
     config: ClientCredentials, client_id: str, private_key: str, clock: Clock | None = None
 ) -> list[tuple[str, str]]:
-    """What goes into the form. Each assertion has an id of its own, so that a server can refuse one that comes twice.
+    """What goes into the form. Each assertion has an id of its own, so that a server can
+    refuse one that comes twice.
 
     Raises:
         BackendError: the private key cannot be used.

@@ -1,7 +1,8 @@
 """Endpoints of an HTTP service as tools, declared in gateway.yaml.
 
-A call becomes one request: `Endpoint.request` places the arguments (pure), `Service.send` does the I/O within the back
-end's limits, `Endpoint.result` reads the answer (pure). `dialogue` and `job` make more of it, where the tool says so.
+A call becomes one request: `Endpoint.request` places the arguments (pure), `Service.send` does the
+I/O within the back end's limits, `Endpoint.result` reads the answer (pure). `dialogue` and `job`
+make more of it, where the tool says so.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class HttpBackend:
         """The tools as declared.
 
         Raises:
-            ConfigError: a declaration contradicts itself, or a certificate or a secret cannot be had.
+            ConfigError: a declaration contradicts itself, or a certificate
+                or a secret cannot be had.
         """
         tools: list[Tool] = []
         problems = await self._accesses.problems(self._certificates)

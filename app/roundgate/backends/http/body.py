@@ -1,6 +1,8 @@
-"""What a service's answer is made of: unpacked while it arrives, within the limit; text in charsets that are known.
+"""What a service's answer is made of: unpacked while it arrives, within the limit; text
+in charsets that are known.
 
-httpx would unpack each piece whole, layer upon layer: 2.5 KB of `gzip, gzip` become 3 GB before anybody counts them.
+httpx would unpack each piece whole, layer upon layer: 2.5 KB of `gzip, gzip` become 3 GB
+before anybody counts them.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ _CHARSETS: Final = frozenset(
         *(f"cp{page}" for page in range(1250, 1259)),
     }
 )  # fmt: skip
-"""Of Python's hundred, those that pages are written in: some others take minutes for a megabyte (punycode, idna)."""
+"""Of Python's hundred, those that pages are written in: some others take minutes for a
+megabyte (punycode, idna)."""
 
 
 class Unpacker:
-    """Takes the bytes of an answer as they arrive, and never holds more than `limit` of what is in them."""
+    """Takes the bytes of an answer as they arrive, and never holds more than
+    `limit` of what is in them."""
 
     def __init__(self, content_encoding: str, limit: int) -> None:
         self._limit = limit

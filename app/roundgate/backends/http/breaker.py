@@ -5,8 +5,9 @@
       └────────── it succeeds ─────┼────────────────────┤
                                    └──── it fails ──────┘
 
-What counts as a failure is up to who reports it. An answer that refuses the caller is none, so nobody can shut a
-service off for others by asking for nonsense. It is kept by each process for itself.
+What counts as a failure is up to who reports it. An answer that refuses the caller is
+none, so nobody can shut a service off for others by asking for nonsense. It is kept
+by each process for itself.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ class Breaker:
             log.info("a host is called again", extra={"fields": self._fields()})
 
     def failed(self, admitted: int, reason: str) -> None:
-        """It did not, or is in trouble. `reason` continues "because …", and has nothing that a caller must not read."""
+        """It did not, or is in trouble. `reason` continues "because …", and has nothing that
+        a caller must not read."""
         if admitted != self._period:
             return
         self._failures += 1

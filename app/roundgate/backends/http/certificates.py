@@ -1,7 +1,7 @@
 """TLS of the connections to a service: whom the gateway believes, and what it shows of itself.
 
-Each of the settings is a file beside gateway.yaml or the PEM text itself, as `${…}` brings it from elsewhere. All of
-it is read when the back end is loaded, so what is wrong is found then.
+Each of the settings is a file beside gateway.yaml or the PEM text itself, as `${…}` brings it from
+elsewhere. All of it is read when the back end is loaded, so what is wrong is found then.
 """
 
 from __future__ import annotations
@@ -113,7 +113,8 @@ class Certificates:
 
 @contextmanager
 def _in_a_file(text: str) -> Iterator[Path]:
-    """A file that only this user may read, for as long as the block lasts: OpenSSL takes no text."""
+    """A file that only this user may read, for as long as the block lasts:
+    OpenSSL takes no text."""
     with tempfile.TemporaryDirectory() as directory:  # its mode is 0700
         path = Path(directory, "identity.pem")
         path.touch(mode=0o600)

@@ -1,4 +1,5 @@
-"""What can be set of a back end of the kind http: the service, its tools, and how they are called."""
+"""What can be set of a back end of the kind http: the service, its tools,
+and how they are called."""
 
 from __future__ import annotations
 
@@ -81,7 +82,8 @@ class HttpArgument(Model):
 
 
 class HttpCancelConfig(Model):
-    """The request that ends a job which nobody wants any more; {name} stands for a variable or an argument."""
+    """The request that ends a job which nobody wants any more; {name} stands for a
+    variable or an argument."""
 
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = Field(
         "POST", description="HTTP method."
@@ -104,7 +106,8 @@ class HttpCancelConfig(Model):
 
 
 class HttpJobConfig(JobConfig):
-    """How to follow a job that a request of the tool has started: poll it until it is over, then fetch its result."""
+    """How to follow a job that a request of the tool has started: poll it until it is over,
+    then fetch its result."""
 
     poll: str = Field(
         description="Path below base_url that tells how the job is, such as /projects/{project}/jobs/{id}; names are"

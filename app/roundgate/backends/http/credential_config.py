@@ -1,6 +1,7 @@
 """What can be set of how the gateway authenticates itself: one model a kind of credential.
 
-Another kind is another model, an entry in `CREDENTIALS`, and a flow in `roundgate.backends.http.credentials`.
+Another kind is another model, an entry in `CREDENTIALS`, and a flow in
+`roundgate.backends.http.credentials`.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ SecretText: TypeAlias = Annotated[Secret, AfterValidator(checked(_not_empty))]
 
 
 class CredentialConfig(Model):
-    """How the gateway authenticates itself to an HTTP service; the caller's own token is never passed on."""
+    """How the gateway authenticates itself to an HTTP service; the caller's own
+    token is never passed on."""
 
     def headers(self) -> frozenset[str]:
         """Names of request headers, in small letters, that no argument may have beside it."""
@@ -143,7 +145,8 @@ class CookieCredential(CredentialConfig):
 
 
 ClientAuth: TypeAlias = Literal["basic", "post", "private_key_jwt", "tls"]
-"""RFC 7591 calls them client_secret_basic, client_secret_post, private_key_jwt and tls_client_auth."""
+"""RFC 7591 calls them client_secret_basic, client_secret_post,
+private_key_jwt and tls_client_auth."""
 
 Algorithm: TypeAlias = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
@@ -267,8 +270,8 @@ CREDENTIALS: Final[Mapping[str, type[CredentialConfig]]] = MappingProxyType(
 
 
 def _tag(given: Any) -> str | None:
-    """Which of them is meant; the tag is in brackets because no setting is, so that it can be told from one in the
-    location of a problem."""
+    """Which of them is meant; the tag is in brackets because no setting is, so that it can be told
+    from one in the location of a problem."""
     if not isinstance(given, Mapping | CredentialConfig):
         return None  # a bare text
     names = given if isinstance(given, Mapping) else type(given).model_fields

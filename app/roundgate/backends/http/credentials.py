@@ -3,8 +3,8 @@
     request ─▶ each flow adds what it has ─▶ service ─▶ answer
                                                401 ─▶ a flow that has something else now ─▶ once more
 
-A service that answers 401 has done nothing, so it can be asked again: with a new token, or with a secret that has been
-rotated meanwhile.
+A service that answers 401 has done nothing, so it can be asked again: with a new token, or with a
+secret that has been rotated meanwhile.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ class Flow(Protocol):
 async def authenticated(
     client: httpx.AsyncClient, request: httpx.Request, access: Access
 ) -> httpx.Response:
-    """The answer to a request with all credentials and fixed headers of a service, of which nothing has been read.
+    """The answer to a request with all credentials and fixed headers of a service, of
+    which nothing has been read.
 
-    It is sent again where the service does not take what it was sent and there is another. `httpx.Auth` would read what
-    came with the 401 to its end, and unpack it, however much it is.
+    It is sent again where the service does not take what it was sent and there is another.
+    `httpx.Auth` would read what came with the 401 to its end, and unpack it, however much it is.
 
     Args:
         client: sends it.
@@ -81,7 +82,8 @@ async def authenticated(
 
 
 async def _have_replaced(flows: list[Flow], request: httpx.Request) -> bool:
-    """Whether the request has something else now; at once, because others who are refused look whether it is had."""
+    """Whether the request has something else now; at once, because others who are refused
+    look whether it is had."""
     if not any([await flow.has_another() for flow in flows]):
         return False
     for flow in flows:

@@ -1,4 +1,5 @@
-"""From a tool in gateway.yaml to an endpoint: where each argument goes, what the configuration has taken."""
+"""From a tool in gateway.yaml to an endpoint: where each argument goes, what the
+configuration has taken."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ def endpoint_of(tool: HttpToolConfig, taken: Taken | None = None) -> Endpoint:
 
 
 def _check_fixed(place: str, fixed: Mapping[str, Any], arguments: Collection[str]) -> None:
-    """Raises ValueError: a fixed value has the name of an argument in braces, which stands for nothing there."""
+    """Raises ValueError: a fixed value has the name of an argument in braces, which
+    stands for nothing there."""
     for name, value in fixed.items():
         named = set(PATH_VARIABLE.findall(value)) if isinstance(value, str) else set()
         if found := sorted(named & set(arguments)):

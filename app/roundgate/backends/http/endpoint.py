@@ -1,7 +1,8 @@
-"""An endpoint of an HTTP service as a tool: what it looks like, the request for a call, the result of an answer.
+"""An endpoint of an HTTP service as a tool: what it looks like, the request for a
+call, the result of an answer.
 
-Plain values and no I/O. Who describes it is another matter: gateway.yaml (`roundgate.backends.http.declared`), or a
-document of the service.
+Plain values and no I/O. Who describes it is another matter: gateway.yaml
+(`roundgate.backends.http.declared`), or a document of the service.
 """
 
 from __future__ import annotations
@@ -36,14 +37,16 @@ class Endpoint:
     """One endpoint.
 
     Raises:
-        ValueError: path and arguments contradict each other or what is taken, or a schema is unusable.
+        ValueError: path and arguments contradict each other or what is
+            taken, or a schema is unusable.
     """
 
     name: str
     description: str
     method: Method
     path: str
-    """Below the service's base URL; `{name}` stands for a path argument, by its name in the request."""
+    """Below the service's base URL; `{name}` stands for a path argument, by
+    its name in the request."""
     arguments: Sequence[Argument] = ()
     title: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -88,7 +91,8 @@ class Endpoint:
             object.__setattr__(self, "_output", Schema.compile(self.output_schema))
 
     def _destructive_hint(self) -> bool | None:
-        """`None` where nobody said: clients take that for true, and so do we (schema: `ToolAnnotations`)."""
+        """`None` where nobody said: clients take that for true, and so do we (schema:
+        `ToolAnnotations`)."""
         if self.destructive is not None:
             return self.destructive
         return {"GET": False, "HEAD": False, "DELETE": True}.get(self.method)
@@ -204,7 +208,8 @@ class Endpoint:
         return body_of(self.body, members, arguments)
 
     def _is_repeatable(self) -> bool:
-        """Whether a request may be sent twice: what the hints say, else what the method means (RFC 9110 9.2.2)."""
+        """Whether a request may be sent twice: what the hints say, else what the method
+        means (RFC 9110 9.2.2)."""
         if self.idempotent is not None:
             return self.idempotent
         return self.read_only is True or self.method not in ("POST", "PATCH")

@@ -1,6 +1,7 @@
 """Why a service gave no answer: what httpx raises, as an error that a person or a model can act on.
 
-Nothing of addresses, headers or bodies is in it, and what was sent is in it as far as the configuration has it.
+Nothing of addresses, headers or bodies is in it, and what was sent is in it as far as
+the configuration has it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Files that are arguments: bytes in base64, a text or a resource of the gateway, with a name and a media type."""
+"""Files that are arguments: bytes in base64, a text or a resource of the gateway, with a
+name and a media type."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ def file_of(argument: str, value: Any) -> File:
 
 
 async def with_resources(argument: str, value: Any, context: Context) -> Any:
-    """The value of an argument that is a file, or a list of files, with what resources hold in the place of their URIs.
+    """The value of an argument that is a file, or a list of files, with what resources hold
+    in the place of their URIs.
 
     Raises:
         ToolError: there is no such resource for the caller, or it has several parts.
@@ -104,6 +106,7 @@ async def _read(argument: str, uri: str, context: Context) -> ResourceContents:
 
 
 def _plain(name: str | None) -> str | None:
-    """A name without directories, which are nobody's business (RFC 7578 section 4.2) and may lead elsewhere."""
+    """A name without directories, which are nobody's business (RFC 7578 section 4.2)
+    and may lead elsewhere."""
     last = (name or "").replace("\\", "/").rpartition("/")[2]
     return None if last in ("", ".", "..") else last

@@ -1,4 +1,5 @@
-"""The hosts of a back end: each with the places for requests to it, and a circuit breaker, where these are set."""
+"""The hosts of a back end: each with the places for requests to it, and a circuit
+breaker, where these are set."""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ async def _watched(breaker: Breaker, send: Callable[[], Awaitable[Answer]]) -> A
 
 
 class Hosts:
-    """The hosts of one back end; services at one host, with other credentials, share what belongs to it."""
+    """The hosts of one back end; services at one host, with other credentials,
+    share what belongs to it."""
 
     def __init__(self, config: RemoteConfig, clock: Clock | None = None) -> None:
         self._config = config

@@ -1,4 +1,5 @@
-"""Jobs of HTTP services: a request starts one, GET requests follow it, another fetches its result or cancels it."""
+"""Jobs of HTTP services: a request starts one, GET requests follow it, another fetches
+its result or cancels it."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ def check_job(job: HttpJobConfig, arguments: Sequence[Argument]) -> None:
     """Whether its requests can be made.
 
     Raises:
-        ValueError: one has a variable that nothing gives a value, or a path one that a call may lack.
+        ValueError: one has a variable that nothing gives a value, or a path
+            one that a call may lack.
     """
     known = job.variables.keys() | {one.name for one in arguments}
     if unknown := sorted(_names_in(job.cancel) - known):

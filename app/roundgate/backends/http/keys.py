@@ -1,7 +1,9 @@
-"""Idempotency keys: by which a service knows a request again, however often and from wherever it is sent.
+"""Idempotency keys: by which a service knows a request again, however often and
+from wherever it is sent.
 
-A key follows from the call: from the sealed state of its round, the client's own key, or the task that it has become.
-So a try after a lost answer, the same round at another replica, and the next worker after a death all send the same.
+A key follows from the call: from the sealed state of its round, the client's own key, or the task
+that it has become. So a try after a lost answer, the same round at another replica, and the next
+worker after a death all send the same.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ class Key:
     header: str
     value: str
     is_declared: bool
-    """Whether somebody says that the service takes keys; only then a request with one may be repeated."""
+    """Whether somebody says that the service takes keys; only then a request
+    with one may be repeated."""
 
 
 async def key_of(context: Context, method: str, declared: str | None) -> Key | None:
@@ -38,7 +41,8 @@ async def key_of(context: Context, method: str, declared: str | None) -> Key | N
         declared: the header that the service takes keys in, if it says so.
 
     Returns:
-        `None` where none is of use. In a task there is one for services that do not say so: a worker may die after it
+        `None` where none is of use. In a task there is one for services that do not say so:
+            a worker may die after it
         has sent a request and before it has noted so.
     """
     if declared is not None:

@@ -3,8 +3,8 @@
     repeat     a=1&a=2          comma     a=1,2          pipe     a=1%7C2
     brackets   a[]=1&a[]=2      json      a=[1,2]        space    a=1%202
 
-A separator stands as it is, and what the items have of it is percent-encoded; in a header, where nothing is, an item
-that has it is refused.
+A separator stands as it is, and what the items have of it is percent-encoded; in a header, where
+nothing is, an item that has it is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _LONG: Final = 1e21
 
 
 def text(value: Any) -> str:
-    """A value as text: what is none is JSON, and a number such as 7.0 the integer that JSON Schema takes it for."""
+    """A value as text: what is none is JSON, and a number such as 7.0 the integer that
+    JSON Schema takes it for."""
     if isinstance(value, str):
         return value
     if isinstance(value, float) and value.is_integer() and abs(value) < _LONG:

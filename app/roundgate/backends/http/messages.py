@@ -57,8 +57,8 @@ class Answer:
         return self.content_type.partition(";")[0].strip().lower()
 
     def value(self) -> Any:
-        """The JSON that its body is. A byte order mark before it is ignored (RFC 8259 section 8.1): some services on
-        Windows send one.
+        """The JSON that its body is. A byte order mark before it is ignored (RFC 8259 section 8.1):
+        some services on Windows send one.
 
         Raises:
             ParseError: it is none.

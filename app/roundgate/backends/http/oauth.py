@@ -4,9 +4,9 @@
                    └─▶ none: one request, for which everybody else waits
     401  ─▶ token(instead_of=that one) ─▶ another, unless somebody has got one meanwhile
 
-A token is renewed before it expires; one that still holds serves while there is no other to be had. Tokens are kept in
-this process only, and are no caller's: the caller's own is never passed on. `roundgate.backends.http.token_request`
-asks for one; here is when.
+A token is renewed before it expires; one that still holds serves while there is no other to be had.
+Tokens are kept in this process only, and are no caller's: the caller's own is never passed on.
+`roundgate.backends.http.token_request` asks for one; here is when.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class TokenSource:
         return tuple(self._recent)
 
     def has_other_than(self, refused: str) -> bool:
-        """Whether there is another token, or one may be asked for, because a service has not taken this one.
+        """Whether there is another token, or one may be asked for, because a
+        service has not taken this one.
 
         A service that takes none has no more of them asked for than one in `REPLACED_MS`.
         """
@@ -126,7 +127,8 @@ class TokenSource:
         self._renew_ms = self._expires_ms - min(EARLY_S, life_s / 4) * 1000
 
     def _note_failure(self, error: BackendError) -> None:
-        """The pause doubles from failure to failure; a server that says how long to wait is heeded."""
+        """The pause doubles from failure to failure; a server that says how
+        long to wait is heeded."""
         self._pause_ms = min(max(PAUSE_MS, 2 * self._pause_ms), PAUSE_AT_MOST_MS)
         asked_ms = error.retry_s * 1000 if isinstance(error, TokenRefused) else 0.0
         self._failed = error

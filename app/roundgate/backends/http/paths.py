@@ -1,7 +1,9 @@
-"""Values that become part of a path: which ones a server might read as another path, however they are encoded.
+"""Values that become part of a path: which ones a server might read as another path,
+however they are encoded.
 
-Percent-encoding a "/" does not make it harmless: many servers, and more proxies, decode the path before they split it,
-some of them twice, and then `/public/..%2Fsecret` is `/secret` (CWE-22). So such a value is refused, not encoded.
+Percent-encoding a "/" does not make it harmless: many servers, and more proxies, decode the path
+before they split it, some of them twice, and then `/public/..%2Fsecret` is `/secret` (CWE-22). So
+such a value is refused, not encoded.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ _OVERLONG: Final = (b"\xc0", b"\xc1", b"\xe0\x80", b"\xe0\x81", b"\xf0\x80")
 
 
 def path_text(value: str, *, allow_slash: bool = False) -> str:
-    """A value as it stands in a path, percent-encoded; with `allow_slash` it may be several segments.
+    """A value as it stands in a path, percent-encoded; with `allow_slash` it may be several
+    segments.
 
     Raises:
         ValueError: what it may not have.
@@ -27,7 +30,8 @@ def path_text(value: str, *, allow_slash: bool = False) -> str:
 
 
 def _readings(value: str) -> list[str]:
-    """Everything that a server may make of a value: decoded once, twice, …, and with wide characters made plain.
+    """Everything that a server may make of a value: decoded once, twice, …, and with
+    wide characters made plain.
 
     Raises:
         ValueError: there is no end to it, or it has bytes that are made to deceive.

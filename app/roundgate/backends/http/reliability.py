@@ -1,4 +1,5 @@
-"""What can be set of how a service is called: tries, how many at once, a circuit breaker, times of parts."""
+"""What can be set of how a service is called: tries, how many at once, a circuit
+breaker, times of parts."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ from roundgate.config import Model
 
 
 class RetryConfig(Model):
-    """When a request is sent again. Only those are whose repetition changes nothing: GET, HEAD, PUT, DELETE, tools that
-    say `idempotent: true`, and requests with an idempotency key; any, if no connection was made."""
+    """When a request is sent again. Only those are whose repetition changes nothing: GET, HEAD,
+    PUT, DELETE, tools that say `idempotent: true`, and requests with an idempotency key; any, if
+    no connection was made."""
 
     attempts: int = Field(3, description="How often it is sent at most.", ge=1, le=10)
     pause_s: float = Field(

@@ -2,7 +2,8 @@
 
     sent ─▶ no answer, or 408 425 429 500 502 503 504 ─▶ pause, or Retry-After ─▶ sent …     while there is time
 
-A request is sent again only if that changes nothing (`Outgoing.is_repeatable`), or if it never left the gateway.
+A request is sent again only if that changes nothing (`Outgoing.is_repeatable`), or if
+it never left the gateway.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ def _fits(pause_s: float, *deadlines: Deadline) -> bool:
 
 
 def retry_after_s(value: str | None, clock: Clock) -> float | None:
-    """The seconds of a `Retry-After` (RFC 9110 section 10.2.3), which has these or a date; `None` if it has neither."""
+    """The seconds of a `Retry-After` (RFC 9110 section 10.2.3), which has these or a date;
+    `None` if it has neither."""
     text = (value or "").strip()
     if text.isascii() and text.isdecimal():
         return float(text[:9])

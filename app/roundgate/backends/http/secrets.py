@@ -1,8 +1,8 @@
 """Secrets of the configuration in what a service says: taken out before anybody else sees it.
 
-A service may echo what it was sent, in an error page or a debugging endpoint; its credential is not for callers, models
-and logs. What counts as one: the credential, tokens that were got with it, and fixed headers whose names say so, of 8
-characters or more.
+A service may echo what it was sent, in an error page or a debugging endpoint; its credential is not
+for callers, models and logs. What counts as one: the credential, tokens that were got with it, and
+fixed headers whose names say so, of 8 characters or more.
 """
 
 from __future__ import annotations
@@ -100,12 +100,14 @@ def of_fixed_headers(headers: Mapping[str, SecretStr]) -> set[str]:
 
 
 def parted(values: Iterable[str]) -> set[str]:
-    """Each text, and what follows its first blank: the word before a secret ("Bearer …") is none."""
+    """Each text, and what follows its first blank: the word before a secret ("Bearer …") is
+    none."""
     return {part for value in values for part in (value, value.partition(" ")[2])}
 
 
 def _spellings(secret: str) -> Iterator[tuple[bytes, bytes]]:
-    """How a secret may come back whole, each with what stands in its place: in UTF-8, and as Windows writes text."""
+    """How a secret may come back whole, each with what stands in its place: in UTF-8, and
+    as Windows writes text."""
     texts = {secret, *in_json(secret), *in_urls(secret), *in_digits(secret)}
     for encoding in ("utf-8", "utf-16-le", "utf-16-be"):
         placeholder = PLACEHOLDER.decode().encode(encoding)

@@ -1,7 +1,8 @@
 """One HTTP service: requests to it and whole answers, within the back end's limits.
 
-What the service does wrong is a `BackendError`; redirects are followed on its own origin only; the caller's token is
-never passed on, and what the gateway authenticates itself with is taken out of the answers.
+What the service does wrong is a `BackendError`; redirects are followed on its own origin
+only; the caller's token is never passed on, and what the gateway authenticates itself with is
+taken out of the answers.
 """
 
 from __future__ import annotations
@@ -86,8 +87,10 @@ class Service:
             deadline: of the call.
 
         Raises:
-            UnexpectedAnswer: it answers too much, in an encoding that was not asked for, or redirects off its origin.
-            BackendError: the service cannot be reached or is too slow; or it is busy, or left alone for a while.
+            UnexpectedAnswer: it answers too much, in an encoding that was not asked for, or
+                redirects off its origin.
+            BackendError: the service cannot be reached or is too slow; or it is busy,
+                or left alone for a while.
         """
         until = deadline or self._clock.deadline(None)
 
@@ -235,7 +238,8 @@ def _timeout(timeout_s: float, phases: TimeoutsConfig | None) -> httpx.Timeout:
 async def _sent(
     client: httpx.AsyncClient, request: httpx.Request, access: Access
 ) -> httpx.Response:
-    """Send a request with its credentials; the log has method, URL without query and credentials, status and time."""
+    """Send a request with its credentials; the log has method, URL without query and
+    credentials, status and time."""
     from roundgate.backends.http.credentials import authenticated
 
     begun = time.perf_counter()

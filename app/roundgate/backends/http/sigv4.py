@@ -1,7 +1,8 @@
-"""Signatures of AWS (Signature Version 4) on requests to a service: API Gateway, Lambda function URLs, OpenSearch, S3.
+"""Signatures of AWS (Signature Version 4) on requests to a service: API Gateway, Lambda
+function URLs, OpenSearch, S3.
 
-botocore signs, with the credentials that the process has: of the environment, of a profile, of the role of a function,
-a container or an instance. It renews them by itself.
+botocore signs, with the credentials that the process has: of the environment, of a profile, of the
+role of a function, a container or an instance. It renews them by itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""How many requests are under way to one host at once; others wait for their turn, in order, for a time."""
+"""How many requests are under way to one host at once; others wait for their
+turn, in order, for a time."""
 
 from __future__ import annotations
 

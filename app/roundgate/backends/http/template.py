@@ -4,7 +4,8 @@
     title: "Order for {name}"            ─▶  {"title": "Order for Ada"}           within a text, as text
     braces: "{{name}}"                   ─▶  {"braces": "{name}"}
 
-A member that needs an argument which was not given is left out, and so is an object or list that is empty for that.
+A member that needs an argument which was not given is left out, and so is an object or
+list that is empty for that.
 """
 
 from __future__ import annotations

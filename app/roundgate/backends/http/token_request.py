@@ -5,8 +5,8 @@
     private_key_jwt  an assertion signed with its key   RFC 7523 section 2.2
     tls              its certificate                    RFC 8705 section 2.1
 
-What the server says is told to the person who configures it: `error` of RFC 6749 section 5.2, which is one of a few
-words, never a description, which may echo anything.
+What the server says is told to the person who configures it: `error` of RFC 6749 section 5.2, which
+is one of a few words, never a description, which may echo anything.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class TokenRequest:
         self._server = f"The authorization server {config.token_url.partition('?')[0]}"
 
     async def send(self) -> tuple[str, float]:
-        """A new token, and for how many seconds it holds. A secret that the server does not take is read again once.
+        """A new token, and for how many seconds it holds. A secret that the server does
+        not take is read again once.
 
         Raises:
             BackendError: there is none; a `TokenRefused` where the server has said so.
@@ -100,7 +101,8 @@ class TokenRequest:
     async def _post(
         self, form: list[tuple[str, str]], auth: httpx.BasicAuth | None
     ) -> tuple[int, bytes | None, str]:
-        """Status and body of the answer, `None` for one that is too long, and how long it asks to wait."""
+        """Status and body of the answer, `None` for one that is too long, and
+        how long it asks to wait."""
         import httpx
 
         headers = {

@@ -1,6 +1,7 @@
 """The operations of an OpenAPI document as tools.
 
-A start reads the index and nothing else; how a tool is called is read when it is called for the first time.
+A start reads the index and nothing else; how a tool is called is read when it is
+called for the first time.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class OpenApiBackend:
         """What the index has, and the configuration has credentials for.
 
         Raises:
-            ConfigError: there is neither an index nor a document to make one of, a security scheme is not filled, or a
-                certificate or a secret cannot be had.
+            ConfigError: there is neither an index nor a document to make one of, a security scheme
+                is not filled, or a certificate or a secret cannot be had.
         """
         if problems := await self._accesses.problems(self._certificates):
             raise ConfigError(problems)
@@ -87,8 +88,8 @@ class OpenApiBackend:
         await self._accesses.aclose()
 
     def _unfilled(self, index: Index, rows: Sequence[Row]) -> list[Problem]:
-        """A problem for each security scheme that keeps these operations from being called, and for each credential of
-        a scheme that there is not."""
+        """A problem for each security scheme that keeps these operations from being called, and for
+        each credential of a scheme that there is not."""
         place = self._origin.at("credentials")
         known = ", ".join(index.slots) or "none: use `credential`"
         unknown = [
@@ -116,7 +117,8 @@ class OpenApiBackend:
         ]
 
     def filled(self, index: Index) -> frozenset[str]:
-        """The security schemes that the configuration fills: with credentials, or with a certificate of the gateway."""
+        """The security schemes that the configuration fills: with credentials, or with a
+        certificate of the gateway."""
         tls = self._config.tls
         has_certificate = tls is not None and tls.cert is not None
         shown = {
@@ -131,7 +133,8 @@ class OpenApiBackend:
         return with_approval(Tool(definition, operation, about=row, approvable=first), self._config)
 
     def service(self, base_url: str, names: frozenset[str]) -> Service:
-        """The service at a base URL, with the credentials of the schemes that are named; made once."""
+        """The service at a base URL, with the credentials of the schemes
+        that are named; made once."""
         from roundgate.backends.http.service import Service  # a start goes without
 
         key = (base_url, names)
@@ -165,7 +168,8 @@ class OpenApiBackend:
 
 
 class _Operation:
-    """Calls one operation (`roundgate.backends.base.CallTool`); how is read with the first call of it."""
+    """Calls one operation (`roundgate.backends.base.CallTool`); how is read
+    with the first call of it."""
 
     __slots__ = ("_call", "_definition", "_index", "_reached", "_row")
 

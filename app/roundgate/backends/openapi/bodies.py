@@ -18,7 +18,8 @@ def encoded(body: Body, value: Any) -> tuple[bytes, str]:
     """The bytes of a body and their media type.
 
     Raises:
-        ToolError: a file's base64 is none, or an object in a form has a name that another member has.
+        ToolError: a file's base64 is none, or an object in a form has a name that another member
+            has.
     """
     match body.kind:
         case "json":

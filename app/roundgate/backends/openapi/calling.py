@@ -111,7 +111,8 @@ async def _with_resources(
 
 
 def _check_names(outgoing: Outgoing, taken: frozenset[str]) -> None:
-    """An object that is exploded brings names of its own, of which none may be that of a credential.
+    """An object that is exploded brings names of its own, of which none may be that of a
+    credential.
 
     Raises:
         ToolError

@@ -65,8 +65,8 @@ def compiled(
 def remarks(
     config: OpenApiBackendConfig, origin: Origin, fetched: dict[str, bytes] | None = None
 ) -> list[Problem]:
-    """Where the documents of a back end are not as the specification has it, or that they are not to be had, which
-    keeps nothing from being served where there is an index."""
+    """Where the documents of a back end are not as the specification has it, or that they are not
+    to be had, which keeps nothing from being served where there is an index."""
     from roundgate.backends.openapi.conformity import found_in
     from roundgate.backends.openapi.fetching import fetching
 

@@ -1,7 +1,7 @@
 """From documents to an index: everything that takes time, done once.
 
-Nothing here runs in a gateway that has an index. An operation that cannot be offered is left out, and named with the
-place in the document and what to do about it; the rest is offered all the same.
+Nothing here runs in a gateway that has an index. An operation that cannot be offered is left out,
+and named with the place in the document and what to do about it; the rest is offered all the same.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def compile_index(
         fetch: gets documents by URL; without it only files are read.
 
     Raises:
-        ConfigError: there is no document, it has no operation that can be offered, or, with `strict`, one that cannot.
+        ConfigError: there is no document, it has no operation that can be offered, or, with
+            `strict`, one that cannot.
     """
     return _Compiler(config, origin, fetch).index()
 
@@ -53,7 +54,8 @@ def compile_index(
 def documents_of(
     config: OpenApiBackendConfig, origin: Origin, fetch: Fetch | None = None
 ) -> list[Document]:
-    """The descriptions of a back end as its overlays have changed them; arguments and errors of `compile_index`."""
+    """The descriptions of a back end as its overlays have changed them; arguments and
+    errors of `compile_index`."""
     return _Compiler(config, origin, fetch).documents()
 
 
@@ -268,7 +270,8 @@ class _Compiler:
         self._problems.append(Problem(self._shown(uri), pointer, f"{what}: {error}", error.remedy))
 
     def _nothing_offered(self) -> list[Problem]:
-        """Why there is no operation: once where all have the same reason, such as that there are no servers."""
+        """Why there is no operation: once where all have the same reason, such as
+        that there are no servers."""
         if len(self._reasons) == 1 and len(self._problems) > 1:
             [(reason, remedy)] = self._reasons
             return [
@@ -285,7 +288,8 @@ class _Compiler:
         return self._origin.at("document").problem(message, remedy)
 
     def _shown(self, uri: str) -> str:
-        """A path relative to the configuration, where it is one: an index goes to other machines."""
+        """A path relative to the configuration, where it is one: an index
+        goes to other machines."""
         if urlsplit(uri).scheme != "file":
             return uri
         path = path_of(uri)
@@ -298,7 +302,8 @@ def _of_known_kinds(what: str) -> Iterator[None]:
     """Read a part of a document in which any value may be of any kind.
 
     Raises:
-        UnusableOperation: one is of a kind that OpenAPI does not put there, and nothing before has said so better.
+        UnusableOperation: one is of a kind that OpenAPI does not put there, and nothing
+            before has said so better.
     """
     try:
         yield

@@ -1,7 +1,8 @@
 """What openapi-spec-validator finds in a document, for `roundgate check` alone.
 
-It follows references with what is given to it here, which reads no more than a back end may; and what it makes of a
-document that somebody else wrote can be anything, a crash too, so nothing that is served depends on it.
+It follows references with what is given to it here, which reads no more than a back end may; and
+what it makes of a document that somebody else wrote can be anything, a crash too, so nothing
+that is served depends on it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _REMEDY: Final = (
 
 
 def found_in(document: Document, base_dir: Path) -> list[Problem]:
-    """Remarks on a document, the first MOST of them: its name relative to a folder, a pointer, and what is wrong."""
+    """Remarks on a document, the first MOST of them: its name relative to a folder, a
+    pointer, and what is wrong."""
     file = _shown(document.uri, base_dir)
     try:
         validator = _validator(document)
@@ -76,8 +78,8 @@ def _each_once(found: Iterator[Problem]) -> Iterator[Problem]:
 
 
 def _location(document: Mapping[str, Any], path: Location, instance: Any) -> Location:
-    """The place of what an error is about. Errors in schemas have it from the schema on: then it is that of the first
-    schema in which the same stands."""
+    """The place of what an error is about. Errors in schemas have it from the schema on: then it is
+    that of the first schema in which the same stands."""
     if path and path[0] in document:
         return path
     return next((one + path for one, node in _nodes(document) if _has(node, path, instance)), path)

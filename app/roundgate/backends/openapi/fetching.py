@@ -16,7 +16,8 @@ TIMEOUT_S: Final = 60.0
 
 @contextmanager
 def fetching(fetched: dict[str, bytes] | None = None) -> Iterator[Fetch]:
-    """What fetches documents within the block, but for those that have been `fetched`, by URL: others are added.
+    """What fetches documents within the block, but for those that have been `fetched`,
+    by URL: others are added.
 
     Redirects are not followed: they lead where nothing was allowed.
     """

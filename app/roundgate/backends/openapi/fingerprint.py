@@ -45,8 +45,9 @@ def fingerprint(config: OpenApiBackendConfig) -> str:
 
 
 def is_current(index: Index, path: Path, base_dir: Path) -> bool:
-    """Whether the files that an index was made of are what they were. Those that are not here, as on the machine that
-    only serves, do not count; neither do URLs. One that is no newer than the index and as long is not read."""
+    """Whether the files that an index was made of are what they were. Those that are not here, as
+    on the machine that only serves, do not count; neither do URLs. One that is no newer than the
+    index and as long is not read."""
     written = path.stat().st_mtime_ns
     for where, size, digest in index.sources:
         if "://" in where:

@@ -1,4 +1,5 @@
-"""A document before anything is configured: whether it is one, and whether it says where its service is."""
+"""A document before anything is configured: whether it is one, and whether it
+says where its service is."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
 
 @cache
 def hints(method: str) -> Mapping[str, bool]:
-    """The tool's annotations. What is neither safe nor DELETE leaves `destructiveHint` out, which is taken for true."""
+    """The tool's annotations. What is neither safe nor DELETE leaves `destructiveHint` out,
+    which is taken for true."""
     safe = method in SAFE
     destroys = (
         {"destructiveHint": False}

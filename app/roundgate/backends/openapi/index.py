@@ -38,7 +38,8 @@ class Span(NamedTuple):
 
 @carrier
 class Row:
-    """One tool: all that choosing and listing it needs. Its members are those of a row in the table, in order."""
+    """One tool: all that choosing and listing it needs. Its members are those of a row
+    in the table, in order."""
 
     name: str
     method: str

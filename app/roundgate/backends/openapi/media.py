@@ -1,4 +1,5 @@
-"""Media types of a document ("Media Type Object"): which kind of body a call sends, and of which arguments."""
+"""Media types of a document ("Media Type Object"): which kind of body a call sends,
+and of which arguments."""
 
 from __future__ import annotations
 
@@ -327,7 +328,8 @@ def _is_file(schema: Any) -> bool:
 
 
 def _with_files(made: MadeBody, lists: Collection[str]) -> MadeBody:
-    """Files are objects that carry their name and type, not text; `lists` are members with several."""
+    """Files are objects that carry their name and type, not text; `lists`
+    are members with several."""
     files = {name for name, member in made.body.encoding.items() if member.is_file}
     if made.body.members is not None:
         places = made.properties

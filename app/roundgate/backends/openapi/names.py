@@ -19,7 +19,8 @@ _DIGITS: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What an operation is known by; method and path are its own in one document, `source` tells documents apart."""
+    """What an operation is known by; method and path are its own in one document, `source`
+    tells documents apart."""
 
     method: str
     path: str
@@ -30,8 +31,8 @@ class Identity:
 def tool_names(operations: Sequence[Identity], longest: int) -> list[str]:
     """A name for each operation.
 
-    A name that is too long, or that several would have, ends in a digest of method and path: so it stays what it is
-    when the document gets other operations, or another order.
+    A name that is too long, or that several would have, ends in a digest of method and path: so it
+    stays what it is when the document gets other operations, or another order.
 
     Args:
         operations: of all documents of a back end.

@@ -1,8 +1,9 @@
-"""Overlays (Overlay Specification 1.0): changes to a document that is somebody else's, kept in a file of one's own.
+"""Overlays (Overlay Specification 1.0): changes to a document that is somebody else's,
+kept in a file of one's own.
 
-An overlay is a list of actions. Each chooses parts of the document with JSONPath (RFC 9535), and merges something into
-them or removes them. What is wrong with one is an error with the file and the place in it: a document is changed as all
-of its overlays say, or not at all.
+An overlay is a list of actions. Each chooses parts of the document with JSONPath (RFC 9535), and
+merges something into them or removes them. What is wrong with one is an error with the file and the
+place in it: a document is changed as all of its overlays say, or not at all.
 """
 
 from __future__ import annotations
@@ -103,11 +104,13 @@ def _jsonpath(file: str) -> Callable[[str], Find]:
 
 
 def overlaid(document: Any, actions: Sequence[Action]) -> tuple[Any, list[Problem]]:
-    """A document with what the actions change, and a problem for each action whose target is nowhere in it (which the
-    specification allows, and which is mostly a slip of the pen). The given document stays as it is.
+    """A document with what the actions change, and a problem for each action whose target is
+    nowhere in it (which the specification allows, and which is mostly a slip of the pen). The
+    given document stays as it is.
 
     Raises:
-        ConfigError: an update does not fit what is there, or the actions add more than MAX_ADDED values.
+        ConfigError: an update does not fit what is there, or the actions add
+            more than MAX_ADDED values.
     """
     changed, idle, room = copy.deepcopy(document), [], MAX_ADDED
     for action in actions:

@@ -27,7 +27,8 @@ class Parameter:
     style: Style
     explode: bool = False
     reserved: bool = False
-    """Whether what RFC 3986 reserves may stand, as far as it cannot begin another parameter; in a path that is "/"."""
+    """Whether what RFC 3986 reserves may stand, as far as it cannot begin another parameter;
+    in a path that is "/"."""
     media_type: str | None = None
     """What the value is written as before it is placed, for one with `content`."""
 
@@ -51,7 +52,8 @@ class Body:
     media_type: str
     required: bool
     members: Mapping[str, str] | None = None
-    """Arguments that are its members, with the service's names; `None`: the argument `body` is all of it."""
+    """Arguments that are its members, with the service's names; `None`: the
+    argument `body` is all of it."""
     argument: str = "body"
     encoding: Mapping[str, Member] = field(default_factory=dict)
     """By the service's names; those that are not in it are written as their kind has it."""

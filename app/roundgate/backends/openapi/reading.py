@@ -1,6 +1,7 @@
 """Operations of a document, as tools will have them: nothing is written and nothing called.
 
-What is wrong with one operation is an `UnusableOperation` of that operation; the others are read all the same.
+What is wrong with one operation is an `UnusableOperation` of that operation; the
+others are read all the same.
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ class Document:
     answers: Schemas
     media_types: Sequence[str]
     taken: Mapping[str, frozenset[str]]
-    """Names by place ("header" in small letters, "query", "cookie") that credentials and fixed headers have: no
-    parameter of a tool is called so there."""
+    """Names by place ("header" in small letters, "query", "cookie") that credentials and fixed
+    headers have: no parameter of a tool is called so there."""
 
     @property
     def is_swagger(self) -> bool:
@@ -109,7 +110,8 @@ class Document:
         }
 
     def operations(self) -> Iterator[Found | tuple[str, UnusableOperation]]:
-        """All in `paths`, in order; for a path or an operation that cannot be read, its pointer and why."""
+        """All in `paths`, in order; for a path or an operation that cannot be
+        read, its pointer and why."""
         paths = self.value.get("paths")
         for path, item in paths.items() if isinstance(paths, dict) else ():
             if path.startswith("x-"):
@@ -200,7 +202,8 @@ class Document:
         )
 
     def _parameters(self, found: Found) -> list[tuple[str, dict[str, Any]]]:
-        """Those of the operation and those of its path, which it may override, each with its document."""
+        """Those of the operation and those of its path, which it may override,
+        each with its document."""
         merged: dict[tuple[Any, Any], tuple[str, dict[str, Any]]] = {}
         for uri, given in (
             (found.item_uri, found.item.get("parameters")),
@@ -338,7 +341,8 @@ class _Making:
                 )
 
     def add_body(self, uri: str, given: Any) -> None:
-        """Take the body in: its members as arguments where it is a plain object, else whole as the argument `body`.
+        """Take the body in: its members as arguments where it is a plain object, else
+        whole as the argument `body`.
 
         Raises:
             UnusableOperation

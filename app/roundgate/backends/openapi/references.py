@@ -1,4 +1,5 @@
-"""`$ref` (OpenAPI "Reference Object", JSON Schema 2020-12 section 8.2.3): what one leads to, and where that stands."""
+"""`$ref` (OpenAPI "Reference Object", JSON Schema 2020-12 section 8.2.3): what one leads to,
+and where that stands."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ _NOT_SCHEMAS: Final = ("example", "examples", "default", "const", "enum")
 
 
 class Place(NamedTuple):
-    """Where a value stands: its document's URI and a JSON Pointer; the pointer begins with "/" or is empty."""
+    """Where a value stands: its document's URI and a JSON Pointer; the pointer
+    begins with "/" or is empty."""
 
     uri: str
     pointer: str
@@ -59,7 +61,8 @@ class References:
         return self._at(whole, fragment, reference)
 
     def follow(self, uri: str, value: Any) -> tuple[str, Any]:
-        """A value, or what its `$ref` leads to in the end, with the URI of the document that has it.
+        """A value, or what its `$ref` leads to in the end, with the URI of
+        the document that has it.
 
         Raises:
             UnusableOperation: a reference leads nowhere, or in a circle.

@@ -1,7 +1,7 @@
 """From a plan and arguments to a request: no I/O.
 
-The arguments have been checked against the tool's schema. What the schema cannot say is checked here: a path keeps its
-segments, a header its line, a cookie its pair.
+The arguments have been checked against the tool's schema. What the schema cannot say is checked
+here: a path keeps its segments, a header its line, a cookie its pair.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def _empty(parameter: Parameter) -> ToolError:
 
 
 def _check_names(plan: Plan, parameter: Parameter, value: Any) -> None:
-    """An object that is exploded brings names of its own, of which none may be that of another parameter: that one may
-    be fixed, or bounded by its schema.
+    """An object that is exploded brings names of its own, of which none may be that of another
+    parameter: that one may be fixed, or bounded by its schema.
 
     Raises:
         ToolError

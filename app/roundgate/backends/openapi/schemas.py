@@ -1,8 +1,9 @@
 """Schemas of documents as JSON Schema 2020-12, with what they refer to in `$defs`.
 
-OpenAPI 3.0 and Swagger 2.0 have a dialect of their own (`nullable`, a boolean `exclusiveMinimum`, siblings of `$ref`
-without a meaning); 3.1 and later have 2020-12. Each schema that a reference leads to is converted once and carried by
-those tools alone that reach it. `$id`, examples and constants are data here: nothing in them is resolved.
+OpenAPI 3.0 and Swagger 2.0 have a dialect of their own (`nullable`, a boolean `exclusiveMinimum`,
+siblings of `$ref` without a meaning); 3.1 and later have 2020-12. Each schema that a reference
+leads to is converted once and carried by those tools alone that reach it. `$id`, examples and
+constants are data here: nothing in them is resolved.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ _NAME: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 
 @dataclass(slots=True)
 class Schemas:
-    """The schemas of one description, for requests or for answers: a request has no `readOnly` members, an answer no
-    `writeOnly` ones."""
+    """The schemas of one description, for requests or for answers: a request has no `readOnly`
+    members, an answer no `writeOnly` ones."""
 
     references: References
     is_old: Callable[[str], bool]
@@ -106,7 +107,8 @@ class Schemas:
         return self._converted[place]
 
     def _name(self, place: Place) -> str:
-        """A name in `$defs`: the last step of the pointer, with a digest where another schema has that already."""
+        """A name in `$defs`: the last step of the pointer, with a digest where another
+        schema has that already."""
         if place not in self._named:
             last = (
                 place.pointer.rpartition("/")[2] or place.uri.rpartition("/")[2].partition(".")[0]
@@ -213,8 +215,8 @@ class Schemas:
         return True
 
     def _tell_apart(self, uri: str, schema: Json, made: Json) -> None:
-        """`discriminator` has no meaning in 2020-12: a mapping becomes the values that choose each alternative. Without
-        one a value that several allow is chosen by what nobody tells here."""
+        """`discriminator` has no meaning in 2020-12: a mapping becomes the values that choose each
+        alternative. Without one a value that several allow is chosen by what nobody tells here."""
         told = schema.get("discriminator")
         if not isinstance(told, dict):
             return
@@ -237,8 +239,9 @@ class Schemas:
                     alternative["required"] = [name]
 
     def _can_match(self, pattern: str) -> bool:
-        """Whether the validator knows the pattern: some of ECMAScript, and much that is none, it does not; one between
-        slashes (`/^a$/i`) is a literal of JavaScript, whose slashes no value has."""
+        """Whether the validator knows the pattern: some of ECMAScript, and much that is
+        none, it does not; one between slashes (`/^a$/i`) is a literal of JavaScript,
+        whose slashes no value has."""
         if _LITERAL.fullmatch(pattern):
             return False
         if pattern not in self._patterns:
@@ -260,8 +263,9 @@ def _has_parts(schema: Json) -> bool:
 
 
 def _as_part(schema: Any) -> Any:
-    """A schema as a part of another, which has more members than it knows, and need not be one of those that it lists
-    as its kinds: generators write `additionalProperties: false` and the kinds of a base into the base all the same."""
+    """A schema as a part of another, which has more members than it knows, and need not be one of
+    those that it lists as its kinds: generators write `additionalProperties: false` and the kinds
+    of a base into the base all the same."""
     if not isinstance(schema, dict):
         return schema
     without = {word for word in _CLOSED if schema.get(word) is False}
@@ -306,8 +310,8 @@ def _drop_what_is_no_schema(made: Json) -> None:
 
 
 def _have_enum_and_type_agree(made: Json) -> None:
-    """YAML reads `enum: [1, 2]` of texts as numbers, and some generators give the names of an enum of integers: without
-    this no value would be one."""
+    """YAML reads `enum: [1, 2]` of texts as numbers, and some generators give the names of an enum
+    of integers: without this no value would be one."""
     if "enum" not in made or "type" not in made:
         return
     kinds = made["type"] if isinstance(made["type"], list) else [made["type"]]

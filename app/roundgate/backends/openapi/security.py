@@ -18,7 +18,8 @@ _OF_AWS: Final = "x-amazon-apigateway-authtype"
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One scheme: `description` says what goes into it, `header`, `query` and `cookie` where it is sent."""
+    """One scheme: `description` says what goes into it, `header`, `query` and
+    `cookie` where it is sent."""
 
     name: str
     description: str
@@ -61,7 +62,8 @@ def slot_of(name: str, scheme: Any) -> Slot:
 
 
 def alternatives(given: Any) -> list[Alternative]:
-    """`security` of an operation or a document; one that names nothing is a call without credentials."""
+    """`security` of an operation or a document; one that names nothing is a
+    call without credentials."""
     if not isinstance(given, list):
         return []
     return [
@@ -72,8 +74,8 @@ def alternatives(given: Any) -> list[Alternative]:
 
 
 def chosen(offered: Sequence[Alternative], filled: Collection[str]) -> Alternative | None:
-    """The first alternative that the configuration fills whole, one with credentials before one without; an operation
-    that says nothing needs none. `None`: it fills none of them."""
+    """The first alternative that the configuration fills whole, one with credentials before one
+    without; an operation that says nothing needs none. `None`: it fills none of them."""
     if not offered:
         return {}
     full = [one for one in offered if set(one) <= set(filled)]
@@ -81,7 +83,8 @@ def chosen(offered: Sequence[Alternative], filled: Collection[str]) -> Alternati
 
 
 def scope_text(offered: Sequence[Alternative]) -> str:
-    """The scopes of the service that a call needs, for the tool's description; empty without any."""
+    """The scopes of the service that a call needs, for the tool's
+    description; empty without any."""
     for one in offered:
         if scopes := [scope for named in one.values() for scope in named]:
             return f"Needs {', '.join(dict.fromkeys(scopes))} of the service."

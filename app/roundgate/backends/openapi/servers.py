@@ -33,7 +33,8 @@ class Servers:
             document_uri: what relative URLs are relative to.
 
         Raises:
-            UnusableOperation: there is none, or it is at an origin that the configuration does not name.
+            UnusableOperation: there is none, or it is at an origin that the
+                configuration does not name.
         """
         if own:
             url = self._first(own, document_uri)

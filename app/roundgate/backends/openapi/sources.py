@@ -1,7 +1,8 @@
 """The documents that a description is made of: read once, from allowed places only, within bounds.
 
-A `$ref` may name another file or URL. What the configuration does not allow is never opened: a document that somebody
-else wrote could otherwise have the gateway read any file, or call any address, of the machine that compiles it.
+A `$ref` may name another file or URL. What the configuration does not allow is never opened: a
+document that somebody else wrote could otherwise have the gateway read any file, or call any
+address, of the machine that compiles it.
 """
 
 from __future__ import annotations
@@ -147,7 +148,8 @@ def _yaml(raw: bytes, uri: str) -> Any:
         members = 0
 
         def flatten_mapping(self, node: Any) -> None:
-            """Merge what `<<` names; of mappings that merge each other there are members without end."""
+            """Merge what `<<` names; of mappings that merge each other there
+            are members without end."""
             super().flatten_mapping(node)
             self.members += len(node.value)
             if self.members > MAX_NODES:
@@ -182,7 +184,8 @@ _CORE: Final = tuple(_core())
 
 
 def _plain(value: Any, count: Iterator[int]) -> Any:
-    """With text for keys, as JSON has them: `200:` is a number in YAML. Each value takes one of `count`."""
+    """With text for keys, as JSON has them: `200:` is a number in YAML. Each
+    value takes one of `count`."""
     next(count)
     if isinstance(value, dict):
         return {_key(key): _plain(item, count) for key, item in value.items()}

@@ -1,7 +1,9 @@
-"""Values written in a style (OpenAPI "Style Values", after RFC 6570): as the specification's own table has them.
+"""Values written in a style (OpenAPI "Style Values", after RFC 6570): as the
+specification's own table has them.
 
-Beyond that table: lists and objects within objects are written in `deepObject` only, as `name[member][0]`; elsewhere a
-list or object inside another is JSON. An empty list or object is left out, where it would be nothing or half a pair.
+Beyond that table: lists and objects within objects are written in `deepObject` only, as
+`name[member][0]`; elsewhere a list or object inside another is JSON. An empty list or object is
+left out, where it would be nothing or half a pair.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from roundgate.backends.openapi.plan import Style
 Quote: TypeAlias = Callable[[str], str]
 
 _RESERVED: Final = ":/?@!$'()*,"
-"""What `allowReserved` leaves: of the reserved, what can neither begin another parameter nor end the query, whichever
-way a server reads it."""
+"""What `allowReserved` leaves: of the reserved, what can neither begin another parameter nor end
+the query, whichever way a server reads it."""
 _DELIMITERS: Final = {"spaceDelimited": "%20", "pipeDelimited": "%7C"}
 
 
@@ -75,7 +77,8 @@ def in_query(name: str, value: Any, style: Style, explode: bool, quoted: Quote) 
 
 
 def names_of(value: Any, style: Style, explode: bool) -> frozenset[str]:
-    """The names that an object brings with it in a query, a form or cookies, instead of its parameter's."""
+    """The names that an object brings with it in a query, a form or cookies,
+    instead of its parameter's."""
     is_flat = explode and style in ("form", "cookie") and isinstance(value, dict)
     return frozenset(value) if is_flat else frozenset()
 
@@ -137,8 +140,8 @@ def _named(name: str, value: Any, quoted: Quote, key_quoted: Quote) -> list[tupl
 
 
 def _several(member: Any) -> list[Any]:
-    """What a member of an exploded object is written as: a list of plain values is repeated, as one that is a parameter
-    of its own."""
+    """What a member of an exploded object is written as: a list of plain values is repeated, as one
+    that is a parameter of its own."""
     is_plain = isinstance(member, list) and not any(isinstance(one, (list, dict)) for one in member)
     return _items(member) if is_plain else [member]
 

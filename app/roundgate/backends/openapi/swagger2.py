@@ -1,5 +1,5 @@
-"""Swagger 2.0 in the words of OpenAPI 3.0: operations, parameters, security schemes and servers. Schemas stay where
-they are, because references lead to them."""
+"""Swagger 2.0 in the words of OpenAPI 3.0: operations, parameters, security schemes and servers.
+Schemas stay where they are, because references lead to them."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ def _urls(scheme: Mapping[str, Any]) -> dict[str, Any]:
 def operation(
     operation: Mapping[str, Any], parameters: list[dict[str, Any]], document: Mapping[str, Any]
 ) -> Any:
-    """An operation whose parameters have been looked up: those in body and form become its `requestBody`."""
+    """An operation whose parameters have been looked up: those in body and form
+    become its `requestBody`."""
     consumes = operation.get("consumes") or document.get("consumes") or []
     produces = operation.get("produces") or document.get("produces") or ["application/json"]
     made: dict[str, Any] = {key: value for key, value in operation.items() if key != "parameters"}

@@ -1,4 +1,5 @@
-"""Python functions as tools, prompts and resources: a module whose functions wear the decorators of `declare`."""
+"""Python functions as tools, prompts and resources: a module whose functions wear the
+decorators of `declare`."""
 
 from __future__ import annotations
 
@@ -46,10 +47,12 @@ from roundgate.values import dataclass
 
 
 class PythonBackend:
-    """One module. Plain functions run in threads, as many as `threads` lets; async ones in the event loop."""
+    """One module. Plain functions run in threads, as many as `threads` lets; async
+    ones in the event loop."""
 
     def __init__(self, config: PythonBackendConfig, origin: Origin, shared: Shared) -> None:
-        """Imports the module, in the thread that serves: what a module makes may belong to its thread (sqlite3).
+        """Imports the module, in the thread that serves: what a module makes may
+        belong to its thread (sqlite3).
 
         Raises:
             ConfigError: it cannot be imported.
@@ -287,7 +290,8 @@ def _check_names(what: str, given: Mapping[str, Any], known: Sequence[str]) -> N
 
 
 def _place(error: BaseException) -> str:
-    """Where a module that is being imported went wrong: ` (tools.py:12)`; nothing if it was not even found."""
+    """Where a module that is being imported went wrong: ` (tools.py:12)`; nothing if
+    it was not even found."""
     if isinstance(error, SyntaxError):
         return ""  # its text has the place already
     frames = traceback.extract_tb(error.__traceback__)

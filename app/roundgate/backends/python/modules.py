@@ -4,9 +4,10 @@
             └─▶ a source has changed: all of them leave `sys.modules`, and are imported again as they are asked for
                     └─▶ that fails: those of before are put back, as if nothing had been tried
 
-Theirs are the modules beside gateway.yaml and beside the files that it names, with everything below. What is installed
-(site-packages, the standard library) is not loaded again. All at once, because nobody knows which of them use which.
-A call that runs meanwhile keeps its functions and their globals.
+Theirs are the modules beside gateway.yaml and beside the files that it names, with everything
+below. What is installed (site-packages, the standard library) is not loaded again. All at
+once, because nobody knows which of them use which. A call that runs meanwhile keeps its
+functions and their globals.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Modules:
         return frozenset(self._roots | {file.parent for file in self._stamps})
 
     def files(self) -> frozenset[Path]:
-        """The sources that are loaded now, also those of modules that functions have imported while they ran."""
+        """The sources that are loaded now, also those of modules that functions have
+        imported while they ran."""
         self._note(0)
         return frozenset(self._stamps)
 
@@ -91,7 +93,8 @@ class Modules:
 
     @contextmanager
     def renewed(self) -> Iterator[None]:
-        """Within the block what has changed is imported anew. If the block raises, all is again as it was."""
+        """Within the block what has changed is imported anew. If the block raises,
+        all is again as it was."""
         importlib.invalidate_caches()  # a finder may remember a directory as it was
         changed, kept = self.changed(), dict(self._ours())
         named, stamps = self._named, self._stamps
@@ -118,8 +121,8 @@ class Modules:
         return time.time_ns()
 
     def _note(self, began_ns: int) -> None:
-        """Remember how new sources are. One that was written since the import began may have been read before that: it
-        counts as changed, and is read again."""
+        """Remember how new sources are. One that was written since the import began may have been
+        read before that: it counts as changed, and is read again."""
         for module in self._named.values():
             self._note_file(module, began_ns)
         for _, module in self._ours():
@@ -147,7 +150,8 @@ class Modules:
 
 
 def _source(module: ModuleType) -> Path | None:
-    """The Python file of a module, if it is not of an installed one; some things in `sys.modules` are no modules."""
+    """The Python file of a module, if it is not of an installed one; some things in
+    `sys.modules` are no modules."""
     file = getattr(module, "__dict__", {}).get("__file__")
     if not isinstance(file, str) or not file.endswith(".py"):
         return None
@@ -156,7 +160,8 @@ def _source(module: ModuleType) -> Path | None:
 
 
 def _forget_bytecode(file: Path) -> None:
-    """Python believes bytecode whose source has the same size and was written in the same second."""
+    """Python believes bytecode whose source has the same size and was
+    written in the same second."""
     with suppress(OSError, NotImplementedError):
         Path(importlib.util.cache_from_source(str(file))).unlink()
 

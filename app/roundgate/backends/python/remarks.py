@@ -1,4 +1,5 @@
-"""What `roundgate check` says of a module beside its problems: what can be served, and is hardly what was meant."""
+"""What `roundgate check` says of a module beside its problems: what can be served, and is
+hardly what was meant."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _DECORATORS = ("tool", "prompt", "resource")
 def remarks(
     config: PythonBackendConfig, origin: Origin, fetched: Mapping[str, bytes]
 ) -> list[Problem]:
-    """What is odd about the module of a back end that has been loaded. Nothing is fetched for it."""
+    """What is odd about the module of a back end that has been loaded.
+    Nothing is fetched for it."""
     module = sys.modules.get(config.module_name)
     if module is None:
         return []
@@ -39,7 +41,8 @@ def remarks(
 
 
 def declared_in(module: ModuleType) -> Iterator[tuple[Callable[..., Any], Declaration]]:
-    """The functions of a module with what decorators say of them, each once, in the order of the module."""
+    """The functions of a module with what decorators say of them, each once, in
+    the order of the module."""
     seen: set[int] = set()
     for value in vars(module).values():
         if id(value) not in seen:

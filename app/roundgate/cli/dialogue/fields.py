@@ -18,7 +18,8 @@ _NUMBERS: Final = {"integer": (int,), "number": (int, float)}
 class Field:
     """One field of a form.
 
-    `options` are the values that it may have, each with what is shown for it; none if it is not a choice.
+    `options` are the values that it may have, each with what is shown for it;
+    none if it is not a choice.
     """
 
     name: str
@@ -130,7 +131,8 @@ class Field:
 
 
 def _options(schema: Mapping[str, Any]) -> tuple[tuple[Any, str], ...]:
-    """The values of a choice with their titles: `enum` with `enumNames`, `oneOf` or `anyOf` of constants, a boolean."""
+    """The values of a choice with their titles: `enum` with `enumNames`, `oneOf` or `anyOf`
+    of constants, a boolean."""
     if schema.get("type") == "boolean":
         return (True, "yes"), (False, "no")
     if isinstance(values := schema.get("enum"), list):

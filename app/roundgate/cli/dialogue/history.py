@@ -1,6 +1,8 @@
-"""Lines that were typed into the shell, kept for the next time: a file that only its owner can read.
+"""Lines that were typed into the shell, kept for the next time: a file that only its owner can
+read.
 
-Lines that begin with a blank are not kept. What is secret, the shell keeps out; answers to questions never come here.
+Lines that begin with a blank are not kept. What is secret, the shell keeps out; answers to
+questions never come here.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ def default_path(environ: os._Environ[str] = os.environ) -> Path:
 
 
 class FileHistory(History):
-    """One line of JSON for each line that was typed. A file that cannot be written is no reason not to go on."""
+    """One line of JSON for each line that was typed. A file that cannot be written is
+    no reason not to go on."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

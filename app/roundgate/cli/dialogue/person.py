@@ -1,7 +1,8 @@
-"""A person who answers: each question of a server is shown on the terminal, and what is typed becomes its answer.
+"""A person who answers: each question of a server is shown on the terminal, and what is
+typed becomes its answer.
 
-Prompts go to standard error, so that standard output holds nothing but the result of the call. Whatever a server says
-is shown with control and format characters escaped.
+Prompts go to standard error, so that standard output holds nothing but the result of the call.
+Whatever a server says is shown with control and format characters escaped.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ class Person:
         self._one_at_a_time = asyncio.Lock()
 
     async def __call__(self, question: Question) -> Any:
-        """The answer of a person; `DECLINE` and `CANCEL` are answers, too. Ctrl-D dismisses a question."""
+        """The answer of a person; `DECLINE` and `CANCEL` are answers, too.
+        Ctrl-D dismisses a question."""
         ask = {
             Kind.FORM: self._form,
             Kind.URL: self._url,
@@ -78,7 +80,8 @@ class Person:
             content[field.name] = value
 
     async def _url(self, question: Question) -> Any:
-        """Nothing is opened without consent, and the host is said apart: a long address may hide it."""
+        """Nothing is opened without consent, and the host is said apart: a
+        long address may hide it."""
         url = question.url or ""
         self._prompts.say(_bounded(question.message))
         self._prompts.say(f"  to be opened: {_bounded(url)}")

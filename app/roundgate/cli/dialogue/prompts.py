@@ -1,4 +1,5 @@
-"""What can be asked on a terminal: text, one of several, several of several. prompt_toolkit does the work."""
+"""What can be asked on a terminal: text, one of several, several of several.
+prompt_toolkit does the work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Ways to authenticate: a bearer token, client credentials, a login in the browser, and proofs of possession (DPoP).
+"""Ways to authenticate: a bearer token, client credentials, a login in the browser, and
+proofs of possession (DPoP).
 
 Names are imported when first used.
 """

@@ -1,4 +1,5 @@
-"""What the client asks of a way to authenticate, and the simplest one: a token that somebody else got."""
+"""What the client asks of a way to authenticate, and the simplest one: a token
+that somebody else got."""
 
 from __future__ import annotations
 
@@ -13,10 +14,12 @@ from roundgate.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A request that the server refused with 401 or 403, and what is needed to do something about it.
+    """A request that the server refused with 401 or 403, and what is needed
+    to do something about it.
 
-    `challenge` is the `WWW-Authenticate` header, `nonce` the `DPoP-Nonce` header; `attempt` counts from 1 for each
-    request. The transport is for requests to the authorization server; nothing secret goes through it to `server`.
+    `challenge` is the `WWW-Authenticate` header, `nonce` the `DPoP-Nonce` header; `attempt` counts
+    from 1 for each request. The transport is for requests to the authorization server; nothing
+    secret goes through it to `server`.
     """
 
     status: int
@@ -29,7 +32,8 @@ class Refusal:
 
 
 class Auth(Protocol):
-    """Puts credentials on requests to one server. The client calls it for that server's origin alone."""
+    """Puts credentials on requests to one server. The client calls it for that
+    server's origin alone."""
 
     async def headers(self, method: str, url: Url) -> Sequence[tuple[str, str]]:
         """What goes on a request; nothing while there are no credentials yet."""

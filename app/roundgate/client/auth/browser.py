@@ -1,10 +1,12 @@
-"""A login in the browser: the authorization code grant with PKCE, and a callback on this machine (RFC 8252).
+"""A login in the browser: the authorization code grant with PKCE, and a callback
+on this machine (RFC 8252).
 
     browser ──▶ authorization server: who are you, may this client …? ──▶ http://127.0.0.1:port/callback?code=…
     client ──▶ token endpoint: the code, with the verifier that only this client knows
 
-Which client this is: a metadata document (`client_metadata_url`), credentials that were registered beforehand, or a
-registration made on the spot, in this order of what the authorization server takes.
+Which client this is: a metadata document (`client_metadata_url`), credentials that were
+registered beforehand, or a registration made on the spot, in this order of what the
+authorization server takes.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ _DONE: Final = b"<!doctype html><title>Roundgate</title><p>You can close this wi
 
 
 class BrowserLogin(OAuth):
-    """A user who logs in. `open_url` opens a URL in the user's browser; `login_s` is how long a login may take."""
+    """A user who logs in. `open_url` opens a URL in the user's browser; `login_s` is how
+    long a login may take."""
 
     _wants_refresh = True
 
@@ -123,7 +126,8 @@ class BrowserLogin(OAuth):
     async def _identify(
         self, fetch: Fetcher, server: Server, kept: Kept, redirect: str, port: int
     ) -> None:
-        """Who this client is at the authorization server; a registration is kept with the port that it names."""
+        """Who this client is at the authorization server; a registration is kept with
+        the port that it names."""
         if self._client_id is not None:
             self._issuer = pinned(self._issuer, server)
             kept.registration = {"client_id": self._client_id, "client_secret": self._secret}
@@ -183,7 +187,8 @@ class BrowserLogin(OAuth):
 
 
 def _code(answer: dict[str, str], server: Server) -> str:
-    """The code of an authorization response, once it is known whose it is (RFC 9207 section 2.4)."""
+    """The code of an authorization response, once it is known whose it is
+    (RFC 9207 section 2.4)."""
     issuer = answer.get("iss")
     if (
         issuer is None

@@ -1,4 +1,5 @@
-"""Proofs of possession (DPoP, RFC 9449): a token that is of no use without a key that never leaves this process."""
+"""Proofs of possession (DPoP, RFC 9449): a token that is of no use without a key that
+never leaves this process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Tokens without a login: client credentials, a workload's own JWT, an identity that an enterprise vouches for.
+"""Tokens without a login: client credentials, a workload's own JWT, an identity that
+an enterprise vouches for.
 
-All three are extensions of the protocol (ext-auth): `oauth-client-credentials`, workload identity (RFC 7523), and
-enterprise-managed authorization (an identity assertion, RFC 8693 and RFC 7523).
+All three are extensions of the protocol (ext-auth): `oauth-client-credentials`, workload identity
+(RFC 7523), and enterprise-managed authorization (an identity assertion, RFC 8693 and RFC 7523).
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ _ASSERTION_LASTS_S: Final = 120
 
 
 class ClientCredentials(OAuth):
-    """A client that acts on its own behalf, known by a secret or by a private key (`private_key_jwt`).
+    """A client that acts on its own behalf, known by a secret or by a
+    private key (`private_key_jwt`).
 
-    `issuer` pins the authorization server, else the first one does: a secret goes to no other, whoever names it.
+    `issuer` pins the authorization server, else the first one does: a secret goes to
+    no other, whoever names it.
     """
 
     def __init__(
@@ -77,7 +80,8 @@ class ClientCredentials(OAuth):
 
 
 class WorkloadIdentity(OAuth):
-    """A workload that shows a JWT of its platform. `assertion` is the JWT, or a function that gets a fresh one."""
+    """A workload that shows a JWT of its platform. `assertion` is the JWT, or a function
+    that gets a fresh one."""
 
     def __init__(
         self,
@@ -107,7 +111,8 @@ class WorkloadIdentity(OAuth):
 
 
 class EnterpriseIdentity(OAuth):
-    """A user whom an enterprise's identity provider vouches for: its ID token is exchanged, and that for a token."""
+    """A user whom an enterprise's identity provider vouches for: its ID token is
+    exchanged, and that for a token."""
 
     def __init__(
         self,
@@ -159,7 +164,8 @@ class EnterpriseIdentity(OAuth):
 
 
 def pinned(issuer: str | None, server: Server) -> str:
-    """Credentials that belong to one authorization server, be it the first they were used at, are shown to no other.
+    """Credentials that belong to one authorization server, be it the first they were used
+    at, are shown to no other.
 
     Raises:
         AuthorizationFailed: the MCP server names another.

@@ -1,7 +1,9 @@
-"""Which authorization server speaks for an MCP server: RFC 9728, RFC 8414, OpenID Connect Discovery.
+"""Which authorization server speaks for an MCP server: RFC 9728, RFC 8414,
+OpenID Connect Discovery.
 
-Documents are fetched without credentials, and believed only where the specification says so: the resource must be the
-server, the issuer must be the one whose document was asked for, and endpoints are https (or on this machine).
+Documents are fetched without credentials, and believed only where the specification says so: the
+resource must be the server, the issuer must be the one whose document was asked for, and endpoints
+are https (or on this machine).
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _PARAMETER: Final = re.compile(r'([A-Za-z_]+)[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"
 
 
 def challenge_parameters(challenge: str) -> dict[str, str]:
-    """The parameters of a `WWW-Authenticate` header; where several challenges have one, the first counts."""
+    """The parameters of a `WWW-Authenticate` header; where several challenges have
+    one, the first counts."""
     found: dict[str, str] = {}
     for name, quoted, bare in _PARAMETER.findall(challenge[:8_192]):
         found.setdefault(name.lower(), re.sub(r"\\(.)", r"\1", quoted) or bare)
@@ -122,7 +125,8 @@ class Server:
 
 
 def safe_url(value: str, what: str, is_near: bool = True) -> Url:
-    """A URL that secrets may go to. A server that is not near (on this machine) names nothing that is.
+    """A URL that secrets may go to. A server that is not near (on this
+    machine) names nothing that is.
 
     Raises:
         AuthorizationFailed: it is malformed, or plain http to another machine.
@@ -185,7 +189,8 @@ async def _resource_metadata(fetch: Fetcher, server: Url, challenge: dict[str, s
 
 
 def _checked_resource(document: Json, server: Url) -> str:
-    """The resource that tokens are for. It is the server, or what the server's endpoint is a part of."""
+    """The resource that tokens are for. It is the server, or what the server's
+    endpoint is a part of."""
     resource = document.get("resource")
     try:
         named = Url.parse(resource) if isinstance(resource, str) else None

@@ -1,8 +1,10 @@
-"""What all OAuth grants share: discovery, scopes, the token endpoint, refresh, step-up, and what is kept.
+"""What all OAuth grants share: discovery, scopes, the token endpoint, refresh,
+step-up, and what is kept.
 
-A subclass says how a first token is had (`_grant`). Everything a token belongs to is kept with it: the issuer, the
-scopes that were asked for, the registration of the client, the key it is bound to. When the MCP server names another
-issuer, nothing of the old one is used again (client-registration, "Authorization Server Binding").
+A subclass says how a first token is had (`_grant`). Everything a token belongs to is kept with it:
+the issuer, the scopes that were asked for, the registration of the client, the key it is bound to.
+When the MCP server names another issuer, nothing of the old one is used again (client-registration,
+"Authorization Server Binding").
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ class Kept:
 
 
 class OAuth:
-    """Base of the grants. `dpop` is `None` to bind tokens to a key wherever the authorization server can."""
+    """Base of the grants. `dpop` is `None` to bind tokens to a key wherever the
+    authorization server can."""
 
     def __init__(
         self,
@@ -119,7 +122,8 @@ class OAuth:
         self._kept = None
         await self._storage.delete(str(Url.parse(server)))
 
-    # -- for subclasses ---------------------------------------------------------------------------------------------
+    # -- for subclasses
+    # ---------------------------------------------------------------------------------------------
 
     async def _grant(self, fetch: Fetcher, server: Server, kept: Kept) -> Json:
         """A token response.
@@ -138,7 +142,8 @@ class OAuth:
     async def _token(
         self, fetch: Fetcher, server: Server, kept: Kept, form: dict[str, str]
     ) -> Json:
-        """A request to the token endpoint, for the resource, with the client's authentication and a proof."""
+        """A request to the token endpoint, for the resource, with the client's
+        authentication and a proof."""
         endpoint = server.endpoint("token_endpoint")
         if endpoint is None:
             raise AuthorizationFailed(401, "The authorization server has no token endpoint")
@@ -156,7 +161,8 @@ class OAuth:
                 self._key(kept).nonces[endpoint.origin] = error.nonce
         raise AssertionError("the second attempt returns or raises")
 
-    # -- how it is done ---------------------------------------------------------------------------------------------
+    # -- how it is done
+    # ---------------------------------------------------------------------------------------------
 
     async def _authorize(self, refusal: Refusal, challenge: dict[str, str]) -> bool:
         fetch = Fetcher(refusal.transport, refusal.limits)
@@ -234,7 +240,8 @@ class OAuth:
         kept.proof_key = self._key(kept).pem if kept.token_type.lower() == "dpop" else None
 
     def _is_over(self, kept: Kept) -> bool:
-        # Without a way to a new one it is sent all the same: the server decides, and its refusal leads to a new login.
+        # Without a way to a new one it is sent all the same: the server decides, and its
+        # refusal leads to a new login.
         return (
             kept.expires_at_ms is not None
             and self._clock.now_ms() > kept.expires_at_ms - _LEEWAY_MS
@@ -281,7 +288,8 @@ def basic(client_id: str, secret: str) -> tuple[str, str]:
 def secret_authentication(
     server: Server, client_id: str, secret: str | None, method: str | None = None
 ) -> tuple[dict[str, str], list[tuple[str, str]]]:
-    """How a client with a secret, or without one, tells who it is: as its registration says, else as the server can."""
+    """How a client with a secret, or without one, tells who it is: as its registration says,
+    else as the server can."""
     if secret is None or method == "none":
         return {"client_id": client_id}, []
     known: Any = server.document.get("token_endpoint_auth_methods_supported")

@@ -36,7 +36,8 @@ class InMemory:
 
 
 class SystemKeyring:
-    """Keeps tokens in the keyring of the system, through the package `keyring` (`pip install roundgate[keyring]`)."""
+    """Keeps tokens in the keyring of the system, through the package `keyring`
+    (`pip install roundgate[keyring]`)."""
 
     def __init__(self, service: str = "roundgate") -> None:
         try:

@@ -1,4 +1,5 @@
-"""The deployed stack on this machine: what `template.yaml` describes, from the built zips, with the real parts.
+"""The deployed stack on this machine: what `template.yaml` describes, from the built
+zips, with the real parts.
 
 curl ──▶ front (API Gateway) ──▶ functions (Runtime Interface Emulator, awslambdaric, the zips)
                                       │ DynamoDB Local, SQS and Secrets Manager of moto

@@ -1,4 +1,5 @@
-"""The services of AWS that the stack uses, on this machine: DynamoDB Local, and SQS and Secrets Manager of moto."""
+"""The services of AWS that the stack uses, on this machine: DynamoDB Local, and SQS and
+Secrets Manager of moto."""
 
 from __future__ import annotations
 

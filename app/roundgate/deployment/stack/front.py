@@ -1,9 +1,10 @@
 """API Gateway in front of the gateway function: an HTTP API with payload format 2.0.
 
-What it changes is changed here too: header names in lower case, repeated ones joined; `Transfer-Encoding` and the like
-do not pass; `WWW-Authenticate` of an answer comes out as `x-amzn-Remapped-WWW-Authenticate`. Its own answers: 431 above
-10 KB of headers, 413 above 10 MB of body or 6 MB of event, 503 after 30 s, while the function goes
-on, or if it is throttled, 500 if it fails or has answered more than 6 MB of JSON.
+What it changes is changed here too: header names in lower case, repeated ones joined;
+`Transfer-Encoding` and the like do not pass; `WWW-Authenticate` of an answer comes out as
+`x-amzn-Remapped-WWW-Authenticate`. Its own answers: 431 above 10 KB of headers, 413 above 10 MB of
+body or 6 MB of event, 503 after 30 s, while the function goes on, or if it is throttled, 500 if it
+fails or has answered more than 6 MB of JSON.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Lambda functions: execution environments under the Runtime Interface Emulator, as many as are wanted of each.
+"""Lambda functions: execution environments under the Runtime Interface Emulator, as
+many as are wanted of each.
 
-An environment runs one invocation at a time, to its end: a caller that does not wait so long changes nothing. One that
-has died is replaced when it is needed again, as AWS does it. All functions share the executions
-that the account may have at once; an invocation beyond them is throttled. Unlike AWS, one that
-finds no environment free waits for it, for there are not so many here; and memory is not limited.
+An environment runs one invocation at a time, to its end: a caller that does not wait so long
+changes nothing. One that has died is replaced when it is needed again, as AWS does it. All
+functions share the executions that the account may have at once; an invocation beyond them is
+throttled. Unlike AWS, one that finds no environment free waits for it, for there are not so many
+here; and memory is not limited.
 """
 
 from __future__ import annotations
@@ -93,7 +95,8 @@ class Environment:
         return self.process is not None and self.process.poll() is None
 
     def start(self) -> None:
-        """A fresh environment; its init phase begins with the first invocation, as the emulator has it.
+        """A fresh environment; its init phase begins with the first
+        invocation, as the emulator has it.
 
         Raises:
             InvocationFailed: it was killed meanwhile, or cannot be started.
@@ -189,7 +192,8 @@ class Pool:
     async def invoke(
         self, event: Any, trace: str | None = None, client_context: str | None = None
     ) -> Any:
-        """What the function returns; `trace` is the header of what led to this, `client_context` is JSON.
+        """What the function returns; `trace` is the header of what led to this,
+        `client_context` is JSON.
 
         Raises:
             PayloadTooLarge, Throttled, InvocationFailed
@@ -270,7 +274,8 @@ def unpack(source: Path, directory: Path) -> Path:
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that it has begun; the emulator gives the runtime a process group of its own."""
+    """A process and all that it has begun; the emulator gives the runtime a
+    process group of its own."""
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
     return [
         pid,

@@ -1,4 +1,5 @@
-"""The API of AWS Lambda, as far as a gateway needs it: `Invoke` of functions in a directory, each by its name.
+"""The API of AWS Lambda, as far as a gateway needs it: `Invoke` of functions in a
+directory, each by its name.
 
     functions.yaml    orders: {handler: orders.handler, timeout_s: 3, environments: 2, reserved: 2}
     orders.py         beside it
@@ -144,8 +145,8 @@ def refused(
 def pools_of(
     file: Path, directory: Path, tools: Tools, http: httpx.AsyncClient, more: Mapping[str, str]
 ) -> dict[str, Pool]:
-    """The functions of a file, each with environments and, where it says so, a concurrency of its own; `more` are
-    variables for all of them."""
+    """The functions of a file, each with environments and, where it says so, a concurrency of its
+    own; `more` are variables for all of them."""
     declared: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text("utf-8"))
     pools = {}
     for name, one in declared.items():

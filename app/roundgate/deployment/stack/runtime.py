@@ -5,8 +5,8 @@ pass it on. What the client context was is beside it.
 
 AWS puts the header of an invocation into `_X_AMZN_TRACE_ID`, from where boto3 sends it on. Here it
 arrives in the client context, which the emulator does pass on, and which is the caller's own again
-before the handler sees it. Runs in the runtime's Python, beside the code of a zip: it imports nothing of this
-repository.
+before the handler sees it. Runs in the runtime's Python, beside the code of a zip: it imports
+nothing of this repository.
 """
 
 import json

@@ -43,7 +43,8 @@ EXECUTIONS = 10
 
 @dataclass(frozen=True)
 class Times:
-    """What of the template's times is another here, because nobody wants to wait for it; `None` is the template's."""
+    """What of the template's times is another here, because nobody wants to wait for it;
+    `None` is the template's."""
 
     sweep_every_s: float | None = None
     gateway_s: int | None = None
@@ -69,7 +70,8 @@ class Deployment:
     account: Account
 
     def gateways(self, count: int, name: str = "GatewayFunction", **changes: str) -> Pool:
-        """Environments of the gateway function, or of one that differs from it in these variables."""
+        """Environments of the gateway function, or of one that differs from
+        it in these variables."""
         return self._pool("GatewayFunction", count, name, changes, self.times.gateway_s)
 
     def workers(self, count: int) -> Pool:
@@ -246,8 +248,8 @@ async def up(server: uvicorn.Server) -> None:
 
 
 def build_zips(config: Path, out: Path, more: Mapping[str, str] | None = None) -> Path:
-    """The zips of a configuration for this machine, in a directory of their own: `.build` is for what is deployed.
-    `more` are variables, such as where functions are that tell their tools.
+    """The zips of a configuration for this machine, in a directory of their own: `.build` is for
+    what is deployed. `more` are variables, such as where functions are that tell their tools.
 
     Raises:
         ConfigError: it cannot be packed.

@@ -1,4 +1,5 @@
-"""`template.yaml` as it would be deployed: functions with their environment, time-outs and triggers."""
+"""`template.yaml` as it would be deployed: functions with their environment,
+time-outs and triggers."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from roundgate.values import dataclass
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML with CloudFormation's short forms: `!Ref X` becomes `{"Ref": "X"}`, `!Sub …` `{"Fn::Sub": …}`."""
+    """YAML with CloudFormation's short forms: `!Ref X` becomes `{"Ref": "X"}`,
+    `!Sub …` `{"Fn::Sub": …}`."""
 
 
 def _short_form(loader: _Loader, suffix: str, node: yaml.Node) -> dict[str, Any]:

@@ -23,10 +23,12 @@ THROTTLED_S = 1.0
 
 @dataclass
 class Poller:
-    """The event source mapping: batches of the queue to the function; what it does not report as failed is deleted.
+    """The event source mapping: batches of the queue to the function; what it does not
+    report as failed is deleted.
 
-    What is not deleted is visible again after the queue's time-out, and goes to the dead-letter queue after
-    `maxReceiveCount` of its redrive policy: both are SQS's own doing, also for the batch of a function that died.
+    What is not deleted is visible again after the queue's time-out, and goes to the dead-letter
+    queue after `maxReceiveCount` of its redrive policy: both are SQS's own doing, also for the
+    batch of a function that died.
     """
 
     sqs: Any
@@ -136,7 +138,8 @@ def _count(message: Mapping[str, Any]) -> int:
 def failures(answer: Any, batch: Set[Any]) -> Set[Any]:
     """The ids of the messages that have failed, as a function with ReportBatchItemFailures says it.
 
-    Nothing said means that none has; anything that is not a list of ids of this batch means that all have.
+    Nothing said means that none has; anything that is not a list of ids of this
+    batch means that all have.
     """
     reported = answer.get("batchItemFailures") if isinstance(answer, dict) else None
     if answer is None or (isinstance(answer, dict) and reported is None):

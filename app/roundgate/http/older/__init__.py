@@ -1,4 +1,5 @@
-"""Clients of the revisions with sessions: what `http.endpoint` hands over to, made when the first of them comes.
+"""Clients of the revisions with sessions: what `http.endpoint` hands over to, made
+when the first of them comes.
 
 endpoint     POST, GET and DELETE; `batches` is a POST of several messages, `changes` a GET of what changes,
              `own` what a session asks about itself

@@ -37,7 +37,8 @@ class Asking:
     async def answers(
         self, call: OpenCall, caller: Caller, stream: SessionStream, told: int
     ) -> dict[str, Any] | None:
-        """The answers to what the client is asked; `None` where the stream has ended before they came.
+        """The answers to what the client is asked; `None` where the stream
+        has ended before they came.
 
         Args:
             call: with the questions.

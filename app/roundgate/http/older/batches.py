@@ -1,4 +1,5 @@
-"""A POST of several messages, which revision 2025-03-26 has: its requests run at the same time, in one answer."""
+"""A POST of several messages, which revision 2025-03-26 has: its requests run at the
+same time, in one answer."""
 
 from __future__ import annotations
 

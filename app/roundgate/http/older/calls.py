@@ -1,16 +1,16 @@
 """Requests of a session that run something: round after round until there is a result.
 
-The methods answer a round as they do for any revision. Where one ends with questions, a client of today is told so and
-sends the call again; a client of a session is asked here, on the stream of its request (`asking`), and the next round
-begins here with what it answers. What is needed to go on is in the id of the event (`open_calls`), so another process
-can do so as well:
+The methods answer a round as they do for any revision. Where one ends with questions, a client of
+today is told so and sends the call again; a client of a session is asked here, on the stream of its
+request (`asking`), and the next round begins here with what it answers. What is needed to go on is
+in the id of the event (`open_calls`), so another process can do so as well:
 
     POST  tools/call          ─▶ question, id: T.1 ─▶ (holder dies)
     GET   Last-Event-ID: T.1  ─▶ any replica: the answers' rows ─▶ replay ─▶ result
 
-Where no stream can be held, a body ends with the question, and each GET waits for the answer for a moment; a client
-that resumes nothing calls again (`continued`). If several requests go on with one call, each of its rounds is run once
-all the same (`one_run`).
+Where no stream can be held, a body ends with the question, and each GET waits for the answer for a
+moment; a client that resumes nothing calls again (`continued`). If several requests go on with one
+call, each of its rounds is run once all the same (`one_run`).
 """
 
 from __future__ import annotations
@@ -181,7 +181,8 @@ class SessionCalls:
                 return await self._later(call, going)
 
     async def _ran(self, call: OpenCall, inbound: Inbound, going: _Going) -> Ran | None:
-        """How a round ended; `None` if another request runs it, and this one must wait no longer."""
+        """How a round ended; `None` if another request runs it, and this one must wait no
+        longer."""
 
         caller, stream = going.caller, going.stream
         is_first = call.state is None
@@ -198,7 +199,8 @@ class SessionCalls:
                 return ran
 
     async def _first(self, call: OpenCall, inbound: Inbound, going: _Going) -> Ran:
-        """How the first round ended. It is claimed by nobody: most are over before anybody could come back."""
+        """How the first round ended. It is claimed by nobody: most are over before
+        anybody could come back."""
         stream = going.stream
         try:
             with stream.working:

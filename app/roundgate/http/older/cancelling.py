@@ -1,7 +1,7 @@
 """A cancellation that came to another replica ends a handler that runs here.
 
-Most calls are over before anybody could cancel them, so the store is not looked at for the first second, and then ever
-more rarely.
+Most calls are over before anybody could cancel them, so the store is not looked at for the first
+second, and then ever more rarely.
 """
 
 from __future__ import annotations

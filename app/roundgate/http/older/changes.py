@@ -1,4 +1,5 @@
-"""The stream of a session's GET: what changes, of the lists and of the resources that it has subscribed to."""
+"""The stream of a session's GET: what changes, of the lists and of the resources
+that it has subscribed to."""
 
 from __future__ import annotations
 

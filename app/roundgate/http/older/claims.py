@@ -3,9 +3,9 @@
     holder    claim ── again ── again ── (dies)
     another   reads the same version for `LOST_MS` ─────▶ takes it over
 
-How long it has been the same is watched on the clock of who waits, because clocks differ. A request that must leave
-before keeps how long it has watched, and the next one goes on counting there: where nothing streams, none may wait for
-so long.
+How long it has been the same is watched on the clock of who waits, because clocks differ. A request
+that must leave before keeps how long it has watched, and the next one goes on counting there: where
+nothing streams, none may wait for so long.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Claim:
         rows: where claims are.
         clock: of the process.
         key: of the round.
-        keep_ms: milliseconds for which they are kept: longer than the round's end, or somebody might claim what has
-            ended.
+        keep_ms: milliseconds for which they are kept: longer than the round's end, or somebody
+            might claim what has ended.
     """
 
     def __init__(self, rows: SessionStore, clock: Clock, key: str, keep_ms: int) -> None:
@@ -52,7 +52,8 @@ class Claim:
         self._mine = clock.new_id().encode()
         self._keep_ms = keep_ms
         self._seen: tuple[int, float] | None = None
-        """The version of another's claim, and since when it is the same, in monotonic milliseconds."""
+        """The version of another's claim, and since when it is the same, in monotonic
+        milliseconds."""
         self._kept: SessionRow | None = None
         """How long others had watched, as it was read."""
 
@@ -62,7 +63,8 @@ class Claim:
         return self._seen is not None
 
     async def is_first(self) -> bool:
-        """Whether this is the first claim. A store that is away for a moment must not cost a call that was answered."""
+        """Whether this is the first claim. A store that is away for a moment must not cost a
+        call that was answered."""
         for pause_s in PAUSES_S:
             try:
                 return await self._put(self._mine)
@@ -80,7 +82,8 @@ class Claim:
         return await self._is_free(row, LOST_MS) and await self._replace(self._mine, row)
 
     async def is_lost(self) -> bool:
-        """Whether nobody runs a first round any more; its holder is told that somebody wants to know.
+        """Whether nobody runs a first round any more; its holder is told
+        that somebody wants to know.
 
         Raises:
             Unavailable: the store cannot be reached.
@@ -92,7 +95,8 @@ class Claim:
         return row is not None and await self._is_free(row, LOST_FIRST_MS)
 
     async def is_wanted(self) -> bool:
-        """Whether somebody wants to know who runs this first round, and has now been told. Raises Unavailable."""
+        """Whether somebody wants to know who runs this first round, and has now been
+        told. Raises Unavailable."""
         row = await self._rows.read(self._key)
         return row is not None and row.value == _WANTED and await self._replace(self._mine, row)
 
@@ -106,7 +110,8 @@ class Claim:
         return row.value == _FREE or now_ms - self._seen[1] > lost_ms
 
     async def keep_watch(self) -> None:
-        """Keep for how long another's claim has been the same. Of several who watch at once, one counts."""
+        """Keep for how long another's claim has been the same. Of several who
+        watch at once, one counts."""
         if self._seen is None:
             return
         version, since_ms = self._seen

@@ -1,4 +1,5 @@
-"""Where no stream can be held and a client resumes nothing: a call goes on when its client calls again.
+"""Where no stream can be held and a client resumes nothing: a call goes on
+when its client calls again.
 
     POST  tools/call X           ─▶ question; result: PENDING T           one body
     POST  the answer             ─▶ 202
@@ -57,7 +58,8 @@ class ContinueTool:
         )
 
     async def call_of(self, request: Request, caller: Caller) -> tuple[OpenCall, int]:
-        """The call behind the token of a request that goes on with it, and how many of its questions have been asked.
+        """The call behind the token of a request that goes on with it, and how many of its
+        questions have been asked.
 
         Raises:
             ToolError: the token is none of this session's.
@@ -82,7 +84,8 @@ class ContinueTool:
         Args:
             call: as it is now.
             caller: whose it is.
-            is_error: the tool has an output schema, which clients hold every result to that is no error.
+            is_error: the tool has an output schema, which clients hold every
+                result to that is no error.
 
         Raises:
             Unavailable: it is too long for a token, and cannot be kept just now.

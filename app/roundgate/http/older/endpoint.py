@@ -1,4 +1,5 @@
-"""The MCP endpoint for the revisions with sessions: POST, GET and DELETE of 2025-11-25, 2025-06-18 and 2025-03-26.
+"""The MCP endpoint for the revisions with sessions: POST, GET and DELETE of 2025-11-25,
+2025-06-18 and 2025-03-26.
 
     POST    initialize      a session: its id is all that there is of it
             a request       one JSON object, or a stream that ends with the response
@@ -54,8 +55,8 @@ from roundgate.protocol.v2025.shapes import implementation
 from roundgate.tokens import SessionFacts, SessionSealer
 
 RESUMING: Final = "2025-11-25"
-"""Clients that ask for this revision come back for the rest of a stream; of those that ask for an earlier one some do,
-and nobody can tell which."""
+"""Clients that ask for this revision come back for the rest of a stream; of those that ask for an
+earlier one some do, and nobody can tell which."""
 _LAST_EVENT_ID: Final = b"last-event-id"
 
 

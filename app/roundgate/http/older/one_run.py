@@ -1,19 +1,20 @@
 """A round behind a question is run once, however many requests go on with it.
 
-A client may come back while its first connection only seems to be dead, call `continue_call` twice, or have a proxy
-that sends a request again. All of them have the answers, and would run the round:
+A client may come back while its first connection only seems to be dead, call `continue_call` twice,
+or have a proxy that sends a request again. All of them have the answers, and would run the round:
 
     GET      ──claim──▶ (won)  runs it, and says every second that it does ──▶ its end is a row ──▶ answered
     another  ──claim──▶ (lost) looks for the end ──────────────────────────────────────────────▶ answered with it
                                nothing was said for a while: the first has died, and this one runs it (`claims`)
 
-The end of a round is a row that is inserted once: the first counts, for all of them. It names the round that follows,
-so questions are the same for all too. Who runs a round twice around a death does what any call does there: finished
-steps of earlier rounds are not repeated; a `once` tool is not run again (`methods.once`). A client that hangs up ends
-no round: it is run to its end, which is there when the client comes back.
+The end of a round is a row that is inserted once: the first counts, for all of them. It names the
+round that follows, so questions are the same for all too. Who runs a round twice around a death
+does what any call does there: finished steps of earlier rounds are not repeated; a `once` tool is
+not run again (`methods.once`). A client that hangs up ends no round: it is run to its end, which is
+there when the client comes back.
 
-A first round is claimed by nobody, because most are over before anybody could come back. Where a client was told how
-to, its end is kept too; and it is never run again.
+A first round is claimed by nobody, because most are over before anybody could come back. Where a
+client was told how to, its end is kept too; and it is never run again.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ class OneRun:
         return await self._after_another(lost, wait_s)
 
     async def of_first(self, wait_s: float) -> Ran | None:
-        """The end of a first round, which another request runs; `None` if `wait_s` was too short for that.
+        """The end of a first round, which another request runs; `None` if
+        `wait_s` was too short for that.
 
         Raises:
             GatewayError: it ended so.
@@ -120,7 +122,8 @@ class OneRun:
         return await self._after_another(lost, wait_s)
 
     async def heed(self) -> None:
-        """Say from now on that this first round is run, if somebody wants to know. Raises Unavailable."""
+        """Say from now on that this first round is run, if somebody wants to
+        know. Raises Unavailable."""
         if self._beats is None and await self._claim.is_wanted():
             self._beats = asyncio.create_task(self._claim.beat())
 
@@ -174,7 +177,8 @@ class OneRun:
         return await self.ended(reply)
 
     async def ended(self, reply: Reply) -> Ran:
-        """The end of the round that counts: this one, unless there was one before. Raises as that one ended."""
+        """The end of the round that counts: this one, unless there was one before.
+        Raises as that one ended."""
         mine = Ran(reply, self._clock.new_id(), self._clock.now_ms() + self._wait_ms)
         before = await self._before(mine.next_round, mine.until_ms, kept_reply(reply))
         return mine if before is None else _opened(before)

@@ -1,9 +1,10 @@
-"""A call between its rounds: all that any process needs to go on with it, sealed in the id of an event.
+"""A call between its rounds: all that any process needs to go on with it,
+sealed in the id of an event.
 
     id: <token>.2        the client has seen two of the questions
 
-The token has the request, the `requestState` of the round that asked, and what was asked. One that is too long for a
-header, or for a model to copy, is a row, and the token has its name.
+The token has the request, the `requestState` of the round that asked, and what was asked. One that
+is too long for a header, or for a model to copy, is a row, and the token has its name.
 """
 
 from __future__ import annotations

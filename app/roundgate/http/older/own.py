@@ -43,7 +43,8 @@ class OwnRequests:
         """The result of a request about the session itself; `None` for all others.
 
         Raises:
-            InvalidParams: there is no such level, or the session has subscribed to too many resources.
+            InvalidParams: there is no such level, or the session has
+                subscribed to too many resources.
             ResourceNotFound: the view has none under that URI.
             SessionNotFound, Unavailable: as `Sessions.state`.
         """

@@ -3,9 +3,9 @@
     holder    question ──▶ client ──answer──▶ any replica: one insert, 202
               └──────── sees the row ◀────────────┘          ▶ replay ▶ … ▶ result
 
-Nobody who takes an answer knows the call: the id of the question says, sealed, that this session was asked it. The
-first answer counts. The holder looks for the rows, more and more rarely, and at once if the answer came to its own
-process.
+Nobody who takes an answer knows the call: the id of the question says, sealed, that this session
+was asked it. The first answer counts. The holder looks for the rows, more and more rarely, and at
+once if the answer came to its own process.
 """
 
 from __future__ import annotations
@@ -147,7 +147,8 @@ class Questions:
 
     @contextmanager
     def waiting(self, asked: Asked, owner: Principal) -> Iterator[asyncio.Event]:
-        """Be counted among those who wait; the event is set when there may be something new. Raises as `room`."""
+        """Be counted among those who wait; the event is set when there may be something
+        new. Raises as `room`."""
         news = asyncio.Event()
         with self.room(owner):
             self._waiting[asked.round].add(news)
@@ -187,7 +188,8 @@ class Questions:
         *,
         wait_s: float,
     ) -> dict[str, dict[str, Any]] | None:
-        """What the client has answered to all questions of a round, by key; `None` if `wait_s` was too short.
+        """What the client has answered to all questions of a round, by key; `None`
+        if `wait_s` was too short.
 
         Args:
             asked: the questions.

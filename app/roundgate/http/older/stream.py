@@ -28,9 +28,9 @@ Token: TypeAlias = Callable[[], Awaitable[str]]
 class SessionStream:
     """The stream of one request. Several handlers may write at once.
 
-    `can_tell` says whether the client takes a stream; `holds` whether the platform can keep one open for as long as a
-    user thinks; `resumes` whether the client comes back for the rest of one that ended, and `is_resumed` whether it
-    just has. `watch` knows whether it has hung up.
+    `can_tell` says whether the client takes a stream; `holds` whether the platform can keep one
+    open for as long as a user thinks; `resumes` whether the client comes back for the rest of one
+    that ended, and `is_resumed` whether it just has. `watch` knows whether it has hung up.
     """
 
     def __init__(
@@ -59,7 +59,8 @@ class SessionStream:
 
     @property
     def is_finite(self) -> bool:
-        """Whether there is nothing of it but what comes at once: the client calls again for what comes later."""
+        """Whether there is nothing of it but what comes at once: the client calls
+        again for what comes later."""
         return not self.holds and not self.resumes
 
     @property
@@ -80,7 +81,8 @@ class SessionStream:
 
         Args:
             message: JSON.
-            event_id: from which any replica can continue; `None` if nothing can be continued from here.
+            event_id: from which any replica can continue; `None` if nothing
+                can be continued from here.
 
         Raises:
             ClientDisconnect: the client does not read.

@@ -1,8 +1,9 @@
 """A client that hangs up does not cancel what runs for it.
 
-"Disconnection SHOULD NOT be interpreted as the client cancelling its request" (basic/transports, of each revision with
-sessions): a handler that runs goes on to the end of its round, and what comes of it is there for a client that comes
-back (`one_run`). What only waits for an answer ends, because whoever comes back waits for it.
+"Disconnection SHOULD NOT be interpreted as the client cancelling its request" (basic/transports, of
+each revision with sessions): a handler that runs goes on to the end of its round, and what comes of
+it is there for a client that comes back (`one_run`). What only waits for an answer ends, because
+whoever comes back waits for it.
 
     POST tools/call ─▶ handler runs ─── client hangs up ───▶ goes on ─▶ the end of the round
                        waits for an answer ── hangs up ──▶ ends
@@ -22,13 +23,14 @@ from roundgate.http.disconnect import DisconnectWatch
 
 
 class UnheardWatch(DisconnectWatch):
-    """`with UnheardWatch(receive, room) as watch:` cancels the current task when the client hangs up, and nothing of it
-    is in `with watch:` blocks of `working`.
+    """`with UnheardWatch(receive, room) as watch:` cancels the current task when the client hangs
+    up, and nothing of it is in `with watch:` blocks of `working`.
 
     Args:
         receive: ASGI's.
-        room: counts those who go on for nobody, and raises `Unavailable` where there are too many: then this one is
-            cancelled, because without its connection nothing else would bound them.
+        room: counts those who go on for nobody, and raises `Unavailable` where there
+            are too many: then this one is cancelled, because without its connection
+            nothing else would bound them.
     """
 
     def __init__(self, receive: Receive, room: Callable[[], AbstractContextManager[None]]) -> None:
@@ -38,13 +40,15 @@ class UnheardWatch(DisconnectWatch):
         self._place: AbstractContextManager[None] | None = None
 
     def hang_up(self) -> None:
-        """The client has hung up, or reads no more: end the block, unless something is worked on that has a place."""
+        """The client has hung up, or reads no more: end the block, unless something is
+        worked on that has a place."""
         self.disconnected = True
         if not (self.working.count and self._has_place()):
             self.cancel()
 
     def rested(self) -> None:
-        """Nothing is worked on any more; what else waits in this block, in tasks of its own, ends for nobody."""
+        """Nothing is worked on any more; what else waits in this block, in tasks of
+        its own, ends for nobody."""
         if self.disconnected and asyncio.current_task() is not self._watched:
             self.cancel()
 
@@ -70,7 +74,8 @@ class UnheardWatch(DisconnectWatch):
 
 
 class _Working:
-    """`with watch.working:` is gone on with when the client hangs up. Several may be entered at once."""
+    """`with watch.working:` is gone on with when the client hangs up. Several
+    may be entered at once."""
 
     def __init__(self, watch: UnheardWatch) -> None:
         self._watch = watch

@@ -1,4 +1,5 @@
-"""What a server asks a client, as requests of these revisions (client/elicitation, client/sampling, client/roots)."""
+"""What a server asks a client, as requests of these revisions
+(client/elicitation, client/sampling, client/roots)."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ _FIELD: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
 def request_params(
     revision: Revision, method: str, params: Mapping[str, Any], question_id: str
 ) -> dict[str, Any]:
-    """The params of a question in the shape of a revision; `question_id` names it where it is a page to open."""
+    """The params of a question in the shape of a revision; `question_id` names it
+    where it is a page to open."""
     match method:
         case "elicitation/create" if params.get("mode") == "url":
             return {**params, "elicitationId": question_id}
@@ -50,7 +52,8 @@ def request_params(
 
 
 def _plain_field(field: Mapping[str, Any]) -> dict[str, Any]:
-    """A field as 2025-06-18 has it. A choice of several, which it has not, is text with commas between the values."""
+    """A field as 2025-06-18 has it. A choice of several, which it has not, is text with
+    commas between the values."""
     given = dict(field)
     if "oneOf" in given:
         given["enum"] = [one["const"] for one in given["oneOf"]]

@@ -1,7 +1,7 @@
 """Results as these revisions have them: in their shapes, with no word of how long they may be kept.
 
-A result that asks is none of theirs. It is written for the gateway itself, which asks the client on the stream of the
-call (`roundgate.http.questions`) and never sends it.
+A result that asks is none of theirs. It is written for the gateway itself, which asks the client on
+the stream of the call (`roundgate.http.questions`) and never sends it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The three revisions as data: which members each kind of value has in each of them (their `schema.ts`).
+"""The three revisions as data: which members each kind of value has in each of
+them (their `schema.ts`).
 
 2025-03-26   batches; tools with annotations, audio
 2025-06-18   titles, output schemas and structured results, links to resources, `elicitation/create`
@@ -16,7 +17,8 @@ from roundgate.values import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """What one revision knows. Each set has the names of the members that a value of its kind may have."""
+    """What one revision knows. Each set has the names of the members that a
+    value of its kind may have."""
 
     version: str
     tool: frozenset[str]
@@ -34,10 +36,11 @@ class Revision:
     has_structured: bool
     """Whether tools have output schemas and structured results, and results links to resources."""
     has_rich_forms: bool
-    """Whether a form may have defaults for every kind of field, choices of several and titled choices."""
+    """Whether a form may have defaults for every kind of field, choices of
+    several and titled choices."""
     asks: frozenset[str]
-    """What a server may ask a client, as `ClientCapabilities` name it; "elicitation.url" is a page to open, and
-    "sampling.tools" sampling with tools."""
+    """What a server may ask a client, as `ClientCapabilities` name it; "elicitation.url" is a page
+    to open, and "sampling.tools" sampling with tools."""
     has_batches: bool
     """Whether a body may be an array of messages."""
 
@@ -99,6 +102,6 @@ VERSIONS: Final = tuple(REVISIONS)
 
 
 def negotiated(requested: str) -> Revision:
-    """The revision for a client that asks for one: that, or the newest that we have (lifecycle, "Version
-    Negotiation")."""
+    """The revision for a client that asks for one: that, or the newest that we have
+    (lifecycle, "Version Negotiation")."""
     return REVISIONS.get(requested, _AUTUMN)

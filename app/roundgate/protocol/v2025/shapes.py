@@ -1,7 +1,8 @@
-"""Values as one of these revisions has them: what it does not know is left out, what it demands is there.
+"""Values as one of these revisions has them: what it does not know is left out,
+what it demands is there.
 
-A link to a resource, which 2025-03-26 lacks, becomes a line of text. A structured result is an object or it is none: a
-later revision allows any JSON value, and its text says the same.
+A link to a resource, which 2025-03-26 lacks, becomes a line of text. A structured result is an
+object or it is none: a later revision allows any JSON value, and its text says the same.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _OF_BLOCK: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "resource": frozenset({"resource"}),
     }
 )
-"""The members of each kind of block that are its own; of a link to a resource they are those of a resource."""
+"""The members of each kind of block that are its own; of a link to a resource they
+are those of a resource."""
 
 
 def tool(revision: Revision, definition: Mapping[str, Any]) -> Wire:

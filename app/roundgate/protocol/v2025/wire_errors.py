@@ -1,8 +1,9 @@
-"""How these revisions show errors: JSON-RPC's own codes, -32002 for a resource that is not there, and nothing of what
-later revisions have added.
+"""How these revisions show errors: JSON-RPC's own codes, -32002 for a resource that is not there,
+and nothing of what later revisions have added.
 
-An error of a request travels with 200: to these clients 404 says that their session is gone, and many show nothing of
-the body of any other status. Only what is wrong with the HTTP request itself has a status of its own.
+An error of a request travels with 200: to these clients 404 says that their session is gone, and
+many show nothing of the body of any other status. Only what is wrong with the HTTP request
+itself has a status of its own.
 """
 
 from __future__ import annotations

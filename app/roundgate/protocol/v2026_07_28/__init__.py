@@ -1,7 +1,9 @@
-"""Revision 2026-07-28: what it alone has. Validating a request, its headers, its results, its errors.
+"""Revision 2026-07-28: what it alone has. Validating a request, its headers, its results, its
+errors.
 
-What all revisions share (JSON-RPC, content, the shapes of tasks, URI templates) is in `roundgate.protocol`. Another
-revision is another package beside this one. Its functions are those of the port `protocol.revision.Revision`.
+What all revisions share (JSON-RPC, content, the shapes of tasks, URI templates) is in
+`roundgate.protocol`. Another revision is another package beside this one. Its functions are those
+of the port `protocol.revision.Revision`.
 """
 
 from roundgate.protocol.v2026_07_28.headers import ParamHeader, mirrored_arguments

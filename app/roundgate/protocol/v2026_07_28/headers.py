@@ -1,8 +1,9 @@
-"""The headers that mirror the body: `MCP-Protocol-Version`, `Mcp-Method`, `Mcp-Name`, `Mcp-Param-*`.
+"""The headers that mirror the body: `MCP-Protocol-Version`, `Mcp-Method`, `Mcp-Name`,
+`Mcp-Param-*`.
 
-Streamable-http, "Request Metadata": values are encoded for HTTP (the base64 sentinel), decoded before they are
-compared, and any disagreement with the body is a `HeaderMismatch`. Nothing here knows which method needs which header:
-`validation` does.
+Streamable-http, "Request Metadata": values are encoded for HTTP (the base64 sentinel), decoded
+before they are compared, and any disagreement with the body is a `HeaderMismatch`. Nothing here
+knows which method needs which header: `validation` does.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ _PARAM_PREFIX_LOWER: Final = PARAM_PREFIX.lower().encode()
 
 
 def read(headers: Headers, name: bytes) -> str | None:
-    """A mirroring header, still encoded, without the white space around it (RFC 9110 section 5.5; httptools leaves it);
-    `None` if it is not sent."""
+    """A mirroring header, still encoded, without the white space around it (RFC 9110 section 5.5;
+    httptools leaves it); `None` if it is not sent."""
     value = headers.get(name)
     return None if value is None else value.strip(b" \t").decode("latin-1")
 
 
 def repeated(headers: Headers) -> str | None:
-    """The first mirroring header that came twice: two readers could then believe different things."""
+    """The first mirroring header that came twice: two readers could then
+    believe different things."""
     for name in headers.repeated:
         if name in _MIRRORED or name.startswith(_PARAM_PREFIX_LOWER):
             return name.decode("latin-1")
@@ -47,7 +49,8 @@ def repeated(headers: Headers) -> str | None:
 
 
 def encode_value(value: str) -> str:
-    """A string as a header value: as it is where that survives HTTP, else `=?base64?…?=` of its UTF-8."""
+    """A string as a header value: as it is where that survives HTTP, else
+    `=?base64?…?=` of its UTF-8."""
     looks_encoded = value.startswith("=?base64?") and value.endswith("?=")
     if _PLAIN.fullmatch(value) and value == value.strip() and not looks_encoded:
         return value
@@ -60,7 +63,8 @@ def decode_value(header: str, value: str) -> str:
     """The inverse of `encode_value`; strict about alphabet, padding and UTF-8.
 
     Raises:
-        HeaderMismatch: the value is neither plain visible ASCII nor well-formed base64 in the sentinel.
+        HeaderMismatch: the value is neither plain visible ASCII nor
+            well-formed base64 in the sentinel.
     """
     sentinel = _SENTINEL.fullmatch(value)
     if sentinel is None:
@@ -82,7 +86,8 @@ def decode_value(header: str, value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ParamHeader:
-    """One property annotated with `x-mcp-header`: the header's name, where the value is in the arguments, its type."""
+    """One property annotated with `x-mcp-header`: the header's name, where the value is in
+    the arguments, its type."""
 
     header: str
     key: str
@@ -113,7 +118,8 @@ class ParamHeader:
             raise HeaderMismatch(f"Header mismatch: {self.header} does not match {where}")
 
     def _equal(self, value: Any, text: str) -> bool:
-        # "servers SHOULD compare the header value and the body value numerically" (Server Validation)
+        # "servers SHOULD compare the header value and the body value
+        # numerically" (Server Validation)
         if (
             self.type == "integer"
             and not isinstance(value, bool)
@@ -131,7 +137,8 @@ def mirrored_arguments(input_schema: Mapping[str, Any]) -> tuple[ParamHeader, ..
     """The `x-mcp-header` annotations of a tool's input schema.
 
     Raises:
-        ValueError: an annotation breaks the rules of "Schema Extension"; clients would have to drop the tool.
+        ValueError: an annotation breaks the rules of "Schema Extension"; clients
+            would have to drop the tool.
     """
     found: dict[str, ParamHeader] = {}
     for path, schema in _positions(input_schema):
@@ -162,7 +169,8 @@ def _param_header(path: tuple[str, ...] | None, schema: Mapping[str, Any]) -> Pa
     return ParamHeader(PARAM_PREFIX + name, name.lower(), path, kind)
 
 
-# Keywords of 2020-12 and of the drafts before it, whose schemas are served too. Schema or list of schemas:
+# Keywords of 2020-12 and of the drafts before it, whose schemas are served too.
+# Schema or list of schemas:
 _APPLICATORS: Final = (
     "items", "contains", "unevaluatedItems", "additionalItems", "additionalProperties", "propertyNames",
     "unevaluatedProperties", "not", "if", "then", "else", "contentSchema", "allOf", "anyOf", "oneOf", "prefixItems",
@@ -179,7 +187,8 @@ _NAMED_SCHEMAS: Final = (
 def _positions(
     root: Mapping[str, Any],
 ) -> Iterator[tuple[tuple[str, ...] | None, Mapping[str, Any]]]:
-    """Every schema inside a schema, with its chain of `properties` keys; `None` once another keyword is crossed."""
+    """Every schema inside a schema, with its chain of `properties` keys; `None` once
+    another keyword is crossed."""
     stack: list[tuple[tuple[str, ...] | None, Any]] = [((), root)]
     while stack:
         path, schema = stack.pop()

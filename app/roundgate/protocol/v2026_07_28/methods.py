@@ -1,7 +1,9 @@
-"""The methods of the revision: what it defines for a client to call, and what earlier revisions did.
+"""The methods of the revision: what it defines for a client to call, and
+what earlier revisions did.
 
-A server capability decides whether a method is served (`MethodNotFound` otherwise), so what `server/discover`
-advertises and what is answered cannot differ. Who serves a method is in the table of `roundgate.methods.table`.
+A server capability decides whether a method is served (`MethodNotFound` otherwise), so what
+`server/discover` advertises and what is answered cannot differ. Who serves a method is in the
+table of `roundgate.methods.table`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ PROTOCOL_VERSION: Final = "2026-07-28"
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One row. `mcp_name` is the member of params that `Mcp-Name` mirrors; `feature` is what must be served for it."""
+    """One row. `mcp_name` is the member of params that `Mcp-Name` mirrors; `feature` is what
+    must be served for it."""
 
     name: str
     feature: str | None
@@ -43,7 +46,8 @@ METHODS: Final = _rows(
     Method("prompts/get", feature="prompts", mcp_name="name"),
     Method("completion/complete", feature="completions"),
     Method("subscriptions/listen", feature="subscriptions"),
-    # the extension demands the header of clients, for routing that we have no use for; FastMCP 4.1 does not send it
+    # the extension demands the header of clients, for routing that we have no use for;
+    # FastMCP 4.1 does not send it
     Method("tasks/get", feature="tasks", mcp_name="taskId", needs_mcp_name=False),
     Method("tasks/update", feature="tasks", mcp_name="taskId", needs_mcp_name=False),
     Method("tasks/cancel", feature="tasks", mcp_name="taskId", needs_mcp_name=False),

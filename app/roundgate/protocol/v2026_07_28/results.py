@@ -1,6 +1,8 @@
-"""Results as this revision has them: `resultType` and `serverInfo` on every one, and how long it may be kept.
+"""Results as this revision has them: `resultType` and `serverInfo` on every one,
+and how long it may be kept.
 
-    {"resultType": "complete", …, "ttlMs": 60000, "cacheScope": "public", "_meta": {".../serverInfo": {…}}}
+    {"resultType": "complete", …, "ttlMs": 60000, "cacheScope": "public",
+    "_meta": {".../serverInfo": {…}}}
 
 See basic/index ("Results") and server/utilities/caching.
 """
@@ -39,7 +41,8 @@ class Results:
         return encode(written)[:-1] + self._end
 
     def rest(self, cache: CacheHint | None = None) -> bytes:
-        """What follows the members of a result that are serialised already: a comma, and all up to the last brace."""
+        """What follows the members of a result that are serialised already: a comma, and
+        all up to the last brace."""
         return b"," + self.write({}, cache)[1:]
 
     def entries(self, member: str, entries: bytes) -> bytes:
@@ -47,7 +50,8 @@ class Results:
         return entries
 
     def input_required(self, requests: Mapping[str, Any], request_state: str) -> bytes:
-        """The schema's `InputRequiredResult`: questions by key, or none, and the state of the call."""
+        """The schema's `InputRequiredResult`: questions by key, or none, and
+        the state of the call."""
         asked = {"inputRequests": dict(requests)} if requests else {}
         return self.write({"resultType": "input_required", **asked, "requestState": request_state})
 
@@ -58,7 +62,8 @@ def result_format(server_info: Mapping[str, Any]) -> Results:
 
 
 def kept_result(result: Mapping[str, Any]) -> bytes:
-    """The `result` of a completed task, as JSON: what a call would have answered, without `_meta` of the server.
+    """The `result` of a completed task, as JSON: what a call would have answered,
+    without `_meta` of the server.
 
     Raises:
         TypeError, ValueError, RecursionError: something in it is not JSON.

@@ -1,6 +1,7 @@
 """Validating a request: (message, headers) → `Inbound`, or the error of the first check that fails.
 
-The order is fixed by what clients and the conformance suite expect of each mistake when a request has several:
+The order is fixed by what clients and the conformance suite expect of each mistake
+when a request has several:
 
     1  version and method headers are there, once; `Mcp-Method` equals the body's method     -32020
     2  `params._meta` is there with its required fields, a string and an object               -32602
@@ -10,7 +11,8 @@ The order is fixed by what clients and the conformance suite expect of each mist
     5  the method is served                                                                   -32601
     6  `Mcp-Name` equals the body's name, uri or taskId                                       -32020
 
-Checks 7 (`Mcp-Param-*`), 8 (client capabilities) and 9 (domain) need the tool; `roundgate.methods` makes them.
+Checks 7 (`Mcp-Param-*`), 8 (client capabilities) and 9 (domain) need the tool;
+`roundgate.methods` makes them.
 """
 
 from __future__ import annotations
@@ -124,7 +126,8 @@ def _meta(envelope: dict[str, Any]) -> Meta:
 
 
 def _is_usable(token: Any) -> bool:
-    """Whether a progress token is one that the protocol allows, and short enough to be repeated with every event."""
+    """Whether a progress token is one that the protocol allows, and short enough to be
+    repeated with every event."""
     return (
         len(token) <= MAX_ID
         if isinstance(token, str)

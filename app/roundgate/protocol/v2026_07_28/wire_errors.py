@@ -1,9 +1,10 @@
 """The one table: exception class → JSON-RPC code and HTTP status.
 
-Codes are those of basic/index, "Error Codes": JSON-RPC's own (-32700, -32600 to -32603) and the three that this
-revision defines (-32020 to -32022). No others are sent. Statuses are those of streamable-http: 404 for an
-unknown method, 400 for every other error in the request. -32603 travels with 200: no revision gives it a status, the
-official client reads the error from its body, and a 5xx would invite proxies to retry.
+Codes are those of basic/index, "Error Codes": JSON-RPC's own (-32700, -32600 to -32603) and the
+three that this revision defines (-32020 to -32022). No others are sent. Statuses are those of
+streamable-http: 404 for an unknown method, 400 for every other error in the request. -32603 travels
+with 200: no revision gives it a status, the official client reads the error from its body, and a
+5xx would invite proxies to retry.
 """
 
 from __future__ import annotations

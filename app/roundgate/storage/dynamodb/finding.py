@@ -1,4 +1,5 @@
-"""How an operator's search goes through the table: which parts it reads one after the other, and where it is.
+"""How an operator's search goes through the table: which parts it reads one after
+the other, and where it is.
 
     working, input_required     each shard of the index `due`, or of one owner the index `owned`
     failed, cancelled           each shard of the index `ended`
@@ -101,7 +102,8 @@ class Search:
     def _taken(
         self, part: Part, page: Page, roots: dict[str, Row], room: int
     ) -> tuple[list[TaskRecord], Row | None]:
-        """What of a page is wanted, as far as there is room, and the keys behind which to look on."""
+        """What of a page is wanted, as far as there is room, and the keys
+        behind which to look on."""
         taken: list[TaskRecord] = []
         for row in page.rows:
             root = roots.get(row["pk"])

@@ -1,13 +1,16 @@
-"""The journal of a task in DynamoDB, as values: a tail in the root item, and chunks in rows of their own. No I/O.
+"""The journal of a task in DynamoDB, as values: a tail in the root item, and chunks in
+rows of their own. No I/O.
 
-Each write of the root item is paid for by the KiB of all that is in it, so the tail gets what is free in the KiB that
-has been begun anyway. When it is full it becomes a chunk. Where `FAN` chunks of about one size stand side by side
-they become one of the next size, so that a journal of any length is read in few rows, and the root item names few:
+Each write of the root item is paid for by the KiB of all that is in it, so the tail gets what is
+free in the KiB that has been begun anyway. When it is full it becomes a chunk. Where `FAN` chunks
+of about one size stand side by side they become one of the next size, so that a journal of any
+length is read in few rows, and the root item names few:
 
     root item   [chunk 60 KB] [chunk 4 KB] [chunk 4 KB] [chunk 500 B] tail: e901 e902 …
 
-An entry is thus written again once for each size, three times at 350 KB. Rows that became part of a larger chunk are
-left to `ttl`: to delete one costs as much as to write it, and to keep it for some days a twentieth of that.
+An entry is thus written again once for each size, three times at 350 KB. Rows that became part of a
+larger chunk are left to `ttl`: to delete one costs as much as to write it, and to keep it for some
+days a twentieth of that.
 """
 
 from __future__ import annotations
@@ -65,7 +68,8 @@ def chunk_of(ref: str, data: bytes) -> Chunk:
 def lengthened(
     log: Log, entries: Sequence[bytes], room: int, draft: Draft
 ) -> tuple[dict[str, Any], Log]:
-    """What a longer journal sets in a root item that has so much room for its tail, and what it then is."""
+    """What a longer journal sets in a root item that has so much room for its
+    tail, and what it then is."""
     if not entries:
         return {}, log
     longer = (*log.tail, *entries)
@@ -87,7 +91,8 @@ def with_chunk(chunks: Sequence[Chunk], data: bytes, draft: Draft) -> tuple[Chun
 
 
 def _alike(chunks: Sequence[Chunk]) -> list[Chunk]:
-    """The last chunks, as far back as none is of a higher rank than the last one and they fit into one row."""
+    """The last chunks, as far back as none is of a higher rank than the last one and
+    they fit into one row."""
     alike: list[Chunk] = []
     for chunk in reversed(chunks):
         fits = sum(one.size for one in alike) + chunk.size <= PART
@@ -98,7 +103,8 @@ def _alike(chunks: Sequence[Chunk]) -> list[Chunk]:
 
 
 def room_of(row: Row) -> int:
-    """How much a tail may have in a root item: what is free in the last KiB that the rest of it needs."""
+    """How much a tail may have in a root item: what is free in the last KiB
+    that the rest of it needs."""
     free = -row_size({**row, "tail": []}) % KIB
     return free if free >= _LEAST_ROOM else free + KIB
 

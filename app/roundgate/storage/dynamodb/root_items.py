@@ -1,4 +1,5 @@
-"""The root item of a task in DynamoDB, as values: what writes ask of it and make of it, what is read from it. No I/O.
+"""The root item of a task in DynamoDB, as values: what writes ask of it and make of it,
+what is read from it. No I/O.
 
 Besides the fields of `TaskRecord` it has
 
@@ -13,9 +14,10 @@ Besides the fields of `TaskRecord` it has
     tail        its latest entries, until they become a chunk
     noted       the number of the lease's last write of entries: app/roundgate/storage/noted.py
 
-Fields of `TaskRecord` that are usually 0 or false are left out then: `suspect`, `alone`, `deaths`, `declined_ms`,
-`resends`, `cleans_up`, and so is `unsent` of `OpenTask`, and so is a `journal_version` of 1. A terminal task that is to
-be cleaned up keeps its shard, and what a worker needs.
+Fields of `TaskRecord` that are usually 0 or false are left out then: `suspect`,
+`alone`, `deaths`, `declined_ms`, `resends`, `cleans_up`, and so is `unsent` of
+`OpenTask`, and so is a `journal_version` of 1. A terminal task that is to be cleaned up
+keeps its shard, and what a worker needs.
 """
 
 from __future__ import annotations
@@ -70,7 +72,8 @@ ROOM: Final = 16 * 1024
 LIGHT: Final = 64
 """A call up to here stays in the root item for good."""
 SETTLED: Final = 512
-"""From here on a worker moves answers out of the root item, which it pays for at each checkpoint."""
+"""From here on a worker moves answers out of the root item, which it pays
+for at each checkpoint."""
 _AT_ONCE: Final = 50
 """Answers in one expression, which may have 4 KB."""
 
@@ -100,7 +103,8 @@ BLAMED: Final[Mapping[str, Any]] = MappingProxyType(
         "deaths": Expression("if_not_exists(#deaths, :none) + if_not_exists(#alone, :none)"),
     }
 )
-"""A lease ended badly; if its worker had nothing else, it is a death. Expressions see the row as it was."""
+"""A lease ended badly; if its worker had nothing else, it is a death. Expressions
+see the row as it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +128,8 @@ class Notes:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a write of a worker sets, what it then knows, and the rows that nothing refers to afterwards."""
+    """What a write of a worker sets, what it then knows, and the rows that
+    nothing refers to afterwards."""
 
     sets: Mapping[str, Any]
     known: Known
@@ -135,7 +140,8 @@ class Step:
 
 
 IS_FOUND: Final = "#expires_ms > :now"
-"""There is such a task, and still is: of one that never was DynamoDB compares nothing to be greater."""
+"""There is such a task, and still is: of one that never was DynamoDB compares
+nothing to be greater."""
 
 
 IS_DUE_AS_SEEN: Final = "#due_ms = :due"
@@ -150,14 +156,17 @@ def is_in(event: Event) -> str:
 
 
 def lease_holds(noted: bool = False) -> list[str]:
-    """A worker may still write; if it notes entries, also that no write has happened that it has not heard of."""
+    """A worker may still write; if it notes entries, also that no write has happened
+    that it has not heard of."""
     # Nobody has claimed it since, nor was it taken away.
     is_the_last_claim = "#fence = :fence"
     # Neither cancelled, nor finished, nor expired, nor asking.
     is_working = is_in(Event.RUN)
-    # Not given back either: it may be `working` again, with nobody on it yet, and wait for its next claim.
+    # Not given back either: it may be `working` again, with nobody on it yet, and
+    # wait for its next claim.
     is_leased = "#lease_until_ms > :none"
-    # A write that was given up as unavailable did not happen after all: else this one would add its entries twice.
+    # A write that was given up as unavailable did not happen after all: else this one
+    # would add its entries twice.
     is_as_left = "#noted = :noted"
     return [is_the_last_claim, is_working, is_leased, *([is_as_left] if noted else [])]
 
@@ -178,7 +187,8 @@ def is_to_clean_up(root: Row) -> bool:
 
 
 def may_be_cleaned_up() -> list[str]:
-    """A task that is over, has something left to do, and is nobody's, or was the caller's before."""
+    """A task that is over, has something left to do, and is nobody's, or was the caller's
+    before."""
     # Whoever had it when it was cancelled may still be about to do it.
     is_free = "(#lease_until_ms <= :lapsed OR #fence = :fence)"
     # The last try has failed, and it is too early for another.
@@ -237,7 +247,8 @@ def has_lapsed(root: Row) -> bool:
 
 
 def may_be_claimed(lapsed: bool, far: bool, alone: bool) -> list[str]:
-    """A task that is free, or one whose lease has lapsed; one that is due soon enough, or `far` too late."""
+    """A task that is free, or one whose lease has lapsed; one that is due soon
+    enough, or `far` too late."""
     # Who has it may go on until the lease ends.
     is_free = "#lease_until_ms = :none"
     # Its worker died or stalled with it.
@@ -280,7 +291,8 @@ def over(status: Status, message: str | None, now_ms: int) -> dict[str, Any]:
 def over_but_for(
     due_ms: int, status: Status, message: str | None, now_ms: int, *, is_leased: bool
 ) -> dict[str, Any]:
-    """A terminal state with something left to do elsewhere. A lease goes on if the task was taken from its worker."""
+    """A terminal state with something left to do elsewhere. A lease goes on if the task was
+    taken from its worker."""
     lease = {"wake_ms": 0} if is_leased else NOT_LEASED
     rest = {"owner": None, "due_ms": due_ms, "unsent": None, "resends": None, "attempts": 0}
     return {**_ended(status, message, now_ms), **lease, **rest}
@@ -307,7 +319,8 @@ def claimed_to_clean_up(until_ms: int, due_ms: int) -> dict[str, Any]:
 
 
 def claimed(until_ms: int, alone: bool) -> dict[str, Any]:
-    """A new lease. Nothing of it is in the index of due tasks, unless a sweep has sent the task again."""
+    """A new lease. Nothing of it is in the index of due tasks, unless a sweep
+    has sent the task again."""
     return {
         "fence": Expression("#fence + :one"),
         "lease_until_ms": until_ms,
@@ -425,8 +438,8 @@ def step(known: Known, added: Added, sets: Mapping[str, Any], now_ms: int, draft
 
 
 def _lightened(root: Row, grown: Mapping[str, Any], draft: Draft) -> dict[str, Any]:
-    """Whose journal needs rows of its own makes many steps: its call moves to a row, too, and is no longer paid for
-    at each of them."""
+    """Whose journal needs rows of its own makes many steps: its call moves to a row, too, and is no
+    longer paid for at each of them."""
     call = root.get("call")
     if "chunks" in grown and isinstance(call, bytes) and len(call) > LIGHT:
         return {"call": draft.spill("2", call)}
@@ -434,7 +447,8 @@ def _lightened(root: Row, grown: Mapping[str, Any], draft: Draft) -> dict[str, A
 
 
 def _after(root: Row, sets: Mapping[str, Any]) -> Row:
-    """A root item with plain values set in it; what DynamoDB computes is of no other size than before."""
+    """A root item with plain values set in it; what DynamoDB computes is of no
+    other size than before."""
     plain = {
         name: value for name, value in sets.items() if not isinstance(value, (Expression, Append))
     }
@@ -450,7 +464,8 @@ def _said(root: Row, added: Added, draft: Draft, now_ms: int) -> dict[str, Any]:
 
 
 def _settled(known: Known, added: Added, draft: Draft) -> tuple[dict[str, Any], Log]:
-    """With entries, the answers in the root item go to a row of their own if they are large: nobody adds to them."""
+    """With entries, the answers in the root item go to a row of their own if they are
+    large: nobody adds to them."""
     answers = known.root.get("answers", {})
     if not added.entries or known.root.get("answered", 0) < SETTLED:
         return {}, known.settled
@@ -479,7 +494,8 @@ def answers_taken(
 
 
 def fit_in_root(answers: Mapping[str, bytes]) -> bool:
-    """Whether the answers can be written without a look at the root item first. An empty key would be no path."""
+    """Whether the answers can be written without a look at the root item first. An
+    empty key would be no path."""
     size = sum(len(key) + len(value) for key, value in answers.items())
     are_usual = all(key and len(value) <= SMALL["1"] for key, value in answers.items())
     return are_usual and size <= ROOM and len(answers) <= _AT_ONCE

@@ -1,4 +1,5 @@
-"""One DynamoDB table as the store: its definition, its calls, values too large for a row; and the once store on it.
+"""One DynamoDB table as the store: its definition, its calls, values too large for a row;
+and the once store on it.
 
     pk              sk             what
     T#owner.id      0              the root item of a task: the row that decides (`tasks`, `root_items`)
@@ -8,10 +9,11 @@
     O#token id      1#blob#0000    part of its outcome
     S#number        0              who looks after a shard of the index of due tasks
 
-Every change is one conditional write of one root item. Large values are spilled into rows beside it: written before the
-root item refers to them, never changed, and garbage if it then does not. What a worker needs is read by the names that
-the root item has. Who reads a task asks for a range of keys, in one call, so what is in that range and no longer named
-is deleted. `ttl` has DynamoDB delete every row in the end.
+Every change is one conditional write of one root item. Large values are spilled into rows beside
+it: written before the root item refers to them, never changed, and garbage if it then does not.
+What a worker needs is read by the names that the root item has. Who reads a task asks for a range
+of keys, in one call, so what is in that range and no longer named is deleted. `ttl` has DynamoDB
+delete every row in the end.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ Returned: TypeAlias = Literal["NONE", "ALL_NEW", "ALL_OLD"]
 
 ROOT: Final = "0"
 SMALL: Final[Mapping[Space, int]] = MappingProxyType({"1": 4 * 1024, "2": 1024})
-"""Up to here a value stays in the root item. Each write of it is paid for by the KiB, and most are steps; what is read
-by `tasks/get` is there only when no steps are made."""
+"""Up to here a value stays in the root item. Each write of it is paid for by the KiB, and most are
+steps; what is read by `tasks/get` is there only when no steps are made."""
 PART: Final = 350 * 1024
 """A row holds 400 KB with its keys."""
 READ_BATCH: Final = 100
@@ -68,15 +70,16 @@ CONFIG: Final[Mapping[str, Any]] = MappingProxyType(
         "tcp_keepalive": True,
     }
 )
-"""For the client's `botocore.config.Config`: a call is answered within milliseconds, or not at all."""
+"""For the client's `botocore.config.Config`: a call is answered within
+milliseconds, or not at all."""
 
 DUE: Final = "due"
 """The index of open tasks by shard and due time."""
 OWNED: Final = "owned"
 """The index of open tasks by owner."""
 ENDED: Final = "ended"
-"""The index of tasks that ended other than well, by shard and by when they did: an operator looks for them, and they
-are few. Of those that are completed a table has most."""
+"""The index of tasks that ended other than well, by shard and by when they did: an operator looks
+for them, and they are few. Of those that are completed a table has most."""
 
 TABLE: Final[Mapping[str, Any]] = MappingProxyType(
     {
@@ -131,11 +134,13 @@ TABLE: Final[Mapping[str, Any]] = MappingProxyType(
         "PointInTimeRecoverySpecification": {"PointInTimeRecoveryEnabled": True},
     }
 )
-"""The table, as the properties of CloudFormation's `AWS::DynamoDB::Table`; `infra/table.json` has the same."""
+"""The table, as the properties of CloudFormation's `AWS::DynamoDB::Table`;
+`infra/table.json` has the same."""
 
 
 def create_table(client: Any, name: str) -> None:
-    """Make the table at DynamoDB Local, for development: deployed ones are made from `infra/table.json`."""
+    """Make the table at DynamoDB Local, for development: deployed ones are
+    made from `infra/table.json`."""
     elsewhere = {"TimeToLiveSpecification", "PointInTimeRecoverySpecification"}
     client.create_table(
         TableName=name, **{key: value for key, value in TABLE.items() if key not in elsewhere}
@@ -162,10 +167,12 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A conditional write of one row. In expressions `#name` is the attribute `name`, unless `names` has it."""
+    """A conditional write of one row. In expressions `#name` is the attribute `name`,
+    unless `names` has it."""
 
     sets: Mapping[str, Any]
-    """Attribute, or path that begins with `#`, to a value, an `Expression` or an `Append`; `None` removes it."""
+    """Attribute, or path that begins with `#`, to a value, an `Expression` or an
+    `Append`; `None` removes it."""
     when: Sequence[str]
     """All of these must hold."""
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -199,9 +206,9 @@ class Page:
 class Table:
     """The table's operations, in plain values.
 
-    Each write gives its row a `version` that never was before. It is what optimistic writes compare, and how a write
-    knows itself again: botocore sends a call again whose answer got lost, and the second one finds that "somebody" has
-    been there.
+    Each write gives its row a `version` that never was before. It is what optimistic writes
+    compare, and how a write knows itself again: botocore sends a call again whose answer got lost,
+    and the second one finds that "somebody" has been there.
     """
 
     def __init__(self, name: str, make_client: MakeClient, clock: Clock) -> None:
@@ -310,7 +317,8 @@ class Table:
         return {row["sk"]: row for row in await self._pages(query, None)}
 
     async def drop(self, pk: str, names: Sequence[str]) -> None:
-        """Delete rows that no root item names any more, as far as that can be done now; `ttl` does the rest."""
+        """Delete rows that no root item names any more, as far as that can be done
+        now; `ttl` does the rest."""
         left = [{"DeleteRequest": {"Key": _encoded({"pk": pk, "sk": name})}} for name in names]
         try:
             for start in range(0, len(left), BATCH):
@@ -377,9 +385,11 @@ class Table:
         return {row["pk"]: row for row in rows}
 
     async def delete(self, pk: str, when: Sequence[str], values: Mapping[str, Any]) -> bool:
-        """Delete a root item where all of this holds, then the rows beside it; `False` if it does not hold.
+        """Delete a root item where all of this holds, then the rows beside it;
+        `False` if it does not hold.
 
-        Rows of another `ttl` are left: they are a draft of who is about to put a new root item there.
+        Rows of another `ttl` are left: they are a draft of who is about to
+        put a new root item there.
         """
         text = " AND ".join(when)
         arguments = {
@@ -462,7 +472,8 @@ class Draft:
         """Of all rows that it ever had."""
 
     def spill_if_large(self, space: Space, value: bytes, room: int | None = None) -> Kept:
-        """The value itself if there is room for it in the root item, else the reference to rows that will have it."""
+        """The value itself if there is room for it in the root item, else the reference to
+        rows that will have it."""
         return (
             value
             if len(value) <= (SMALL[space] if room is None else room)
@@ -517,8 +528,8 @@ def names_of(kept: Kept) -> list[str]:
 
 
 def _is_refused(error: Exception) -> bool:
-    """Whether a condition did not hold. By its code: two threads that ask a client for its exceptions at once are given
-    different classes."""
+    """Whether a condition did not hold. By its code: two threads that ask a client for its
+    exceptions at once are given different classes."""
     response = getattr(error, "response", None)  # of an error without an answer there is none
     said = response.get("Error", {}) if isinstance(response, dict) else {}
     return bool(said.get("Code") == "ConditionalCheckFailedException")
@@ -555,7 +566,8 @@ def _placeholders(
 ) -> Row:
     """What the names and values in expressions stand for.
 
-    No name stands for itself: which words DynamoDB reserves nobody needs to know. It refuses values that are not used.
+    No name stands for itself: which words DynamoDB reserves nobody needs to know. It refuses
+    values that are not used.
     """
     used_names, used_values = re.findall(r"#\w+", text), set(re.findall(r":\w+", text))
     return {

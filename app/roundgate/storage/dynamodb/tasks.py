@@ -1,6 +1,7 @@
 """Tasks in DynamoDB: one root item a task, whose conditional writes decide everything.
 
-The layout of the table is in `roundgate.storage.dynamodb.table`, that of a root item in `….root items`.
+The layout of the table is in `roundgate.storage.dynamodb.table`, that of a
+root item in `….root items`.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ from roundgate.storage.tasks import (
 )
 
 EXACTLY: Final = 200
-"""Up to so many open tasks are read from each part of the index, to have those that are due first of all."""
+"""Up to so many open tasks are read from each part of the index, to have those
+that are due first of all."""
 
 
 _READ_TRIES: Final = 5
@@ -102,7 +104,8 @@ _DAY_S: Final = 86_400
 
 
 class DynamoDbTasks:
-    """The `TaskStore`, see there. New tasks are spread over `shards` parts of the index of due tasks."""
+    """The `TaskStore`, see there. New tasks are spread over `shards` parts of
+    the index of due tasks."""
 
     def __init__(self, table: Table, shards: int = SHARDS) -> None:
         self._table = table
@@ -191,7 +194,8 @@ class DynamoDbTasks:
             await self._table.drop(pk_of(ref), names)
 
     async def _drop_draft(self, pk: str, draft: Draft, root: Row | None) -> None:
-        """Of a write that did not happen; or it had, and botocore sent it again when others had written since."""
+        """Of a write that did not happen; or it had, and botocore sent it again when
+        others had written since."""
         live = {
             name
             for kept in (*refs_shown(root), *refs_for_work(root or {}))
@@ -247,7 +251,8 @@ class DynamoDbTasks:
         now_ms: int,
         due_ms: int | None,
     ) -> Cancelled | ConditionFailed:
-        """Make a task terminal whose work is not done: as most are, or else as one that is to be cleaned up."""
+        """Make a task terminal whose work is not done: as most are, or else as one
+        that is to be cleaned up."""
         plain = over(status, message, now_ms)
         values = values_of(now_ms)
         tried = await self._update_and_drop(ref, Change(plain, [*when, CLEANS_UP_NOTHING], values))
@@ -308,8 +313,9 @@ class DynamoDbTasks:
         )
 
     async def _tidy(self, ref: TaskRef) -> None:
-        """Nothing that a client is shown is live while a worker has the task: what is there was left by one that died
-        between its rows and the root item, and would be read by each `tasks/get`."""
+        """Nothing that a client is shown is live while a worker has the task: what is
+        there was left by one that died between its rows and the root item, and would be
+        read by each `tasks/get`."""
         names = await self._table.names_shown(pk_of(ref))
         if names:
             await self._table.drop(pk_of(ref), names)
@@ -473,7 +479,8 @@ class DynamoDbTasks:
     async def _write(
         self, lease: Lease, added: Added, now_ms: int, make: Callable[[Draft], Mapping[str, Any]]
     ) -> None:
-        """One write under a lease, of what is made with a draft for its large values, and of what is added.
+        """One write under a lease, of what is made with a draft for its large
+        values, and of what is added.
 
         Raises:
             LeaseLost
@@ -551,7 +558,8 @@ class DynamoDbTasks:
     async def postpone_many(
         self, moves: Sequence[Move], now_ms: int, skew_ms: int = 0
     ) -> Sequence[Postponed]:
-        """See `TaskStore`. A write each: a transaction would cost twice as much. Of one that is held there are two."""
+        """See `TaskStore`. A write each: a transaction would cost twice as much. Of one that
+        is held there are two."""
         return await asyncio.gather(*(self._move(move, now_ms, skew_ms) for move in moves))
 
     async def _move(self, move: Move, now_ms: int, skew_ms: int) -> Postponed:

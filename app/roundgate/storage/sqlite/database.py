@@ -1,7 +1,8 @@
 """SQLite as the store: the embedded default, and the reference for every other.
 
-WAL, so that several processes on one file read while one writes. Every write is a function that runs in a transaction
-and has its condition in it (`storage.sqlite.writing`). Calls hop to threads here; one at a time uses a connection.
+WAL, so that several processes on one file read while one writes. Every write is a function that
+runs in a transaction and has its condition in it (`storage.sqlite.writing`). Calls hop to threads
+here; one at a time uses a connection.
 """
 
 from __future__ import annotations
@@ -135,7 +136,8 @@ create index turns_by_turn on turns (turn);
 alter table tasks add column cleans_up integer not null default 0;
 """,
 )
-"""What makes a file of version n one of version n + 1 (`pragma user_version`); only ever appended to."""
+"""What makes a file of version n one of version n + 1 (`pragma user_version`);
+only ever appended to."""
 
 
 _writing: Final[dict[Path, threading.Lock]] = {}
@@ -143,9 +145,11 @@ _writing: Final[dict[Path, threading.Lock]] = {}
 
 
 class Database:
-    """One file. Connections are made when they are first needed, so nothing is opened before a fork.
+    """One file. Connections are made when they are first needed, so nothing is opened before a
+    fork.
 
-    `durable` writes are on the disk when they return; others survive the death of the process, not that of the machine.
+    `durable` writes are on the disk when they return; others survive the death of the
+    process, not that of the machine.
     """
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
@@ -163,7 +167,8 @@ class Database:
 
         Args:
             work: writes. It is done again if it was done together with others, and that failed.
-            durable: unless the machine's death may take it along. Without effect if no write of this database is.
+            durable: unless the machine's death may take it along. Without effect if no
+                write of this database is.
 
         Raises:
             Unavailable: as `read` does; then nothing has happened.
@@ -183,13 +188,15 @@ class Database:
         return self._writer
 
     def _pool(self) -> ThreadPoolExecutor:
-        """Threads, as many as there is something to do for at once. Not anyio's, which take three times as long."""
+        """Threads, as many as there is something to do for at once. Not anyio's, which
+        take three times as long."""
         if not self._threads:
             self._threads.append(ThreadPoolExecutor(MAX_CONNECTIONS, "sqlite"))
         return self._threads[0]
 
     def _run_alone(self, work: Callable[[sqlite3.Connection], None], durable: bool) -> None:
-        """SQLite lets writers sleep and look again; a lock wakes the next one of this process at once."""
+        """SQLite lets writers sleep and look again; a lock wakes the next one
+        of this process at once."""
 
         def alone(db: sqlite3.Connection) -> None:
             with self._writing:
@@ -231,10 +238,12 @@ class Database:
     def _connect(self) -> sqlite3.Connection:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(FileExistsError):
-            # Journals and answers are in it: readable by its owner alone, as are the files that SQLite puts beside it.
-            # Only a file that is not there yet: to close one that others here have open drops their locks (POSIX).
+            # Journals and answers are in it: readable by its owner alone, as are the files that
+            # SQLite puts beside it. Only a file that is not there yet: to close one that others
+            # here have open drops their locks (POSIX).
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-        # autocommit: every statement is its own transaction; any thread may use the connection after another
+        # autocommit: every statement is its own transaction; any thread may use the
+        # connection after another
         db = sqlite3.connect(
             self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
         )
@@ -249,7 +258,8 @@ class Database:
 
 
 def connect_in_memory() -> sqlite3.Connection:
-    """A connection to a new database in memory, with all tables. It is gone when the connection is closed."""
+    """A connection to a new database in memory, with all tables. It is gone when
+    the connection is closed."""
     path = Path(":memory:")
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     db.execute("pragma foreign_keys = on")
@@ -296,7 +306,8 @@ class SqliteOnce:
         await self._database.aclose()
 
     def _sweep(self, db: sqlite3.Connection) -> None:
-        """Drop what may be forgotten, now and then: expired tokens are refused before they get here."""
+        """Drop what may be forgotten, now and then: expired tokens are
+        refused before they get here."""
         now_ms = self._clock.now_ms()
         if now_ms - self._swept_ms > _SWEEP_EVERY_MS:
             self._swept_ms = now_ms
@@ -322,8 +333,9 @@ def _close(connections: list[sqlite3.Connection], threads: list[ThreadPoolExecut
 
 
 def _use_wal(db: sqlite3.Connection) -> None:
-    """The change to WAL is the one thing that SQLite does not wait for: of processes that start together all but one
-    are told at once that the file is locked. WAL stays in the file, so this is over when one of them has got through.
+    """The change to WAL is the one thing that SQLite does not wait for: of processes that start
+    together all but one are told at once that the file is locked. WAL stays in the file, so this is
+    over when one of them has got through.
     """
     pause = threading.Event()
     for attempt in range(_WAL_ATTEMPTS):

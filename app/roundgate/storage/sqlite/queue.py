@@ -1,15 +1,17 @@
-"""The task queue as a table of a SQLite file: the embedded default. It keeps one message for a task at most.
+"""The task queue as a table of a SQLite file: the embedded default. It keeps one
+message for a task at most.
 
-Owners take turns. A message that becomes visible gets a turn: the one after its owner's last, but not before the turn
-that is being served just now. Messages are delivered in the order of their turns (start-time fair queueing):
+Owners take turns. A message that becomes visible gets a turn: the one after its owner's last, but
+not before the turn that is being served just now. Messages are delivered in the order of their
+turns (start-time fair queueing):
 
     turn       7        8        9        10
     A waits    a3       a4       a5       a6 …          ten thousand more
     B sends    b1                                       served next, whatever A has waiting
 
-A message is a hint, so it need not be on the disk when it is sent: one that the machine's death takes along is one
-that the sweep replaces. Who waits in the process that sends is woken at once; who waits in another looks again every
-`POLL_S`.
+A message is a hint, so it need not be on the disk when it is sent: one that the machine's death
+takes along is one that the sweep replaces. Who waits in the process that sends is woken at once;
+who waits in another looks again every `POLL_S`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ POLL_S: Final = 0.25
 HIDDEN_MS: Final = 30_000
 """How long a message that was received and not deleted stays hidden."""
 SKIPPED_AT_MOST: Final = 500
-"""Owners in one statement; messages of others may be received all the same, as `put_back` allows."""
+"""Owners in one statement; messages of others may be received all the same, as `put_back`
+allows."""
 _PROMOTED_AT_ONCE: Final = 500
 _SERVED: Final = ""
 """In the table of turns: the turn that was served last, of whatever owner."""
@@ -147,8 +150,9 @@ class SqliteQueue:
 
 
 def _put(db: sqlite3.Connection, ref: TaskRef, visible_ms: int) -> None:
-    """One message for the task. If there is one already it comes at the earlier time; one that is being worked on
-    comes again at the time of the later send, and outlives the deletion of that delivery."""
+    """One message for the task. If there is one already it comes at the earlier time; one
+    that is being worked on comes again at the time of the later send, and outlives the
+    deletion of that delivery."""
     db.execute(
         "insert into waiting (owner, task, visible_ms) values (?, ?, ?) on conflict (task) do update set"
         " visible_ms = case when taken then excluded.visible_ms else min(visible_ms, excluded.visible_ms) end,"

@@ -1,4 +1,5 @@
-"""Tasks in SQLite: a narrow row that every write touches, and payloads beside it that are written once."""
+"""Tasks in SQLite: a narrow row that every write touches, and payloads beside it
+that are written once."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ FORGET_AFTER_MS: Final = 2 * 86_400_000
 _FORGET_AT_ONCE: Final = 500
 
 SHARDS: Final = 1
-"""Parts of the index of due tasks. A file has one writer, so a second sweeper could only be in the way of the first."""
+"""Parts of the index of due tasks. A file has one writer, so a second sweeper could only be
+in the way of the first."""
 
 _HEAD: Final = (
     "n, owner, id, tool, status, status_message, created_ms, updated_ms, expires_ms, revision,"
@@ -584,8 +586,9 @@ class SqliteTasks:
 
 
 def _index_of(wanted: Wanted) -> tuple[str, Sequence[str]]:
-    """Which index has the tasks that are looked for, and its condition. Those of one owner have one anyway; of all
-    that are completed, and of all of a tool, there is none: they are most of the table."""
+    """Which index has the tasks that are looked for, and its condition. Those of one owner
+    have one anyway; of all that are completed, and of all of a tool, there is none: they
+    are most of the table."""
     if wanted.owner is not None or not wanted.statuses:
         return "", ()
     if wanted.statuses <= OPEN:
@@ -627,7 +630,8 @@ def _add(db: sqlite3.Connection, row: Mapping[str, Any], added: Added, now_ms: i
 
 
 def _holds(lease: Lease, row: dict[str, Any]) -> bool:
-    """Whether nobody has claimed the task since, nor taken it away, and the lease has not been given back."""
+    """Whether nobody has claimed the task since, nor taken it away, and the lease
+    has not been given back."""
     is_the_last_claim = row["fence"] == lease.fence
     return is_the_last_claim and row["status"] in sources(Event.RUN) and row["lease_until_ms"] > 0
 
@@ -759,7 +763,8 @@ def _end_early(
     now_ms: int,
     due_ms: int | None,
 ) -> Cancelled:
-    """Make a task terminal whose work is not done. Of one that is to be cleaned up the lease goes on."""
+    """Make a task terminal whose work is not done. Of one that is to be
+    cleaned up the lease goes on."""
     _end(db, row["n"], target(event), message, now_ms)
     if not row["cleans_up"]:
         return Cancelled.OVER

@@ -1,15 +1,17 @@
-"""Writes of one process to a file: those that come while another is on its way to the disk go there together.
+"""Writes of one process to a file: those that come while another is on its way to
+the disk go there together.
 
-A transaction waits for the disk once, however much is in it. So whatever is asked for while the disk is busy becomes
-one transaction, in the order in which it came, in which each write has a savepoint of its own:
+A transaction waits for the disk once, however much is in it. So whatever is asked for while
+the disk is busy becomes one transaction, in the order in which it came, in which each write
+has a savepoint of its own:
 
     asked for     a      b c d      e
     thread        begin a commit ── begin b c d commit ── begin e commit
                         └ to disk             └ to disk         └ to disk
 
-A write is told that it happened after the commit, and one that raises takes back nothing but itself. Where a
-transaction of several cannot be committed (the disk is full), each is tried again alone: none pays for what another
-wanted.
+A write is told that it happened after the commit, and one that raises takes back nothing but
+itself. Where a transaction of several cannot be committed (the disk is full), each is tried again
+alone: none pays for what another wanted.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ class Write:
 
 
 Run: TypeAlias = "Callable[[Callable[[sqlite3.Connection], None], bool], None]"
-"""Has something done with a connection, alone; its transactions are to be on the disk afterwards, or need not be."""
+"""Has something done with a connection, alone; its transactions are to be on the disk
+afterwards, or need not be."""
 
 
 class Writer:
@@ -72,7 +75,8 @@ class Writer:
         self._is_busy = False
 
     async def write(self, work: Work, durable: bool) -> Any:
-        """What the work returns or raises, once it is in the file. If the caller is cancelled it may have happened.
+        """What the work returns or raises, once it is in the file. If the caller is
+        cancelled it may have happened.
 
         Raises:
             sqlite3.Error, OSError: it cannot be written; nothing has happened.
@@ -150,7 +154,8 @@ def transacted(db: sqlite3.Connection, work: Callable[[sqlite3.Connection], T]) 
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Everything inside happens, or nothing. Waits for other writers when it begins, so that it cannot fail halfway."""
+    """Everything inside happens, or nothing. Waits for other writers when it begins, so that
+    it cannot fail halfway."""
     with _ended(db, "immediate"):
         yield
         db.execute("commit")
@@ -165,7 +170,8 @@ def snapshot(db: sqlite3.Connection) -> Iterator[None]:
 
 @contextmanager
 def _ended(db: sqlite3.Connection, kind: Literal["immediate", "deferred"]) -> Iterator[None]:
-    """A transaction that is over in the end, committed or not. A full disk, for one, ends it inside SQLite already."""
+    """A transaction that is over in the end, committed or not. A full disk, for one, ends it
+    inside SQLite already."""
     db.execute(f"begin {kind}")
     try:
         yield

@@ -1,4 +1,5 @@
-"""`roundgate stack --demo`: one call with two rounds, and one task with a question, replica by replica."""
+"""`roundgate stack --demo`: one call with two rounds, and one task with a
+question, replica by replica."""
 
 from __future__ import annotations
 
@@ -75,8 +76,9 @@ class Stage:
 
 
 def beside(planned: Plan, directory: Path) -> Path:
-    """A configuration with the tools of the demonstration beside those of a repository, in a folder that has the files
-    of both; returns its path. Whoever can reach this machine's loopback may call it."""
+    """A configuration with the tools of the demonstration beside those of a repository,
+    in a folder that has the files of both; returns its path. Whoever can reach this
+    machine's loopback may call it."""
     directory.mkdir()
     for name in planned.contents.files:
         (directory / name).parent.mkdir(parents=True, exist_ok=True)

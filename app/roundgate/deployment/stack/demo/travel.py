@@ -1,4 +1,5 @@
-"""What the demonstration calls: a booking that asks twice, and a trip that goes on as a task and asks on the way."""
+"""What the demonstration calls: a booking that asks twice, and a trip that goes on as a
+task and asks on the way."""
 
 import asyncio
 
