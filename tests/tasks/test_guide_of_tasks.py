@@ -96,8 +96,11 @@ async def test_report_sleeps_and_polls(mcp: Client) -> None:
 
 
 def test_the_job_of_the_page_is_a_configuration(tmp_path: Path) -> None:
-    (example,) = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    example, with_cancel = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     (tmp_path / "gateway.yaml").write_text(example)
     file = config.load(tmp_path / "gateway.yaml")
     (served,) = loading.load(file).catalog.tools.values()
     assert served.tool.task == "optional"
+    before = example.partition("        job:\n")[0]
+    (tmp_path / "gateway.yaml").write_text(before + with_cancel)
+    assert config.load(tmp_path / "gateway.yaml").config.backends
