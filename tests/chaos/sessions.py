@@ -117,6 +117,8 @@ class Trip:
                 raise CallLost(f"an answer was {response.status_code}: {await response.aread()!r}")
 
     def _name(self) -> str:
+        if "params" not in self.question:
+            raise CallLost(f"it ended before its question was answered: {self.question}")
         return "who" if self.question["params"]["message"].startswith("Who") else "where"
 
     async def _next(self) -> Any:
