@@ -57,7 +57,7 @@ def cases(measurement: Measurement, samples: Iterable[Sample]) -> list[Case]:
 def _rows(
     measurement: Measurement, by_subject: Mapping[str, Sequence[dict[str, float]]]
 ) -> tuple[Row, ...]:
-    key = _columns(measurement, next(iter(by_subject.values()))[0])[0].key
+    key = _columns(measurement, [next(iter(by_subject.values()))[0]])[0].key
     medians = {subject: _medians(values) for subject, values in by_subject.items()}
     reference = by_subject.get(REFERENCE)
     rows = []
@@ -93,9 +93,9 @@ def _in_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: listed.index(name) if name in listed else len(listed))
 
 
-def _columns(measurement: Measurement, values: Mapping[str, float]) -> list[Column]:
-    """Those of the columns for which there are values."""
-    return [column for column in measurement.columns if column.key in values]
+def _columns(measurement: Measurement, values: Sequence[Mapping[str, float]]) -> list[Column]:
+    """Those of the columns for which some row has values."""
+    return [column for column in measurement.columns if any(column.key in one for one in values)]
 
 
 def _medians(values: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -104,7 +104,7 @@ def _medians(values: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def table(measurement: Measurement, case: Case) -> str:
     """Return a case as aligned text."""
-    columns = _columns(measurement, case.rows[0].medians)
+    columns = _columns(measurement, [row.medians for row in case.rows])
     headings = ["", *(column.heading for column in columns), "spread", f"{REFERENCE} is", "by CPU"]
     lines = [headings, *(list(_cells(columns, row)) for row in case.rows)]
     for shown in (  # from the right
@@ -127,7 +127,8 @@ def table(measurement: Measurement, case: Case) -> str:
 def _cells(columns: Sequence[Column], row: Row) -> Iterator[str]:
     yield row.subject
     for column in columns:
-        yield f"{row.medians[column.key]:,.{column.decimals}f}"
+        value = row.medians.get(column.key)
+        yield "" if value is None else f"{value:,.{column.decimals}f}"
     yield f"{row.spread:.0%}"
     is_compared = row.reference_is is not None and row.subject != REFERENCE
     yield str(row.reference_is) if is_compared else ""

@@ -63,6 +63,8 @@ def _run(
         samples = list(_with_progress(measurement, settings, subjects))
         measured[measurement] = report.cases(measurement, samples)
         notes += [note for sample in samples for note in sample.notes]
+        # what has been measured is not lost if what follows fails
+        report.write(report.as_json(measured, versions, notes, is_quick=is_quick), PARTIAL_RESULTS)
         for case in measured[measurement]:
             print(report.table(measurement, case), end="\n\n", flush=True)
     notes = list(dict.fromkeys(notes))

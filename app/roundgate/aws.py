@@ -70,6 +70,13 @@ def bounded(deadline: Deadline) -> Iterator[None]:
         _deadline.reset(token)
 
 
+def has_time(seconds: float) -> bool:
+    """Whether a call that is begun after so many seconds has any time left (`bounded`)."""
+    deadline = _deadline.get()
+    left_ms = None if deadline is None else deadline.remaining_ms()
+    return left_ms is None or left_ms > seconds * 1000
+
+
 def heed_deadline(client: Any) -> None:
     """Have a client of boto3 begin no attempt after the deadline: its thread may be one that nobody
     waits for."""

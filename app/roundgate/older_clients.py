@@ -83,12 +83,13 @@ class OlderClients:
             self._questions.close()
 
     def _make(self) -> OlderEndpoint:
-        from roundgate.http import OlderEndpoint, Questions, SessionCalls
+        from roundgate.http import OlderEndpoint, PatientRows, Questions, SessionCalls
         from roundgate.methods import Sessions
         from roundgate.protocol import WITH_SESSIONS
         from roundgate.tokens import SessionSealer, StreamIds
 
-        store, http, sessions = self._core.stores.sessions, self._config.http, self._config.sessions
+        http, sessions = self._config.http, self._config.sessions
+        store = PatientRows(self._core.stores.sessions, self._clock)
         self._methods = {
             version: (results, CurrentMethods(*self._serves(results)))
             for version, results in WITH_SESSIONS.items()

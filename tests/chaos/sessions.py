@@ -7,6 +7,8 @@ user said, and every step has to have left one line.
 
     POST ─▶ A: question   ✗ A   GET ─▶ B: waits   ✗ B   GET ─▶ C: waits   answer ─▶ D   C: goes on
 
+DynamoDB stands still for some seconds in every third group, longer than the gateways try by themselves.
+
 On the local stack of AWS Lambda, where nothing streams, a body ends with the question, and the
 client comes back until there is a result: there too whoever held the call is dead by then.
 """
@@ -16,12 +18,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
+import signal
 import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +44,9 @@ AT_ONCE_ON_LAMBDA: Final = 6
 """Three functions serve one request at a time, and each call has two that wait for an answer."""
 PATIENCE_S: Final = 120
 PAUSE_S: Final = 0.2
+AWAY_EVERY: Final = 3
+"""Groups."""
+AWAY_S: Final = (5, 25)
 BUSY: Final = frozenset({429, 500, 502, 503, 504})
 
 
@@ -52,6 +59,8 @@ class Gateways:
     kill: Callable[[], Awaitable[None]]
     dice: random.Random
     at_once: int
+    halt: Callable[[float], Awaitable[None]] | None = None
+    """Has the store stand still for some seconds, where it can be."""
     counts: Counter[str] = field(default_factory=Counter)
 
     @asynccontextmanager
@@ -161,15 +170,20 @@ class Trip:
         await self._stream.aclose()  # type: ignore[attr-defined]
 
 
-async def group(trips: Sequence[Trip], at: Gateways) -> None:
-    """A group of calls, whose gateways die at each of their questions."""
+async def group(trips: Sequence[Trip], at: Gateways, *, is_halted: bool) -> None:
+    """A group of calls, whose gateways die at each of their questions; once with a store that stands still."""
     await asyncio.gather(*(one.begin() for one in trips))
+    halted = at.dice.choice((False, True)) if is_halted else None
     for last in (False, True):
         held = [asyncio.create_task(one.hold()) for one in trips]
         for _ in range(at.dice.randint(1, 2)):
             await at.kill()
             await asyncio.sleep(at.dice.uniform(0, 0.5))
-        await asyncio.gather(*(one.answer() for one in trips))
+        answering = [one.answer() for one in trips]
+        if last is halted and at.halt is not None:
+            await asyncio.gather(at.halt(at.dice.uniform(*AWAY_S)), *answering)
+        else:
+            await asyncio.gather(*answering)
         for one, message in zip(trips, await asyncio.gather(*held), strict=True):
             if not last:
                 one.question = message
@@ -188,7 +202,8 @@ async def run(title: str, count: int, directory: Path, at: Gateways) -> bool:
     for first in range(0, count, at.at_once):
         try:
             async with asyncio.timeout(2 * PATIENCE_S):
-                await group(trips[first : first + at.at_once], at)
+                is_halted = first // at.at_once % AWAY_EVERY == 0
+                await group(trips[first : first + at.at_once], at, is_halted=is_halted)
         except (CallLost, httpx.HTTPError, TimeoutError) as error:
             wrong.append(f"a group: {type(error).__name__}: {error}")
     doubled = 0
@@ -203,6 +218,7 @@ async def run(title: str, count: int, directory: Path, at: Gateways) -> bool:
         "with a step that was not done exactly once": doubled,
         "gateways killed": at.counts["killed"],
         "streams cut off": at.counts["cut off"],
+        "times that the store stood still": at.counts["halted"],
         "GETs": at.counts["GET"],
         "seconds": round(time.monotonic() - begun),
     }
@@ -229,9 +245,27 @@ async def on_processes(kind: str, count: int, seed: int) -> bool:
                     at.counts["killed"] += 1
                     member.start()
 
-                at = Gateways(http, fleet.urls, kill, dice, AT_ONCE)
+                async def halt(seconds: float) -> None:
+                    at.counts["halted"] += 1
+                    database = _process_of(environment["AWS_ENDPOINT_URL_DYNAMODB"])
+                    os.kill(database, signal.SIGSTOP)
+                    await asyncio.sleep(seconds)
+                    os.kill(database, signal.SIGCONT)
+
+                halts = halt if kind == "dynamodb" else None
+                at = Gateways(http, fleet.urls, kill, dice, AT_ONCE, halts)
                 await _all_up(http, fleet.urls)
                 return await run(f"sessions on {kind}", count, directory, at)
+
+
+def _process_of(url: str) -> int:
+    """The process of DynamoDB Local."""
+    port = url.rpartition(":")[2].encode()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if path.read_bytes().rstrip(b"\0").endswith(b"-port\0" + port):
+                return int(path.parent.name)
+    raise AssertionError(f"no process serves {url}")
 
 
 async def _all_up(http: httpx.AsyncClient, urls: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ from roundgate.clock import Clock
 from roundgate.errors import InvalidParams, ToolError, Unavailable
 from roundgate.http.older import claims
 from roundgate.http.older.one_run import OneRun
+from roundgate.http.older.patient import PatientRows
 from roundgate.methods import Reply
 from roundgate.storage.dynamodb.sessions import DynamoDbSessions
 from roundgate.storage.sessions import SessionStore
@@ -58,7 +59,8 @@ async def another(
             else:
                 store = SqliteSessions(Database(tmp_path / "shared.sqlite3"), Clock())
             stack.push_async_callback(store.aclose)
-            return OneRun(store, Clock(), "session.round", keep_ms=60_000, wait_ms=1_000)
+            rows = PatientRows(store, Clock())
+            return OneRun(rows, Clock(), "session.round", keep_ms=60_000, wait_ms=1_000)
 
         yield make
 
@@ -123,7 +125,8 @@ async def test_a_store_that_is_away_for_a_moment_costs_no_call(
     """Also where the claim was written and nobody heard of it."""
     work, run = Work(), another()
     work.may_end.set()
-    real, away = run._rows.put_new, [True, False]
+    rows: SessionStore = run._rows._rows  # type: ignore[attr-defined]
+    real, away = rows.put_new, [True, False]
 
     async def put_new(key: str, value: bytes, forget_ms: int) -> bool:
         if away:
@@ -133,9 +136,25 @@ async def test_a_store_that_is_away_for_a_moment_costs_no_call(
             raise Unavailable("no answer")
         return await real(key, value, forget_ms)
 
-    monkeypatch.setattr(run._rows, "put_new", put_new)
+    monkeypatch.setattr(rows, "put_new", put_new)
     assert await run.of(work, 30) is not None
     assert work.times == 1
+
+
+async def test_who_runs_a_first_round_says_so_though_nobody_heard_that_it_can(
+    another: Callable[[], OneRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its claim was written, and the attempt after it found it there."""
+    waiting, holder = another()._claim, another()._claim
+    assert not await waiting.is_lost()
+    real = holder._rows.replace
+
+    async def replace(key: str, value: bytes, version: int, forget_ms: int) -> bool:
+        await real(key, value, version, forget_ms)
+        return await real(key, value, version, forget_ms)
+
+    monkeypatch.setattr(holder._rows, "replace", replace)
+    assert [await holder.is_wanted() for _ in range(2)] == [False, True]
 
 
 async def test_who_is_cut_off_leaves_the_round_to_the_next_at_once(

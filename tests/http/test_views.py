@@ -365,6 +365,15 @@ WRONG: dict[str, tuple[list[dict[str, Any]], str]] = {
         "there are no arguments x",
     ),
     "nothing": ([{"name": "v", "include": [{"backend": "other"}]}], "the view 'v' has nothing"),
+    "a misspelt name left out": (
+        [{"name": "v", "exclude": [{"name": "wpe"}]}],
+        "no tool is called 'wpe'",
+    ),
+    "only a misspelt name": ([{"name": "v", "include": [{"name": "lok"}]}], "no tool is called"),
+    "a misspelt name pinned": (
+        [{"name": "v", "search": {"pinned": ["look", "wip?", "lok"]}}],
+        "no tool is called 'lok'",
+    ),
 }
 
 

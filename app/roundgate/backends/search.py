@@ -22,6 +22,7 @@ from roundgate.backends.catalog import Catalog, ServedTool, serve
 from roundgate.backends.config import SearchConfig
 from roundgate.backends.definitions import encoded
 from roundgate.backends.ranking import Ranking
+from roundgate.backends.selection import is_known
 from roundgate.config import Origin
 from roundgate.errors import ConfigError, Problem, ToolError
 from roundgate.protocol import Pages, TextContent, ToolResult
@@ -46,10 +47,13 @@ def with_search(
     the settings let it list.
 
     Raises:
-        ConfigError: one of its tools has the name of a tool of the search.
+        ConfigError: one of its tools has the name of a tool of the search, or none that of a
+            pinned one.
     """
     if config is None or len(catalog.tools) <= config.above:
         return catalog
+    if unknown := _not_pinned(catalog, config, origin):
+        raise ConfigError(unknown)
     taken = [name for name in (SEARCH, DESCRIBE, CALL) if name in catalog.tools]
     if taken:
         remedy = "give it another name: `override: {NAME: {name: …}}` of its back end, or a prefix"
@@ -80,6 +84,18 @@ def with_search(
         tool_pages=Pages([*items, *pinned], catalog.tool_pages.size),
         call_tool=CALL,
     )
+
+
+def _not_pinned(catalog: Catalog, config: SearchConfig, origin: Origin) -> list[Problem]:
+    """A problem for each name that no tool has."""
+    if catalog.missing:
+        return []
+    remedy = "correct the name; `roundgate check` lists them, with their prefixes"
+    return [
+        origin.at("pinned", number).problem(f"no tool is called {name!r}", remedy)
+        for number, name in enumerate(config.pinned)
+        if not is_known(name, catalog.tools)
+    ]
 
 
 class _Search:

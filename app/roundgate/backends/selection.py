@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
@@ -30,8 +30,9 @@ def is_selected(tool: Tool, config: BackendConfig) -> bool:
     return not any(matches(tool, one) for one in config.exclude)
 
 
-def is_known(wanted: str, names: Sequence[str], prefix: str) -> bool:
-    """Whether a name of a selector is one that a tool has, or a pattern that may match nothing."""
+def is_known(wanted: str, names: Collection[str], prefix: str = "") -> bool:
+    """Whether a name of a selector is one that a tool has, or a pattern that may match nothing:
+    one with the prefix never does where the names are without."""
     if any(fnmatchcase(name, wanted) for name in names):
         return True
     is_prefixed = prefix != "" and wanted.startswith(prefix)

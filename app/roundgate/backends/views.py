@@ -19,7 +19,7 @@ from roundgate.backends.config import ToolOverride, ViewConfig, ViewSelector
 from roundgate.backends.definitions import encoded
 from roundgate.backends.policy import asking_first
 from roundgate.backends.search import with_search
-from roundgate.backends.selection import matches
+from roundgate.backends.selection import is_known, matches
 from roundgate.backends.shaping import overridden
 from roundgate.config import Origin
 from roundgate.errors import ConfigError, Problem
@@ -199,8 +199,18 @@ def _changed(
 def _unused(
     everything: Catalog, chosen: Collection[str], config: ViewConfig, origin: Origin
 ) -> list[Problem]:
-    """A problem for each override that changes nothing, and one for a view that has nothing."""
+    """A problem for each override that changes nothing and each name that no tool has, and one
+    for a view that has nothing."""
     problems = [
+        origin.at(setting, number, "name").problem(
+            f"no tool is called {one.name!r}",
+            "correct the name; `roundgate check` lists them, with their prefixes",
+        )
+        for setting, selectors in (("include", config.include), ("exclude", config.exclude))
+        for number, one in enumerate(selectors)
+        if one.name is not None and not is_known(one.name, everything.tools)
+    ]
+    problems += [
         origin.at("override", name).problem(
             "is the name of a tool that the view leaves out"
             if name in everything.tools
@@ -210,7 +220,13 @@ def _unused(
         for name in config.override
         if name not in chosen
     ]
-    if everything.tools and not chosen and not config.prompts and not config.resources:
+    if (
+        everything.tools
+        and not problems
+        and not chosen
+        and not config.prompts
+        and not config.resources
+    ):
         remedy = "correct include and exclude; `roundgate check` lists the tools that there are"
         problems.append(origin.problem(f"the view {config.name!r} has nothing", remedy))
     return problems

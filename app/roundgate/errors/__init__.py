@@ -20,6 +20,7 @@ Standard library only; the bottom of every import chain. A file is a theme: `req
     │   ├── TransportError                refused before JSON-RPC: Host, Origin, media type, size, HTTP method
     │   │   └── SessionNotFound           404: no session of the caller's has the id: one sentence, whatever the reason
     │   ├── Unavailable                   not now: a store, a queue or a place that is needed cannot be had
+    │   │   └── StoreAway                 the rows of sessions: a client may come back for its call
     │   ├── AuthError                     answered in OAuth's words (RFC 6750), not as JSON-RPC
     │   │   ├── Unauthenticated           401: no token, or none that holds
     │   │   └── InsufficientScope         403: the token's scopes do not cover the call
@@ -175,6 +176,7 @@ if TYPE_CHECKING:
     from roundgate.errors.requests import ResourceNotFound as ResourceNotFound
     from roundgate.errors.requests import SessionNotFound as SessionNotFound
     from roundgate.errors.requests import StateRefused as StateRefused
+    from roundgate.errors.requests import StoreAway as StoreAway
     from roundgate.errors.requests import TaskNotFound as TaskNotFound
     from roundgate.errors.requests import TransportError as TransportError
     from roundgate.errors.requests import Unauthenticated as Unauthenticated
@@ -217,7 +219,7 @@ else:
             ".requests": (
                 "REFUSAL AuthError HeaderMismatch InsufficientScope InternalError "
                 "InvalidParams InvalidRequest MethodNotFound MissingCapability ParseError ProtocolError "
-                "ResourceNotFound SessionNotFound StateRefused TaskNotFound TransportError "
+                "ResourceNotFound SessionNotFound StateRefused StoreAway TaskNotFound TransportError "
                 "Unauthenticated Unavailable UnsupportedVersion"
             ),
             ".tools": (

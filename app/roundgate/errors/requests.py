@@ -156,6 +156,11 @@ class Unavailable(GatewayError):
     retry_s: Final = 5
 
 
+class StoreAway(Unavailable):
+    """What is kept of a session's calls cannot be read or written, and it has been tried for a
+    while: a client that comes back for its call may find it."""
+
+
 class AuthError(GatewayError):
     """The caller is not known or not allowed. `error` is RFC 6750's code, `None` if no
     token was sent at all."""

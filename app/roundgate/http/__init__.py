@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from roundgate.http.old_transport import not_served as not_served
     from roundgate.http.older.calls import SessionCalls as SessionCalls
     from roundgate.http.older.endpoint import OlderEndpoint as OlderEndpoint
+    from roundgate.http.older.patient import PatientRows as PatientRows
     from roundgate.http.older.questions import Questions as Questions
     from roundgate.http.responder import GRACE_S as GRACE_S
     from roundgate.http.shortcut import ShortcutApp as ShortcutApp
@@ -48,6 +49,7 @@ else:
             ".old_transport": "OLD_TRANSPORT not_served",
             ".older.calls": "SessionCalls",
             ".older.endpoint": "OlderEndpoint",
+            ".older.patient": "PatientRows",
             ".older.questions": "Questions",
             ".responder": "GRACE_S",
             ".shortcut": "ShortcutApp",

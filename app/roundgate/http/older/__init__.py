@@ -7,6 +7,7 @@ calls        a request that runs something, round after round until there is a r
 open_calls   a call between its rounds, in the id of an event; `continued` where it is in a result instead
 asking       questions on the stream of a call; `questions` keeps answers and waits for them
 one_run      a round is run once, however many requests go on with it; `claims` says who runs it
+patient      the rows that all of them share, asked again where the store is away for a moment
 unheard      what runs goes on when the client hangs up
 caller, stream, notices, cancelling        what these have in common
 """

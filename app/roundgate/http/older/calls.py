@@ -222,10 +222,12 @@ class SessionCalls:
 
     async def _first_id(self, call: OpenCall, caller: Caller, stream: SessionStream) -> str:
         """The id with which a client comes back to a call that has asked nothing yet."""
-        call = replace(call, round=self._clock.new_id())
+        until_ms = self._clock.now_ms() + self._wait_ms
+        call = replace(call, round=self._clock.new_id(), until_ms=until_ms)
+        event_id = await self.open_calls.event_id(call, caller)
         if stream.holds:  # else all of its body comes, or nothing
             stream.first = self._one_run(call, caller, stream)
-        return await self.open_calls.event_id(call, caller)
+        return event_id
 
     def _one_run(self, call: OpenCall, caller: Caller, stream: SessionStream) -> OneRun:
         # a token that may do less must not be told what came of it for one that may do more

@@ -26,8 +26,6 @@ LOST_FIRST_MS: Final = 10_000
 """The same of a first round, whose holder looks every 5 s at most whether anybody wants to know."""
 SUSPICIOUS_MS: Final = 2_000
 """What is worth keeping of a watch: whoever lives has said something by then."""
-PAUSES_S: Final = (0.1, 0.5, 2.0)
-"""Between attempts at a claim, where the store cannot be reached."""
 RELEASE_S: Final = 2.0
 """How long a request that is over may take to say that it does not run the round."""
 _FREE: Final = b"free"
@@ -63,13 +61,7 @@ class Claim:
         return self._seen is not None
 
     async def is_first(self) -> bool:
-        """Whether this is the first claim. A store that is away for a moment must not cost a
-        call that was answered."""
-        for pause_s in PAUSES_S:
-            try:
-                return await self._put(self._mine)
-            except Unavailable:
-                await self._clock.sleep(pause_s)
+        """Whether this is the first claim. Raises Unavailable."""
         return await self._put(self._mine)
 
     async def is_taken_over(self) -> bool:
@@ -98,6 +90,8 @@ class Claim:
         """Whether somebody wants to know who runs this first round, and has now been
         told. Raises Unavailable."""
         row = await self._rows.read(self._key)
+        if row is not None and row.value == self._mine:  # a write of which nobody heard
+            return True
         return row is not None and row.value == _WANTED and await self._replace(self._mine, row)
 
     async def _is_free(self, row: SessionRow, lost_ms: int) -> bool:

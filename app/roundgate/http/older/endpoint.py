@@ -25,6 +25,7 @@ from roundgate.config import ServerConfig
 from roundgate.errors import (
     AuthError,
     GatewayError,
+    StoreAway,
     TransportError,
 )
 from roundgate.http.disconnect import DisconnectWatch
@@ -34,6 +35,7 @@ from roundgate.http.older.batches import Batches
 from roundgate.http.older.caller import Caller, Responded
 from roundgate.http.older.calls import SessionCalls
 from roundgate.http.older.changes import ChangeStreams
+from roundgate.http.older.open_calls import OpenCall
 from roundgate.http.older.own import OWN, OwnRequests
 from roundgate.http.older.stream import SessionStream
 from roundgate.http.older.unheard import UnheardWatch
@@ -165,10 +167,12 @@ class OlderEndpoint:
             self._running[key] = watch.cancel
             try:
                 responded = await self._calls.respond(message, caller, stream)
+                await self._send(responded, exchange)
+            except StoreAway as away:
+                await self._come_again(away, caller, stream, exchange)
             finally:
                 if self._running.get(key) == watch.cancel:  # not that of another with its id
                     del self._running[key]
-            await self._send(responded, exchange)
         await self._hung_up(watch, exchange)
 
     async def _initialize(self, request: Request, exchange: Exchange) -> None:
@@ -224,11 +228,11 @@ class OlderEndpoint:
         await self._hung_up(watch, exchange)
 
     async def _get(self, receive: Receive, exchange: Exchange) -> None:
-        caller = await self._caller(exchange)
         last_event_id = exchange.headers.get(_LAST_EVENT_ID)
         if last_event_id:
-            await self._resume(last_event_id.decode("latin-1").strip(), caller, receive, exchange)
+            await self._resume(last_event_id.decode("latin-1").strip(), receive, exchange)
             return
+        caller = await self._caller(exchange)
         if not self._streams:
             message = (
                 "There is no stream of changes here; POST requests, and GET with Last-Event-ID"
@@ -240,34 +244,69 @@ class OlderEndpoint:
             await self._changes.tell(caller, exchange.responder, features)
         await self._hung_up(watch, exchange)
 
-    async def _resume(
-        self, last_event_id: str, caller: Caller, receive: Receive, exchange: Exchange
-    ) -> None:
-        call, told = await self._calls.open_calls.reopened(last_event_id, caller)
-        exchange.request_id, exchange.method = call.request.id, call.request.method
-        exchange.name = _name(call.request)
+    async def _resume(self, last_event_id: str, receive: Receive, exchange: Exchange) -> None:
+        caller = self._claimed(exchange)
         watch = self._watch(receive, caller)
-        stream = self._stream(exchange, caller, watch, is_resumed=True)
+        stream = self._stream(exchange, caller, watch, last_event_id=last_event_id)
         with watch:
             exchange.responder.give_up = watch.hang_up
             try:
-                responded = await self._calls.resume(call, told, caller, stream)
-            except AuthError:  # with its challenge, as of any request
-                raise
-            except GatewayError as error:  # under the id of the call, on a stream: else the client comes back for ever
-                exchange.label, exchange.error = "error", str(error)
-                responded = Responded(wire_errors.render(error, call.request.id)[1], "error")
-            await self._send(responded, exchange, as_event=True)
+                await self._sessions.check(caller.session, caller.principal)
+                call, told = await self._calls.open_calls.reopened(last_event_id, caller)
+                responded = await self._resumed(call, told, caller, stream, exchange)
+                await self._send(responded, exchange, as_event=True)
+            except StoreAway as away:
+                await self._come_again(away, caller, stream, exchange)
         await self._hung_up(watch, exchange)
 
+    async def _resumed(
+        self, call: OpenCall, told: int, caller: Caller, stream: SessionStream, exchange: Exchange
+    ) -> Responded:
+        exchange.request_id, exchange.method = call.request.id, call.request.method
+        exchange.name = _name(call.request)
+        try:
+            return await self._calls.resume(call, told, caller, stream)
+        except AuthError:  # with its challenge, as of any request
+            raise
+        except GatewayError as error:
+            if isinstance(error, StoreAway) and self._comes_again(caller, stream):
+                raise
+            # under the id of the call, on a stream: else the client comes back for ever
+            exchange.label, exchange.error = "error", str(error)
+            return Responded(wire_errors.render(error, call.request.id)[1], "error")
+
+    async def _come_again(
+        self, away: StoreAway, caller: Caller, stream: SessionStream, exchange: Exchange
+    ) -> None:
+        """End a stream whose call goes on when its client comes back. Raises `away` where
+        it would not."""
+        if not self._comes_again(caller, stream):
+            raise away
+        exchange.label, exchange.error = "error", str(away)
+        await stream.come_again()
+
+    def _comes_again(self, caller: Caller, stream: SessionStream) -> bool:
+        """Whether a client comes back for its call, and finds it: not for ever, if the store
+        stays away."""
+        event_id = stream.last_event_id
+        if event_id is None or not (stream.resumes or stream.is_resumed):
+            return False
+        return self._clock.now_ms() < self._calls.open_calls.until_ms(event_id, caller)
+
     async def _caller(self, exchange: Exchange) -> Caller:
-        """Who is calling, in which session.
+        """Who is calling, in a session that has not been ended.
 
         Raises:
             TransportError: 400, the session or its version is not named rightly.
             SessionNotFound: there is no such session any more.
             Unavailable: the store cannot be reached.
         """
+        caller = self._claimed(exchange)
+        await self._sessions.check(caller.session, caller.principal)
+        return caller
+
+    def _claimed(self, exchange: Exchange) -> Caller:
+        """The same as far as the request itself says. Raises TransportError, SessionNotFound."""
         version = exchange.headers.get(VERSION_HEADER)
         if version is not None and version.strip().decode("latin-1") not in VERSIONS:
             speaks = ", ".join((*SUPPORTED_VERSIONS, *VERSIONS))
@@ -281,7 +320,6 @@ class OlderEndpoint:
             )
         principal = exchange.caller
         session = self._known(token.decode("latin-1").strip(), principal)
-        await self._sessions.check(session, principal)
         remaining_ms = exchange.host.remaining_ms
         return Caller(session, principal, self._clock.deadline(remaining_ms), remaining_ms)
 
@@ -301,7 +339,7 @@ class OlderEndpoint:
         watch: UnheardWatch,
         *,
         in_batch: bool = False,
-        is_resumed: bool = False,
+        last_event_id: str | None = None,
     ) -> SessionStream:
         session = caller.session
         return SessionStream(
@@ -310,7 +348,7 @@ class OlderEndpoint:
             can_tell=EVENT_STREAM in exchange.accepted,
             holds=self._streams,
             resumes=not in_batch and session.revision == RESUMING and session.requested == RESUMING,
-            is_resumed=is_resumed,
+            last_event_id=last_event_id,
         )
 
     async def _send(

@@ -107,7 +107,8 @@ class OpenCalls:
         if len(token) > most:
             key = f"call.{self._clock.new_id()}"
             await self._rows.put_new(key, token.encode(), self._clock.now_ms() + self._keep_ms)
-            token = self._ids.seal_call(session, {"row": key}, caller.principal)
+            facts = {"row": key, "until_ms": call.until_ms}
+            token = self._ids.seal_call(session, facts, caller.principal)
         return f"{token}.{number}"
 
     async def reopened(self, event_id: str, caller: Caller) -> tuple[OpenCall, int]:
@@ -124,6 +125,15 @@ class OpenCalls:
                 "Last-Event-ID is none that this session was given, or is too old; call again"
             )
         return OpenCall.from_json(facts), int(number)
+
+    def until_ms(self, event_id: str, caller: Caller) -> int:
+        """Until when somebody waits for what comes after an event, in milliseconds since the
+        epoch, which is known without the store; 0 if the id is none of this session's."""
+        token, _, _ = event_id.rpartition(".")
+        match self._ids.open_call(token, caller.session.id, caller.principal):
+            case {"until_ms": int(until_ms)} | [*_, int(until_ms)]:
+                return until_ms
+        return 0
 
     async def _facts(self, token: str, caller: Caller) -> Any:
         session = caller.session.id

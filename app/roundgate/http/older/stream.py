@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 
 from starlette.requests import ClientDisconnect
 
+from roundgate.errors import Unavailable
 from roundgate.http.older.one_run import OneRun
 from roundgate.http.older.unheard import UnheardWatch
 from roundgate.http.responder import Responder, State
@@ -20,6 +21,8 @@ from roundgate.protocol import jsonrpc, sse
 
 RETRY_MS: Final = 500
 """How long a client waits before it asks for the rest of a stream that has ended."""
+AWAY_RETRY_MS: Final = 2_000
+"""The same where the store is away."""
 
 Token: TypeAlias = Callable[[], Awaitable[str]]
 """Makes the id after which this request can be gone on with."""
@@ -30,7 +33,8 @@ class SessionStream:
 
     `can_tell` says whether the client takes a stream; `holds` whether the platform can keep one
     open for as long as a user thinks; `resumes` whether the client comes back for the rest of one
-    that ended, and `is_resumed` whether it just has. `watch` knows whether it has hung up.
+    that ended, and `last_event_id` is what it just has come back with. `watch` knows whether it has
+    hung up.
     """
 
     def __init__(
@@ -41,13 +45,13 @@ class SessionStream:
         can_tell: bool,
         holds: bool,
         resumes: bool,
-        is_resumed: bool = False,
+        last_event_id: str | None = None,
     ) -> None:
         self.responder = responder
         self.working = watch.working
         """Within it, what is done goes on when the client hangs up."""
         self._watch = watch
-        self.is_resumed = is_resumed
+        self.is_resumed = last_event_id is not None
         self.can_tell = can_tell
         self.holds = holds
         self.resumes = resumes
@@ -55,6 +59,8 @@ class SessionStream:
         """For the first event, where the stream can be resumed before anything was asked."""
         self.first: OneRun | None = None
         """The first round, once the client was told how to come back to it."""
+        self.last_event_id = last_event_id
+        """The last that the client has."""
         self._writing: asyncio.Lock | None = None
 
     @property
@@ -92,6 +98,7 @@ class SessionStream:
         else:
             retry_ms = RETRY_MS if self.resumes else None
             await self._write(sse.event_with_id(message, event_id, retry_ms))
+            self.last_event_id = event_id
 
     async def keep_alive(self) -> None:
         """Send a comment. Raises as `message`."""
@@ -100,6 +107,12 @@ class SessionStream:
     async def leave(self, event_id: str) -> None:
         """End the stream for now: the client comes back for the rest."""
         await self.message(b"", event_id)
+        await self.responder.end()
+
+    async def come_again(self) -> None:
+        """End the stream: the client comes back with the last id that it has. Raises as `message`."""
+        assert self.last_event_id is not None
+        await self._write(sse.event_with_id(b"", self.last_event_id, AWAY_RETRY_MS))
         await self.responder.end()
 
     async def _write(self, event: bytes) -> None:
@@ -113,5 +126,13 @@ class SessionStream:
                 and self.resumes
                 and self.token is not None
             ):
-                event = sse.event_with_id(b"", await self.token(), RETRY_MS) + event
+                event = await self._with_id_before(self.token) + event
             await self.responder.raw(event)
+
+    async def _with_id_before(self, token: Token) -> bytes:
+        """What a stream begins with that can be resumed."""
+        try:
+            self.last_event_id = await token()
+        except Unavailable:  # a report is not worth the call; what asks has an id of its own
+            return b""
+        return sse.event_with_id(b"", self.last_event_id, RETRY_MS)
