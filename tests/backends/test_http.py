@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import socket
+import sys
 import tracemalloc
 from typing import Any
 
@@ -70,6 +71,24 @@ async def test_each_method_is_used(httpbin_url: str) -> None:
     tools = [{"name": method, "method": method, "path": "/anything"} for method in methods]
     async with gateway_to(httpbin_url, *tools) as gate:
         assert [(await gate.call(one))["structuredContent"]["method"] for one in methods] == methods
+
+
+async def test_a_request_looks_for_no_module(
+    httpbin_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An import that fails is tried again each time, and asks the disk (docs/decisions/0050)."""
+    sought: list[str] = []
+
+    class Finder:
+        def find_spec(self, name: str, *_: object) -> None:
+            sought.append(name)
+
+    tool = {"name": "get", "path": "/anything"}
+    async with gateway_to(httpbin_url, tool) as gate:
+        await gate.call("get")
+        monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+        await gate.call("get")
+    assert sought == []
 
 
 async def test_head_has_no_answer_but_its_status(httpbin_url: str) -> None:

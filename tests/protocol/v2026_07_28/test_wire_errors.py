@@ -42,6 +42,7 @@ from roundgate.errors import (
     SessionNotFound,
     StateRefused,
     StateTooLarge,
+    StoreAway,
     TaskEnded,
     TaskNotFound,
     TaskTimeout,
@@ -73,6 +74,7 @@ ON_THE_WIRE: list[tuple[GatewayError, int, int]] = [
     (StateRefused(), -32602, 400),
     (TaskNotFound(), -32602, 400),
     (Unavailable("not now"), -32600, 503),
+    (StoreAway("not now"), -32600, 503),
 ]
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from roundgate import json
@@ -94,26 +95,34 @@ class SessionCalls:
         self._wait_ms = int(min(answer_timeout_s, lifetime_s) * 1000)
         self._keep_ms = int(keep_s * 1000)
 
-    async def respond(self, request: Request, caller: Caller, stream: SessionStream) -> Responded:
+    def respond(
+        self, request: Request, caller: Caller, stream: SessionStream
+    ) -> Awaitable[Responded]:
         """The response to a request that has just come.
 
         Raises:
             GatewayError: anything that is answered as an error.
             AuthError: the caller may not do this.
         """
-        call, told = OpenCall(request, {}, None, "", 0), 0
         if self._continue_tool.is_called(request, stream):
-            try:
-                call, told = await self._continue_tool.call_of(request, caller)
-            except ToolError as error:
-                return _responded(request.id, _tool_error(caller.revision, error))
-        elif stream.resumes:
-            stream.token = lambda: self._first_id(call, caller, stream)
+            return self._continued(request, caller, stream)
+        call = OpenCall(request, {}, None, "", 0)
+        if stream.resumes:
+            stream.token = partial(self._first_id, call, caller)  # it must not refer to the stream
+        return self._respond(call, caller, stream, 0)
+
+    async def _continued(
+        self, request: Request, caller: Caller, stream: SessionStream
+    ) -> Responded:
+        try:
+            call, told = await self._continue_tool.call_of(request, caller)
+        except ToolError as error:
+            return _responded(request.id, _tool_error(caller.revision, error))
         return await self._respond(call, caller, stream, told)
 
-    async def resume(
+    def resume(
         self, call: OpenCall, told: int, caller: Caller, stream: SessionStream
-    ) -> Responded:
+    ) -> Awaitable[Responded]:
         """Go on with a call whose stream broke. Raises as `respond`.
 
         Args:
@@ -122,7 +131,7 @@ class SessionCalls:
             caller: who resumes it.
             stream: where the rest of it is written.
         """
-        return await self._respond(call, caller, stream, told)
+        return self._respond(call, caller, stream, told)
 
     async def _respond(
         self, call: OpenCall, caller: Caller, stream: SessionStream, told: int
@@ -162,7 +171,10 @@ class SessionCalls:
                     return await self._later(call, going)
                 more = {"inputResponses": answers, "requestState": call.state}
                 inbound, told = replace(inbound, params={**own, **more}), 0
-            ran = await self._ran(call, inbound, going)
+            if call.state is None and not (stream.is_resumed and inbound.method == "tools/call"):
+                ran: Ran | None = await self._first(call, inbound, going)
+            else:
+                ran = await self._ran(call, inbound, going)
             if ran is None:  # by another request, which takes its time
                 await self._asking.leave(call, caller, stream)
                 return await self._later(call, going)
@@ -181,17 +193,13 @@ class SessionCalls:
                 return await self._later(call, going)
 
     async def _ran(self, call: OpenCall, inbound: Inbound, going: _Going) -> Ran | None:
-        """How a round ended; `None` if another request runs it, and this one must wait no
-        longer."""
-
+        """How a round ended that another request may be running; `None` if it does, and this one
+        must wait no longer."""
         caller, stream = going.caller, going.stream
-        is_first = call.state is None
-        if is_first and not (stream.is_resumed and call.request.method == "tools/call"):
-            return await self._first(call, inbound, going)
         run = self._one_run(call, caller, stream)
         while True:
             wait_s = self._asking.patience_s(caller, stream)
-            if is_first:  # it may have done anything: it is not run again
+            if call.state is None:  # it may have done anything: it is not run again
                 ran = await run.of_first(wait_s)
             else:
                 ran = await run.of(lambda: self._served(call, inbound, going), wait_s)
@@ -215,10 +223,9 @@ class SessionCalls:
         finally:
             if stream.first is not None:
                 await stream.first.rest()
-        is_over = reply.label != "input_required"
-        return Ran(
-            reply, "" if is_over else self._clock.new_id(), self._clock.now_ms() + self._wait_ms
-        )
+        if reply.label != "input_required":  # nobody asks for a round after it
+            return Ran(reply, "", 0)
+        return Ran(reply, self._clock.new_id(), self._clock.now_ms() + self._wait_ms)
 
     async def _first_id(self, call: OpenCall, caller: Caller, stream: SessionStream) -> str:
         """The id with which a client comes back to a call that has asked nothing yet."""

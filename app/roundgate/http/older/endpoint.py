@@ -60,6 +60,7 @@ RESUMING: Final = "2025-11-25"
 """Clients that ask for this revision come back for the rest of a stream; of those that ask for an
 earlier one some do, and nobody can tell which."""
 _LAST_EVENT_ID: Final = b"last-event-id"
+_VERSIONS: Final = frozenset(version.encode() for version in VERSIONS)
 
 
 class OlderEndpoint:
@@ -308,7 +309,7 @@ class OlderEndpoint:
     def _claimed(self, exchange: Exchange) -> Caller:
         """The same as far as the request itself says. Raises TransportError, SessionNotFound."""
         version = exchange.headers.get(VERSION_HEADER)
-        if version is not None and version.strip().decode("latin-1") not in VERSIONS:
+        if version is not None and version not in _VERSIONS and version.strip() not in _VERSIONS:
             speaks = ", ".join((*SUPPORTED_VERSIONS, *VERSIONS))
             raise TransportError(
                 400, f"Unsupported MCP-Protocol-Version: this server speaks {speaks}"

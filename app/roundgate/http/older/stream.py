@@ -24,8 +24,8 @@ RETRY_MS: Final = 500
 AWAY_RETRY_MS: Final = 2_000
 """The same where the store is away."""
 
-Token: TypeAlias = Callable[[], Awaitable[str]]
-"""Makes the id after which this request can be gone on with."""
+Token: TypeAlias = Callable[["SessionStream"], Awaitable[str]]
+"""Makes the id after which the request of a stream can be gone on with."""
 
 
 class SessionStream:
@@ -132,7 +132,7 @@ class SessionStream:
     async def _with_id_before(self, token: Token) -> bytes:
         """What a stream begins with that can be resumed."""
         try:
-            self.last_event_id = await token()
+            self.last_event_id = await token(self)
         except Unavailable:  # a report is not worth the call; what asks has an id of its own
             return b""
         return sse.event_with_id(b"", self.last_event_id, RETRY_MS)

@@ -35,7 +35,7 @@ class UnheardWatch(DisconnectWatch):
 
     def __init__(self, receive: Receive, room: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__(receive)
-        self.working = _Working(self)
+        self.working = Working()
         self._room = room
         self._place: AbstractContextManager[None] | None = None
 
@@ -43,13 +43,14 @@ class UnheardWatch(DisconnectWatch):
         """The client has hung up, or reads no more: end the block, unless something is
         worked on that has a place."""
         self.disconnected = True
-        if not (self.working.count and self._has_place()):
+        if self.working.count and self._has_place():
+            self.working.rested = self._rested
+        else:
             self.cancel()
 
-    def rested(self) -> None:
-        """Nothing is worked on any more; what else waits in this block, in tasks of
-        its own, ends for nobody."""
-        if self.disconnected and asyncio.current_task() is not self._watched:
+    def _rested(self) -> None:
+        """What else waits in this block, in tasks of its own, ends for nobody."""
+        if asyncio.current_task() is not self._watched:
             self.cancel()
 
     def _has_place(self) -> bool:
@@ -73,18 +74,20 @@ class UnheardWatch(DisconnectWatch):
         return super().__exit__(kind, error, trace)
 
 
-class _Working:
+class Working:
     """`with watch.working:` is gone on with when the client hangs up. Several
     may be entered at once."""
 
-    def __init__(self, watch: UnheardWatch) -> None:
-        self._watch = watch
+    def __init__(self) -> None:
         self.count = 0
+        self.rested: Callable[[], None] | None = None
+        """Called when nothing is worked on any more. The watch is not known here: a cycle of
+        references for each request would be garbage that somebody has to find."""
 
     def __enter__(self) -> None:
         self.count += 1
 
     def __exit__(self, *_: object) -> None:
         self.count -= 1
-        if not self.count and self._watch.disconnected:
-            self._watch.rested()
+        if not self.count and self.rested is not None:
+            self.rested()

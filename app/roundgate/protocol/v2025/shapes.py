@@ -62,9 +62,6 @@ ENTRIES: Final[Mapping[str, Callable[[Revision, Mapping[str, Any]], Wire]]] = Ma
 def block(revision: Revision, given: Mapping[str, Any]) -> Wire:
     """A block of content."""
     kind = given.get("type", "")
-    # nearly all are; nothing of another revision has room in it
-    if kind == "text" and len(given) == 2:
-        return {"type": "text", "text": given["text"]}
     if kind == "resource_link":
         if not revision.has_structured:
             return {"type": "text", "text": _link_in_words(given)}
@@ -81,7 +78,10 @@ def result(revision: Revision, given: Mapping[str, Any]) -> Wire:
     """A result of any method."""
     shaped = {name: value for name, value in given.items() if name not in _OF_LATER}
     if isinstance(blocks := shaped.get("content"), list):
-        shaped["content"] = [block(revision, one) for one in blocks]
+        # nearly all are plain text, in which nothing of another revision has room
+        shaped["content"] = [
+            one if len(one) == 2 and "text" in one else block(revision, one) for one in blocks
+        ]
     elif isinstance(contents := shaped.get("contents"), list):
         shaped["contents"] = [_only(revision.contents, one) for one in contents]
     elif isinstance(messages := shaped.get("messages"), list):
