@@ -19,7 +19,10 @@ from roundgate.storage import SessionRow, SessionStore
 T = TypeVar("T")
 
 PAUSES_S: Final = (0.1, 0.5, 2.0)
-"""Between attempts; a store has its own, which for DynamoDB take up to 15 s."""
+"""Between attempts."""
+PATIENCE_S: Final = 3.0
+"""No attempt is begun later: a store has its own, which take up to 15 s where DynamoDB does not
+answer."""
 
 
 class PatientRows:
@@ -60,14 +63,17 @@ class PatientRows:
         await self._rows.aclose()
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        for pause_s in PAUSES_S:
+        until_ms = self._clock.monotonic_ms() + PATIENCE_S * 1000
+        pauses = iter(PAUSES_S)
+        while True:
             try:
                 return await ask()
             except Unavailable as error:
-                if not aws.has_time(pause_s):
+                pause_s = next(pauses, None)
+                if pause_s is None or self._is_late(pause_s, until_ms):
                     raise StoreAway(str(error)) from error
-                await self._clock.sleep(pause_s)
-        try:
-            return await ask()
-        except Unavailable as error:
-            raise StoreAway(str(error)) from error
+            await self._clock.sleep(pause_s)
+
+    def _is_late(self, pause_s: float, until_ms: float) -> bool:
+        is_past = self._clock.monotonic_ms() + pause_s * 1000 > until_ms
+        return is_past or not aws.has_time(pause_s)
