@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import pytest
 
 from roundgate import aws
@@ -18,7 +20,7 @@ class Waiting(FixedClock):
         self.skip(seconds)
 
 
-class Away(SessionStore):
+class Away:
     """Is away, and takes its time to say so."""
 
     def __init__(self, clock: Waiting, takes_s: float, times: int = 99) -> None:
@@ -26,6 +28,9 @@ class Away(SessionStore):
         self._takes_s = takes_s
         self._left = times
         self.asked = 0
+
+    def patiently(self) -> PatientRows:
+        return PatientRows(cast(SessionStore, self), self._clock)
 
     async def read(self, key: str) -> SessionRow | None:
         self.asked += 1
@@ -38,7 +43,7 @@ class Away(SessionStore):
 @pytest.mark.parametrize("times", range(1, len(PAUSES_S) + 1))
 async def test_what_comes_back_soon_is_asked_again(times: int) -> None:
     rows = Away(clock := Waiting(), 0.01, times)
-    assert await PatientRows(rows, clock).read("key") == SessionRow(b"key", 1)
+    assert await rows.patiently().read("key") == SessionRow(b"key", 1)
     assert rows.asked == times + 1
 
 
@@ -47,7 +52,7 @@ async def test_what_stays_away_is_asked_for_no_longer_than_that(takes_s: float, 
     rows = Away(clock := Waiting(), takes_s)
     began_ms = clock.monotonic_ms()
     with pytest.raises(StoreAway, match="away"):
-        await PatientRows(rows, clock).read("key")
+        await rows.patiently().read("key")
     assert rows.asked == asked
     assert clock.monotonic_ms() - began_ms <= (PATIENCE_S + takes_s) * 1000
 
@@ -55,6 +60,6 @@ async def test_what_stays_away_is_asked_for_no_longer_than_that(takes_s: float, 
 async def test_no_request_waits_longer_than_its_environment_lets_it() -> None:
     rows = Away(clock := Waiting(), 0.01)
     with aws.bounded(clock.deadline(300)), pytest.raises(StoreAway):
-        await PatientRows(rows, clock).read("key")
+        await rows.patiently().read("key")
     assert rows.asked == 2
     assert clock.monotonic_ms() - FixedClock().monotonic_ms() <= 300
