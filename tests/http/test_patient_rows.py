@@ -30,7 +30,7 @@ class Away:
         self.asked = 0
 
     def patiently(self) -> PatientRows:
-        return PatientRows(cast(SessionStore, self), self._clock)
+        return PatientRows(cast("SessionStore", self), self._clock)
 
     async def read(self, key: str) -> SessionRow | None:
         self.asked += 1
@@ -42,7 +42,7 @@ class Away:
 
 @pytest.mark.parametrize("times", range(1, len(PAUSES_S) + 1))
 async def test_what_comes_back_soon_is_asked_again(times: int) -> None:
-    rows = Away(clock := Waiting(), 0.01, times)
+    rows = Away(Waiting(), 0.01, times)
     assert await rows.patiently().read("key") == SessionRow(b"key", 1)
     assert rows.asked == times + 1
 
