@@ -74,6 +74,7 @@ GATEWAY = (
     "app/roundgate/http/older/claims.py",
     "app/roundgate/http/older/one_run.py",
     "app/roundgate/http/older/open_calls.py",
+    "app/roundgate/http/older/patient.py",
     "app/roundgate/http/older/questions.py",
     "app/roundgate/methods/changes.py",
     "app/roundgate/methods/in_words.py",
