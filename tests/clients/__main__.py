@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import signal
 import sys
@@ -185,7 +186,7 @@ def _differences(rows: Sequence[Row], of: Path) -> list[str]:
 
 def _are_wrong_values(*told: Any) -> bool:
     """Whether both are values that are not those that were wanted; which ones they are may be a matter of moments."""
-    return all(isinstance(one, str) and one.startswith("not ") for one in told)
+    return all(isinstance(one, str) and re.match("not .*: ", one) for one in told)
 
 
 def extra(of: Path) -> Path:
