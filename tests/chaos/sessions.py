@@ -7,7 +7,8 @@ user said, and every step has to have left one line.
 
     POST ─▶ A: question   ✗ A   GET ─▶ B: waits   ✗ B   GET ─▶ C: waits   answer ─▶ D   C: goes on
 
-DynamoDB stands still for some seconds in every third group, longer than the gateways try by themselves.
+DynamoDB stands still in every third group, for up to as long as a client waits for the answer to what it sends: no
+answer of a user may be refused for that, because the Python SDK ends its session then.
 
 On the local stack of AWS Lambda, where nothing streams, a body ends with the question, and the
 client comes back until there is a result: there too whoever held the call is dead by then.
@@ -46,7 +47,7 @@ PATIENCE_S: Final = 120
 PAUSE_S: Final = 0.2
 AWAY_EVERY: Final = 3
 """Groups."""
-AWAY_S: Final = (5, 25)
+AWAY_S: Final = (5, 15)
 BUSY: Final = frozenset({429, 500, 502, 503, 504})
 
 
@@ -65,7 +66,11 @@ class Gateways:
 
     @asynccontextmanager
     async def send(
-        self, method: str, headers: dict[str, str], message: Any = None
+        self,
+        method: str,
+        headers: dict[str, str],
+        message: Any = None,
+        busy: frozenset[int] = BUSY,
     ) -> AsyncIterator[httpx.Response]:
         """The answer of any that is alive; what was not received, or not done, is sent to another."""
         until = time.monotonic() + PATIENCE_S
@@ -74,7 +79,7 @@ class Gateways:
             self.counts[method] += 1
             try:
                 async with self.http.stream(method, url, json=message, headers=headers) as response:
-                    if response.status_code not in BUSY or time.monotonic() > until:
+                    if response.status_code not in busy or time.monotonic() > until:
                         yield response
                         return
             except httpx.ConnectError:
@@ -121,7 +126,8 @@ class Trip:
         name = self._name()
         message = {"jsonrpc": "2.0", "id": self.question["id"]}
         said = {**message, "result": accept(name=self.answers[name])}
-        async with self.at.send("POST", self.headers, said) as response:
+        busy = BUSY if self.at.halt is None else BUSY - {503}
+        async with self.at.send("POST", self.headers, said, busy) as response:
             if response.status_code != 202:
                 raise CallLost(f"an answer was {response.status_code}: {await response.aread()!r}")
 

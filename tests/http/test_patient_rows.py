@@ -8,7 +8,7 @@ import pytest
 
 from roundgate import aws
 from roundgate.errors import StoreAway, Unavailable
-from roundgate.http.older.patient import PATIENCE_S, PAUSES_S, PatientRows
+from roundgate.http.older.patient import PATIENCE_S, PatientRows
 from roundgate.storage import SessionRow, SessionStore
 from tests.support.clocks import FixedClock
 
@@ -40,14 +40,14 @@ class Away:
         raise Unavailable("away")
 
 
-@pytest.mark.parametrize("times", range(1, len(PAUSES_S) + 1))
+@pytest.mark.parametrize("times", [1, 2, 7])
 async def test_what_comes_back_soon_is_asked_again(times: int) -> None:
     rows = Away(Waiting(), 0.01, times)
     assert await rows.patiently().read("key") == SessionRow(b"key", 1)
     assert rows.asked == times + 1
 
 
-@pytest.mark.parametrize(("takes_s", "asked"), [(0.01, len(PAUSES_S) + 1), (1.0, 3), (15.0, 1)])
+@pytest.mark.parametrize(("takes_s", "asked"), [(0.01, 10), (9.0, 2), (15.0, 1)])
 async def test_what_stays_away_is_asked_for_no_longer_than_that(takes_s: float, asked: int) -> None:
     rows = Away(clock := Waiting(), takes_s)
     began_ms = clock.monotonic_ms()

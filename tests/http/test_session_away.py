@@ -102,7 +102,7 @@ def two(using: Settings, store: Store) -> tuple[FastAPI, FastAPI]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if it had been away for as long as a request waits."""
-    monkeypatch.setattr(patient, "PAUSES_S", ())
+    monkeypatch.setattr(patient, "PATIENCE_S", 0)
 
 
 def text(message: dict[str, Any]) -> str:

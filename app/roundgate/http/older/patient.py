@@ -3,12 +3,17 @@
 A user has answered by then, or a handler has worked: neither may be lost because the store has a new
 leader. What stays away for longer is `StoreAway`, and whoever can come back is told to.
 
-    read ─✗─ 0.1 s ─✗─ 0.5 s ─✗─ 2 s ─✗─▶ StoreAway ─▶ the stream ends with the id that it had ─▶ the client comes back
+    read ─✗─ 0.1 s ─✗─ 0.5 s ─✗─ 2 s ─✗─ … ─▶ StoreAway
+                                              └▶ the stream ends with the id that it had ─▶ the client comes back
+
+The Python SDK ends its session when an answer that it sends is refused with 503, so a request waits
+here for nearly as long as clients wait for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from itertools import chain, repeat
 from typing import Final, TypeVar
 
 from roundgate import aws
@@ -19,10 +24,10 @@ from roundgate.storage import SessionRow, SessionStore
 T = TypeVar("T")
 
 PAUSES_S: Final = (0.1, 0.5, 2.0)
-"""Between attempts."""
-PATIENCE_S: Final = 3.0
-"""No attempt is begun later: a store has its own, which take up to 15 s where DynamoDB does not
-answer."""
+"""Between attempts, the last again and again."""
+PATIENCE_S: Final = 15.0
+"""No attempt is begun later: where DynamoDB does not answer, one takes 9 to 15 s, and clients wait
+for 30 s."""
 
 
 class PatientRows:
@@ -64,15 +69,14 @@ class PatientRows:
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
         until_ms = self._clock.monotonic_ms() + PATIENCE_S * 1000
-        pauses = iter(PAUSES_S)
-        while True:
+        for pause_s in chain(PAUSES_S, repeat(PAUSES_S[-1])):
             try:
                 return await ask()
             except Unavailable as error:
-                pause_s = next(pauses, None)
-                if pause_s is None or self._is_late(pause_s, until_ms):
+                if self._is_late(pause_s, until_ms):
                     raise StoreAway(str(error)) from error
             await self._clock.sleep(pause_s)
+        raise AssertionError("pauses do not end")
 
     def _is_late(self, pause_s: float, until_ms: float) -> bool:
         is_past = self._clock.monotonic_ms() + pause_s * 1000 > until_ms
