@@ -1,0 +1,99 @@
+"""Which results the client uses again without asking (server/utilities/caching)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from roundgate.client.cache import Cache
+from tests.support.clocks import FixedClock
+
+READ = "resources/read"
+
+
+def fresh(ttl_ms: Any = 1_000, **more: Any) -> dict[str, Any]:
+    return {"resultType": "complete", "ttlMs": ttl_ms, **more}
+
+
+@pytest.fixture
+def clock() -> FixedClock:
+    return FixedClock()
+
+
+@pytest.fixture
+def cache(clock: FixedClock) -> Cache:
+    return Cache(clock, 2)
+
+
+def test_a_result_is_used_until_its_time_is_over_and_for_the_same_params_alone(
+    cache: Cache, clock: FixedClock
+) -> None:
+    cache.put(READ, {"uri": "a"}, fresh())
+    assert cache.get(READ, {"uri": "a"}) == fresh()
+    assert cache.get(READ, {"uri": "b"}) is None
+    clock.skip(1)
+    assert cache.get(READ, {"uri": "a"}) is None
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "result"),
+    [
+        ("tools/call", {}, fresh()),
+        (READ, {}, fresh(None)),
+        (READ, {}, fresh(0)),
+        (READ, {}, fresh(True)),
+        (READ, {}, fresh("1000")),
+        (READ, {}, fresh(resultType="input_required")),
+        (READ, {"inputResponses": {}}, fresh()),
+        (READ, {"requestState": "x"}, fresh()),
+    ],
+)
+def test_what_may_not_be_kept_is_not(
+    cache: Cache, method: str, params: dict[str, Any], result: dict[str, Any]
+) -> None:
+    cache.put(method, params, result)
+    assert cache.get(method, params) is None
+
+
+def test_nothing_is_kept_longer_than_a_day(cache: Cache, clock: FixedClock) -> None:
+    cache.put(READ, {}, fresh(10**12))
+    clock.skip(24 * 3600 - 1)
+    assert cache.get(READ, {}) is not None
+    clock.skip(1)
+    assert cache.get(READ, {}) is None
+
+
+def test_of_too_many_the_one_that_was_not_used_for_longest_goes(
+    cache: Cache, clock: FixedClock
+) -> None:
+    for uri in ("a", "b"):
+        cache.put(READ, {"uri": uri}, fresh())
+    cache.get(READ, {"uri": "a"})
+    cache.put(READ, {"uri": "c"}, fresh())
+    kept = [uri for uri in "abc" if cache.get(READ, {"uri": uri}) is not None]
+    assert kept == ["a", "c"]
+    nothing = Cache(clock, 0)
+    nothing.put(READ, {}, fresh())
+    assert nothing.get(READ, {}) is None
+
+
+def test_a_notification_makes_stale_what_it_is_about_and_nothing_else(clock: FixedClock) -> None:
+    cache = Cache(clock, 9)
+    kept = [("tools/list", {}), ("tools/list", {"cursor": "2"}), ("resources/list", {})]
+    kept += [(READ, {"uri": "a"}), (READ, {"uri": "b"})]
+
+    def left() -> list[tuple[str, dict[str, Any]]]:
+        return [one for one in kept if cache.get(*one) is not None]
+
+    for one in kept:
+        cache.put(*one, fresh())
+    cache.heard("notifications/tools/list_changed", {})
+    assert left() == kept[2:]
+    cache.heard("notifications/resources/updated", {"uri": "a"})
+    assert left() == [kept[2], kept[4]]
+    cache.heard("notifications/message", {})
+    cache.clear("resources/list")
+    assert left() == [kept[4]]
+    cache.clear()
+    assert left() == []
