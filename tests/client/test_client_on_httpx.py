@@ -66,7 +66,7 @@ async def test_a_service_that_fails_is_told_as_on_our_own_sockets(
 
 async def test_nobody_there_means_that_nothing_was_sent() -> None:
     async with httpx.AsyncClient(trust_env=False) as http:
-        with pytest.raises(ConnectionLost, match="No connection to 127.0.0.1:9") as caught:
+        with pytest.raises(ConnectionLost, match=r"No connection to 127\.0\.0\.1:9") as caught:
             async with Client("http://127.0.0.1:9/mcp", http=http) as client:
                 await client.call("t")
     assert not caught.value.was_sent
@@ -79,6 +79,6 @@ async def test_a_client_without_a_free_connection_says_so() -> None:
         raise httpx.PoolTimeout("no connection is free", request=request)
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(waits)) as http:
-        with pytest.raises(TimedOut, match="No connection to example.com in time"):
+        with pytest.raises(TimedOut, match=r"No connection to example\.com in time"):
             async with Client("http://example.com/mcp", http=http) as client:
                 await client.call("t")
