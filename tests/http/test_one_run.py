@@ -7,12 +7,13 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from roundgate.clock import Clock
 from roundgate.errors import InvalidParams, ToolError, Unavailable
-from roundgate.http.older import claims
+from roundgate.http.older import claims, one_run, patient
 from roundgate.http.older.one_run import OneRun
 from roundgate.http.older.patient import PatientRows
 from roundgate.methods import Reply
@@ -139,6 +140,45 @@ async def test_a_store_that_is_away_for_a_moment_costs_no_call(
     monkeypatch.setattr(rows, "put_new", put_new)
     assert await run.of(work, 30) is not None
     assert work.times == 1
+
+
+async def test_while_the_store_is_away_nobody_is_taken_for_dead(
+    another: Callable[[], OneRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who runs the round lives, and could not say so; who waits could not have heard it."""
+    monkeypatch.setattr(claims, "BEAT_S", 0.1)
+    monkeypatch.setattr(claims, "LOST_MS", 1_000)
+    monkeypatch.setattr(claims, "GAP_MS", 500, raising=False)
+    monkeypatch.setattr(one_run, "LAST_LOOK_S", 0.1)
+    monkeypatch.setattr(patient, "PAUSES_S", (0.05,))
+    work, runs, away = Work(), [another(), another()], [asyncio.Event(), asyncio.Event()]
+    for run, is_away in zip(runs, away, strict=True):
+        rows: SessionStore = run._rows._rows  # type: ignore[attr-defined]
+        for name in ("read", "put_new", "replace"):
+            monkeypatch.setattr(rows, name, _unless(is_away, getattr(rows, name)))
+    first = asyncio.create_task(runs[0].of(work, 30))
+    await begun(work)
+    second = asyncio.create_task(runs[1].of(work, 30))
+    await asyncio.sleep(0.5)
+    for is_away in away:
+        is_away.set()
+    await asyncio.sleep(1.5)
+    away[1].clear()
+    await asyncio.sleep(0.4)  # whoever runs it is the last to reach the store again
+    away[0].clear()
+    await asyncio.sleep(1.5)
+    assert work.times == 1
+    work.may_end.set()
+    assert await first == await second
+
+
+def _unless(is_away: asyncio.Event, operation: Callable[..., Any]) -> Callable[..., Any]:
+    async def wrapped(*arguments: Any) -> Any:
+        if is_away.is_set():
+            raise Unavailable("away")
+        return await operation(*arguments)
+
+    return wrapped
 
 
 async def test_who_runs_a_first_round_says_so_though_nobody_heard_that_it_can(

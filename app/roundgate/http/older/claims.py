@@ -24,6 +24,9 @@ LOST_MS: Final = 5_000
 """When nothing was said for so long, nobody runs it any more."""
 LOST_FIRST_MS: Final = 10_000
 """The same of a first round, whose holder looks every 5 s at most whether anybody wants to know."""
+GAP_MS: Final = 3_000
+"""After so long without a look nothing is known of the time between: the store was away, and nobody
+could say anything."""
 SUSPICIOUS_MS: Final = 2_000
 """What is worth keeping of a watch: whoever lives has said something by then."""
 RELEASE_S: Final = 2.0
@@ -52,6 +55,8 @@ class Claim:
         self._seen: tuple[int, float] | None = None
         """The version of another's claim, and since when it is the same, in monotonic
         milliseconds."""
+        self._looked_ms = 0.0
+        """When that was last read, in monotonic milliseconds."""
         self._kept: SessionRow | None = None
         """How long others had watched, as it was read."""
 
@@ -99,8 +104,9 @@ class Claim:
         if self._seen is None:
             self._kept = await self._rows.read(self._watched_key)
             self._seen = row.version, now_ms - _watched_ms(self._kept, row.version)
-        elif self._seen[0] != row.version:
+        elif self._seen[0] != row.version or now_ms - self._looked_ms > GAP_MS:
             self._seen = row.version, now_ms
+        self._looked_ms = now_ms
         return row.value == _FREE or now_ms - self._seen[1] > lost_ms
 
     async def keep_watch(self) -> None:
