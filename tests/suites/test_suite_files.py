@@ -50,6 +50,19 @@ def told(tmp_path: Path, text: str) -> list[str]:
         (f"variables: {{a: '${{b}}', b: 1}}\n{CASE}    call: a\n", "1: variables.a: there is no"),
         (f"variables: {{a-b: 1}}\n{CASE}    call: a\n", "1: variables.a-b: cannot be the name"),
         (f"{CASE}    call: ${{\n", "3: cases[0].call: ${ begins something"),
+        (
+            f"{CASE}    steps:\n      - {{start: t, as: j}}\n"
+            "      - {wait: j, until: input_required, answers: {a: 1}}\n",
+            "5: cases[0].steps[1].answers: answers nothing while it waits for a status",
+        ),
+        (
+            f"{CASE}    call: a\n    answers: [{{field: {{type: boolean}}, answer: 1}}]\n",
+            "4: cases[0].answers[0]: has only one of field and value",
+        ),
+        (
+            f"{CASE}    call: a\n    expect: {{schema: suite.yaml}}\n",
+            "4: cases[0].expect.schema: suite.yaml: ",
+        ),
         (f"{CASE}    call: a\n    save: {{x: 'a['}}\n", "4: cases[0].save.x: is not JMESPath"),
         (f"{CASE}    call: a\n    save: {{unique: a}}\n", "cannot be the name of a variable"),
         (
