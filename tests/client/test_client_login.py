@@ -450,9 +450,7 @@ async def test_a_registered_secret_is_shown_as_the_registration_says() -> None:
     answer = {"client_id": "c 1", "client_secret": "hush"}
     answer["token_endpoint_auth_method"] = "client_secret_post"
     methods = ["client_secret_post", "client_secret_basic"]
-    guarded = Registering(
-        201, answer, document={"token_endpoint_auth_methods_supported": methods}
-    )
+    guarded = Registering(201, answer, document={"token_endpoint_auth_methods_supported": methods})
     await logged_in(guarded, BrowserLogin(open_url=guarded.browser()))
     assert guarded.registrations[0]["token_endpoint_auth_method"] == "client_secret_post"
     assert (guarded.forms[0]["client_id"], guarded.forms[0]["client_secret"]) == ("c 1", "hush")

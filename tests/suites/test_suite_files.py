@@ -106,6 +106,18 @@ def test_what_is_wrong_is_said_where_it_is(tmp_path: Path, text: str, expected: 
     assert [line for line in told(tmp_path, text) if expected in line], told(tmp_path, text)
 
 
+def test_a_schema_in_a_file_is_an_object_and_one_of_json_schema(tmp_path: Path) -> None:
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "odd.json").write_text('{"type": "nothing"}')
+    (tmp_path / "good.json").write_text('{"type": "integer"}')
+    for name, said in (("list", "list.json: is no object"), ("odd", "not a usable JSON Schema")):
+        [problem] = told(tmp_path, f"{CASE}    call: a\n    expect: {{schema: {name}.json}}\n")
+        assert problem.startswith("4: cases[0].expect.schema: ")
+        assert said in problem
+    (tmp_path / "suite.yaml").write_text(f"{CASE}    call: a\n    expect: {{schema: good.json}}\n")
+    suites.load(tmp_path / "suite.yaml")
+
+
 def test_everything_is_said_at_once(tmp_path: Path) -> None:
     text = f"{CASE}    call: ${{a}}\n  - name: two\n  - name: two\n    wait: x\n"
     assert len(told(tmp_path, text)) == 4
