@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 PAUSES_S: Final = (0.1, 0.5, 2.0)
 """Between attempts, the last again and again."""
-PATIENCE_S: Final = 15.0
+PATIENCE_S: Final = 20.0
 """No attempt is begun later: where DynamoDB does not answer, one takes 9 to 15 s, and clients wait
 for 30 s."""
 
