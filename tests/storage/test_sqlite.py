@@ -225,7 +225,6 @@ async def test_a_file_of_a_later_version_is_left_alone_and_says_so(path: Path) -
 
 
 async def test_who_opens_a_new_file_waits_for_another_that_is_making_it(tmp_path: Path) -> None:
-    """The change to WAL is told at once that the file is locked."""
     file = tmp_path / "new.sqlite3"
     other = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
     other.execute("create table x (y)")
