@@ -365,3 +365,53 @@ async def test_a_back_end_whose_secret_was_missing_is_served_when_it_is_there(
                 await asyncio.sleep(0.05)
             await mcp.call("tool")
     assert told.header("authorization") == ["Bearer there-now"]
+
+
+def problem_of(folder: Path, name: str) -> tuple[str, str]:
+    """What `roundgate check` says of a credential that is kept there, and what to do."""
+    file = file_with(folder, f'{{bearer: "${{secret:{name}}}"}}')
+    with pytest.raises(ConfigError) as refused:
+        loading.load(file, fetches=True)
+    [problem] = refused.value.problems
+    return problem.message, problem.remedy or ""
+
+
+def test_a_process_without_credentials_of_aws_is_told_where_they_come_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    aws._session.cache_clear()
+    message, remedy = problem_of(tmp_path, "app/key")
+    assert message == "app/key of AWS Secrets Manager needs credentials of AWS, and there are none"
+    assert "AWS_ACCESS_KEY_ID" in remedy
+
+
+def test_a_process_without_a_region_is_told_which_variable_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    aws._session.cache_clear()
+    message, remedy = problem_of(tmp_path, "app/key")
+    assert message == "app/key: AWS_DEFAULT_REGION is needed for secretsmanager"
+    assert "set it to the region" in remedy
+
+
+def test_a_secrets_manager_that_is_not_reached_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    message, remedy = problem_of(tmp_path, "app/key")
+    assert message.startswith("app/key")
+    assert "it is tried again" in remedy
+
+
+def test_a_secret_of_bytes_or_one_that_is_being_deleted_cannot_be_read(tmp_path: Path) -> None:
+    client, binary = boto3.client("secretsmanager"), f"app/{uuid.uuid4()}"
+    client.create_secret(Name=binary, SecretBinary=b"\x00\x01")
+    assert problem_of(tmp_path, binary) == (f"{binary} is binary", "store it as a string")
+    client.delete_secret(SecretId=(going := kept_secret("soon-gone")), RecoveryWindowInDays=7)
+    message, _ = problem_of(tmp_path, going)
+    assert message == f"{going} of AWS Secrets Manager cannot be read (InvalidRequestException)"

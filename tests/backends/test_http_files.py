@@ -11,7 +11,7 @@ from roundgate import config
 from roundgate.main import build_app
 from tests.support.asgi import Client, client, stoppable
 from tests.support.openapi import document, gateway_of, operation
-from tests.support.services import service
+from tests.support.services import answer, service
 from tests.support.task_client import TaskClient, task_settings
 
 TOOLS = """
@@ -101,3 +101,45 @@ async def test_a_task_reads_what_its_caller_could(tmp_path: Path) -> None:
             task_id = await ann.begin("upload", a={"resource": "img://pixel"})
             assert (await ann.over(task_id))["status"] == "completed"
     assert bytes(range(256)) in told.body()
+
+
+def with_operation(folder: Path, base_url: str, **operation_: Any) -> Path:
+    """A gateway.json with those resources and this operation."""
+    path = written(folder, base_url)
+    described = document(operation("post", **operation_))
+    (folder / "api.json").write_text(json.dumps(described))
+    return path
+
+
+async def test_a_body_that_is_one_file_is_a_resource_or_left_out(tmp_path: Path) -> None:
+    binary = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+    async with service() as told:
+        path = with_operation(tmp_path, told.url, requestBody={"content": binary})
+        async with gateway_of(config.load(path, {})) as gate:
+            await gate.call("op", {"body": {"resource": "img://pixel"}})
+            assert told.requests[-1].endswith(b"\r\n\r\n" + bytes(range(256)))
+            await gate.call("op", {})
+            assert told.body() == b""
+            text = await gate.text("op", {"body": {"resource": "img://none"}})
+            assert text.startswith("arguments.body: there is no resource")
+
+
+async def test_files_in_a_body_that_is_one_argument_may_be_resources(tmp_path: Path) -> None:
+    """A parameter is called as a part of the body, which is why the body stays whole."""
+    parameter = {"name": "a", "in": "query", "schema": {"type": "string"}}
+    body = {"content": {"multipart/form-data": {"schema": FILES}}}
+    async with service() as told:
+        path = with_operation(tmp_path, told.url, parameters=[parameter], requestBody=body)
+        async with gateway_of(config.load(path, {})) as gate:
+            await gate.call("op", {"a": "q", "body": {"a": {"resource": "img://pixel"}}})
+    assert "?a=q " in told.request_lines[-1]
+    assert b"Content-Type: image/png\r\n\r\n" + bytes(range(256)) + b"\r\n" in told.body()
+
+
+async def test_a_long_answer_of_an_operation_is_read_as_a_short_one_is(tmp_path: Path) -> None:
+    rows = [{"number": number, "name": "x" * 50} for number in range(6_000)]
+    async with service(answer(json.dumps({"rows": rows}).encode())) as told:
+        file = config.load(with_operation(tmp_path, told.url), {})
+        async with gateway_of(file) as gate:
+            result = await gate.call("op")
+    assert result["structuredContent"] == {"rows": rows}

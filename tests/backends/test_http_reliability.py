@@ -6,11 +6,13 @@ import logging
 from email.utils import formatdate
 from typing import Any
 
+import httpx
 import pytest
 
 from roundgate.backends.http import hosts
 from roundgate.backends.http.breaker import Breaker, Host
-from roundgate.backends.http.reliability import BreakerConfig
+from roundgate.backends.http.failures import no_answer
+from roundgate.backends.http.reliability import BreakerConfig, TimeoutsConfig
 from roundgate.backends.http.retries import retry_after_s
 from roundgate.errors import BackendError
 from tests.support.clocks import FixedClock, SkippingClock
@@ -287,3 +289,56 @@ async def test_a_tool_may_have_its_own_bound_of_an_answer() -> None:
     ):
         assert "more than 10 bytes" in await gate.text("small")
         assert len(await gate.text("usual")) == 100
+
+
+# ---- why there is no answer
+
+PARTS = TimeoutsConfig(connect_s=1, write_s=2, read_s=3)
+
+
+@pytest.mark.parametrize(
+    ("error", "parts", "text", "reached"),
+    [
+        (
+            httpx.PoolTimeout(""),
+            PARTS,
+            "GET / was not sent: no connection became free within 20 s; try again later",
+            False,
+        ),
+        (
+            httpx.ConnectTimeout(""),
+            PARTS,
+            "GET / could not be sent: there was no connection within 1 s",
+            False,
+        ),
+        (
+            httpx.WriteTimeout(""),
+            PARTS,
+            "GET / failed: the service was silent for 2 s; try again later",
+            True,
+        ),
+        (
+            httpx.ReadTimeout(""),
+            PARTS,
+            "GET / failed: the service was silent for 3 s; try again later",
+            True,
+        ),
+        (
+            TimeoutError(),
+            PARTS,
+            "GET / did not answer within 20 s; try again later or ask for less",
+            True,
+        ),
+        (
+            httpx.ConnectTimeout(""),
+            None,
+            "GET / did not answer within 20 s; try again later or ask for less",
+            False,
+        ),
+    ],
+)
+def test_why_a_service_gave_no_answer_in_time_is_said_and_whether_it_may_have_acted(
+    error: TimeoutError | httpx.HTTPError, parts: TimeoutsConfig | None, text: str, reached: bool
+) -> None:
+    found = no_answer(error, "GET /", 20, parts)
+    assert (str(found), found.reached) == (text, reached)

@@ -508,6 +508,49 @@ async def test_an_execution_goes_on_where_nobody_says_otherwise(
     assert len(told.requests) == 2
 
 
+FOLLOWED = {"poll": {"look": ["{id}", 1, {"of": "{id}"}]}, "succeeded": ["done"], "every_s": 1}
+
+
+@pytest.mark.parametrize(
+    "unlucky",
+    [
+        said({"errorMessage": "out of memory"}, failed=True),
+        said({"statusCode": 503, "body": "{}"}),
+        said({"statusCode": 429, "body": "{}"}),
+        refused("429 Throttled", "TooManyRequestsException"),
+    ],
+    ids=["failed", "503", "429", "throttled"],
+)
+async def test_a_job_is_looked_at_again_when_the_function_cannot_tell_just_now(
+    patch: pytest.MonkeyPatch, tmp_path: Path, unlucky: bytes
+) -> None:
+    answers = said({"id": 7}), unlucky, said({"status": "done", "total": 3})
+    told, result = await called(patch, tmp_path, *answers, job=FOLLOWED)
+    assert result["structuredContent"] == {"status": "done", "total": 3}
+    assert json.loads(told.body()) == {"look": ["7", 1, {"of": "7"}]}
+
+
+@pytest.mark.parametrize(
+    ("answers", "text"),
+    [
+        ([said({"statusCode": 400, "body": "{}"})], "answered 400 Bad Request to starting the job"),
+        (
+            [said({"id": 7}), said({"statusCode": 403, "body": "{}"})],
+            "answered 403 Forbidden to following the job",
+        ),
+        (
+            [said({"id": 7}), said({"statusCode": 200, "body": "soon"})],
+            "told of the job in something that is not JSON",
+        ),
+    ],
+)
+async def test_a_function_that_does_not_tell_of_its_job_is_an_error(
+    patch: pytest.MonkeyPatch, tmp_path: Path, answers: list[bytes], text: str
+) -> None:
+    _, result = await called(patch, tmp_path, *answers, job=FOLLOWED)
+    assert text in error_of(result)
+
+
 @pytest.mark.parametrize("function", [None, "clerk:live"])
 async def test_the_function_that_knows_of_jobs_is_told_of_a_cancelled_task(
     patch: pytest.MonkeyPatch, tmp_path: Path, function: str | None

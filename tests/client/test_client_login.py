@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
+import socket
 from base64 import b64decode, urlsafe_b64encode
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import httpx
 import jwt
 import pytest
 
 from roundgate.client import Client
-from roundgate.client.auth import BrowserLogin, ClientCredentials, InMemory
+from roundgate.client.auth import Bearer, BrowserLogin, ClientCredentials, InMemory
 from roundgate.client.auth.dpop import ProofKey
 from roundgate.client.auth.metadata import challenge_parameters
 from roundgate.client.transport import Url
 from roundgate.clock import Clock
-from roundgate.errors import AuthorizationFailed, ClientError
+from roundgate.errors import AuthorizationFailed, ClientError, HttpRefused
 from tests.support.guarded import Guarded, logged_in
-from tests.support.scripted import says, scripted
+from tests.support.scripted import Asked, http, says, scripted
 
 
 async def test_a_login_asks_for_the_scopes_that_are_needed_and_keeps_those_it_had() -> None:
@@ -381,3 +384,126 @@ def test_a_proof_is_for_one_request_and_one_token() -> None:
     )
     assert claims["jti"] != again["jti"]
     assert ProofKey(Clock(), key.pem).pem == key.pem
+
+
+# -- what is in the way of a login
+# --------------------------------------------------------------------
+
+
+async def test_a_machine_without_a_browser_says_how_to_log_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("webbrowser.open", lambda url: False)
+    with pytest.raises(ClientError, match="no browser here: pass open_url="):
+        await logged_in(Guarded(), BrowserLogin())
+
+
+async def test_a_callback_whose_port_is_taken_says_which() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        auth = BrowserLogin(port=port, client_id="mine", open_url=lambda url: None)
+        with pytest.raises(ClientError, match=f"cannot listen on port {port}"):
+            await logged_in(Guarded(), auth)
+
+
+async def test_who_calls_the_callback_and_says_nonsense_does_not_end_the_login() -> None:
+    guarded = Guarded()
+
+    async def visit(url: str) -> None:
+        redirect = urlsplit(parse_qs(urlsplit(url).query)["redirect_uri"][0])
+        for nonsense in (b"", b"hello\r\n\r\n", b"x" * 100_000):
+            _, writer = await asyncio.open_connection("127.0.0.1", redirect.port)
+            writer.write(nonsense)
+            writer.write_eof()
+            writer.close()
+        await guarded.browser()(url)
+
+    assert (await logged_in(guarded, BrowserLogin(open_url=visit)))[0] == "secret things"
+
+
+class Registering(Guarded):
+    """An authorization server whose registration answers so."""
+
+    def __init__(self, status: int, answer: dict[str, Any], **more: Any) -> None:
+        super().__init__(**more)
+        self.status = status
+        self.answer = answer
+
+    def __call__(self, asked: Asked) -> Any:
+        if asked.target == "/register":
+            self.registrations.append(json.loads(asked.body))
+            return says(self.answer, self.status)
+        return super().__call__(asked)
+
+
+async def test_a_registration_that_is_refused_says_why() -> None:
+    no = {"error": "invalid_client_metadata", "error_description": "No loopback here"}
+    guarded = Registering(400, no)
+    with pytest.raises(AuthorizationFailed, match="invalid_client_metadata No loopback here"):
+        await logged_in(guarded, BrowserLogin(open_url=guarded.browser()))
+    assert guarded.forms == []
+
+
+async def test_a_registered_secret_is_shown_as_the_registration_says() -> None:
+    answer = {"client_id": "c 1", "client_secret": "hush"}
+    answer["token_endpoint_auth_method"] = "client_secret_post"
+    methods = ["client_secret_post", "client_secret_basic"]
+    guarded = Registering(201, answer, document={"token_endpoint_auth_methods_supported": methods})
+    await logged_in(guarded, BrowserLogin(open_url=guarded.browser()))
+    assert guarded.registrations[0]["token_endpoint_auth_method"] == "client_secret_post"
+    assert (guarded.forms[0]["client_id"], guarded.forms[0]["client_secret"]) == ("c 1", "hush")
+
+
+async def test_a_refresh_that_is_refused_is_followed_by_a_login() -> None:
+    def refuse(form: dict[str, str]) -> bytes | None:
+        is_refresh = form["grant_type"] == "refresh_token"
+        return says({"error": "invalid_grant"}, 400) if is_refresh else None
+
+    guarded = Guarded(scope="read write", refuse=refuse)
+    async with scripted(guarded) as server:
+        guarded.origin = server.origin
+        async with Client(server.url, auth=BrowserLogin(open_url=guarded.browser())) as client:
+            await client.call("t")
+            guarded.valid.clear()
+            assert (await client.call("t")).text == "secret things"
+    grants = [form["grant_type"] for form in guarded.forms]
+    assert grants == ["authorization_code", "refresh_token", "authorization_code"]
+
+
+async def test_a_refresh_token_is_asked_for_where_the_server_has_a_scope_for_it() -> None:
+    guarded = Guarded(document={"scopes_supported": ["read", "write", "offline_access"]})
+    await logged_in(guarded, BrowserLogin(open_url=guarded.browser()))
+    assert "offline_access" in guarded.asked_for["scope"].split()
+
+
+async def test_who_may_not_is_not_asked_to_log_in_again() -> None:
+    """A 403 that wants no other scope."""
+    guarded = Guarded(scope="read write")
+    logins: list[str] = []
+
+    async def count(url: str) -> None:
+        logins.append(url)
+        await guarded.browser()(url)
+
+    def script(asked: Asked) -> Any:
+        is_call = asked.body and asked.target == "/mcp" and asked.rpc == "tools/call"
+        return http(403, b"", "text/plain") if is_call else guarded(asked)
+
+    async with scripted(script) as server:
+        guarded.origin = server.origin
+        async with Client(server.url, auth=BrowserLogin(open_url=count)) as client:
+            with pytest.raises(HttpRefused, match="403"):
+                await client.call("t")
+    assert len(logins) == 1
+
+
+async def test_a_bearer_token_that_is_refused_is_not_tried_again_and_never_shown() -> None:
+    guarded, token = Guarded(), Bearer("hush-hush")
+    with pytest.raises(HttpRefused, match="401") as caught:
+        await logged_in(guarded, token)
+    assert "hush" not in str(caught.value) + repr(token)
+    for wrong in ("", "two words", "line\nbreak", "ümlaut"):
+        with pytest.raises(ClientError, match="cannot stand in a header"):
+            Bearer(wrong)

@@ -451,6 +451,62 @@ async def test_a_subscription_goes_on_when_the_server_is_away_for_a_moment() -> 
         assert change.was_interrupted
 
 
+async def test_a_subscription_that_the_server_ends_is_at_its_end() -> None:
+    async def ends(asked: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        yield event({"jsonrpc": "2.0", "method": "notifications/subscriptions/acknowledged"})
+        yield event({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
+        yield about(asked, {"resultType": "complete"})
+
+    async with (
+        scripted(modern(ends)) as server,
+        asyncio.timeout(30),
+        Client(server.url) as client,
+        client.listen(tools=True) as changes,
+    ):
+        told = [change.method async for change in changes]
+        assert told == ["notifications/tools/list_changed"]
+        assert server.methods().count("subscriptions/listen") == 1
+
+
+@pytest.mark.parametrize(
+    ("then", "kind", "said"),
+    [
+        ({"id": 1, "error": {"code": -32603, "message": "It is gone"}}, RpcError, "It is gone"),
+        ({"id": 1, "method": "ping"}, BadAnswer, "something else than notifications"),
+        ({"method": "notifications/x", "params": [1]}, BadAnswer, "something else than"),
+    ],
+)
+async def test_a_subscription_ends_with_what_the_server_says_instead_of_changes(
+    then: dict[str, Any], kind: type[ClientError], said: str
+) -> None:
+    async def script(asked: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        yield event({"jsonrpc": "2.0", "method": "notifications/subscriptions/acknowledged"})
+        own = {"id": asked.message["id"]} if "id" in then else {}
+        yield event({"jsonrpc": "2.0", **then, **own})
+
+    async with (
+        scripted(modern(script)) as server,
+        asyncio.timeout(30),
+        Client(server.url) as client,
+        client.listen(tools=True) as changes,
+    ):
+        with pytest.raises(kind, match=said):
+            await anext(changes)
+
+
+async def test_a_server_that_hangs_up_before_a_subscription_begins_is_lost() -> None:
+    async with (
+        scripted(modern(lambda asked: None)) as server,
+        asyncio.timeout(30),
+        Client(server.url) as client,
+    ):
+        with pytest.raises(ConnectionLost):
+            async with client.listen(tools=True):
+                pass
+
+
 async def test_a_task_that_is_gone_is_said_so() -> None:
     def script(asked: Asked) -> bytes:
         if asked.rpc == "tools/call":

@@ -429,6 +429,49 @@ async def test_a_server_without_such_a_stream_says_so() -> None:
                 await anext(changes)
 
 
+async def test_who_is_asked_while_no_call_is_under_way_says_so_and_answers_a_ping() -> None:
+    async def session_stream(_: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        yield event({"jsonrpc": "2.0", "id": 9, "result": {}})  # of nobody's request: passed over
+        yield event(question("p", "ping", {}))
+        yield event(question("q"))
+        await asyncio.sleep(60)
+
+    older = Older(lambda asked: result(asked, text("x")), session_stream=session_stream)
+    async with scripted(older) as server, asyncio.timeout(30), Client(server.url) as client:
+        await client.connect()
+        ping, asked = await older.answers.get(), await older.answers.get()
+    assert (ping["id"], ping["result"]) == ("p", {})
+    assert (asked["id"], asked["error"]["code"]) == ("q", -32601)
+
+
+async def test_the_stream_of_a_session_that_breaks_is_opened_again_and_changes_are_waited_for() -> (
+    None
+):
+    opened = 0
+
+    async def session_stream(_: Asked) -> AsyncGenerator[bytes, None]:
+        nonlocal opened
+        opened += 1
+        if opened == 1:  # shorter than it says
+            yield STREAM_HEAD.replace(b"Connection: close", b"Content-Length: 900")
+            return
+        yield STREAM_HEAD
+        await asyncio.sleep(1.5)  # longer than one look at whether the stream is still open
+        yield event({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
+        await asyncio.sleep(60)
+
+    older = Older(lambda asked: result(asked, {}), session_stream=session_stream)
+    async with (
+        scripted(older) as server,
+        asyncio.timeout(30),
+        Client(server.url) as client,
+        client.listen(tools=True) as changes,
+    ):
+        assert (await anext(changes)).method == "notifications/tools/list_changed"
+    assert opened == 2
+
+
 async def test_a_client_may_be_told_which_revisions_to_speak() -> None:
     async with scripted(Older(lambda asked: result(asked, text("x")))) as server:
         async with Client(server.url, versions=["2026-07-28"]) as client:

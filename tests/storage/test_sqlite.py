@@ -195,3 +195,45 @@ async def test_a_commit_that_fails_leaves_no_transaction_behind(path: Path) -> N
         with pytest.raises(sqlite3.IntegrityError, match="FOREIGN KEY"):
             await database.write(insert)
     await database.aclose()
+
+
+async def test_a_file_that_is_no_database_is_said_by_whoever_reads_or_writes(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("What was bought: " * 500)
+    store = SqliteOnce(Database(file), FixedClock())
+    with pytest.raises(Unavailable, match="file is not a database"):
+        await store.read("t")
+    with pytest.raises(Unavailable, match="file is not a database"):
+        await store.claim("t", "a", LATER, LATER)
+    await store.aclose()
+    assert file.read_text().startswith("What was bought"), "it is left as it is"
+
+
+async def test_a_file_of_a_later_version_is_left_alone_and_says_so(path: Path) -> None:
+    store = SqliteOnce(Database(path), FixedClock())
+    assert await store.claim("t", "a", LATER, LATER) is None
+    await store.aclose()
+    db = sqlite3.connect(path)
+    db.execute("pragma user_version = 999")
+    db.close()
+    store = SqliteOnce(Database(path), FixedClock())
+    with pytest.raises(Unavailable, match=r"written by a later version .* \(file version 999"):
+        await store.read("t")
+    await store.aclose()
+
+
+async def test_who_opens_a_new_file_waits_for_another_that_is_making_it(tmp_path: Path) -> None:
+    file = tmp_path / "new.sqlite3"
+    other = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+    other.execute("create table x (y)")
+    other.execute("begin exclusive")
+    store = SqliteOnce(Database(file), FixedClock())
+    reading = asyncio.ensure_future(store.read("t"))
+    await asyncio.sleep(0.2)
+    assert not reading.done()
+    other.execute("commit")
+    other.close()
+    assert await asyncio.wait_for(reading, 30) is None
+    await store.aclose()

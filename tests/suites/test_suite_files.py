@@ -50,6 +50,19 @@ def told(tmp_path: Path, text: str) -> list[str]:
         (f"variables: {{a: '${{b}}', b: 1}}\n{CASE}    call: a\n", "1: variables.a: there is no"),
         (f"variables: {{a-b: 1}}\n{CASE}    call: a\n", "1: variables.a-b: cannot be the name"),
         (f"{CASE}    call: ${{\n", "3: cases[0].call: ${ begins something"),
+        (
+            f"{CASE}    steps:\n      - {{start: t, as: j}}\n"
+            "      - {wait: j, until: input_required, answers: {a: 1}}\n",
+            "5: cases[0].steps[1].answers: answers nothing while it waits for a status",
+        ),
+        (
+            f"{CASE}    call: a\n    answers: [{{field: {{type: boolean}}, answer: 1}}]\n",
+            "4: cases[0].answers[0]: has only one of field and value",
+        ),
+        (
+            f"{CASE}    call: a\n    expect: {{schema: suite.yaml}}\n",
+            "4: cases[0].expect.schema: suite.yaml: ",
+        ),
         (f"{CASE}    call: a\n    save: {{x: 'a['}}\n", "4: cases[0].save.x: is not JMESPath"),
         (f"{CASE}    call: a\n    save: {{unique: a}}\n", "cannot be the name of a variable"),
         (
@@ -91,6 +104,18 @@ def told(tmp_path: Path, text: str) -> list[str]:
 )
 def test_what_is_wrong_is_said_where_it_is(tmp_path: Path, text: str, expected: str) -> None:
     assert [line for line in told(tmp_path, text) if expected in line], told(tmp_path, text)
+
+
+def test_a_schema_in_a_file_is_an_object_and_one_of_json_schema(tmp_path: Path) -> None:
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "odd.json").write_text('{"type": "nothing"}')
+    (tmp_path / "good.json").write_text('{"type": "integer"}')
+    for name, said in (("list", "list.json: is no object"), ("odd", "not a usable JSON Schema")):
+        [problem] = told(tmp_path, f"{CASE}    call: a\n    expect: {{schema: {name}.json}}\n")
+        assert problem.startswith("4: cases[0].expect.schema: ")
+        assert said in problem
+    (tmp_path / "suite.yaml").write_text(f"{CASE}    call: a\n    expect: {{schema: good.json}}\n")
+    suites.load(tmp_path / "suite.yaml")
 
 
 def test_everything_is_said_at_once(tmp_path: Path) -> None:

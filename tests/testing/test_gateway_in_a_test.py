@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from pydantic import BaseModel
 
 from roundgate import Context, SyncContext, ToolError, resource, tool
 from roundgate.client import DECLINE, Question
-from roundgate.errors import NothingGoesOn, RpcError, Unanswered
+from roundgate.errors import HttpRefused, NothingGoesOn, RpcError, Unanswered
 from roundgate.testing import Gateway, VirtualClock
 
 AUTH = {"issuer": "https://issuer.test", "jwks_url": "https://issuer.test/keys"}
@@ -220,3 +221,42 @@ async def test_a_gateway_is_made_of_a_file_a_module_or_a_python_file(tmp_path: P
     with pytest.raises(TypeError, match="stands alone"):
         async with Gateway(file, limits={"threads": 2}):
             pass
+
+
+async def test_a_call_that_is_given_up_is_cancelled_where_it_is() -> None:
+    heard: list[str] = []
+    begun = asyncio.Event()
+
+    @tool
+    async def waits() -> str:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            heard.append("cancelled")
+            raise
+        return "never"
+
+    async with Gateway(waits) as gateway:
+        call = asyncio.ensure_future(gateway.call("waits"))
+        await asyncio.wait_for(begun.wait(), 30)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert heard == ["cancelled"]
+
+
+async def test_a_caller_that_the_gateway_does_not_know_is_refused() -> None:
+    async with Gateway(restock, auth=AUTH) as gateway:
+        known = gateway.client("ann", scopes=["stock:write"])
+        assert (await known.call("restock")).value == "ann"
+        stranger = gateway.client(headers={"Authorization": "Bearer nobody"})
+        with pytest.raises(HttpRefused, match="401"):
+            await stranger.call("restock")
+
+
+async def test_the_usual_caller_has_the_scopes_that_are_given_and_no_more() -> None:
+    async with Gateway(restock, ship, auth=AUTH, scopes=["other"]) as gateway:
+        assert [one.name for one in await gateway.client().tools()] == ["ship"]
+    async with Gateway(restock, ship, auth=AUTH, scopes=["stock:write"]) as gateway:
+        assert (await gateway.call("restock")).value == "user"

@@ -1,0 +1,77 @@
+"""The server that a suite starts: what is said if it does not come up, and that it ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from roundgate.errors import ConnectionLost, UsageError
+from roundgate.suites.targets import Target, started
+
+URL = "http://127.0.0.1:${port}/mcp"
+LISTENS = """
+import os, socket, sys, time
+with open("pid", "w") as file:
+    file.write(str(os.getpid()))
+server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+time.sleep(120)
+"""
+
+
+def running(folder: Path, code: str, **options: float) -> Target:
+    """A server that is this program; its port is the argument."""
+    command = (sys.executable, "-c", code, "${port}")
+    return Target(URL, command, {}, folder, **options)  # type: ignore[arg-type]
+
+
+async def test_a_server_that_listens_is_at_its_url_and_ends_with_the_run(tmp_path: Path) -> None:
+    async with started(running(tmp_path, LISTENS)) as target:
+        assert target.url.startswith("http://127.0.0.1:")
+        assert "${port}" not in target.url
+        process = int((tmp_path / "pid").read_text())
+        os.kill(process, 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
+async def test_a_port_that_somebody_takes_is_followed_by_another(tmp_path: Path) -> None:
+    taken = f"""
+import os, sys
+if not os.path.exists("tried"):
+    open("tried", "w").close()
+    sys.exit("OSError: [Errno 98] Address already in use")
+{LISTENS}"""
+    async with started(running(tmp_path, taken)) as target:
+        assert target.url.startswith("http://127.0.0.1:")
+    assert (tmp_path / "tried").exists()
+
+
+async def test_a_server_that_finds_every_port_taken_is_given_up(tmp_path: Path) -> None:
+    with (tmp_path / "tries").open("a"):
+        code = "import sys; open('tries', 'a').write('x'); sys.exit('address already in use')"
+    with pytest.raises(ConnectionLost, match="No free port was found"):
+        async with started(running(tmp_path, code)):
+            pass
+    assert (tmp_path / "tries").read_text() == "xxx"
+
+
+async def test_a_server_that_ends_is_quoted(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionLost, match=r"status 3 before it served:\n.*no gateway\.yaml"):
+        async with started(running(tmp_path, "import sys; print('no gateway.yaml'); sys.exit(3)")):
+            pass
+
+
+async def test_a_server_that_never_listens_is_given_up_with_what_it_said(tmp_path: Path) -> None:
+    code = "import time; print('warming up', flush=True); time.sleep(120)"
+    with pytest.raises(ConnectionLost, match=r"after 1\.5 s \(start_timeout_s\):\nwarming up"):
+        async with started(running(tmp_path, code, start_timeout_s=1.5)):
+            pass
+
+
+async def test_a_command_that_is_not_there_is_wrong_usage(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no-such-command"):
+        async with started(Target(URL, ("no-such-command",), {}, tmp_path)):
+            pass
