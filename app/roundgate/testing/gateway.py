@@ -132,7 +132,8 @@ class Gateway:
             scopes: what this caller may do.
             client_id: the client through which it calls.
             options: those of `roundgate.client.Client`: `answers`,
-                `capabilities`, `versions` and others.
+                `capabilities`, `versions` and others, without `auth` (who calls is
+                `subject`), `clock` and `transport`, which are the gateway's.
         """
         auth = None if subject is None else self._callers.add(subject, scopes, client_id)
         transport = (
