@@ -3,12 +3,14 @@ the stack."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from roundgate import cli
 from roundgate.deployment import deploying as deploy
 from roundgate.deployment import judging
 from roundgate.errors import ConfigError, UsageError
@@ -539,6 +541,23 @@ def test_the_nearest_configuration_is_deployed_if_none_is_named() -> None:
     assert (one.config, one.overrides) == (None, {"LogLevel": "debug"})
 
 
+def test_commands_run_until_one_fails(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    made = tmp_path / "made"
+    touch, fail = ["touch", str(made)], [sys.executable, "-c", "raise SystemExit(3)"]
+    assert deploy.run([["true"], fail, touch]) == 3
+    assert not made.exists()
+    assert deploy.run([touch]) == 0
+    assert made.exists()
+    said = capfd.readouterr().err
+    assert said.startswith("+ true\n+ ")
+    assert said.endswith(f"+ touch {made}\n")
+
+
+def test_what_has_json_in_it_is_shown_as_json(capfd: pytest.CaptureFixture[str]) -> None:
+    deploy.run([["echo", '{"a": "b c"}']])
+    assert capfd.readouterr().err == '+ ["echo", "{\\"a\\": \\"b c\\"}"]\n'
+
+
 # What it finds out
 
 
@@ -592,3 +611,45 @@ def test_the_parameters_of_a_stack_are_found_unless_it_was_never_made(
     }
     cloudformation.add_response("describe_stacks", {"Stacks": [{**stack, "Parameters": chosen}]})
     assert deploy.stored_parameters(cloudformation.client, "roundgate") == found
+
+
+def test_the_quota_of_functions_is_known_or_its_check_is_left_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    client = boto3.Session("test", "test", region_name="eu-central-1").client("lambda")
+    with Stubber(client) as stub:
+        limit = {"AccountLimit": {"ConcurrentExecutions": 10}}
+        stub.add_response("get_account_settings", limit)
+        assert deploy.executions_of(client) == 10
+        assert capsys.readouterr().err == ""
+        stub.add_client_error("get_account_settings", "AccessDenied", "not authorized")
+        assert deploy.executions_of(client) is None
+        assert "is not checked" in capsys.readouterr().err
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--region", "eu-central-1"], "Unable to locate credentials"),
+        (["--profile", "nobody"], r"The config profile \(nobody\) could not be found"),
+    ],
+)
+def test_without_credentials_nothing_is_deployed(
+    open_config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    said: str,
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(open_config.with_name("none")))
+    asked = deploy.asked("shop", [str(open_config), *options])
+    with pytest.raises(UsageError, match=f"AWS was asked about the stack shop: {said}"):
+        deploy.of_account(asked, open_config)
+    assert cli.main(["deploy", "shop", str(open_config), *options]) == 2
+    assert "AWS was asked about the stack shop" in capsys.readouterr().err
+    assert not open_config.with_name(".build").exists()
