@@ -147,8 +147,8 @@ async def test_while_the_store_is_away_nobody_is_taken_for_dead(
 ) -> None:
     """Who runs the round lives, and could not say so; who waits could not have heard it."""
     monkeypatch.setattr(claims, "BEAT_S", 0.1)
-    monkeypatch.setattr(claims, "LOST_MS", 1_000)
-    monkeypatch.setattr(claims, "GAP_MS", 500, raising=False)
+    monkeypatch.setattr(claims, "LOST_MS", 2_000)
+    monkeypatch.setattr(claims, "GAP_MS", 500)
     monkeypatch.setattr(one_run, "LAST_LOOK_S", 0.1)
     monkeypatch.setattr(patient, "PAUSES_S", (0.05,))
     work, runs, away = Work(), [another(), another()], [asyncio.Event(), asyncio.Event()]
@@ -162,11 +162,11 @@ async def test_while_the_store_is_away_nobody_is_taken_for_dead(
     await asyncio.sleep(0.5)
     for is_away in away:
         is_away.set()
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(3)
     away[1].clear()
     await asyncio.sleep(0.4)  # whoever runs it is the last to reach the store again
     away[0].clear()
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(2.5)
     assert work.times == 1
     work.may_end.set()
     assert await first == await second
