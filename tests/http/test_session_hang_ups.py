@@ -373,3 +373,18 @@ async def test_only_a_call_that_its_client_may_come_back_to_is_kept(
     async with newer.stream(two[0], telling("pack")) as stream:
         assert await last(stream) == "it is packed"
     assert kept == ["ran"]
+
+
+async def test_a_cancellation_that_comes_while_the_response_is_written_takes_nothing_of_it(
+    two: tuple[FastAPI, FastAPI],
+) -> None:
+    session = await opened(two[0])
+    work.may_end.set()
+    async with session.stream(two[0], calling("pack", 7, tells=False)) as stream:
+        stream.reading.clear()
+        await asyncio.wait_for(work.ended.wait(), 30)
+        await asyncio.sleep(0.1)  # the response is on its way, and its client reads slowly
+        cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled"}
+        await session.send(two[0], {**cancelled, "params": {"requestId": 7}})
+        stream.reading.set()
+        assert json.loads(await stream.body())["result"]["content"][0]["text"] == "it is packed"

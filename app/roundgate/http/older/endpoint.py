@@ -168,12 +168,12 @@ class OlderEndpoint:
             self._running[key] = watch.cancel
             try:
                 responded = await self._calls.respond(message, caller, stream)
-                await self._send(responded, exchange)
             except StoreAway as away:
-                await self._come_again(away, caller, stream, exchange)
+                responded = await self._come_again(away, caller, stream, exchange)
             finally:
                 if self._running.get(key) == watch.cancel:  # not that of another with its id
                     del self._running[key]
+            await self._send(responded, exchange)
         await self._hung_up(watch, exchange)
 
     async def _initialize(self, request: Request, exchange: Exchange) -> None:
@@ -255,9 +255,9 @@ class OlderEndpoint:
                 await self._sessions.check(caller.session, caller.principal)
                 call, told = await self._calls.open_calls.reopened(last_event_id, caller)
                 responded = await self._resumed(call, told, caller, stream, exchange)
-                await self._send(responded, exchange, as_event=True)
             except StoreAway as away:
-                await self._come_again(away, caller, stream, exchange)
+                responded = await self._come_again(away, caller, stream, exchange)
+            await self._send(responded, exchange, as_event=True)
         await self._hung_up(watch, exchange)
 
     async def _resumed(
@@ -278,13 +278,14 @@ class OlderEndpoint:
 
     async def _come_again(
         self, away: StoreAway, caller: Caller, stream: SessionStream, exchange: Exchange
-    ) -> None:
+    ) -> Responded:
         """End a stream whose call goes on when its client comes back. Raises `away` where
         it would not."""
         if not self._comes_again(caller, stream):
             raise away
-        exchange.label, exchange.error = "error", str(away)
+        exchange.error = str(away)
         await stream.come_again()
+        return Responded(None, "error")
 
     def _comes_again(self, caller: Caller, stream: SessionStream) -> bool:
         """Whether a client comes back for its call, and finds it: not for ever, if the store
