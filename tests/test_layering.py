@@ -37,6 +37,7 @@ LAYERS = [
     {"tasks"},
     {"methods"},
     {"startup"},
+    {"effective_policy"},
     {"reload"},
     {"http"},
     {"older_clients"},

@@ -7,6 +7,13 @@
 Files are watched by looking: how they are written, every `POLL_S` (docs/decisions/0020). What a
 process is built around cannot change while it runs: `RESTART` says which sections, and a change in
 them is logged and left out.
+
+A file that is read half-written may be valid and protect less: the approvals, scopes or limits
+that stand below the cut are gone. So a watched change that removes protection is served only after
+the files have been left alone for `CONFIRM_S` and, read again, remove the same:
+
+    a write ──▶ read: removes protection ──▶ a warning ──▶ CONFIRM_S without a write ──▶ read again ──▶ served
+                                                       └─▶ another write ──▶ from the start
 """
 
 from __future__ import annotations
@@ -26,8 +33,9 @@ from typing import Any, Final, TypeAlias
 from pydantic import BaseModel
 
 from roundgate import config, metrics
-from roundgate.backends import Modules, Serving, Snapshot, loading
+from roundgate.backends import Catalog, Modules, Serving, Snapshot, loading
 from roundgate.config import ConfigFile, GatewayConfig, Origin
+from roundgate.effective_policy import effective_policy, losses
 from roundgate.errors import ConfigError
 from roundgate.files import Stamp, stamp
 
@@ -40,6 +48,8 @@ HEAL_AT_MOST_S: Final = 300.0
 SETTLE_S: Final = 0.1
 """For how long nothing must be written before what was written is read: editors
 write in several steps."""
+CONFIRM_S: Final = 2.0
+"""Seconds for which files must be left alone before a change that removes protection is served."""
 RESTART: Final = ("http", "auth", "state", "tasks", "env")
 """Sections of gateway.yaml that only a restart changes; of `views` it is
 names, paths and scopes."""
@@ -48,6 +58,14 @@ Swap: TypeAlias = Callable[[GatewayConfig, Snapshot], None]
 """Serves a snapshot from now on; runs in the event loop, at once."""
 
 log = logging.getLogger("roundgate.reload")
+
+
+class _Unconfirmed(Exception):
+    """A change removes protection, and has been read only once."""
+
+    def __init__(self, lost: list[str]) -> None:
+        super().__init__()
+        self.lost = lost
 
 
 class Reloader:
@@ -70,6 +88,8 @@ class Reloader:
         self._swap = swap
         self._watches = watches
         self._has_failed = False
+        self._unconfirmed: list[str] = []
+        """The protection that a watched change removes, while it waits to be confirmed."""
         self._heals = False
         self._one_at_a_time = asyncio.Lock()
         self._running: set[asyncio.Task[Any]] = set()
@@ -98,9 +118,15 @@ class Reloader:
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def reload(self) -> bool:
-        """Serve what the files say now; `False` if that is not possible, and
-        then nothing has changed."""
+    async def reload(self, *, confirms: bool = False) -> bool:
+        """Serve what the files say now.
+
+        Args:
+            confirms: whether a change that removes protection has to be read twice.
+
+        Returns:
+            False if nothing has changed: the files cannot be served, or have to be read again.
+        """
         async with self._one_at_a_time:
             try:
                 with self._modules.renewed():
@@ -108,25 +134,53 @@ class Reloader:
                     usable = self._without_restart(read)
                     missing = self._serving.catalog.missing.keys()
                     snapshot = await loading.load_again(usable, self._modules, missing)
+                    lost = self._losses(usable.config, snapshot)
+                    if confirms and lost and lost != self._unconfirmed:
+                        await snapshot.aclose()
+                        raise _Unconfirmed(lost)
                     self._swap(usable.config, snapshot)
+            except _Unconfirmed as unconfirmed:
+                self._has_failed, self._unconfirmed = False, unconfirmed.lost
+                self._tell_unconfirmed()
+                return False
             except Exception as error:
-                self._has_failed = True
+                self._has_failed, self._unconfirmed = True, []
                 _tell_failure(self._path, error)
                 return False
-            self._has_failed = False
-            needing = RESTART if usable.config.views is read.config.views else (*RESTART, "views")
-            for name in _differences(self._file.config, read.config):
-                if name.partition(".")[0] in needing:
-                    place = read.origin.at(*name.split("."))
-                    log.warning("%s needs a restart", name, extra={"fields": {"at": _place(place)}})
+            self._has_failed, self._unconfirmed = False, []
+            self._tell_reloaded(read, usable, snapshot.catalog, lost)
             self._file = usable
-            catalog = snapshot.catalog
             self._note_missing(snapshot)
             self._heal_if_needed()
-            fields = {"tools": len(catalog.tools), "prompts": len(catalog.prompts)}
-            fields["resources"] = len(catalog.resources) + len(catalog.templates)
-            log.info("reloaded %s", self._path, extra={"fields": fields})
             return True
+
+    def _losses(self, config: GatewayConfig, snapshot: Snapshot) -> list[str]:
+        """Return the protection that is served now and that a snapshot would not have."""
+        before = effective_policy(self._file.config, self._serving.catalog)
+        return losses(before, effective_policy(config, snapshot.catalog))
+
+    def _tell_unconfirmed(self) -> None:
+        log.warning(
+            "a change of %s would remove protection; it is served if it stays for %s s",
+            self._path,
+            f"{CONFIRM_S:g}",
+            extra={"fields": {"lost": self._unconfirmed}},
+        )
+
+    def _tell_reloaded(
+        self, read: ConfigFile, usable: ConfigFile, catalog: Catalog, lost: list[str]
+    ) -> None:
+        needing = RESTART if usable.config.views is read.config.views else (*RESTART, "views")
+        for name in _differences(self._file.config, read.config):
+            if name.partition(".")[0] in needing:
+                place = read.origin.at(*name.split("."))
+                log.warning("%s needs a restart", name, extra={"fields": {"at": _place(place)}})
+        if lost:
+            fields: dict[str, Any] = {"lost": lost}
+            log.warning("a change of %s removes protection", self._path, extra={"fields": fields})
+        fields = {"tools": len(catalog.tools), "prompts": len(catalog.prompts)}
+        fields["resources"] = len(catalog.resources) + len(catalog.templates)
+        log.info("reloaded %s", self._path, extra={"fields": fields})
 
     def _note_missing(self, snapshot: Snapshot) -> None:
         loading.tell_missing(snapshot.catalog)
@@ -149,7 +203,7 @@ class Reloader:
         """Serve what could not be served before, if it can be now, and everything else still can.
 
         Modules that are loaded stay as they are, whatever has become of their files: only a reload
-        may change what the other back ends are.
+        may change what the other back ends are, and protection is removed by a reload alone.
         """
         async with self._one_at_a_time:
             missing = self._serving.catalog.missing
@@ -160,6 +214,9 @@ class Reloader:
                     await snapshot.aclose()
                     found = snapshot.catalog.missing.values()
                     raise ConfigError([problem for one in found for problem in one.problems])
+                if lost := self._losses(self._file.config, snapshot):
+                    await snapshot.aclose()
+                    raise _Unconfirmed(lost)
                 self._swap(self._file.config, snapshot)
             except Exception as error:
                 log.debug("back ends are still not served", exc_info=error)
@@ -189,7 +246,11 @@ class Reloader:
                 await asyncio.sleep(SETTLE_S)
                 found = self._look()
             before = self._look(whatever_may_mend=True)
-            await self.reload()
+            await self.reload(confirms=True)
+            while self._unconfirmed and await self._is_left_alone(before):
+                if self._unconfirmed:  # SIGHUP may have served it meanwhile
+                    await self.reload(confirms=True)
+            self._unconfirmed = []
             # What changed meanwhile differs from what was seen before. What was not looked at
             # before is as it is, but after a failure: then it has come since, and may be what was
             # missing.
@@ -198,6 +259,14 @@ class Reloader:
                 if self._has_failed
                 else {file: before.get(file, now) for file, now in self._look().items()}
             )
+
+    async def _is_left_alone(self, before: Mapping[Path, Stamp]) -> bool:
+        """Return whether no file is written for `CONFIRM_S`; False as soon as one is."""
+        for _ in range(round(CONFIRM_S / POLL_S)):
+            await asyncio.sleep(POLL_S)
+            if any(before.get(file, now) != now for file, now in self._look().items()):
+                return False
+        return True
 
     def _look(self, whatever_may_mend: bool = False) -> dict[Path, Stamp]:
         """How the files are that are of interest: those that were loaded and, after a

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from roundgate.backends.catalog import build as build
     from roundgate.backends.config import BackendConfig as BackendConfig
     from roundgate.backends.config import SearchConfig as SearchConfig
+    from roundgate.backends.config import Selector as Selector
+    from roundgate.backends.config import ToolOverride as ToolOverride
     from roundgate.backends.config import ViewConfig as ViewConfig
     from roundgate.backends.fallback import Fallback as Fallback
     from roundgate.backends.fallback import OwnTool as OwnTool
@@ -51,7 +53,7 @@ else:
             ".base": "Backend Offering Prompt Resource Returned Tool",
             ".bounded": "KeptTexts",
             ".catalog": "Catalog ServedTool build",
-            ".config": "BackendConfig SearchConfig ViewConfig",
+            ".config": "BackendConfig SearchConfig Selector ToolOverride ViewConfig",
             ".fallback": "Fallback OwnTool",
             ".http.access": "Access",
             ".http.secrets": "Redactor",

@@ -1,0 +1,231 @@
+"""The effective policy: what protects each tool in each view, and the gateway as a whole.
+
+It is computed from a loaded configuration and the catalog that came of it, so it holds whatever the
+protection was written in: gateway.yaml, a decorator, an OpenAPI document. Two policies compare
+with `==`; `losses` says in words what the second one no longer protects.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import field
+from typing import Any, Final
+
+from roundgate.backends import BackendConfig, Catalog, Selector, ServedTool, ToolOverride
+from roundgate.config import GatewayConfig
+from roundgate.values import dataclass
+
+_APPROVE: Final = ("never", "destructive", "always")
+"""`approve` of a back end, weakest first."""
+_NO_OVERRIDE: Final = ToolOverride.model_construct(_fields_set=set())
+
+
+@dataclass(frozen=True, slots=True)
+class ToolPolicy:
+    """What protects one tool at one endpoint."""
+
+    name: str
+    """Its name there."""
+    asks_first: bool
+    """Whether the user has to approve each call."""
+    once: bool
+    scopes: frozenset[str]
+    read_only: bool
+    destructive: bool
+    idempotent: bool
+    open_world: bool
+    """The four hints, with the protocol's defaults."""
+    withheld: frozenset[str]
+    """Arguments that the model cannot give: `fixed` or `hidden`."""
+    bounds: Mapping[str, float] = field(default_factory=dict)
+    """`timeout_s` and `max_result`, where the tool has its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendPolicy:
+    """What protects all tools of one back end, also those that it does not have yet."""
+
+    approve: str
+    selection: Sequence[str]
+    """Its `include` and `exclude`, as text."""
+    bounds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EffectivePolicy:
+    """What a configuration protects."""
+
+    auth: Mapping[str, Any]
+    """The section `auth`; empty where everybody may call."""
+    bounds: Mapping[str, float]
+    """The numbers of `limits`."""
+    backends: Mapping[str, BackendPolicy]
+    selections: Mapping[str, Sequence[str]]
+    """`include` and `exclude` of each view."""
+    tools: Mapping[tuple[str, str, str], ToolPolicy]
+    """By view ("" is the endpoint of everything), back end and the tool's own name in it, so that a
+    tool under another name or prefix is the same tool."""
+
+
+def effective_policy(config: GatewayConfig, catalog: Catalog) -> EffectivePolicy:
+    """Return what a configuration protects, with the catalog that was made of it."""
+    return EffectivePolicy(
+        auth={} if config.auth == "none" else config.auth.model_dump(),
+        bounds=_numbers(config.limits.model_dump()),
+        backends={
+            one.name: BackendPolicy(
+                one.approve, _selection(one.include, one.exclude), _backend_bounds(one)
+            )
+            for one in config.backends
+        },
+        selections={view.name: _selection(view.include, view.exclude) for view in config.views},
+        tools=dict(_tools(config, catalog)),
+    )
+
+
+def losses(before: EffectivePolicy, after: EffectivePolicy) -> list[str]:
+    """Return each protection of `before` that `after` lacks, as a sentence that names its place."""
+    found = [f"auth: {what}" for what in _auth_losses(before.auth, after.auth)]
+    found += _loosened("limits", before.bounds, after.bounds)
+    for name, backend in before.backends.items():
+        if name in after.backends:
+            found += _backend_losses(f"back end {name}", backend, after.backends[name])
+    for key, tool in after.tools.items():
+        place = _place(key[0], tool.name)
+        if key in before.tools:
+            found += (f"{place} {what}" for what in _tool_losses(before.tools[key], tool))
+        elif _is_selected(key[0], key[1], before):
+            found.append(f"{place} is served; it was left out by include or exclude, or is new")
+    return found
+
+
+def _tools(
+    config: GatewayConfig, catalog: Catalog
+) -> Iterator[tuple[tuple[str, str, str], ToolPolicy]]:
+    backends = {one.name: one for one in config.backends}
+    for name, served in catalog.tools.items():
+        if served.backend in backends:
+            own, override = _own_name(backends[served.backend], name)
+            yield ("", served.backend, own), _tool_policy(name, served, override)
+    for view in config.views:
+        called = {one.name or name: name for name, one in view.override.items()}
+        for name, served in catalog.views[view.name].tools.items():
+            if served.backend in backends:
+                whole = called.get(name, name)
+                own, override = _own_name(backends[served.backend], whole)
+                of_view = view.override.get(whole, _NO_OVERRIDE)
+                policy = _tool_policy(name, served, override, of_view)
+                yield (view.name, served.backend, own), policy
+
+
+def _own_name(backend: BackendConfig, name: str) -> tuple[str, ToolOverride]:
+    """Return the name that a tool has in its back end, and what gateway.yaml changes of it."""
+    without_prefix = name.removeprefix(backend.effective_prefix)
+    for own, override in backend.override.items():
+        if override.name == without_prefix:
+            return own, override
+    return without_prefix, backend.override.get(without_prefix, _NO_OVERRIDE)
+
+
+def _tool_policy(name: str, served: ServedTool, *overrides: ToolOverride) -> ToolPolicy:
+    tool = served.tool
+    hints = tool.definition.get("annotations") or {}
+    read_only = bool(hints.get("readOnlyHint", False))
+    bounds = {
+        "timeout_s": min((one.timeout_s for one in overrides if one.timeout_s), default=None),
+        "max_result": tool.max_result,
+    }
+    return ToolPolicy(
+        name=name,
+        asks_first=tool.asks_first,
+        once=tool.once,
+        scopes=tool.scopes,
+        read_only=read_only,
+        destructive=not read_only and bool(hints.get("destructiveHint", True)),
+        idempotent=bool(hints.get("idempotentHint", False)),
+        open_world=bool(hints.get("openWorldHint", True)),
+        withheld=frozenset(
+            argument
+            for override in overrides
+            for argument, one in override.arguments.items()
+            if one.hidden or "fixed" in one.model_fields_set
+        ),
+        bounds=_numbers(bounds),
+    )
+
+
+def _tool_losses(before: ToolPolicy, after: ToolPolicy) -> Iterator[str]:
+    if before.asks_first and not after.asks_first:
+        yield "no longer asks for an approval"
+    for scope in sorted(before.scopes - after.scopes):
+        yield f"no longer needs the scope {scope}"
+    if before.once and not after.once:
+        yield "may run again when a round is sent again (once)"
+    if after.read_only and not before.read_only:
+        yield "is now said to be read-only"
+    elif before.destructive and not after.destructive:
+        yield "is no longer said to be destructive"
+    if after.idempotent and not before.idempotent:
+        yield "is now said to be idempotent"
+    if before.open_world and not after.open_world:
+        yield "is no longer said to reach the outside world (open_world)"
+    for argument in sorted(before.withheld - after.withheld):
+        yield f"no longer withholds the argument {argument} from the model"
+    for what in _loosened("", before.bounds, after.bounds):
+        yield f"has a weaker limit: {what}"
+
+
+def _backend_losses(place: str, before: BackendPolicy, after: BackendPolicy) -> Iterator[str]:
+    if _APPROVE.index(after.approve) < _APPROVE.index(before.approve):
+        yield f"{place}: approve is {after.approve}; it was {before.approve}"
+    yield from _loosened(place, before.bounds, after.bounds)
+
+
+def _auth_losses(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    if before and not after:
+        yield "callers no longer need a token"
+    elif before:
+        for scope in sorted(set(before["scopes"]) - set(after["scopes"])):
+            yield f"calls no longer need the scope {scope}"
+        for name in sorted((before.keys() | after.keys()) - {"scopes", "scopes_supported"}):
+            if before.get(name) != after.get(name):
+                yield f"{name} has changed"
+
+
+def _is_selected(view: str, backend: str, policy: EffectivePolicy) -> bool:
+    """Return whether `include` or `exclude` decides which tools of a back end a view has."""
+    of_backend = policy.backends.get(backend)
+    return bool((of_backend and of_backend.selection) or policy.selections.get(view))
+
+
+def _loosened(place: str, before: Mapping[str, float], after: Mapping[str, float]) -> Iterator[str]:
+    for name, bound in before.items():
+        found = after.get(name, math.inf)
+        if found > bound:
+            now = "not set" if math.isinf(found) else f"{found:g}"
+            said = f"{name} is {now}; it was {bound:g}"
+            yield f"{place}: {said}" if place else said
+
+
+def _backend_bounds(backend: BackendConfig) -> dict[str, float]:
+    limit = getattr(backend, "limit", None)
+    bounds = {name: getattr(backend, name, None) for name in ("timeout_s", "max_response_bytes")}
+    bounds["limit.concurrent"] = None if limit is None else limit.concurrent
+    return _numbers(bounds)
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _selection(include: Collection[Selector], exclude: Collection[Selector]) -> list[str]:
+    return [repr(one) for one in include] + [f"not {one!r}" for one in exclude]
+
+
+def _place(view: str, tool: str) -> str:
+    return f"tool {tool} of view {view}" if view else f"tool {tool}"

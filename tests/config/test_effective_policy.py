@@ -1,0 +1,143 @@
+"""What a loaded configuration protects, and what another one no longer does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from roundgate.backends import loading
+from roundgate.config import load
+from roundgate.effective_policy import EffectivePolicy, effective_policy, losses
+
+TOOLS = '''
+from roundgate import tool
+
+@tool(destructive=False, open_world=False, scopes=["shop"])
+async def drop(account: int = 0) -> str:
+    """Destroys something."""
+
+@tool(read_only=True)
+async def look() -> str:
+    """Looks."""
+'''
+AUTH = {"issuer": "https://a.example", "jwks_url": "https://a.example/keys", "scopes": ["use"]}
+
+
+def policy(directory: Path, backend: dict[str, Any], **sections: Any) -> EffectivePolicy:
+    """The policy of a configuration with one back end."""
+    (directory / "tools.py").write_text(TOOLS)
+    file = directory / "gateway.yaml"
+    shop = {"kind": "python", "name": "shop", "prefix": "", "path": "tools.py", **backend}
+    file.write_text(yaml.safe_dump({"backends": [shop], **sections}))
+    loaded = load(file)
+    return effective_policy(loaded.config, loading.load(loaded).catalog)
+
+
+def drop(**changes: Any) -> dict[str, Any]:
+    return {"override": {"drop": changes}}
+
+
+VIEW = {"name": "admin", "include": [{"name": "drop"}]}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lost"),
+    [
+        (
+            drop(approve="always"),
+            drop(once=True),
+            ["tool drop no longer asks for an approval"],
+        ),
+        (drop(scopes=["a", "b"]), drop(scopes=["b"]), ["tool drop no longer needs the scope a"]),
+        (
+            drop(once=True),
+            {},
+            ["tool drop may run again when a round is sent again (once)"],
+        ),
+        (drop(read_only=False), drop(read_only=True), ["tool drop is now said to be read-only"]),
+        (drop(destructive=True), {}, ["tool drop is no longer said to be destructive"]),
+        (
+            drop(idempotent=False),
+            drop(idempotent=True),
+            ["tool drop is now said to be idempotent"],
+        ),
+        (
+            drop(open_world=True),
+            {},
+            ["tool drop is no longer said to reach the outside world (open_world)"],
+        ),
+        (
+            drop(arguments={"account": {"fixed": 7}}),
+            {},
+            ["tool drop no longer withholds the argument account from the model"],
+        ),
+        (
+            drop(timeout_s=5),
+            {},
+            ["tool drop has a weaker limit: timeout_s is not set; it was 5"],
+        ),
+        (
+            drop(max_result=500),
+            drop(max_result=900),
+            ["tool drop has a weaker limit: max_result is 900; it was 500"],
+        ),
+        (
+            {"exclude": [{"name": "drop"}]},
+            {},
+            ["tool drop is served; it was left out by include or exclude, or is new"],
+        ),
+        (
+            {"approve": "destructive"},
+            {},
+            ["back end shop: approve is never; it was destructive"],
+        ),
+        (drop(approve="always") | {"prefix": "x"}, drop(name="purge", once=True), [
+            "tool purge no longer asks for an approval",
+        ]),
+    ],
+)  # fmt: skip
+def test_each_protection_of_a_tool_that_is_gone_is_named(
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any], lost: list[str]
+) -> None:
+    old, new = policy(tmp_path, before), policy(tmp_path, after)
+    assert losses(old, new) == lost
+    assert losses(new, new) == []
+
+
+def test_a_view_is_named_with_its_tool(tmp_path: Path) -> None:
+    strict = {**VIEW, "override": {"drop": {"name": "purge", "approve": "always"}}}
+    old = policy(tmp_path, {}, views=[strict])
+    new = policy(tmp_path, {}, views=[{**VIEW, "include": [{"backend": "shop"}]}])
+    assert losses(old, new) == [
+        "tool drop of view admin no longer asks for an approval",
+        "tool drop of view admin may run again when a round is sent again (once)",
+        "tool look of view admin is served; it was left out by include or exclude, or is new",
+    ]
+
+
+def test_so_are_limits_and_auth(tmp_path: Path) -> None:
+    old = policy(tmp_path, {}, auth=AUTH, limits={"call_timeout_s": 5, "page_size": 10})
+    assert losses(old, policy(tmp_path, {})) == [
+        "auth: callers no longer need a token",
+        "limits: call_timeout_s is 60; it was 5",
+        "limits: page_size is not set; it was 10",
+    ]
+    other = {**AUTH, "scopes": [], "issuer": "https://b.example"}
+    assert losses(old, policy(tmp_path, {}, auth=other, limits={"call_timeout_s": 5})) == [
+        "auth: calls no longer need the scope use",
+        "auth: issuer has changed",
+        "limits: page_size is not set; it was 10",
+    ]
+
+
+def test_policies_of_the_same_protection_are_equal_and_more_of_it_is_no_loss(
+    tmp_path: Path,
+) -> None:
+    loose = policy(tmp_path, {})
+    strict = policy(tmp_path, {"approve": "always"}, auth=AUTH, limits={"call_timeout_s": 5})
+    assert loose == policy(tmp_path, {}, server={"name": "other"})
+    assert loose != strict
+    assert losses(loose, strict) == []
