@@ -45,15 +45,15 @@ def test_modules_that_are_imported_come_along_with_those_that_they_import(tmp_pa
     files = {
         "tools.py": "import json\nfrom shop.prices import of\n\ndef later():\n    import lazily\n",
         "shop/__init__.py": "",
+        "shop/py.typed": "",
         "shop/prices.py": "import taxes",
-        "shop/table.csv": "1,2",
         "taxes.py": "try:\n    import faster\nexcept ImportError:\n    faster = None\n",
         "faster.py": "",
         "lazily.py": "",
         "unused.py": "",
     }
     found = gathered(tmp_path, files)
-    assert set(found.files) == {*files, "tools.py"} - {"unused.py"}
+    assert set(found.files) == {*files, "tools.py"} - {"unused.py", "shop/py.typed"}
     assert found.files["taxes.py"] == "shop/prices.py imports it"
 
 
@@ -64,6 +64,90 @@ def test_a_folder_gives_way_to_an_installed_package_of_its_name(tmp_path: Path) 
     assert set(found.files) == {"tools.py", "space/a.py"}
 
 
+def test_what_is_no_python_in_a_package_is_listed_and_asked_for_with_the_line_to_add(
+    tmp_path: Path,
+) -> None:
+    names = ["shop/table.csv", "shop/pages/a.html", "shop/pages/b.html", "shop/deep/x/orders.json"]
+    files = {"tools.py": "import shop", "shop/__init__.py": "", **dict.fromkeys(names, "1")}
+    with pytest.raises(ConfigError) as raised:
+        gathered(tmp_path, files)
+    (problem,) = raised.value.problems
+    assert problem.path == "package.include"
+    assert [name for name in names if name not in problem.message] == []
+    line = 'package: {include: ["shop/deep/x/orders.json", "shop/pages/*.html", "shop/table.csv"]}'
+    assert line in problem.remedy
+    assert ".roundgateignore" in problem.remedy
+    text = f"{GATEWAY}{line}\n"
+    found = gathered(tmp_path, files | {"gateway.yaml": text})
+    assert set(found.files) == {*files}
+
+
+def test_the_line_to_add_keeps_what_is_included_already_and_many_files_are_counted(
+    tmp_path: Path,
+) -> None:
+    data = {f"shop/data/{number:03}.json": "1" for number in range(200)}
+    files = {
+        "gateway.yaml": GATEWAY + "package:\n  include: [other.csv]\n",
+        "tools.py": "import shop",
+        "shop/__init__.py": "",
+        "other.csv": "",
+        **data,
+    }
+    with pytest.raises(ConfigError, match=r"and 190 more") as raised:
+        gathered(tmp_path, files)
+    (problem,) = raised.value.problems
+    assert 'package: {include: ["other.csv", "shop/data/*.json"]}' in problem.remedy
+    assert problem.line == 4
+
+
+def test_what_the_ignore_file_takes_out_of_a_package_is_not_asked_for(tmp_path: Path) -> None:
+    files = {
+        "tools.py": "import shop",
+        "shop/__init__.py": "",
+        "shop/NOTES.md": "",
+        ".roundgateignore": "*.md\n",
+    }
+    assert set(gathered(tmp_path, files).files) == {"tools.py", "shop/__init__.py"}
+
+
+NAMES_OF_SECRETS = [
+    *("terraform.tfstate", "terraform.tfstate.backup", "prod.tfvars", "prod.auto.tfvars.json"),
+    *("service-account.json", "service_account_prod.json", "gcp-credentials.json"),
+    *("client_secret_1-2.apps.json", "client_secret.json", ".git-credentials", ".kube/config"),
+    *("kubeconfig", "prod.kubeconfig", "app.sqlite", "app.sqlite3-wal", "app.db", "app.db-journal"),
+    *("me.ppk", "dump.sql", "prod-dump.sql.gz", "backup.sql", "prod.env.local", ".env.local"),
+    *(".bash_history", ".zsh_history", ".psql_history", ".python_history", ".npmrc", ".yarnrc.yml"),
+    *("secrets.yaml", "secrets/api.txt", ".docker/config.json", ".dockercfg", ".terraformrc"),
+    *(".vault-token", ".my.cnf", ".s3cfg", ".boto", "Server.JKS", "key.gpg", "vpn.ovpn"),
+    *("application_default_credentials.json", "firebase-adminsdk-x1.json", "session.har"),
+    *(".azure/accessTokens.json", ".config/gcloud/x", "auth.json", "token.json", "login.keychain"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES_OF_SECRETS)
+def test_a_name_that_secrets_have_refuses_whoever_asks_for_it(tmp_path: Path, name: str) -> None:
+    files = {"data/prices.csv": "", f"data/{name}": "hunter2"}
+    text = GATEWAY + "package: {include: ['data/**/*', data]}\n"
+    found = gathered(tmp_path, files | {"gateway.yaml": text})
+    assert set(found.files) == {"tools.py", "data/prices.csv"}
+    exact = written(tmp_path, {"gateway.yaml": f"{GATEWAY}package: {{include: ['data/{name}']}}\n"})
+    with pytest.raises(ConfigError, match="has the name of a secret"):
+        contents.gather(load(exact))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("prices.csv", "monkey.py", "tokens.csv", "keyboard.json", "environment.json", "author.json"),
+        *("schema.sql", "secretary.txt", "dumplings.csv", "history.csv", "dbs.csv", "sqlite.md"),
+    ],
+)  # fmt: skip
+def test_a_name_that_only_looks_a_little_like_one_is_packed(tmp_path: Path, name: str) -> None:
+    text = f"{GATEWAY}package: {{include: ['data/{name}']}}\n"
+    found = gathered(tmp_path, {"gateway.yaml": text, f"data/{name}": ""})
+    assert f"data/{name}" in found.files
+
+
 def test_secrets_in_a_package_are_left_out_and_named(tmp_path: Path) -> None:
     names = [
         "shop/.env.prod",
@@ -71,6 +155,7 @@ def test_secrets_in_a_package_are_left_out_and_named(tmp_path: Path) -> None:
         "shop/id_rsa",
         "shop/.aws/config",
         "shop/credentials",
+        "shop/dump.sql",
     ]
     files = {"tools.py": "import shop", "shop/__init__.py": "", **dict.fromkeys(names, "secret")}
     found = gathered(tmp_path, files)

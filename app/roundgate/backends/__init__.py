@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from roundgate.backends.fallback import Fallback as Fallback
     from roundgate.backends.fallback import OwnTool as OwnTool
     from roundgate.backends.http.access import Access as Access
+    from roundgate.backends.http.secrets import SECRET_NAME as SECRET_NAME
     from roundgate.backends.http.secrets import Redactor as Redactor
     from roundgate.backends.http.service import Service as Service
     from roundgate.backends.openapi.command import compiled as compiled
@@ -56,7 +57,7 @@ else:
             ".config": "BackendConfig SearchConfig Selector ToolOverride ViewConfig",
             ".fallback": "Fallback OwnTool",
             ".http.access": "Access",
-            ".http.secrets": "Redactor",
+            ".http.secrets": "Redactor SECRET_NAME",
             ".http.service": "Service",
             ".openapi.command": "compiled",
             ".openapi.config": "OpenApiBackendConfig",

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from roundgate.config.secret import Secret as Secret
     from roundgate.config.secret import checked as checked
     from roundgate.config.secret import found_in as found_in
+    from roundgate.config.secret import settings_of as settings_of
     from roundgate.config.settings import Settings as Settings
 else:
     __getattr__, __all__ = face(
@@ -52,7 +53,7 @@ else:
             "GatewayConfig HttpConfig JwtAuthConfig LimitsConfig PackageConfig ServerConfig "
             "SessionsConfig StateConfig TasksConfig",
             ".references": "kept_at_aws read_file",
-            ".secret": "Reference Secret checked found_in",
+            ".secret": "Reference Secret checked found_in settings_of",
             ".settings": "Settings",
         },
         modules="settings yaml_file",

@@ -152,15 +152,24 @@ def found_in(
 ) -> Iterator[tuple[tuple[str | int, ...], Secret | Deferred]]:
     """Each secret in a part of the configuration, and each reference that no secret has
     taken, with its place."""
+    for place, one in settings_of(value, loc):
+        if isinstance(one, Secret | Deferred):
+            yield place, one
+
+
+def settings_of(
+    value: Any, loc: tuple[str | int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Yield each setting in a part of the configuration that has no parts, with its place."""
     match value:
-        case Secret() | Deferred():
-            yield loc, value
         case BaseModel():
             for name, about in type(value).model_fields.items():
-                yield from found_in(getattr(value, name), (*loc, about.alias or name))
+                yield from settings_of(getattr(value, name), (*loc, about.alias or name))
         case dict():
             for name, item in value.items():
-                yield from found_in(item, (*loc, name))
+                yield from settings_of(item, (*loc, name))
         case list() | tuple():
             for index, item in enumerate(value):
-                yield from found_in(item, (*loc, index))
+                yield from settings_of(item, (*loc, index))
+        case _:
+            yield loc, value

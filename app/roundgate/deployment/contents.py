@@ -4,13 +4,15 @@ that imports. Nothing else.
     gateway.yaml ──▶ files of back ends ──▶ the modules beside them that they import ──▶ theirs …
                  └─▶ package.include: what nobody can see from there, such as data
 
-A package is taken whole, with its data. `.roundgateignore` takes out of all of this; what looks
-like a secret is never in it.
+Of a package the Python files are taken; what else lies in it has to be named by `package.include`,
+or left out by `.roundgateignore`. What has the name of a secret is never taken, whoever asks for it.
 """
 
 from __future__ import annotations
 
 import ast
+import glob
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
@@ -25,17 +27,33 @@ from roundgate.values import dataclass
 
 IGNORE_FILE: Final = ".roundgateignore"
 SECRETS: Final = (
-    *(".env*", "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx"),
-    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "credentials", "credentials.*", ".netrc"),
-    *(".pypirc", ".npmrc", ".pgpass", ".htpasswd", ".aws", ".ssh", ".gnupg", "*.sqlite3*"),
+    # keys and certificates with their keys
+    *("*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "*.ppk", "*.gpg"),
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*.ovpn", "*.keychain*", ".ssh", ".gnupg"),
+    # environments and variables
+    *(".env*", "*.env", "*.env.*", "*.tfvars", "*.tfvars.json", "*.tfstate", "*.tfstate.*"),
+    # credentials of tools and clouds
+    *("credentials", "credentials.*", "*credentials*.json", ".git-credentials", ".netrc", "_netrc"),
+    *(".aws", ".azure", ".boto", ".config", ".docker", ".dockercfg", ".gcloud", ".kube", ".s3cfg"),
+    *("kubeconfig", "*.kubeconfig", ".htpasswd", ".my.cnf", ".npmrc", ".pgpass", ".pypirc"),
+    *(".terraform", ".terraformrc", ".vault-token", ".yarnrc*", "auth.json", "token.json"),
+    *("client_secret*.json", "client-secret*.json", "service-account*.json"),
+    *("service_account*.json", "*firebase-adminsdk*.json", "secret", "secret.*", "secrets"),
+    "secrets.*",
+    # data of people, and what somebody typed or sent
+    *("*.db", "*.db-*", "*.sqlite*", "*dump.sql*", "dump*.sql*", "backup*.sql*", "*.dump"),
+    *(".*_history", "*.har"),
 )
 """Names that are refused whoever asks for them, in any case: of a file, or of
 a folder that it is in."""
 _NEVER: Final = (
     *("__pycache__", "*.pyc", ".git", ".hg", ".svn", "venv", ".venv*", "node_modules", ".build"),
     *(".roundgate", ".mypy_cache", ".pytest_cache", ".ruff_cache", "*.egg-info", ".DS_Store"),
+    *("*.pyi", "py.typed"),
 )
 """What is of no use there."""
+_LISTED: Final = 10
+"""Files that a problem names before it counts the others."""
 
 
 @dataclass(slots=True)
@@ -47,6 +65,8 @@ class Contents:
     """Why each file is in it, by its path from there."""
     refused: list[str] = field(default_factory=list)
     """What was left out because its name is a secret's."""
+    unasked: list[str] = field(default_factory=list)
+    """What lies in packages, is no Python, and has not been included."""
 
     @property
     def sources(self) -> list[str]:
@@ -58,7 +78,8 @@ def gather(file: ConfigFile) -> Contents:
     """The files that belong to a configuration.
 
     Raises:
-        ConfigError: one that is named is not there, is elsewhere, or has the name of a secret.
+        ConfigError: one that is named is not there, is elsewhere, or has the name of a secret; or
+            a package has files that are no Python and that nobody has included.
     """
     gathering = _Gathering(file.origin.base_dir)
     problems: list[Problem] = []
@@ -72,11 +93,38 @@ def gather(file: ConfigFile) -> Contents:
         problems += gathering.named(str(reference), file.origin, "${file:…}")
     for index, pattern in enumerate(file.config.package.include):
         problems += gathering.included(pattern, file.origin.at("package", "include", index))
+    found = gathering.contents
+    found.unasked = sorted(set(found.unasked) - found.files.keys())
+    if found.unasked:
+        problems.append(_asking(found.unasked, file))
     if problems:
         raise ConfigError(problems)
-    found = gathering.contents
     found.refused.sort()
     return found
+
+
+def _asking(unasked: Sequence[str], file: ConfigFile) -> Problem:
+    """Return the problem that lists the files that are no Python and says how to include them."""
+    more = f" and {len(unasked) - _LISTED} more" if len(unasked) > _LISTED else ""
+    message = f"packages have files that are no Python: {', '.join(unasked[:_LISTED])}{more}"
+    line = json.dumps([*file.config.package.include, *_patterns(unasked)], ensure_ascii=False)
+    remedy = (
+        f"if the functions need them, write `package: {{include: {line}}}` into gateway.yaml;"
+        f" otherwise name them in {IGNORE_FILE}"
+    )
+    return file.origin.at("package", "include").problem(message, remedy)
+
+
+def _patterns(names: Sequence[str]) -> list[str]:
+    """Return what includes these files: a path, or a pattern for those of one kind and folder."""
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        path = PurePosixPath(name)
+        kinds.setdefault((str(path.parent), path.suffix), []).append(name)
+    return [
+        paths[0] if len(paths) == 1 else f"{glob.escape(folder)}/*{suffix}"
+        for (folder, suffix), paths in kinds.items()
+    ]
 
 
 def is_secret(path: PurePosixPath) -> bool:
@@ -140,7 +188,7 @@ class _Gathering:
             message = f"{name} is outside of {self.base}, which is all that the functions get"
             yield place.problem(message, "move it beside gateway.yaml, or below")
         elif self._is_secret(path, relative):
-            remedy = "rename it if it is none, or have the value in `env` as ${secret:…}"
+            remedy = "rename it if it holds none, or have the value in `env` as ${secret:…}"
             message = f"{name} has the name of a secret, or links to one, and is not packed"
             yield place.problem(message, remedy)
         elif path.is_dir():
@@ -172,15 +220,15 @@ class _Gathering:
             if (file := directory / f"{first}.py").is_file():
                 return self._offer(file, why)
             if _is_package(directory / first):
-                return self._folder(directory / first, why)
+                return self._folder(directory / first, why, is_package=True)
         return None
 
-    def _folder(self, folder: Path, why: str) -> None:
+    def _folder(self, folder: Path, why: str, *, is_package: bool = False) -> None:
         for path in sorted(folder.rglob("*")):
             if path.is_file():
-                self._offer(path, why)
+                self._offer(path, why, only_python=is_package)
 
-    def _offer(self, path: Path, why: str) -> None:
+    def _offer(self, path: Path, why: str, *, only_python: bool = False) -> None:
         """Take a file unless its name speaks against it."""
         relative = self._relative(path)
         if relative is None or relative in self._ignored or _is_useless(relative):
@@ -188,6 +236,8 @@ class _Gathering:
         if self._is_secret(path, relative):
             if str(relative) not in self.contents.refused:
                 self.contents.refused.append(str(relative))
+        elif only_python and path.suffix != ".py":
+            self.contents.unasked.append(str(relative))
         else:
             self._take(path, why)
 

@@ -24,7 +24,16 @@ from typing import Final
 
 from roundgate.backends import kind_of
 from roundgate.config import ConfigFile, yaml_file
-from roundgate.deployment import contents, granting, locking, missing, places, requirements, runtime
+from roundgate.deployment import (
+    contents,
+    granting,
+    literals,
+    locking,
+    missing,
+    places,
+    requirements,
+    runtime,
+)
 from roundgate.deployment.contents import Contents
 from roundgate.deployment.locking import Lock
 from roundgate.deployment.requirements import name_of, normalized
@@ -138,10 +147,12 @@ def plan(file: ConfigFile, path: Path, arch: str, *, anew: bool = False) -> Plan
         anew: whether the newest versions of packages are looked for.
 
     Raises:
-        ConfigError: a file or a package cannot be had.
+        ConfigError: a file or a package cannot be had, or a credential stands in gateway.yaml.
     """
-    if missing_here := list(granting.undeclared(yaml_file.read(path).value, str(path))):
-        raise ConfigError(missing_here)
+    source = yaml_file.read(path).value
+    problems = [*granting.undeclared(source, str(path)), *literals.credentials(file, source)]
+    if problems:
+        raise ConfigError(problems)
     found = contents.gather(file)
     wanted = requirements.read(found.base)
     lock = locking.for_repository(wanted, found.base, arch, anew=anew)

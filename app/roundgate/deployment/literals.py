@@ -1,0 +1,116 @@
+"""Credentials that stand in gateway.yaml as they are: they would be in the zip, in the bucket that
+it is uploaded to, and in the functions' code, which many may read.
+
+    credential: {bearer: abc123}              refused: the text itself
+    credential: {bearer: "${TOKEN:-abc123}"}  refused: the text is the default
+    credential: {bearer: "${file:token}"}     refused: the file would be packed
+    credential: {bearer: "${secret:token}"}   packed: AWS keeps the text
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, TypeAlias
+
+from pydantic import SecretStr
+
+from roundgate.backends import SECRET_NAME
+from roundgate.config import ConfigFile, Origin, Secret, settings_of
+from roundgate.errors import Problem
+
+_Loc: TypeAlias = tuple[str | int, ...]
+
+_REFERENCE: Final = re.compile(r"\$\{(?:secret:|ssm:)?[^}:]+(?:#[^}]*)?\}")
+"""A reference whose text is nowhere in the zip: neither a file nor a default."""
+_OTHER_REFERENCE: Final = re.compile(r"\$\{[^}]*\}")
+_VARIABLE_OF_A_SECRET: Final = re.compile(
+    r"(?i)((?<!primary)(?<!public)(?<!sort)(?<!partition)(?<!foreign)(\b|_|api)key"
+    r"|secret|passw(or)?d|passphrase|pwd|token|credentials?)(_?\d+)?$"
+)
+"""How the name of a variable ends that holds a credential."""
+_SHAPES: Final = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----"
+    r"|\b[a-z][a-z0-9+.-]*://[^\s/@:]*:[^\s/@$]+@"  # a URL with a password
+    r"|\b(AKIA|ASIA)[A-Z0-9]{16}\b"
+    r"|\b(ghp|gho|ghs|ghu|ghr)_[A-Za-z0-9]{36}|\bgithub_pat_\w{22}|\bglpat-[\w-]{20}"
+    r"|\b(sk|rk)_live_\w{16}|\bsk-[A-Za-z0-9_-]{32}|\bxox[abeprs]-[\w-]{10}|\bAIza[\w-]{35}"
+    r"|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,}"  # a JWT
+)
+"""Texts that nothing but a credential looks like."""
+_IDS: Final = frozenset({"client_credentials"})
+"""Settings that are kept out of logs, and that no harm comes of."""
+
+
+def credentials(file: ConfigFile, source: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield a problem for each credential that would be packed as it is; none quotes it.
+
+    Args:
+        file: the configuration.
+        source: what the file holds, with its references.
+    """
+    places = dict.fromkeys([*_of_settings(file, source), *_of_env(source), *_of_shape(source)])
+    for loc in places:
+        yield _problem(file.origin.at(*loc), _text(source, loc))
+
+
+def _of_settings(file: ConfigFile, source: Mapping[str, Any]) -> Iterator[_Loc]:
+    """Yield the settings that take a secret, and have its text."""
+    for loc, value in settings_of(file.config):
+        if isinstance(value, Secret | SecretStr) and _is_of_a_secret(loc):
+            text = _text(source, loc)
+            secret = text.partition(":")[2] if loc[-1] == "basic" else text
+            if _is_literal(_without_file_name(secret, loc)):
+                yield loc
+
+
+def _of_env(source: Mapping[str, Any]) -> Iterator[_Loc]:
+    """Yield the variables whose names say that they are secrets, and that have a text."""
+    for name, text in (source.get("env") or {}).items():
+        if isinstance(text, str) and _VARIABLE_OF_A_SECRET.search(name) and _is_literal(text):
+            yield "env", name
+
+
+def _of_shape(source: Any, loc: _Loc = ()) -> Iterator[_Loc]:
+    """Yield the places of all texts that have a credential in them."""
+    for place, text in settings_of(source, loc):
+        if isinstance(text, str) and _SHAPES.search(text):
+            yield place
+
+
+def _is_of_a_secret(loc: _Loc) -> bool:
+    """Return whether a setting that takes a secret has one: fixed headers do by their names."""
+    if len(loc) > 1 and loc[-2] == "headers":
+        return SECRET_NAME.search(str(loc[-1])) is not None
+    return loc[-1] not in _IDS
+
+
+def _is_literal(text: str) -> bool:
+    """Return whether a text has a credential in it, and none of it is kept elsewhere."""
+    return bool(text.strip()) and _REFERENCE.search(text) is None
+
+
+def _without_file_name(text: str, loc: _Loc) -> str:
+    """Return the text of a setting, empty where it is the name of a file, which `contents` sees."""
+    is_file = loc[-2:] == ("tls", "key") and "-----BEGIN" not in text
+    return "" if is_file and not _OTHER_REFERENCE.search(text) else text
+
+
+def _text(source: Any, loc: _Loc) -> str:
+    """Return what stands at a place; nothing where it is not given."""
+    for step in loc:
+        try:
+            source = source[step]
+        except (KeyError, IndexError, TypeError):
+            return ""
+    return source if isinstance(source, str) else ""
+
+
+def _problem(place: Origin, text: str) -> Problem:
+    has_file = "${file:" in text
+    what = "is a file that would be packed" if has_file else "is a credential that stands here"
+    return place.problem(
+        f"{what}: everybody who may read the functions' code could read it",
+        "keep it in AWS Secrets Manager and write ${secret:NAME}, or ${ssm:NAME} for a parameter;"
+        " or ${NAME}, with NAME in `env` as such a reference",
+    )

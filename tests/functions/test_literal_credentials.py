@@ -1,0 +1,97 @@
+"""A credential that stands in gateway.yaml goes into no zip."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from roundgate.config import load
+from roundgate.deployment import packaging
+from roundgate.errors import ConfigError
+
+SERVICE = """
+backends:
+  - kind: http
+    name: shop
+    base_url: https://shop.example
+    tools: [{name: look, path: /look, description: Looks.}]
+"""
+PEM = "-----BEGIN PRIVATE KEY-----\\nMIIEvQ\\n-----END PRIVATE KEY-----\\n"
+
+
+def packed(folder: Path, text: str) -> packaging.Plan:
+    path = folder / "gateway.yaml"
+    path.write_text(text)
+    loaded = load(path, {}, placeholder=packaging.PLACEHOLDER)
+    return packaging.plan(loaded, path, "arm64")
+
+
+@pytest.mark.parametrize(
+    ("lines", "place"),
+    [
+        ("credential: {bearer: hunter2hunter2}", "backends[0].credential.bearer"),
+        ("credential: {basic: 'shop:hunter2'}", "backends[0].credential.basic"),
+        ("credential: {basic: '${secret:user}:hunter2'}", "backends[0].credential.basic"),
+        ("credential: {header: X-Key, value: hunter2}", "backends[0].credential.value"),
+        ("credential: {query: key, value: hunter2}", "backends[0].credential.value"),
+        ("credential: {cookie: key, value: hunter2}", "backends[0].credential.value"),
+        ("credential: {bearer: '${SHOP_TOKEN:-hunter2}'}", "backends[0].credential.bearer"),
+        ("credential: {bearer: '${file:shop.txt}'}", "backends[0].credential.bearer"),
+        (
+            "credential: {client_credentials: us, client_secret: hunter2, token_url: 'https://a.example'}",
+            "backends[0].credential.client_secret",
+        ),
+        (
+            f"credential: {{client_credentials: us, private_key: \"{PEM}\", token_url: 'https://a.example'}}",
+            "backends[0].credential.private_key",
+        ),
+        ("headers: {X-Api-Key: hunter2hunter2}", "backends[0].headers.X-Api-Key"),
+        ("headers: {Authorization: Bearer hunter2}", "backends[0].headers.Authorization"),
+    ],
+)
+def test_a_literal_credential_is_refused_with_the_remedy(
+    tmp_path: Path, lines: str, place: str
+) -> None:
+    (tmp_path / "shop.txt").write_text("hunter2")
+    with pytest.raises(ConfigError) as raised:
+        packed(tmp_path, f"env: {{SHOP_TOKEN: '${{secret:shop}}'}}\n{SERVICE}    {lines}\n")
+    (problem,) = raised.value.problems
+    assert problem.path == place
+    assert "${secret:" in problem.remedy
+    assert "hunter2" not in str(problem)
+    assert "MIIE" not in str(problem)
+    assert problem.line
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("env: {SHOP_PASSWORD: hunter2}", "env.SHOP_PASSWORD"),
+        ("env: {SHOP_APIKEY: hunter2hunter2}", "env.SHOP_APIKEY"),
+        ("env: {SHOP_KEY: hunter2hunter2}", "env.SHOP_KEY"),
+        ("env: {DATABASE_URL: 'postgres://shop:hunter2@db.example/shop'}", "env.DATABASE_URL"),
+        ("env: {PAYMENTS: sk_live_hunter2hunter2hunter2}", "env.PAYMENTS"),
+        ("env: {CLOUD: AKIAHUNTER2HUNTER200}", "env.CLOUD"),
+        ("server: {instructions: 'use ghp_hunter2hunter2hunter2hunter2hunter2hu'}", "server.instructions"),
+    ],
+)  # fmt: skip
+def test_so_is_one_elsewhere_in_the_file(tmp_path: Path, text: str, place: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        packed(tmp_path, f"{text}\n{SERVICE}")
+    (problem,) = raised.value.problems
+    assert problem.path == place
+    assert "hunter2" not in str(problem).lower()
+
+
+def test_references_ids_and_other_texts_are_packed(tmp_path: Path) -> None:
+    text = (
+        "env:\n  SHOP_TOKEN: ${secret:shop/token}\n  SHOP_KEY: ${SHOP_TOKEN}\n"
+        "  PRIMARY_KEY: id\n  TOKEN_URL: https://a.example/token\n  MAX_TOKENS: '4096'\n"
+        "  SHOP_PASSWORD: ''\n"
+        + SERVICE
+        + "    headers: {X-Team: hunter2hunter2, Accept: text/plain, X-Key: '${SHOP_TOKEN}'}\n"
+        "    credential: {client_credentials: our-client-id, client_secret: '${ssm:/shop/secret}',"
+        " token_url: 'https://a.example'}\n"
+    )
+    assert packed(tmp_path, text).contents.files == {}
