@@ -281,17 +281,22 @@ def idle(
 
 
 NEW_TABLE, WARMED_TABLE, PARTITION = 4_000, 40_000, 1_000
-"""Write units a second: of a table on demand that is new, of one that has been warmed to an
-account's first quota (both hold for its indexes, too), and of one key of an index."""
+"""Write units a second: of a table on demand that is new, of one that has been warmed with each of
+its indexes to an account's first quota, and of one key of an index."""
 SHARDS = (8, 32)
 """Keys among which the index has the open tasks."""
 
 
-def ceilings(measured: Measured, assumed: Assumed) -> Iterator[tuple[str, list[float]]]:
-    """How many tasks a second, begun and ended, each of these holds; beyond it writes are
-    throttled."""
+def ceilings(
+    template: Template, measured: Measured, assumed: Assumed
+) -> Iterator[tuple[str, list[float]]]:
+    """Yield how many tasks a second, begun and ended, each part holds; beyond that requests are
+    answered 429, or writes are throttled."""
+    rate = template.source["Parameters"]["RequestRate"]["Default"]
+    requests = (task(assumed, measured).requests, long_task(assumed, measured).requests)
+    yield f"API, {rate:,} requests a second (`RequestRate`)", [rate / one for one in requests]
     kinds = (measured.task(assumed), measured.long_task(assumed))
-    for what, units in (("new table", NEW_TABLE), ("warmed table", WARMED_TABLE)):
+    for what, units in (("new table", NEW_TABLE), ("warmed table and indexes", WARMED_TABLE)):
         for shards in SHARDS:
             held = [_ceiling(writes, units, shards) for writes in kinds]
             yield f"{what}, {units:,} units; {shards} shards", held
@@ -326,7 +331,8 @@ def tables(prices: Prices, assumed: Assumed) -> str:
     rows = [(name, [costs[name] for costs in each]) for name in each[0]]
     months = [(name, [cost]) for name, cost in idle(template, prices, assumed, measured, worker_gb)]
     held = [
-        (name, [float(int(one)) for one in tasks]) for name, tasks in ceilings(measured, assumed)
+        (name, [float(int(one)) for one in tasks])
+        for name, tasks in ceilings(template, measured, assumed)
     ]
     kinds = list(columns)[2:]
     parts = [

@@ -16,6 +16,7 @@ import pytest
 from infra import costs
 from roundgate import logs
 from roundgate.clock import Clock
+from roundgate.deployment.stack.template import Template
 from roundgate.lambda_worker import embedded
 from roundgate.metrics import Census
 from tests.functions.at_aws import REQUEUE_S, Witness, begin, result, work
@@ -25,6 +26,7 @@ from tests.functions.at_aws import environ as environ
 from tests.functions.at_aws import functions as functions
 from tests.functions.at_aws import witness as witness
 from tests.functions.conftest import Functions, LambdaContext, recorded
+from tests.support.dynamodb import ROOT
 from tests.support.rounds import accept, retry
 
 ASSUMED, MEASURED = costs.Assumed(), costs.Measured.read()
@@ -236,14 +238,17 @@ def test_a_sweep_that_finds_nothing_logs_what_is_said(
     assert costs.SWEEP_LOG_BYTES * 0.8 <= used.log_bytes <= costs.SWEEP_LOG_BYTES
 
 
-def test_what_a_table_holds_is_bounded_by_its_units_or_by_a_key_of_its_index() -> None:
+def test_what_a_deployment_holds_is_bounded_by_requests_by_units_or_by_a_key_of_an_index() -> None:
     one = costs.Writes(1, 1, 1)
     writes: dict[str, Any] = {
         name: one for name, kind in vars(MEASURED).items() if isinstance(kind, costs.Writes)
     }
     alike = replace(MEASURED, **writes)
-    held = {name: tasks[0] for name, tasks in costs.ceilings(alike, ASSUMED)}
+    template = Template(ROOT / "template.yaml", {}, {})
+    held = {name: tasks[0] for name, tasks in costs.ceilings(template, alike, ASSUMED)}
     written = alike.task(ASSUMED)
+    requests = costs.task(ASSUMED, alike).requests
+    assert held["API, 1,000 requests a second (`RequestRate`)"] == 1_000 / requests
     assert held["new table, 4,000 units; 8 shards"] == 4_000 / written.table
-    assert held["warmed table, 40,000 units; 8 shards"] == 8_000 / written.due
-    assert held["warmed table, 40,000 units; 32 shards"] == 32_000 / written.due
+    assert held["warmed table and indexes, 40,000 units; 8 shards"] == 8_000 / written.due
+    assert held["warmed table and indexes, 40,000 units; 32 shards"] == 32_000 / written.due

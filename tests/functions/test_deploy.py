@@ -12,7 +12,7 @@ import pytest
 
 from roundgate import cli
 from roundgate.deployment import deploying as deploy
-from roundgate.deployment import judging
+from roundgate.deployment import foreseeing, judging
 from roundgate.errors import ConfigError, UsageError
 from tests.support.dynamodb import ROOT
 
@@ -54,7 +54,8 @@ def wanted(config: Path, *options: str) -> deploy.Asked:
 def check(one: deploy.Asked, stored: dict[str, str], executions: int | None) -> None:
     """Whether a deployment is refused."""
     assert one.config is not None
-    deploy.check(one, one.config, stored, executions)
+    quota = None if executions is None else deploy.Quota(executions, executions)
+    foreseeing.check(one, one.config, stored, quota)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +106,36 @@ def test_other_options_and_parameters_are_passed_on(open_config: Path) -> None:
 
 def test_a_new_stacks_table_is_protected_when_the_stack_has_been_made(open_config: Path) -> None:
     first, second = deploy.commands(wanted(open_config), {}, BUILT)
-    assert passed(first)["ProtectTable"] == "false"
+    assert passed(first)["ProtectTable"] == "later"
     assert passed(second) == {**passed(first), "ProtectTable": "true"}
+
+
+@pytest.mark.parametrize("options", [[], ["--no-execute-changeset"]], ids=str)
+def test_a_table_that_an_interrupted_first_deployment_left_unprotected_is_protected_by_the_next(
+    open_config: Path, options: list[str]
+) -> None:
+    first, *_ = deploy.commands(wanted(open_config), {}, BUILT)
+    left = {**UP, "ProtectTable": passed(first)["ProtectTable"]}
+    (command,) = deploy.commands(wanted(open_config, *options), left, BUILT)
+    assert passed(command)["ProtectTable"] == "true"
+
+
+def test_one_whose_change_set_was_looked_at_and_then_executed_is_protected_by_the_next(
+    open_config: Path,
+) -> None:
+    (looked_at,) = deploy.commands(wanted(open_config, "--no-execute-changeset"), {}, BUILT)
+    executed = {**UP, "ProtectTable": passed(looked_at)["ProtectTable"]}
+    (command,) = deploy.commands(wanted(open_config), executed, BUILT)
+    assert passed(command)["ProtectTable"] == "true"
+
+
+def test_a_table_that_somebody_wanted_unprotected_stays_so(open_config: Path) -> None:
+    (first,) = deploy.commands(
+        wanted(open_config, deploy.OVERRIDES, "ProtectTable=false"), {}, BUILT
+    )
+    assert passed(first)["ProtectTable"] == "false"
+    (command,) = deploy.commands(wanted(open_config), {**UP, "ProtectTable": "false"}, BUILT)
+    assert "ProtectTable" not in passed(command)
 
 
 @pytest.mark.parametrize(
@@ -368,7 +397,7 @@ def refusal(config: Path, *options: str, region: str | None = None, **stored: st
     """Why a deployment is refused; nothing if it is not."""
     one = wanted(config, *((deploy.OVERRIDES, *options) if options else ()))
     try:
-        deploy.check(one, config, stored, None, region)
+        foreseeing.check(one, config, stored, None, region)
     except UsageError as error:
         return str(error)
     return ""
@@ -411,6 +440,14 @@ AUTHORIZER = (
             "ids of subnets with commas",
         ),
         (["PublicUrl=https://mcp.example.com/"], "a URL without a slash at its end"),
+        (["DomainName=*.example.com", DOMAIN[1]], "Say PublicUrl=https://"),
+        (["AlarmTopicArn=alarms"], "AlarmTopicArn=alarms has to be the ARN of an SNS topic"),
+        (["AlarmTopicArn=arn:aws:sqs:eu-central-1:123456789012:q"], "the ARN of an SNS topic"),
+        (
+            [f"SecretArns={','.join(['arn:aws:secretsmanager:eu-central-1:1:secret:s'] * 90)}"],
+            "SecretArns has 4,229 bytes, and a parameter of CloudFormation takes 4,096",
+        ),
+        (["RequestRate=0"], "RequestRate=0 has to be 1 at least"),
         (["AuthorizerIssuer=https://other.example", AUTHORIZER[1]], "the other refuses"),
         (["AuthorizerIssuer=https://issuer.example/", AUTHORIZER[1]], "the slash at the end"),
     ],
@@ -428,6 +465,8 @@ def test_what_cloudformation_would_refuse_or_nobody_could_use_is_said_at_once(
         DOMAIN,
         (*DOMAIN, "HostedZoneId=Z0123456789", "StageName=prod"),
         (*DOMAIN, "PublicUrl=https://in-front.example.com"),
+        ("DomainName=*.example.com", DOMAIN[1], "PublicUrl=https://mcp.example.com"),
+        ("AlarmTopicArn=arn:aws-cn:sns:cn-north-1:123456789012:alarms",),
         (*DOMAIN, "PublicUrl=https://mcp.example.com"),
         ("SubnetIds=subnet-0a,subnet-0b", "SecurityGroupIds=sg-0a"),
         ("SnapStart=on", "Architecture=x86_64"),
@@ -453,6 +492,39 @@ def test_a_certificate_of_another_region_is_refused_before_aws_does(guarded_conf
     said = refusal(guarded_config, *DOMAIN, region="us-east-1")
     assert "CertificateArn is of eu-central-1" in said
     assert "--region us-east-1 --domain-name mcp.example.com" in said
+
+
+def test_a_topic_of_another_region_is_refused_before_aws_does(guarded_config: Path) -> None:
+    topic = "AlarmTopicArn=arn:aws:sns:eu-central-1:123456789012:alarms"
+    assert refusal(guarded_config, topic, region="eu-central-1") == ""
+    said = refusal(guarded_config, topic, region="us-east-1")
+    assert "AlarmTopicArn is of eu-central-1" in said
+
+
+def test_algorithms_that_an_http_apis_authorizer_does_not_take_are_refused(
+    guarded_config: Path,
+) -> None:
+    whole = guarded_config.read_text()
+    for algorithms, fits in (
+        ("[ES256]", False),
+        ("[EdDSA, ES384]", False),
+        ("[RS256, ES256]", True),
+        ("[PS256]", True),
+    ):
+        guarded_config.write_text(whole.replace("keys'}", f"keys', algorithms: {algorithms}}}"))
+        said = refusal(guarded_config, *AUTHORIZER)
+        assert ("takes tokens that are signed with RSA" not in said) is fits, said
+        assert refusal(guarded_config) == ""
+
+
+def test_variables_that_no_function_can_have_are_refused(guarded_config: Path) -> None:
+    whole = guarded_config.read_text()
+    guarded_config.write_text(f"{whole}env: {{A: {'a' * 1000}, LONG: {'b' * 1500}}}\n")
+    assert refusal(guarded_config) == ""
+    assert "LONG" in (said := refusal(guarded_config, f"EnvLong={'c' * 3000}"))
+    assert "AWS Lambda takes 4,096" in said
+    guarded_config.write_text(f"{whole}env: {{A: {'a' * 2000}, LONG: {'ä' * 1000}}}\n")
+    assert "4,096" in refusal(guarded_config), "bytes count, not characters"
 
 
 def test_an_authorizer_and_a_configuration_that_relies_on_one_need_each_other(
@@ -529,6 +601,38 @@ def test_workers_leave_half_of_the_accounts_functions_to_the_gateway(
     else:
         with pytest.raises(UsageError, match=r"(?s)10 functions at once.*Set it to 5 at most"):
             check(one, {}, executions)
+
+
+@pytest.mark.parametrize(
+    ("quota", "stored", "options", "said"),
+    [
+        ((1000, 1000), {}, ["GatewayConcurrency=900"], ""),
+        ((1000, 1000), {}, ["GatewayConcurrency=901"], "Set it to 900 at most"),
+        ((1000, 400), {}, ["GatewayConcurrency=301"], "Set it to 300 at most"),
+        ((1000, 400), {"GatewayConcurrency": "300"}, ["GatewayConcurrency=600"], ""),
+        ((10, 10), {}, ["GatewayConcurrency=1"], "Leave it at 0"),
+        (
+            (1000, 1000),
+            {},
+            ["GatewayConcurrency=800", "WorkerConcurrency=300"],
+            "leaves 200 to WorkerConcurrency=300",
+        ),
+        ((1000, 1000), {"GatewayConcurrency": "0"}, [], ""),
+    ],
+)
+def test_concurrency_beyond_the_quota_is_foreseen(
+    guarded_config: Path,
+    quota: tuple[int, int],
+    stored: dict[str, str],
+    options: list[str],
+    said: str,
+) -> None:
+    one = wanted(guarded_config, *((deploy.OVERRIDES, *options) if options else ()))
+    if not said:
+        foreseeing.check(one, guarded_config, stored, deploy.Quota(*quota))
+        return
+    with pytest.raises(UsageError, match=said):
+        foreseeing.check(one, guarded_config, stored, deploy.Quota(*quota))
 
 
 def test_an_override_that_is_none_is_refused() -> None:
@@ -613,17 +717,44 @@ def test_the_parameters_of_a_stack_are_found_unless_it_was_never_made(
     assert deploy.stored_parameters(cloudformation.client, "roundgate") == found
 
 
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ("ROLLBACK_COMPLETE", r"(?s)ROLLBACK_COMPLETE.*delete-stack --stack-name roundgate"),
+        ("ROLLBACK_FAILED", "delete-stack --stack-name roundgate"),
+        ("DELETE_FAILED", "delete-stack --stack-name roundgate"),
+        ("UPDATE_ROLLBACK_FAILED", "continue-update-rollback --stack-name roundgate"),
+        ("UPDATE_IN_PROGRESS", "is being changed"),
+        ("DELETE_IN_PROGRESS", "is being changed"),
+        ("UPDATE_COMPLETE_CLEANUP_IN_PROGRESS", "is being changed"),
+    ],
+)
+def test_a_stack_that_takes_no_deployment_is_foreseen_with_what_to_do(
+    cloudformation: Stubber, status: str, said: str
+) -> None:
+    stack = {
+        "StackName": "roundgate",
+        "StackStatus": status,
+        "CreationTime": "2026-11-22T00:00:00Z",
+    }
+    cloudformation.add_response("describe_stacks", {"Stacks": [stack]})
+    with pytest.raises(UsageError, match=said):
+        deploy.stored_parameters(cloudformation.client, "roundgate")
+
+
 def test_the_quota_of_functions_is_known_or_its_check_is_left_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     client = boto3.Session("test", "test", region_name="eu-central-1").client("lambda")
     with Stubber(client) as stub:
-        limit = {"AccountLimit": {"ConcurrentExecutions": 10}}
+        limit = {
+            "AccountLimit": {"ConcurrentExecutions": 1000, "UnreservedConcurrentExecutions": 900}
+        }
         stub.add_response("get_account_settings", limit)
-        assert deploy.executions_of(client) == 10
+        assert deploy.quota_of(client) == deploy.Quota(1000, 900)
         assert capsys.readouterr().err == ""
         stub.add_client_error("get_account_settings", "AccessDenied", "not authorized")
-        assert deploy.executions_of(client) is None
+        assert deploy.quota_of(client) is None
         assert "is not checked" in capsys.readouterr().err
     client.close()
 

@@ -145,8 +145,12 @@ def test_nobody_goes_around_a_domain_unless_that_is_wanted(
 def test_every_route_reaches_the_function_and_may(deployed: Template) -> None:
     for name in deployed.named("AWS::ApiGatewayV2::Route"):
         assert deployed.properties(name)["Target"] == "integrations/unknown:ApiIntegration"
-    assert ("GET", "/.well-known/{document+}") in deployed.routes()
-    assert ("ANY", "/{view}/mcp") in deployed.routes()
+    assert set(deployed.routes()) == {
+        ("$default", ""),
+        ("GET", "/healthz"),
+        ("GET", "/.well-known/{document+}"),
+        ("OPTIONS", "/{path+}"),
+    }
     (gateways,) = (
         one
         for one in map(deployed.properties, deployed.named("AWS::Lambda::Permission"))
@@ -234,7 +238,7 @@ def test_a_domain_is_mapped_to_the_stage_and_its_zone_gets_both_records() -> Non
 def test_an_authorizer_stands_in_front_of_the_endpoints_and_of_nothing_else() -> None:
     open_to_all = there()
     assert "Authorizer" not in open_to_all
-    assert open_to_all["McpRoute"]["AuthorizationType"] == "NONE"
+    assert open_to_all["DefaultRoute"]["AuthorizationType"] == "NONE"
     made = there(AuthorizerIssuer="https://issuer.example", AuthorizerAudience="a,b")
     assert made["Authorizer"]["JwtConfiguration"] == {
         "Issuer": "https://issuer.example",
@@ -243,9 +247,28 @@ def test_an_authorizer_stands_in_front_of_the_endpoints_and_of_nothing_else() ->
     guarded = {
         name for name, one in made.items() if one.get("AuthorizerId") == "unknown:Authorizer"
     }
-    assert guarded == {"McpRoute", "ViewRoute"}
+    assert guarded == {"DefaultRoute"}
+    assert made["DefaultRoute"]["AuthorizationType"] == "JWT"
     asked_first = {one["RouteKey"] for name, one in made.items() if name.endswith("PreflightRoute")}
-    assert asked_first == {"OPTIONS /mcp", "OPTIONS /{view}/mcp"}, "browsers send no token there"
+    assert asked_first == {"OPTIONS /{path+}"}, "browsers send no token there"
+
+
+def test_how_many_requests_the_api_takes_is_a_parameter() -> None:
+    usual = there()["ApiStage"]["DefaultRouteSettings"]
+    assert usual == {"ThrottlingRateLimit": 1000, "ThrottlingBurstLimit": 2000}
+    other = there(RequestRate="5000", RequestBurst="4000")["ApiStage"]["DefaultRouteSettings"]
+    assert other == {"ThrottlingRateLimit": "5000", "ThrottlingBurstLimit": "4000"}
+
+
+def test_refused_requests_are_counted_by_the_line_that_the_api_writes_of_them() -> None:
+    made = there()
+    line = json.loads(made["ApiStage"]["AccessLogSettings"]["Format"])
+    counted = made["ThrottledRequests"]
+    (metric,) = counted["MetricTransformations"]
+    assert counted["FilterPattern"] == '{ $.status = "429" }'
+    assert line["status"] == "$context.status"
+    (dimension,) = metric["Dimensions"]
+    assert line[dimension["Value"].removeprefix("$.")] == "$context.apiId"
 
 
 IN_A_NETWORK = {"SubnetIds": "subnet-1,subnet-2", "SecurityGroupIds": "sg-1"}

@@ -46,6 +46,7 @@ FIRES: dict[str, list[tuple[str, Minutes]]] = {
         f"{name}ThrottlesAlarm": [("a function that was throttled", [0, 0, 1])]
         for name in FUNCTIONS[:2]
     },
+    "ApiThrottlesAlarm": [("a request that was answered 429", [None, None, 1])],
 }
 """What each is for."""
 
@@ -74,7 +75,7 @@ QUIET: dict[str, list[tuple[str, Minutes]]] = {
     **{
         f"{name}{kind}Alarm": [("nothing wrong", QUIET_HOUR), ("nobody calls", NOTHING)]
         for name, kind in [(name, "Errors") for name in (*FUNCTIONS, "Api")]
-        + [(name, "Throttles") for name in FUNCTIONS[:2]]
+        + [(name, "Throttles") for name in (*FUNCTIONS[:2], "Api")]
     },
 }
 """What each must not be woken by."""
@@ -131,6 +132,9 @@ def test_each_looks_at_a_metric_that_is_published(known: dict[str, Alarm]) -> No
         for one in directive["Metrics"]
     }
     assert directive["Namespace"] == NAMESPACE
+    template = Template(ROOT / "template.yaml", {}, NAMES)
+    (counted,) = template.properties("ThrottledRequests")["MetricTransformations"]
+    ours.add((counted["MetricNamespace"], counted["MetricName"], counted["Dimensions"][0]["Key"]))
     for alarm in known.values():
         (dimension,) = alarm.dimensions
         assert (alarm.namespace, alarm.metric, dimension) in OF_AWS | ours

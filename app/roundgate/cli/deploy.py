@@ -6,7 +6,7 @@ import argparse
 
 from roundgate.cli import package
 from roundgate.cli.arguments import configuration_file
-from roundgate.deployment import deploying, samconfig, tools
+from roundgate.deployment import deploying, foreseeing, samconfig, tools
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     asked = samconfig.completed(asked, path)
     asked, found = deploying.of_account(asked, path)
     stored = found.stored
-    deploying.check(asked, path, stored, found.executions, found.region)
+    foreseeing.check(asked, path, stored, found.quota, found.region)
     planned = package.planned_from(path, deploying.parameters(asked, stored)["Architecture"])
     print(*planned.lines(), sep="\n")
     template = package.make(planned, path.parent / ".build")

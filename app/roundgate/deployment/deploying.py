@@ -4,7 +4,8 @@ nothing by accident.
 `sam deploy` keeps the parameters of the stack that it is not given. The zips it knows nothing of:
 so their architecture is the stack's, unless another is asked for, and it is always passed. Nobody
 can delete the table of a stack that is up, but one that could not be made has to go: a new stack is
-protected by a second deployment, of that one parameter. With SnapStart the API calls a version of
+made with `ProtectTable=later`, and protected by a second deployment of that one parameter; if that
+is interrupted, by the next one. With SnapStart the API calls a version of
 the function, and `Release`, a digest of all that is deployed, has each deployment that changes
 something publish one.
 """
@@ -33,8 +34,8 @@ OVERRIDES: Final = "--parameter-overrides"
 OF_SESSIONS: Final = ("--region", "--profile")
 """Options that say whose stack it is."""
 _LOOKED_AT: Final = (OVERRIDES, *OF_SESSIONS)
-GATEWAYS_SHARE: Final = 2
-"""Of the account's executions, workers may take one in so many."""
+LATER: Final = "later"
+"""`ProtectTable` of a stack whose table is to be protected as soon as the stack has been made."""
 _OVERRIDE: Final = re.compile(
     r"""\s*(?:ParameterKey=(?P<key>\w+),ParameterValue|(?P<name>\w+))="""
     r"""(?P<value>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|.*?)(?=\s+(?:\w+=|ParameterKey=)|\s*$)""",
@@ -119,83 +120,17 @@ def _quoted(value: str) -> str:
 def parameters(asked: Asked, stored: Mapping[str, str]) -> dict[str, str]:
     """All that are passed: what is asked for, and the architecture, which is never left to
     anybody's memory."""
-    default = _default("Architecture")
+    default = default_of("Architecture")
     known = {"Architecture": stored.get("Architecture", default), **asked.overrides}
-    return known if stored else {**known, "ProtectTable": "false"}
+    if not stored:
+        is_open = known.get("ProtectTable") == "false"
+        return known if is_open else {**known, "ProtectTable": LATER}
+    if stored.get("ProtectTable") == LATER:
+        return {"ProtectTable": "true", **known}
+    return known
 
 
-def check(
-    asked: Asked,
-    config: Path,
-    stored: Mapping[str, str],
-    executions: int | None,
-    region: str | None = None,
-) -> None:
-    """Raises UsageError: CloudFormation would refuse the parameters, everybody could call or
-    nobody, or the functions would starve each other."""
-    says = {**stored, **asked.overrides}
-    value = _configuration(config)
-    if wrong := judging.refused(asked.overrides, says, judging.declared(_env(value))):
-        raise UsageError("\n".join(wrong))
-    _check_callers(config, value.get("auth", "none"), says)
-    _check_domain(says, region)
-    workers = int(says.get("WorkerConcurrency", _default("WorkerConcurrency")))
-    if executions is not None and workers > executions // GATEWAYS_SHARE:
-        raise UsageError(
-            f"The account may have {executions} functions at once,"
-            f" and WorkerConcurrency={workers} leaves too few to the gateway.\n"
-            f"Set it to {max(2, executions // GATEWAYS_SHARE)} at most, or ask AWS for more"
-            " (Service Quotas, AWS Lambda, Concurrent executions)."
-        )
-
-
-def _check_callers(config: Path, auth: Any, says: Mapping[str, str]) -> None:
-    """Raises UsageError: by what the configuration and the authorizer say together, everybody
-    could call, or nobody."""
-    issuer = says.get("AuthorizerIssuer", "")
-    is_behind = isinstance(auth, dict) and "authorizer" in auth
-    if auth == "none" and says.get("AllowAnonymous") != "true":
-        how = f"auth: {{authorizer: api-gateway, issuer: {issuer}}}" if issuer else "auth"
-        raise UsageError(
-            f"{config} configures no authentication: everybody who knows the URL could call"
-            f"{', and all whom the authorizer lets pass would be one caller' if issuer else ''}.\n"
-            f"Configure {how}, or say {OVERRIDES} AllowAnonymous=true if that is meant."
-        )
-    if is_behind and not issuer and not _has_another_authorizer():
-        raise UsageError(
-            f"{config} leaves it to an authorizer of API Gateway who may call, and the stack has none: nobody could.\n"
-            f"Say {OVERRIDES} AuthorizerIssuer=… AuthorizerAudience=…"
-        )
-    own = auth.get("issuer", "") if isinstance(auth, dict) else ""
-    if issuer and own and "${" not in own and own != issuer:
-        raise UsageError(
-            f"AuthorizerIssuer={issuer} and auth.issuer of {config}, {own}, are two: whom one lets pass,"
-            " the other refuses.\nMake them the same, to the slash at the end."
-        )
-
-
-def _has_another_authorizer() -> bool:
-    """Whether somebody has written one into the template."""
-    return judging.template().named("AWS::ApiGatewayV2::Authorizer") != ["Authorizer"]
-
-
-def _check_domain(says: Mapping[str, str], region: str | None) -> None:
-    """Raises UsageError: what CloudFormation finds out late, or clients."""
-    name, url = says.get("DomainName", ""), says.get("PublicUrl", "")
-    there = says.get("CertificateArn", "").split(":")
-    if name and region and len(there) > 3 and there[3] != region:
-        raise UsageError(
-            f"CertificateArn is of {there[3]}, and the domain of an API wants one of the stack's region, {region}.\n"
-            f"Request it there: aws acm request-certificate --region {region} --domain-name {name} …"
-        )
-    if name and url.removeprefix("https://").startswith(f"{name}/"):
-        raise UsageError(
-            f"PublicUrl={url} has a path, and the API is mapped to the root of {name}.\n"
-            f'Leave it empty (PublicUrl=""), or map another domain to the path yourself.'
-        )
-
-
-def _configuration(path: Path) -> dict[str, Any]:
+def read_configuration(path: Path) -> dict[str, Any]:
     """What a file says. Its references are for the function, not for here.
 
     Raises:
@@ -209,14 +144,14 @@ def _configuration(path: Path) -> dict[str, Any]:
     return value
 
 
-def _env(value: Mapping[str, Any]) -> dict[str, str]:
+def variables_of(value: Mapping[str, Any]) -> dict[str, str]:
     """The variables that a configuration declares; what is none, packaging says."""
     env = value.get("env")
     pairs = env.items() if isinstance(env, dict) else ()
     return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
 
 
-def _default(name: str) -> Any:
+def default_of(name: str) -> Any:
     return judging.template().source["Parameters"][name]["Default"]
 
 
@@ -229,9 +164,9 @@ def commands(
     first = _sam(sam, template, asked, passed)
     if stored or "--no-execute-changeset" in asked.options:
         return [first]
-    protect = {**passed, "ProtectTable": asked.overrides.get("ProtectTable", "true")}
-    is_open = protect["ProtectTable"] == "false"
-    return [first] if is_open else [first, _sam(sam, template, asked, protect)]
+    if passed["ProtectTable"] != LATER:
+        return [first]
+    return [first, _sam(sam, template, asked, {**passed, "ProtectTable": "true"})]
 
 
 def _released(
@@ -326,7 +261,7 @@ def with_secrets(
     if {"SecretArns", "ParameterArns"} <= asked.overrides.keys():
         return asked
     value, says = yaml_file.read(config).value, {**(stored or {}), **asked.overrides}
-    env = _env(value) if isinstance(value, dict) else {}
+    env = variables_of(value) if isinstance(value, dict) else {}
     texts = {name: says.get(granting.parameter_name(name), text) for name, text in env.items()}
     references = list(kept_at_aws({**value, "env": texts} if env else value))
     found = {"SecretArns": "none", "ParameterArns": "none"}
@@ -353,7 +288,7 @@ def with_variables(
         was_default: the defaults of the template that it was made of.
     """
     found: dict[str, str] = {}
-    for name, one in granting.parameters(_env(_configuration(config))).items():
+    for name, one in granting.parameters(variables_of(read_configuration(config))).items():
         is_followed = name in stored and stored[name] == was_default.get(name)
         if is_followed and one.get("Default", stored[name]) != stored[name]:
             found[name] = one["Default"]
@@ -362,7 +297,7 @@ def with_variables(
 
 def remarks(asked: Asked, config: Path, stored: Mapping[str, str]) -> Iterator[str]:
     """What somebody should know who deploys this, a sentence each. No value is in it."""
-    env = _env(_configuration(config))
+    env = variables_of(read_configuration(config))
     for name, one in granting.parameters(env).items():
         is_kept = name in stored and name not in asked.overrides
         if is_kept and stored[name] != one.get("Default"):
@@ -384,18 +319,40 @@ def remarks(asked: Asked, config: Path, stored: Mapping[str, str]) -> Iterator[s
 
 
 @dataclass(frozen=True)
+class Quota:
+    """How many functions an account may run at once in a region."""
+
+    executions: int
+    unreserved: int
+    """Those that no function has reserved."""
+
+
+@dataclass(frozen=True)
 class Found:
     """What AWS says about a stack and its account."""
 
     stored: Mapping[str, str] = field(default_factory=dict)
     """The parameters that the stack has."""
-    executions: int | None = None
-    """How many functions the account may run at once, if we may know."""
+    quota: Quota | None = None
+    """None if we may not know."""
     region: str | None = None
 
 
+_STUCK: Final = {
+    "ROLLBACK_COMPLETE": "delete-stack",
+    "ROLLBACK_FAILED": "delete-stack",
+    "DELETE_FAILED": "delete-stack",
+    "UPDATE_ROLLBACK_FAILED": "continue-update-rollback",
+}
+"""What has to be done to a stack in a state that takes no deployment."""
+
+
 def stored_parameters(cloudformation: Any, stack: str) -> dict[str, str]:
-    """Those of the stack; nothing if there is none yet."""
+    """Return the parameters of the stack; nothing if there is none yet.
+
+    Raises:
+        UsageError: the stack takes no deployment as it is.
+    """
     from botocore.exceptions import ClientError
 
     try:
@@ -404,20 +361,33 @@ def stored_parameters(cloudformation: Any, stack: str) -> dict[str, str]:
         if "does not exist" in str(error):
             return {}
         raise
-    if found["StackStatus"] == "REVIEW_IN_PROGRESS":  # a change set that was never executed
+    status = found["StackStatus"]
+    if status == "REVIEW_IN_PROGRESS":  # a change set that was never executed
         return {}
+    if status.endswith("_IN_PROGRESS"):
+        raise UsageError(
+            f"The stack {stack} is being changed ({status}).\nDeploy when that is over."
+        )
+    if status in _STUCK:
+        raise UsageError(
+            f"The stack {stack} is {status} and takes no deployment.\n"
+            f"aws cloudformation describe-stack-events --stack-name {stack} says why. Then:"
+            f" aws cloudformation {_STUCK[status]} --stack-name {stack}, wait, and deploy again."
+        )
     return {one["ParameterKey"]: one["ParameterValue"] for one in found.get("Parameters", [])}
 
 
-def executions_of(functions: Any) -> int | None:
-    """How many functions the account may have at once, if we may know."""
+def quota_of(functions: Any) -> Quota | None:
+    """Return how many functions the account may have at once, if we may know."""
     from botocore.exceptions import ClientError
 
     try:
-        return int(functions.get_account_settings()["AccountLimit"]["ConcurrentExecutions"])
+        limit = functions.get_account_settings()["AccountLimit"]
     except ClientError as error:
         print(f"the quota of functions at once is not checked: {error}", file=sys.stderr)
         return None
+    executions = int(limit["ConcurrentExecutions"])
+    return Quota(executions, int(limit.get("UnreservedConcurrentExecutions", executions)))
 
 
 def default_parameters(cloudformation: Any, stack: str) -> dict[str, str]:
@@ -448,7 +418,7 @@ def of_account(asked: Asked, config: Path) -> tuple[Asked, Found]:
             was_default = default_parameters(cloudformation, asked.stack)
             asked = with_variables(asked, config, stored, was_default)
         asked = with_secrets(with_functions(asked, config, session), config, session, stored)
-        executions = executions_of(session.client("lambda"))
-        return asked, Found(stored, executions, session.region_name)
+        quota = quota_of(session.client("lambda"))
+        return asked, Found(stored, quota, session.region_name)
     except (BotoCoreError, ClientError) as error:
         raise UsageError(f"AWS was asked about the stack {asked.stack}: {error}") from None

@@ -18,6 +18,8 @@ from roundgate.deployment.stack.template import Template
 
 Declared = Mapping[str, Mapping[str, Any]]
 """The parameters of a template, as it declares them."""
+MAX_VALUE_BYTES: Final = 4_096
+"""Of a parameter (CloudFormation quotas)."""
 _WHOLE: Final = re.compile(r"-?[0-9]{1,18}")
 
 
@@ -60,6 +62,14 @@ def _of_one(
     if one is None:
         alike = get_close_matches(name, known, n=1)
         yield f"There is no parameter {name}" + (f"; {alike[0]}?" if alike else ".")
+    elif (size := len(value.encode())) > MAX_VALUE_BYTES:
+        shorter = (
+            "patterns, such as arn:…:secret:shop/*" if name.endswith("Arns") else "a shorter text"
+        )
+        yield (
+            f"{name} has {size:,} bytes, and a parameter of CloudFormation takes {MAX_VALUE_BYTES:,}:"
+            f" pass {name}=… with {shorter}."
+        )
     elif wanted := _wanted(value, one):
         yield f"{name}={value} has to be {wanted}."
 

@@ -4,6 +4,7 @@ this repository needs it."""
 from __future__ import annotations
 
 import shutil
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ import yaml
 from roundgate.deployment import granting, places
 from roundgate.deployment.packaging import Plan
 from roundgate.deployment.stack.template import Template
+from roundgate.endpoints import endpoints_of
 
 _CODE: Final = {
     "GatewayFunction": "gateway.zip",
@@ -42,8 +44,22 @@ def rendered(planned: Plan) -> dict[str, Any]:
     for name, code in _CODE.items():
         source["Resources"][name]["Properties"]["CodeUri"] = code
     source["Parameters"]["Architecture"]["Default"] = planned.arch
+    _name_endpoints(source, planned)
     _grant(source, planned)
     return source
+
+
+def _name_endpoints(source: dict[str, Any], planned: Plan) -> None:
+    """Write the paths of the endpoints, which all have the API's default route, into the outputs."""
+    usual, *of_views = endpoints_of(planned.file.config)
+    source["Mappings"]["Endpoints"]["Usual"]["Path"] = usual
+    if of_views:
+        base = source["Outputs"]["Endpoint"]["Value"]["Fn::Sub"][1]["Base"]
+        text = ", ".join(f"${{Base}}{path}" for path in of_views)
+        source["Outputs"]["ViewEndpoints"] = {
+            "Description": "The MCP endpoints of views.",
+            "Value": {"Fn::Sub": [text, {"Base": deepcopy(base)}]},
+        }
 
 
 def _grant(source: dict[str, Any], planned: Plan) -> None:

@@ -37,6 +37,8 @@ NOT_PASSED: Final = {
     "transfer-encoding",
     "upgrade",
 }
+DEFAULT: Final = "$default"
+"""The route of requests that no other route matches."""
 REMAPPED: Final = {"www-authenticate": "x-amzn-remapped-www-authenticate"}
 
 
@@ -53,7 +55,9 @@ class Front:
     ) -> None:
         self._pool = pool
         self._integration_s = integration_s
-        self._routes = [(method, path.split("/")) for method, path in routes]
+        self._routes = sorted(
+            ((method, path.split("/")) for method, path in routes), key=_generality
+        )
         self._stage = stage
         self.counts: Counter[str] = Counter()
         """Requests, and answers with a 5xx status."""
@@ -88,6 +92,8 @@ class Front:
 
     def _route(self, method: str, path: str) -> str | None:
         for allowed, pattern in self._routes:
+            if allowed == DEFAULT:
+                return DEFAULT
             if allowed in ("ANY", method) and _matches(pattern, path.split("/")):
                 return f"{allowed} {'/'.join(pattern)}"
         return None
@@ -127,6 +133,14 @@ class Front:
             **({"body": text} if body else {}),
             "isBase64Encoded": is_base64,
         }
+
+
+def _generality(route: tuple[str, list[str]]) -> tuple[bool, ...]:
+    """Return a key that sorts routes as API Gateway tries them: the exact path first, then one with
+    variables, then a greedy one, then the default."""
+    method, pattern = route
+    has_variables = any(part.startswith("{") for part in pattern)
+    return method == DEFAULT, pattern[-1].endswith("+}"), has_variables, method == "ANY"
 
 
 def _matches(pattern: list[str], path: list[str]) -> bool:

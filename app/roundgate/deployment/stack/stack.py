@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
@@ -168,9 +169,15 @@ async def running(
             poller, schedule = triggers(template, aws, resources, back, times)
             api = deployment.api(front)
             async with _served(api, port, poller.run(), schedule.run()):
-                yield Stack(
-                    f"{url}/mcp", api, front, back, poller, aws, resources, deployment, invoked
-                )
+                endpoint = f"{url}{_endpoint_path(zips)}"
+                yield Stack(endpoint, api, front, back, poller, aws, resources, deployment, invoked)
+
+
+def _endpoint_path(zips: Path) -> str:
+    """Return the path of the usual endpoint of what was packed."""
+    with zipfile.ZipFile(zips / "gateway.zip") as archive:
+        http = json.loads(archive.read("gateway.json")).get("http") or {}
+    return str(http.get("path", "/mcp"))
 
 
 @asynccontextmanager
