@@ -66,6 +66,8 @@ class EffectivePolicy:
     tools: Mapping[tuple[str, str, str], ToolPolicy]
     """By view ("" is the endpoint of everything), back end and the tool's own name in it, so that a
     tool under another name or prefix is the same tool."""
+    missing: frozenset[str] = frozenset()
+    """The back ends that could not be served, whose tools nobody knows."""
 
 
 def effective_policy(config: GatewayConfig, catalog: Catalog) -> EffectivePolicy:
@@ -81,6 +83,7 @@ def effective_policy(config: GatewayConfig, catalog: Catalog) -> EffectivePolicy
         },
         selections={view.name: _selection(view.include, view.exclude) for view in config.views},
         tools=dict(_tools(config, catalog)),
+        missing=frozenset(catalog.missing),
     )
 
 
@@ -194,9 +197,10 @@ def _auth_losses(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
 
 
 def _is_selected(view: str, backend: str, policy: EffectivePolicy) -> bool:
-    """Return whether `include` or `exclude` decides which tools of a back end a view has."""
-    of_backend = policy.backends.get(backend)
-    return bool((of_backend and of_backend.selection) or policy.selections.get(view))
+    """Return whether `include` or `exclude` decided which tools of a back end a view has."""
+    if backend not in policy.backends or backend in policy.missing:
+        return False
+    return bool(policy.backends[backend].selection or policy.selections.get(view))
 
 
 def _loosened(place: str, before: Mapping[str, float], after: Mapping[str, float]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 from roundgate.backends import loading
+from roundgate.backends.catalog import Missing
 from roundgate.config import load
 from roundgate.effective_policy import EffectivePolicy, effective_policy, losses
 
@@ -141,3 +143,17 @@ def test_policies_of_the_same_protection_are_equal_and_more_of_it_is_no_loss(
     assert loose == policy(tmp_path, {}, server={"name": "other"})
     assert loose != strict
     assert losses(loose, strict) == []
+
+
+def test_the_tools_of_a_back_end_that_is_served_again_are_no_loss(tmp_path: Path) -> None:
+    chosen = {"exclude": [{"name": "look"}]}
+    served = policy(tmp_path, chosen, views=[VIEW])
+    loaded = load(tmp_path / "gateway.yaml")
+    away = loading.load(loaded).catalog
+    gone = replace(
+        away,
+        tools={},
+        views={"admin": replace(away.views["admin"], tools={})},
+        missing={"shop": Missing("", [])},
+    )
+    assert losses(effective_policy(loaded.config, gone), served) == []

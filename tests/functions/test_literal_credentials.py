@@ -38,6 +38,7 @@ def packed(folder: Path, text: str) -> packaging.Plan:
         ("credential: {cookie: key, value: hunter2}", "backends[0].credential.value"),
         ("credential: {bearer: '${SHOP_TOKEN:-hunter2}'}", "backends[0].credential.bearer"),
         ("credential: {bearer: '${file:shop.txt}'}", "backends[0].credential.bearer"),
+        ("credential: {bearer: '$${hunter2}'}", "backends[0].credential.bearer"),
         (
             "credential: {client_credentials: us, client_secret: hunter2, token_url: 'https://a.example'}",
             "backends[0].credential.client_secret",
@@ -82,6 +83,23 @@ def test_so_is_one_elsewhere_in_the_file(tmp_path: Path, text: str, place: str) 
     (problem,) = raised.value.problems
     assert problem.path == place
     assert "hunter2" not in str(problem).lower()
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        "${secret:arn:aws:secretsmanager:eu-central-1:123456789012:secret:shop#key}",
+        "${ssm:arn:aws:ssm:eu-central-1:123456789012:parameter/shop}",
+        "${ssm:/shop/key:3}",
+        "${SHOP_TOKEN}",
+        "prefix-${SHOP_TOKEN}",
+    ],
+)
+def test_a_credential_that_is_kept_elsewhere_is_packed_as_its_reference(
+    tmp_path: Path, reference: str
+) -> None:
+    text = f"env: {{SHOP_TOKEN: '${{secret:shop}}'}}\n{SERVICE}    credential: {{bearer: '{reference}'}}\n"
+    assert packed(tmp_path, text).contents.files == {}
 
 
 def test_references_ids_and_other_texts_are_packed(tmp_path: Path) -> None:

@@ -151,7 +151,13 @@ async def test_a_body_that_is_no_text_reaches_the_gateway_in_base64(
 
 async def test_health_is_told_and_other_paths_are_not_there(http: httpx.AsyncClient) -> None:
     assert (await http.get("/healthz")).status_code == 200
-    assert (await http.get("/elsewhere")).json() == {"message": "Not Found"}
+    elsewhere = await http.get("/elsewhere")
+    assert elsewhere.status_code == 404
+    assert elsewhere.json() == {"error": "There is nothing here; the MCP endpoint is POST /mcp"}
+
+
+async def test_the_endpoint_takes_a_slash_at_its_end(http: httpx.AsyncClient) -> None:
+    assert (await Client(http, "/mcp/").post("tools/list")).status_code == 200
 
 
 async def test_a_caller_without_a_token_gets_the_challenge_under_the_name_that_api_gateway_gives_it(

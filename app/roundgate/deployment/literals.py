@@ -21,7 +21,7 @@ from roundgate.errors import Problem
 
 _Loc: TypeAlias = tuple[str | int, ...]
 
-_REFERENCE: Final = re.compile(r"\$\{(?:secret:|ssm:)?[^}:]+(?:#[^}]*)?\}")
+_REFERENCE: Final = re.compile(r"(?<!\$)\$\{(?:(?:secret|ssm):[^}]+|[^}:]+)\}")
 """A reference whose text is nowhere in the zip: neither a file nor a default."""
 _OTHER_REFERENCE: Final = re.compile(r"\$\{[^}]*\}")
 _VARIABLE_OF_A_SECRET: Final = re.compile(
