@@ -61,7 +61,7 @@ log = logging.getLogger("roundgate.reload")
 
 
 class _Unconfirmed(Exception):
-    """A change removes protection, and has been read only once."""
+    """A change removes protection, and has been read only once, or without a reload."""
 
     def __init__(self, lost: list[str]) -> None:
         super().__init__()
@@ -218,6 +218,12 @@ class Reloader:
                     await snapshot.aclose()
                     raise _Unconfirmed(lost)
                 self._swap(self._file.config, snapshot)
+            except _Unconfirmed as unconfirmed:
+                log.warning(
+                    "back ends are not served again: a changed file would remove protection",
+                    extra={"fields": {"lost": unconfirmed.lost}},
+                )
+                return False
             except Exception as error:
                 log.debug("back ends are still not served", exc_info=error)
                 return False

@@ -214,3 +214,49 @@ async def test_trying_again_takes_nothing_away(
             await tried.wait()
         assert "well__hello" in await names(mcp)
         assert await mcp.text("well__hello") == "WORD"
+
+
+async def test_trying_again_lets_nothing_in_that_a_half_written_document_no_longer_keeps_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(reload, "HEAL_S", 0.05)
+    said = "back ends are not served again: a changed file would remove protection"
+    (folder / "shop.yaml").write_text(DOCUMENT + INTERNAL)
+    (folder / "gateway.yaml").write_text(CONFIG + SHOP)
+    app = app_of(folder)
+
+    async def told() -> bool:
+        return said in caplog.text
+
+    async with stoppable(app), client(app) as mcp:
+        before = ["well__hello", "shop__look"]
+        assert await names(mcp) == before
+        (folder / "shop.yaml").write_text(DOCUMENT)
+        (folder / "ill.py").write_text(GOOD)
+        await until(True, told)
+        assert await names(mcp) == before
+        (folder / "shop.yaml").write_text(DOCUMENT + INTERNAL)
+        await until(["well__hello", "ill__hello", "shop__look"], lambda: names(mcp))
+
+
+DOCUMENT = """
+openapi: 3.1.0
+info: {title: Shop, version: "1"}
+paths:
+  /looks:
+    get:
+      operationId: look
+      responses: {"200": {description: ok}}
+  /purges:
+    post:
+      operationId: purge
+      responses: {"200": {description: ok}}
+"""
+INTERNAL = "      x-internal: true\n"
+SHOP = """
+  - kind: openapi
+    name: shop
+    document: shop.yaml
+    base_url: http://127.0.0.1:9
+    exclude: [{extension: x-internal}]
+"""

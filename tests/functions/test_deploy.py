@@ -657,6 +657,16 @@ def test_commands_run_until_one_fails(tmp_path: Path, capfd: pytest.CaptureFixtu
     assert said.endswith(f"+ touch {made}\n")
 
 
+@pytest.mark.parametrize("is_made", [False, True])
+def test_a_stack_whose_first_change_set_was_only_looked_at_is_not_protected_by_a_second_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], is_made: bool
+) -> None:
+    made = tmp_path / "made"
+    assert deploy.run([["true"], ["touch", str(made)]], lambda: is_made) == 0
+    assert made.exists() is is_made
+    assert ("nothing has been deployed" in capfd.readouterr().err) is not is_made
+
+
 def test_what_has_json_in_it_is_shown_as_json(capfd: pytest.CaptureFixture[str]) -> None:
     deploy.run([["echo", '{"a": "b c"}']])
     assert capfd.readouterr().err == '+ ["echo", "{\\"a\\": \\"b c\\"}"]\n'

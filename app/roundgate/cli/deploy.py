@@ -27,4 +27,5 @@ def run(arguments: argparse.Namespace) -> int:
     template = package.make(planned, path.parent / ".build")
     for remark in deploying.remarks(asked, path, stored):
         print(remark)
-    return deploying.run(deploying.commands(asked, stored, template, tools.sam()))
+    commands = deploying.commands(asked, stored, template, tools.sam())
+    return deploying.run(commands, lambda: deploying.is_made(asked))

@@ -17,7 +17,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -206,9 +206,18 @@ def _sam(sam: str, template: Path, asked: Asked, passed: Mapping[str, str]) -> l
     ]
 
 
-def run(commands: Sequence[Sequence[str]]) -> int:
-    """Run them one after another; the status of the first that fails, else 0."""
-    for command in commands:
+def run(commands: Sequence[Sequence[str]], is_made: Callable[[], bool] = lambda: True) -> int:
+    """Run commands one after another; return the status of the first that fails, else 0.
+
+    Args:
+        commands: the calls of `sam`.
+        is_made: whether there is a stack; after a change set that was declined there is none, and
+            the commands after the first, which change the stack, are not run.
+    """
+    for number, command in enumerate(commands):
+        if number and not is_made():
+            print("nothing has been deployed: the change set was only looked at", file=sys.stderr)
+            return 0
         has_json = "{" in "".join(command)
         print("+", json.dumps(command) if has_json else " ".join(command), file=sys.stderr)
         if code := subprocess.run(command, check=False).returncode:
@@ -407,12 +416,10 @@ def of_account(asked: Asked, config: Path) -> tuple[Asked, Found]:
     Raises:
         UsageError: AWS does not say.
     """
-    import boto3
     from botocore.exceptions import BotoCoreError, ClientError
 
-    names = {"--region": "region_name", "--profile": "profile_name"}
     try:
-        session = boto3.Session(**{names[one]: value for one, value in asked.of_session.items()})
+        session = _session(asked)
         cloudformation = session.client("cloudformation")
         if stored := stored_parameters(cloudformation, asked.stack):
             was_default = default_parameters(cloudformation, asked.stack)
@@ -422,3 +429,25 @@ def of_account(asked: Asked, config: Path) -> tuple[Asked, Found]:
         return asked, Found(stored, quota, session.region_name)
     except (BotoCoreError, ClientError) as error:
         raise UsageError(f"AWS was asked about the stack {asked.stack}: {error}") from None
+
+
+def is_made(asked: Asked) -> bool:
+    """Return whether there is a stack, and not only a change set for one.
+
+    Raises:
+        UsageError: AWS does not say.
+    """
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        return bool(stored_parameters(_session(asked).client("cloudformation"), asked.stack))
+    except (BotoCoreError, ClientError) as error:
+        raise UsageError(f"AWS was asked about the stack {asked.stack}: {error}") from None
+
+
+def _session(asked: Asked) -> Any:
+    """Return a session of boto3 in the region and with the profile of the command line."""
+    import boto3
+
+    names = {"--region": "region_name", "--profile": "profile_name"}
+    return boto3.Session(**{names[one]: value for one, value in asked.of_session.items()})
