@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +137,23 @@ WAYS: list[Callable[[Path, str, str], Iterator[None]]] = [
 ]
 
 
+@asynccontextmanager
+async def written_to(file: Path) -> AsyncIterator[None]:
+    """Within the block something goes on writing the file, so that no change of it is confirmed
+    however slow this machine is."""
+
+    async def touching() -> None:
+        while True:
+            os.utime(file)
+            await asyncio.sleep(0.1)
+
+    task = asyncio.create_task(touching())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
 async def asks(mcp: Client) -> bool:
     """Whether a call of `drop` asks for an approval; without one it runs."""
     asked = {"name": "drop", "arguments": {}}
@@ -153,11 +173,12 @@ async def test_a_half_written_configuration_keeps_approvals_until_it_is_whole(
         assert await asks(mcp)
         halves = write(config, LATER + TOP, BOTTOM)
         next(halves)
-        (told,) = await logged(watching, 1, WOULD)
+        told, *_ = await logged(watching, 1, WOULD)
         assert "tool shop__drop no longer asks for an approval" in told["lost"]
-        assert await names(mcp) == ["drop", "look"]  # the prefix, too, is as it was
-        assert await asks(mcp)
-        list(halves)
+        async with written_to(config):
+            assert await names(mcp) == ["drop", "look"]  # the prefix, too, is as it was
+            assert await asks(mcp)
+            list(halves)
         await until("2", lambda: version(mcp))
         assert await asks(mcp)
     assert not [line for line in watching.lines() if "removes protection" in line["msg"]]
@@ -216,10 +237,11 @@ async def test_a_half_written_module_keeps_what_stands_below_the_cut(
     async with connected(watching) as mcp:
         assert await asks(mcp)
         save(rules, LENIENT)
-        (told,) = await logged(watching, 1, WOULD)
+        told, *_ = await logged(watching, 1, WOULD)
         assert "tool drop no longer asks for an approval" in told["lost"]
-        assert await asks(mcp)
-        save(rules, LENIENT + STRICTER + "VERSION = 2\n")
+        async with written_to(rules):
+            assert await asks(mcp)
+            save(rules, LENIENT + STRICTER + "VERSION = 2\n")
         await logged(watching, 2, "reloaded /")
         assert await asks(mcp)
 
@@ -250,12 +272,13 @@ async def test_a_half_written_document_lets_no_internal_operation_in(
         async with connected(server) as mcp:
             assert await names(mcp) == ["look"]
             save(document, DOCUMENT)
-            (told,) = await logged(server, 1, WOULD)
+            told, *_ = await logged(server, 1, WOULD)
             assert told["lost"] == [
                 "tool purge is served; it was left out by include or exclude, or is new"
             ]
-            assert await names(mcp) == ["look"]
-            save(document, DOCUMENT + INTERNAL + "      summary: Purge.\n")
+            async with written_to(document):
+                assert await names(mcp) == ["look"]
+                save(document, DOCUMENT + INTERNAL + "      summary: Purge.\n")
             await logged(server, 1, "reloaded /")
             assert await names(mcp) == ["look"]
 
