@@ -151,6 +151,14 @@ def test_what_can_be_served_and_is_hardly_meant_is_a_remark(check: Check, name: 
     assert says in told
 
 
+MODEL = (
+    "from pydantic import BaseModel\n"
+    f"{HEAD}class Order(BaseModel):\n    lines: 'list[Line]'\n"
+    "@tool\ndef f(order: Order) -> int:\n    '''D.'''\n    return 1\n"
+)
+"""With a model that refers to another, which is defined below it or not at all."""
+
+
 @pytest.mark.parametrize(
     "tools",
     [
@@ -160,6 +168,9 @@ def test_what_can_be_served_and_is_hardly_meant_is_a_remark(check: Check, name: 
         function("def f(a: int | None = None, b: list[int] = [])"),
         function("def f(a)", "@tool(input_schema={'type': 'object'})"),
         f"{HEAD}@resource('a://b')\ndef f() -> str: ...\n",
+        MODEL + "class Line(BaseModel):\n    sku: str\n",
+        MODEL.replace("(order: Order)", "()"),
+        f"{FINE}class Lazy:\n    def __getattr__(self, name): raise RuntimeError\nLAZY = Lazy()\n",
     ],
 )
 def test_what_is_right_has_no_remarks(check: Check, tools: str) -> None:

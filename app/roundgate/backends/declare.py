@@ -94,7 +94,10 @@ Declaration: TypeAlias = ToolDeclaration | PromptDeclaration | ResourceDeclarati
 
 def declarations_of(function: Any) -> Sequence[Declaration]:
     """The declarations on a function, first applied first; empty for anything else."""
-    found = getattr(function, ATTRIBUTE, ())
+    try:
+        found = getattr(function, ATTRIBUTE, ())
+    except Exception:  # proxies of frameworks have attributes during a request only
+        return ()
     return found if isinstance(found, tuple) else ()
 
 

@@ -87,7 +87,8 @@ class Modules:
         if not file.is_file():
             raise FileNotFoundError(f"there is no Python file {file.name} in {file.parent}")
         _prepend_path(file.parent)
-        self._named[name] = module = _imported(file) or _execute(file, name)
+        module = _imported(file) or _execute(file, name)
+        self._named[name] = sys.modules[name] = module
         self._note(began_ns)
         return module
 
