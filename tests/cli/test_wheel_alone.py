@@ -156,6 +156,11 @@ def test_its_tests_pass_and_it_has_no_problems(repository: Shell) -> None:
     assert "no problems" in repository.run("roundgate", "check")
 
 
+def test_the_documents_are_there(shell: Shell) -> None:
+    assert "configuration " in shell.run("roundgate", "docs")
+    assert "# Configuration" in shell.run("roundgate", "docs", "configuration")
+
+
 def test_what_is_packed_is_what_is_named_and_is_listed_before(repository: Shell) -> None:
     said = repository.run("roundgate", "package", "--arch", runtime.here())
     files = re.findall(r"^  (\S+) {2,}", said.partition("packages of")[0], re.MULTILINE)

@@ -180,7 +180,7 @@ class HttpToolConfig(Model):
     )
     interactive: bool = Field(
         False,
-        description="Whether the service may ask for input itself, with the envelope of docs/rounds.md.",
+        description="Whether the service may ask for input itself, with the envelope of `roundgate docs rounds`.",
     )
     scopes: list[str] = Field(
         [], description="Scopes that the caller's token must grant to see and call it."
