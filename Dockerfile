@@ -15,7 +15,11 @@ RUN python -m venv /opt/build \
     && /opt/build/bin/pip install --no-cache-dir --require-hashes --only-binary=:all: -r infra/image-build.lock \
     && python -m venv /opt/gateway \
     && /opt/gateway/bin/pip install --no-cache-dir --require-hashes --only-binary=:all: -r infra/image.lock
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml LICENSE template.yaml ./
+COPY infra/lambda.lock ./infra/
+COPY infra/rotation/rotate_keys.py ./infra/rotation/
+COPY scripts/interpreter.py ./scripts/
+COPY docs ./docs
 COPY app ./app
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /opt/wheels . \
     && /opt/gateway/bin/pip install --no-cache-dir --no-deps --no-index /opt/wheels/*.whl

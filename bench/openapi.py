@@ -45,6 +45,7 @@ class Made:
     """What became of a document; seconds are of processor time, `start_ms` milliseconds of it."""
 
     tools: int
+    left_out: int
     problems: tuple[str, ...]
     compile_s: float
     index_bytes: int
@@ -60,7 +61,11 @@ def main() -> int:
     print("|---" * (10 if asked.fastmcp else 7) + "|")
     for argument in asked.documents or list(KNOWN):
         name, _, given = argument.partition("=")
-        path = Path(given).resolve() if given else fetched(name)
+        try:
+            path = Path(given).resolve() if given else fetched(name)
+        except (OSError, subprocess.CalledProcessError) as error:
+            print(f"{name} is skipped: its package cannot be had: {error}", file=sys.stderr)
+            continue
         made = made_of(name, path)
         print(_row(name, made) + (_fastmcp_row(path) if asked.fastmcp else ""), flush=True)
         print(*made.problems, sep="\n", end="\n" if made.problems else "", file=sys.stderr)
@@ -99,7 +104,7 @@ def made_of(name: str, path: Path) -> Made:
         began_ms = min(start_ms(file) for _ in range(3))
         listed = sum(len(item) for _, item in loading.load(file).catalog.tool_pages.items)
     problems = tuple(map(str, index.problems))
-    return Made(len(index.rows), problems, compile_s, len(data), began_ms, listed)
+    return Made(len(index.rows), index.left_out, problems, compile_s, len(data), began_ms, listed)
 
 
 def gateway(folder: Path, backend: dict[str, Any]) -> ConfigFile:
@@ -116,7 +121,7 @@ def start_ms(file: ConfigFile) -> float:
 
 
 def _row(name: str, made: Made) -> str:
-    counts = f"{made.tools + len(made.problems):,} | {made.tools:,} | {made.compile_s:.1f} s"
+    counts = f"{made.tools + made.left_out:,} | {made.tools:,} | {made.compile_s:.1f} s"
     sizes = f"{_mb(made.index_bytes)} | {made.start_ms:.0f} ms | {_mb(made.listed_bytes)}"
     return f"| {name} | {counts} | {sizes} |"
 

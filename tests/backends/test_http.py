@@ -748,7 +748,7 @@ async def test_a_call_that_is_given_up_frees_its_connection() -> None:
         gateway_to(told.url, {}, max_connections=1) as gate,
     ):
         given_up = asyncio.create_task(gate.call("tool"))
-        for _ in range(500):
+        for _ in range(6_000):
             if told.requests:
                 break
             await asyncio.sleep(0.01)

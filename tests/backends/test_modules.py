@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -161,3 +163,50 @@ def test_a_source_that_is_gone_counts_as_changed(project: Project) -> None:
     with pytest.raises(ModuleNotFoundError):
         project.again()
     assert "helper" in sys.modules
+
+
+def test_a_file_is_one_module_for_the_configuration_and_its_neighbours(project: Project) -> None:
+    project.write("other.py", "import main_tools\nASKED = main_tools\n")
+    project.load()
+    other = project.modules.of_file(project.directory / "other.py", "roundgate_backend_other")
+    assert other.ASKED is sys.modules["roundgate_backend_project"]
+
+
+def test_a_file_that_was_imported_is_not_executed_again(project: Project) -> None:
+    sys.path.insert(0, str(project.directory))
+    imported = importlib.import_module("main_tools")
+    project.load()
+    assert project.modules.of_file(project.directory / "main_tools.py", "again") is imported
+
+
+def test_another_configuration_has_the_same_module_until_its_file_changes(
+    project: Project,
+) -> None:
+    file = project.directory / "main_tools.py"
+    first = Modules().of_file(file, "a")
+    assert Modules().of_file(file, "b") is first
+    project.write("main_tools.py", "CHANGED = True\n")
+    second = Modules().of_file(file, "a")
+    assert second.CHANGED
+    assert sys.modules["main_tools"] is second
+
+
+def test_a_change_is_loaded_under_each_of_its_names(project: Project) -> None:
+    project.load()
+    project.write("main_tools.py", "def total(): return 99\n")
+    assert project.again() == 99
+    assert sys.modules["main_tools"] is sys.modules["roundgate_backend_project"]
+
+
+def test_a_file_that_fails_is_executed_again_next_time(project: Project) -> None:
+    project.write("main_tools.py", "raise RuntimeError\n")
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            project.load()
+    assert "main_tools" not in sys.modules
+
+
+def test_a_file_with_the_name_of_another_module_leaves_that_alone(project: Project) -> None:
+    project.write("json.py", "MINE = True\n")
+    assert project.modules.of_file(project.directory / "json.py", "mine").MINE
+    assert sys.modules["json"] is json

@@ -151,6 +151,14 @@ def test_what_can_be_served_and_is_hardly_meant_is_a_remark(check: Check, name: 
     assert says in told
 
 
+MODEL = (
+    "from pydantic import BaseModel\n"
+    f"{HEAD}class Order(BaseModel):\n    lines: 'list[Line]'\n"
+    "@tool\ndef f(order: Order) -> int:\n    '''D.'''\n    return 1\n"
+)
+"""With a model that refers to another, which is defined below it or not at all."""
+
+
 @pytest.mark.parametrize(
     "tools",
     [
@@ -160,11 +168,83 @@ def test_what_can_be_served_and_is_hardly_meant_is_a_remark(check: Check, name: 
         function("def f(a: int | None = None, b: list[int] = [])"),
         function("def f(a)", "@tool(input_schema={'type': 'object'})"),
         f"{HEAD}@resource('a://b')\ndef f() -> str: ...\n",
+        MODEL + "class Line(BaseModel):\n    sku: str\n",
+        MODEL.replace("(order: Order)", "()"),
+        f"{FINE}class Lazy:\n    def __getattr__(self, name): raise RuntimeError\nLAZY = Lazy()\n",
     ],
 )
 def test_what_is_right_has_no_remarks(check: Check, tools: str) -> None:
     status, told = check(tools)
     assert (status, "remarks" in told) == (0, False), told
+
+
+ODD_FILES = {
+    "scopes without auth": (
+        function("def f(a: int)", "@tool(scopes=['orders:write'])"),
+        PYTHON,
+        "f: scopes are required, and without `auth` every caller has them",
+    ),
+    "path variable beside another argument": (
+        FINE,
+        HTTP.replace("/x", "/orders/{order_id}") + "        arguments: {orderId: {}}\n",
+        "no argument fills {order_id}",
+    ),
+    "path variable with a misspelt argument": (
+        FINE,
+        HTTP.replace("/x", "/orders/{id}") + "        arguments: {idd: {in: query}}\n",
+        "is 'idd' meant?",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD_FILES)
+def test_what_the_file_hardly_means_is_a_remark(check: Check, name: str) -> None:
+    tools, config, says = ODD_FILES[name]
+    status, told = check(tools, config)
+    assert (status, "remarks (1)" in told) == (0, True), told
+    assert says in told
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        f"auth: {{issuer: https://i.test, jwks_url: https://i.test/jwks, audience: a}}\n{PYTHON}",
+        HTTP.replace("/x", "/orders/{id}"),
+        HTTP.replace("/x", "/orders/{id}") + "        arguments: {order: {as: id}, q: {}}\n",
+    ],
+)
+def test_scopes_with_auth_and_paths_that_are_filled_have_no_remarks(
+    check: Check, config: str
+) -> None:
+    status, told = check(function("def f(a: int)", "@tool(scopes=['a'])"), config)
+    assert (status, "remarks" in told) == (0, False), told
+
+
+def test_wrong_names_in_views_and_in_searches_are_told_in_one_run(check: Check) -> None:
+    config = (
+        f"{PYTHON}search: {{above: 100, pinned: [nope]}}\n"
+        "views:\n"
+        "  - {name: v, include: [{name: nix}]}\n"
+        "  - {name: w, exclude: [{name: none}], override: {foo: {name: b}}, search: {pinned: [nah]}}\n"
+    )
+    status, told = check(config=config)
+    assert (status, "5 problem(s)" in told) == (1, True), told
+    for place in (
+        "search.pinned[0]",
+        "views[0].include[0].name",
+        "views[1].exclude[0].name",
+        "views[1].override.foo",
+        "views[1].search.pinned[0]",
+    ):
+        assert place in told
+
+
+def test_the_argument_of_a_bad_schema_is_named(check: Check) -> None:
+    broken = "@tool(input_schema={'type': 'object', 'properties': {'when': {'type': 'dat'}}})"
+    status, told = check(function("def f(when)", broken))
+    assert (status, "properties.when.type: " in told) == (1, True), told
+    config = f"{HTTP}        arguments: {{limit: {{schema: {{minimum: few}}}}}}\n"
+    assert "properties.limit.minimum: " in check(config=config)[1]
 
 
 FILES = {

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(
     not hasattr(signal, "SIGHUP"), reason="there is no SIGHUP on this system"
 )
 
-WITHIN_S = 30.0
+WITHIN_S = 60.0
 """Of a change until it is served, on a machine that has a lot else to do."""
 
 TOOLS = '''
@@ -91,7 +91,7 @@ def watching(config: Path, environment: dict[str, str]) -> Iterator[Server]:
 
 @asynccontextmanager
 async def connected(server: Server) -> AsyncIterator[Client]:
-    async with httpx.AsyncClient(base_url=server.url, verify=False, timeout=20) as http:
+    async with httpx.AsyncClient(base_url=server.url, verify=False, timeout=60) as http:
         yield Client(http)
 
 
@@ -361,7 +361,7 @@ async def test_every_process_of_several_reloads(
 
 
 def wait_for(text: str, log: Path) -> None:
-    until_s = time.monotonic() + 20
+    until_s = time.monotonic() + 60
     while not log.exists() or text not in log.read_text():
         assert time.monotonic() < until_s, text
         time.sleep(0.05)

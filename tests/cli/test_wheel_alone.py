@@ -3,6 +3,7 @@ command as somebody types it."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -28,6 +29,12 @@ def slug(title: str) -> str:
     """Name a page."""
     return slugify(title)
 '''
+DOCUMENT = {
+    "openapi": "3.1.0",
+    "info": {"title": "Orders", "version": "1"},
+    "servers": [{"url": "https://orders.example"}],
+    "paths": {"/orders": {"get": {"operationId": "orders"}}},
+}
 pytestmark = pytest.mark.stack  # a minute of waiting, beside others
 
 
@@ -93,8 +100,9 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
 
 @pytest.fixture(scope="module")
 def repository(shell: Shell) -> Shell:
-    """What `roundgate new` writes, with a dependency of its own and with secrets lying about."""
-    shell.run("roundgate", "new", "shop", "--aws")
+    """What `roundgate new --from` writes, with a dependency of its own and with secrets lying about."""
+    (shell.folder / "orders.json").write_text(json.dumps(DOCUMENT))
+    shell.run("roundgate", "new", "shop", "--aws", "--from", "orders.json")
     shop = Shell(shell.folder / "shop", shell.environ)
     tools, project = shop.folder / "tools.py", shop.folder / "pyproject.toml"
     tools.write_text(
@@ -144,20 +152,25 @@ def test_it_serves_and_takes_what_is_edited(repository: Shell, served: str) -> N
 
 def test_its_tests_pass_and_it_has_no_problems(repository: Shell) -> None:
     plain = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest", "-q")
-    assert re.search(r"3 passed", repository.run("pytest", *plain))
+    assert re.search(r"4 passed", repository.run("pytest", *plain))
     assert "no problems" in repository.run("roundgate", "check")
+
+
+def test_the_documents_are_there(shell: Shell) -> None:
+    assert "configuration " in shell.run("roundgate", "docs")
+    assert "# Configuration" in shell.run("roundgate", "docs", "configuration")
 
 
 def test_what_is_packed_is_what_is_named_and_is_listed_before(repository: Shell) -> None:
     said = repository.run("roundgate", "package", "--arch", runtime.here())
     files = re.findall(r"^  (\S+) {2,}", said.partition("packages of")[0], re.MULTILINE)
-    assert files == ["gateway.json", "tools.py"]
+    assert files == ["gateway.json", "service.index", "tools.py"]
     assert "python-slugify 8.0.4" in said
     for zipped in (repository.folder / ".build").glob("*.zip"):
         with zipfile.ZipFile(zipped) as archive:
             names = archive.namelist()
         assert not [one for one in names if Path(one).name in {Path(left).name for left in SECRETS}]
-        assert {"gateway.json", "tools.py", "slugify/__init__.py"} <= set(names)
+        assert {"gateway.json", "service.index", "tools.py", "slugify/__init__.py"} <= set(names)
     assert "(new)" in said
     assert "(new)" not in repository.run("roundgate", "package", "--list")
 
@@ -193,5 +206,5 @@ def test_the_stack_runs_it_with_its_dependency(repository: Shell) -> None:
     if runtime.interpreter() is None or why_not():
         pytest.skip("the stack needs Python 3.13 and DynamoDB Local")
     said = repository.run("roundgate", "stack", "--demo")
-    assert "slug, demo__book" in said
+    assert "slug, service__orders, demo__book" in said
     assert "all as it should be" in said

@@ -265,7 +265,7 @@ def test_everything_that_is_wrong_is_told_at_once_with_its_line(files: Files) ->
         ),
         ("backends[1]", "Unable to extract tag", "add kind: python or kind: http or kind: openapi"),
         ("backends[3].tools[0].description", "Field required", "add it"),
-        ("limits.threads", "greater than or equal to 1", "docs/configuration.md"),
+        ("limits.threads", "greater than or equal to 1", "roundgate docs configuration"),
     ],
 )
 def test_a_problem_says_what_to_do(files: Files, path: str, message: str, remedy: str) -> None:
@@ -290,7 +290,7 @@ def test_a_problem_reads_as_one_line_and_a_remedy(files: Files) -> None:
     (problem,) = files.problems(f"{BACKENDS}limits:\n  threads: 0\n")
     assert str(problem) == (
         f"{files.directory}/gateway.yaml:4: limits.threads: Input should be greater than or equal to 1\n"
-        "    → see docs/configuration.md, or `roundgate schema` for your editor"
+        "    → see `roundgate docs configuration`, or `roundgate schema` for your editor"
     )
 
 

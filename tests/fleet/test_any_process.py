@@ -23,7 +23,7 @@ from tests.support.task_client import DECLARED, TaskClient, valid_created, valid
 @asynccontextmanager
 async def clients(*servers: Server) -> AsyncIterator[list[TaskClient]]:
     async with AsyncExitStack() as stack:
-        opened = [httpx.AsyncClient(base_url=server.url, timeout=20) for server in servers]
+        opened = [httpx.AsyncClient(base_url=server.url, timeout=60) for server in servers]
         yield [TaskClient(Client(await stack.enter_async_context(http))) for http in opened]
 
 

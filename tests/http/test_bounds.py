@@ -51,7 +51,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 async def mcp(server: Server) -> AsyncIterator[Client]:
-    async with httpx.AsyncClient(base_url=server.url, timeout=10) as http:
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
         yield Client(http)
 
 
@@ -173,7 +173,7 @@ async def test_what_does_not_arrive_in_time_is_given_up(server: Server, part: by
     status, body = await answered(server, part)
     assert status == 408
     assert "took too long" in body["error"]["message"]
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
 
 
 @pytest.mark.parametrize("drip", [b"\r\n", b"x: 1\r\n"], ids=["line ends", "headers"])
@@ -182,7 +182,7 @@ async def test_dripping_does_not_keep_a_connection(server: Server, drip: bytes) 
         writer.write(raw(call("add", {"a": 1, "b": 2})))
         await reader.readuntil(b"}}")
         writer.write(b"" if drip == b"\r\n" else HEAD)
-        until = time.monotonic() + 6
+        until = time.monotonic() + 60
         while not reader.at_eof() and time.monotonic() < until:
             writer.write(drip)
             await asyncio.sleep(0.1)

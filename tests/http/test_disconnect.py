@@ -49,7 +49,7 @@ async def test_a_client_that_hangs_up_cancels_its_call(
     ) as exchange:
         await waiter.started.wait()
         exchange.hang_up()
-        assert await asyncio.wait_for(waiter.ended, 20) == "cancelled"
+        assert await asyncio.wait_for(waiter.ended, 60) == "cancelled"
         assert b'"id"' not in await exchange.body(), "no response is sent to a client that is gone"
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
@@ -61,7 +61,7 @@ async def test_one_client_that_hangs_up_does_not_disturb_another() -> None:
         async with Exchange(waiter.app, asked) as leaving:
             await waiter.started.wait()
             leaving.hang_up()
-            assert await asyncio.wait_for(waiter.ended, 20) == "cancelled"
+            assert await asyncio.wait_for(waiter.ended, 60) == "cancelled"
         waiter.goes_on.set()
         assert json.loads(await staying.body())["result"]["content"][0]["text"] == "waited"
 

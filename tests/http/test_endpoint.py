@@ -364,7 +364,7 @@ async def test_who_does_not_read_its_events_loses_its_call_under_any_server() ->
         await one.event()
         one.reading.clear()
         await asyncio.wait_for(ended.wait(), 20)
-        await asyncio.wait_for(one.running, 20)
+        await asyncio.wait_for(one.running, 60)
 
 
 @tool

@@ -53,15 +53,15 @@ async def another(
             emulator: Emulator = request.getfixturevalue("dynamodb")
             table = stack.enter_context(emulator.table())
 
-        def make() -> OneRun:
+        def make(clock: Clock | None = None) -> OneRun:
             store: SessionStore
             if request.param == "dynamodb":
                 store = DynamoDbSessions(emulator.open(table), Clock())
             else:
                 store = SqliteSessions(Database(tmp_path / "shared.sqlite3"), Clock())
             stack.push_async_callback(store.aclose)
-            rows = PatientRows(store, Clock())
-            return OneRun(rows, Clock(), "session.round", keep_ms=60_000, wait_ms=1_000)
+            rows = PatientRows(store, clock or Clock())
+            return OneRun(rows, clock or Clock(), "session.round", keep_ms=60_000, wait_ms=1_000)
 
         yield make
 
@@ -142,43 +142,74 @@ async def test_a_store_that_is_away_for_a_moment_costs_no_call(
     assert work.times == 1
 
 
+class Stepped(Clock):
+    """A clock on which a test lets time pass; only waiting takes as long as it does."""
+
+    def __init__(self) -> None:
+        self._monotonic_ms = 0.0
+
+    def monotonic_ms(self) -> float:
+        return self._monotonic_ms
+
+    def skip(self, milliseconds: float) -> None:
+        self._monotonic_ms += milliseconds
+
+
+class Door:
+    """Lets a replica reach the store, or not."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self.tries = 0
+
+    def guards(self, operation: Callable[..., Any]) -> Callable[..., Any]:
+        async def wrapped(*arguments: Any) -> Any:
+            self.tries += 1
+            if not self.is_open:
+                raise Unavailable("away")
+            return await operation(*arguments)
+
+        return wrapped
+
+    async def is_tried(self, times: int = 3) -> None:
+        """Wait until that often somebody has tried."""
+        wanted = self.tries + times
+        async with asyncio.timeout(60):
+            while self.tries < wanted:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
+
 async def test_while_the_store_is_away_nobody_is_taken_for_dead(
-    another: Callable[[], OneRun], monkeypatch: pytest.MonkeyPatch
+    another: Callable[..., OneRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who runs the round lives, and could not say so; who waits could not have heard it."""
     monkeypatch.setattr(claims, "BEAT_S", 0.1)
-    monkeypatch.setattr(claims, "LOST_MS", 2_000)
-    monkeypatch.setattr(claims, "GAP_MS", 500)
     monkeypatch.setattr(one_run, "LAST_LOOK_S", 0.1)
     monkeypatch.setattr(patient, "PAUSES_S", (0.05,))
-    work, runs, away = Work(), [another(), another()], [asyncio.Event(), asyncio.Event()]
-    for run, is_away in zip(runs, away, strict=True):
+    work, clock, doors = Work(), Stepped(), [Door(), Door()]
+    runs = [another(clock), another(clock)]
+    for run, door in zip(runs, doors, strict=True):
         rows: SessionStore = run._rows._rows  # type: ignore[attr-defined]
         for name in ("read", "put_new", "replace"):
-            monkeypatch.setattr(rows, name, _unless(is_away, getattr(rows, name)))
+            monkeypatch.setattr(rows, name, door.guards(getattr(rows, name)))
     first = asyncio.create_task(runs[0].of(work, 30))
     await begun(work)
     second = asyncio.create_task(runs[1].of(work, 30))
-    await asyncio.sleep(0.5)
-    for is_away in away:
-        is_away.set()
-    await asyncio.sleep(3)
-    away[1].clear()
-    await asyncio.sleep(0.4)  # whoever runs it is the last to reach the store again
-    away[0].clear()
-    await asyncio.sleep(2.5)
+    await doors[1].is_tried(6)  # it has seen the other's claim by then
+    doors[0].is_open = False
+    await doors[0].is_tried()
+    await doors[1].is_tried(6)  # it has seen the last that the other could say
+    doors[1].is_open = False
+    await doors[1].is_tried()
+    clock.skip(claims.LOST_MS + 1_000)
+    doors[1].is_open = True
+    await doors[1].is_tried(6)  # whoever runs it is the last to reach the store again
+    doors[0].is_open = True
+    await doors[0].is_tried()
+    await doors[1].is_tried(6)
     assert work.times == 1
     work.may_end.set()
     assert await first == await second
-
-
-def _unless(is_away: asyncio.Event, operation: Callable[..., Any]) -> Callable[..., Any]:
-    async def wrapped(*arguments: Any) -> Any:
-        if is_away.is_set():
-            raise Unavailable("away")
-        return await operation(*arguments)
-
-    return wrapped
 
 
 async def test_who_runs_a_first_round_says_so_though_nobody_heard_that_it_can(

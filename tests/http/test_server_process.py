@@ -56,7 +56,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 async def mcp(server: Server) -> AsyncIterator[Client]:
-    async with httpx.AsyncClient(base_url=server.url, timeout=10) as http:
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
         yield Client(http)
 
 
@@ -72,7 +72,7 @@ async def stream(
                 yield json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else None
 
     async with (
-        httpx.AsyncClient(base_url=server.url, timeout=10) as http,
+        httpx.AsyncClient(base_url=server.url, timeout=60) as http,
         http.stream("POST", "/mcp", json=asked, headers=wire.headers(asked)) as response,
     ):
         assert response.headers["content-type"] == "text/event-stream"
@@ -147,7 +147,7 @@ async def test_a_client_that_hangs_up_is_logged_as_such_and_harms_nobody(
         with closing(socket.create_connection(("127.0.0.1", server.port))) as connection:
             connection.sendall(sent)
             await asyncio.sleep(0.05)
-    until = time.monotonic() + 3
+    until = time.monotonic() + 60
     while sum(line.get("outcome") == "cancelled" for line in server.lines()) < before + 2:
         assert time.monotonic() < until
         await asyncio.sleep(0.02)

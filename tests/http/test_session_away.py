@@ -71,7 +71,7 @@ class Store:
         """Be away, and wait until somebody has noticed."""
         self.refused.clear()
         self.is_away = True
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await self.refused.wait()
 
 

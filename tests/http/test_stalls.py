@@ -16,7 +16,7 @@ from tests.support.server import running
 
 async def test_what_blocks_the_loop_is_named_and_when_it_goes_on(tmp_path: Path) -> None:
     with running(configuration(tmp_path, {})) as server:
-        async with httpx.AsyncClient(base_url=server.url, timeout=10) as http:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
             assert await Client(http).text("stand_still", {"seconds": 1.8}) == "stood still"
         blocked = await asyncio.to_thread(server.logged, msg="the event loop is blocked")
         await asyncio.to_thread(server.logged, msg="the event loop goes on")

@@ -307,7 +307,7 @@ async def test_a_poll_stops_when_its_run_is_stopped(task: SharedJournal) -> None
     async def handler(ctx: Context) -> None:
         await ctx.poll("job", look, every_s=0.001)
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         suspended(await task.run(handler, prepare=stopped.append))
     assert len(looks) == 2
 

@@ -38,7 +38,7 @@ def fleet(start: Start) -> Sequence[Server]:
 @asynccontextmanager
 async def clients(servers: Iterable[Server]) -> AsyncIterator[list[Client]]:
     async with AsyncExitStack() as stack:
-        opened = [httpx.AsyncClient(base_url=server.url, timeout=20) for server in servers]
+        opened = [httpx.AsyncClient(base_url=server.url, timeout=60) for server in servers]
         yield [Client(await stack.enter_async_context(http)) for http in opened]
 
 

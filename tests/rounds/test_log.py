@@ -24,7 +24,7 @@ async def test_a_line_says_how_a_round_ended_and_nothing_of_what_was_said(
         "folders": {"roots": [{"uri": f"file:///{SECRET}"}]},
         "sure": accept(ok=True, note=SECRET),
     }
-    async with httpx.AsyncClient(base_url=server.url, timeout=20) as http:
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
         mcp = Client(http)
         await Conversation(answers).have([mcp] * 4, *rounds.tool("book", city="Oslo"))
         await Conversation(answers).have([mcp] * 2, *rounds.tool("pay", amount=1))

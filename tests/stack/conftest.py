@@ -39,7 +39,7 @@ class Deployed:
         return [line.removeprefix(f"{order} ") for line in lines if line.startswith(f"{order} ")]
 
 
-async def begun(stack: Deployed, order: str, what: str, within_s: float = 40) -> None:
+async def begun(stack: Deployed, order: str, what: str, within_s: float = 90) -> None:
     """Wait until something has happened for an order."""
     end = time.monotonic() + within_s
     while not any(line.startswith(what) for line in stack.done(order)):
@@ -53,7 +53,7 @@ def last(pool: Pool) -> Environment:
 
 
 async def until(
-    tasks: TaskClient, task_id: str, status: str, within_s: float = 40
+    tasks: TaskClient, task_id: str, status: str, within_s: float = 90
 ) -> dict[str, Any]:
     """The task once it has a status; asked for no more often than a good client would."""
     end = time.monotonic() + within_s
@@ -88,7 +88,7 @@ async def http(stack: Deployed) -> AsyncIterator[httpx.AsyncClient]:
     """Speaks to the API, with a connection for each request."""
     url = stack.stack.url.removesuffix("/mcp")
     limits = httpx.Limits(max_keepalive_connections=0)
-    async with httpx.AsyncClient(base_url=url, trust_env=False, limits=limits, timeout=20) as made:
+    async with httpx.AsyncClient(base_url=url, trust_env=False, limits=limits, timeout=60) as made:
         yield made
 
 

@@ -95,7 +95,7 @@ async def test_what_its_reserved_concurrency_has_no_room_for_is_told_when_to_com
     # warm, or the first would be over before a gateway has started for the other
     await asyncio.gather(*(mcp.call("echo") for _ in stack.stack.gateways.environments))
     first = asyncio.create_task(mcp.text("narrow", {"seconds": 3}))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not narrow.account.running:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
     assert "The function narrow is throttled" in error_of(await mcp.call("hasty"))

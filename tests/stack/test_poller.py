@@ -70,7 +70,7 @@ class Queue:
         }
         poller = Poller(self.sqs, self.url, function, batch_size=10, concurrency=1, **known)
         polling = asyncio.create_task(poller.run())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(function.batches) < deliveries:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
             await asyncio.sleep(2.5)

@@ -22,7 +22,7 @@ from tests.support.task_client import TaskClient
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-WITHIN_S = 40
+WITHIN_S = 90
 
 
 def kill_all(stack: Deployed) -> None:

@@ -76,7 +76,7 @@ class Client:
         changed = {
             k: v for k, v in {**wire.headers(asked), **(headers or {})}.items() if v is not None
         }
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await self.http.post(self.path, content=json.dumps(asked), headers=changed)
 
     async def result(

@@ -128,7 +128,7 @@ class TaskClient:
         assert response.status_code == 200, response.text
         return valid_got(response.json())
 
-    async def until(self, task_id: str, *statuses: str, within_s: float = 30) -> dict[str, Any]:
+    async def until(self, task_id: str, *statuses: str, within_s: float = 60) -> dict[str, Any]:
         """The task once it has one of these statuses."""
         end = time.monotonic() + within_s
         while (task := await self.get(task_id))["status"] not in statuses:

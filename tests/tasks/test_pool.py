@@ -34,7 +34,7 @@ async def at_work(shop: Workshop) -> AsyncIterator[Pool]:
         await shop.pool.stop()
 
 
-async def ends(shop: Workshop, *refs: TaskRef, within_s: float = 30) -> list[Status]:
+async def ends(shop: Workshop, *refs: TaskRef, within_s: float = 60) -> list[Status]:
     """The status of each once all are over."""
     until = time.monotonic() + within_s
     while True:

@@ -89,7 +89,7 @@ async def some_intervals(count: int = 4) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():  # noqa: ASYNC110 (what changes it does not know of this)
             await asyncio.sleep(0.005)
 

@@ -57,7 +57,7 @@ def begun(*, more: str) -> subprocess.Popen[str]:
 
 def told(process: subprocess.Popen[str]) -> tuple[Any, str]:
     """What it let go of, and its log."""
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     lines = out.splitlines()
     assert lines[0] == "started"
     return (json.loads(lines[1]) if len(lines) > 1 else None), err
@@ -89,7 +89,7 @@ def test_a_process_that_is_stopped_as_a_whole_and_goes_on_is_left_alone() -> Non
     process.send_signal(signal.SIGSTOP)
     time.sleep(1.5)
     process.send_signal(signal.SIGCONT)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=60)
     assert (process.returncode, out) == (5, "")
 
 

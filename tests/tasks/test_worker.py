@@ -901,7 +901,7 @@ async def test_a_plain_function_sees_in_its_thread_that_the_task_was_cancelled(
 
     def spins(ctx: SyncContext) -> str:
         began.set()
-        until = time.monotonic() + 5
+        until = time.monotonic() + 60
         while not ctx.cancelled and time.monotonic() < until:
             time.sleep(0.01)
         seen.append(until - time.monotonic())
@@ -1046,7 +1046,7 @@ async def test_a_status_message_is_seen_after_a_second_at_most_without_one(share
     shop = share(Clock(), lease_s=900).workshop(tells=tells)
     ref = await shop.begin("tells")
     turn = asyncio.create_task(shop.worker.work(ref))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while "statusMessage" not in (shown := await shop.shown(ref)):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     assert shown["statusMessage"] == "at it"

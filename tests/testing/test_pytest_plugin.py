@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TOOLS = """
 from pydantic import BaseModel
 from roundgate import Context, tool
@@ -52,6 +54,64 @@ def test_the_gateway_of_the_repository_is_a_fixture(tmp_path: Path) -> None:
     assert "there is no gateway.yaml beside the test or above it" in without.stdout, without.stdout
     (tmp_path / "gateway.yaml").write_text(
         "backends: [{kind: python, name: shop, prefix: '', path: tools.py}]\n"
+    )
+    done = _pytest(tmp_path)
+    assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+SHOP = """
+from roundgate import Context, tool
+
+@tool
+async def charge(ctx: Context, amount: int) -> str:
+    return await ctx.step("pay", pay, amount)
+
+def pay(amount: int) -> str:
+    raise RuntimeError("the real service was called")
+"""
+FAKES = """
+import pytest
+{at_the_top}
+
+@pytest.mark.anyio
+async def test_charge(gateway, monkeypatch):
+    async with gateway:
+        {within}
+        monkeypatch.setattr({name}, "pay", lambda amount: f"{{amount}} paid")
+        result = await gateway.call("charge", amount=7, crash="everywhere")
+        assert result.value == "7 paid"
+        monkeypatch.undo()
+        assert (await gateway.call("charge", amount=7)).is_error
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "file", "imported", "name"),
+    [
+        ("path: tools.py", "tools.py", "import tools", "tools"),
+        ("module: tools", "tools.py", "import tools", "tools"),
+        ("path: src/tools.py", "src/tools.py", "import tools", "tools"),
+        ("path: shop/tools.py", "shop/tools.py", "import shop.tools", "shop.tools"),
+    ],
+)
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_fake_is_what_the_gateway_calls_whatever_gateway_yaml_says(
+    tmp_path: Path, source: str, file: str, imported: str, name: str, is_late: bool
+) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = . src\n")
+    (tmp_path / "gateway.yaml").write_text(
+        f"backends: [{{kind: python, name: shop, prefix: '', {source}}}]\n"
+    )
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text(SHOP)
+    (tmp_path / "test_shop.py").write_text(
+        FAKES.format(
+            at_the_top="" if is_late else imported, within=imported if is_late else "", name=name
+        )
     )
     done = _pytest(tmp_path)
     assert "1 passed" in done.stdout, done.stdout + done.stderr

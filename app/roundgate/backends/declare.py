@@ -94,7 +94,10 @@ Declaration: TypeAlias = ToolDeclaration | PromptDeclaration | ResourceDeclarati
 
 def declarations_of(function: Any) -> Sequence[Declaration]:
     """The declarations on a function, first applied first; empty for anything else."""
-    found = getattr(function, ATTRIBUTE, ())
+    try:
+        found = getattr(function, ATTRIBUTE, ())
+    except Exception:  # proxies of frameworks have attributes during a request only
+        return ()
     return found if isinstance(found, tuple) else ()
 
 
@@ -193,11 +196,11 @@ def tool(
         scopes: what the caller's token must grant to see and call the tool.
         once: whether a round that is sent again, because its answer was lost, gets the outcome of
             the first instead of being run again.
-        task: whether a call may outlive its request (docs/tasks.md): "optional" if the client knows
+        task: whether a call may outlive its request (`roundgate docs tasks`): "optional" if the client knows
             tasks; "required" refuses one that does not with -32021. A function that takes a
             `Context` says when, with `ctx.continue_as_task()`; any other becomes a task at once.
         unasked_answers: whether answers count that a client sends before it
-            was asked (docs/rounds.md).
+            was asked (`roundgate docs rounds`).
         approval: what the user reads above the arguments where the back end has calls approved.
         meta: `_meta` of its entry in the list.
 

@@ -74,7 +74,7 @@ def _exchanging(
 
 
 def asked(envelope: Any) -> Kept:
-    """The questions of an envelope (docs/rounds.md): `{"inputRequests": {key:
+    """The questions of an envelope (`roundgate docs rounds`): `{"inputRequests": {key:
     InputRequest}, "state": anything}`.
 
     Raises:

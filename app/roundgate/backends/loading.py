@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Collection, Coroutine
+from collections.abc import Collection, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import field
 from typing import Any, Final, TypeVar
 
@@ -156,30 +157,55 @@ async def _offered(made: _Made, file: ConfigFile, may_be_missing: Collection[str
             raise ConfigError(
                 [problem for one in built.missing.values() for problem in one.problems]
             )
-        checks_scopes = file.config.auth != "none"
-        if file.config.views:
-            from roundgate.backends.views import with_views
+        return Snapshot(_arranged(built, file, page_size), made.backends)
+    except BaseException:
+        for backend in made.backends:
+            await backend.aclose()
+        raise
 
-            built = with_views(
-                built,
+
+def _arranged(served: Catalog, file: ConfigFile, page_size: int) -> Catalog:
+    """What back ends offer, with the views, the tool that reads on and the search.
+
+    Raises:
+        ConfigError: everything that is wrong in all of these.
+    """
+    problems: list[Problem] = []
+    checks_scopes = file.config.auth != "none"
+    if file.config.views:
+        from roundgate.backends.views import with_views
+
+        with _collected(problems):
+            served = with_views(
+                served,
                 file.config.views,
                 file.origin.at("views"),
                 page_size,
                 checks_scopes=checks_scopes,
             )
-        built = catalog.with_reading(built, file.origin.at("backends"))
-        if file.config.search is not None:
-            from roundgate.backends.search import with_search  # not needed for a list
+    with _collected(problems):
+        served = catalog.with_reading(served, file.origin.at("backends"))
+    if file.config.search is not None:
+        from roundgate.backends.search import with_search  # not needed for a list
 
-            place = file.origin.at("search")
-            built = with_search(built, file.config.search, place, checks_scopes=checks_scopes)
+        place = file.origin.at("search")
+        with _collected(problems):
+            served = with_search(served, file.config.search, place, checks_scopes=checks_scopes)
+    with _collected(problems):
         continue_tool = file.config.sessions.continue_tool
-        check_names(built, file.config.fallback, file.origin, continue_tool)
-        return Snapshot(built, made.backends)
-    except BaseException:
-        for backend in made.backends:
-            await backend.aclose()
-        raise
+        check_names(served, file.config.fallback, file.origin, continue_tool)
+    if problems:
+        raise ConfigError(problems)
+    return served
+
+
+@contextmanager
+def _collected(problems: list[Problem]) -> Iterator[None]:
+    """Add the problems of a block to others, so that one run names all."""
+    try:
+        yield
+    except ConfigError as error:
+        problems += error.problems
 
 
 def apart(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -80,6 +80,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "http": Kind(
             "roundgate.backends.http.config:HttpBackendConfig",
             "roundgate.backends.http.backend:HttpBackend",
+            checker="roundgate.backends.http.declared:remarks",
         ),
         "openapi": Kind(
             "roundgate.backends.openapi.config:OpenApiBackendConfig",

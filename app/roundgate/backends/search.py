@@ -12,7 +12,7 @@ progress are the tool's own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -50,10 +50,12 @@ def with_search(
         ConfigError: one of its tools has the name of a tool of the search, or none that of a
             pinned one.
     """
-    if config is None or len(catalog.tools) <= config.above:
+    if config is None:
         return catalog
-    if unknown := _not_pinned(catalog, config, origin):
+    if unknown := not_pinned(catalog.tools, catalog.missing, config, origin):
         raise ConfigError(unknown)
+    if len(catalog.tools) <= config.above:
+        return catalog
     taken = [name for name in (SEARCH, DESCRIBE, CALL) if name in catalog.tools]
     if taken:
         remedy = "give it another name: `override: {NAME: {name: …}}` of its back end, or a prefix"
@@ -86,15 +88,18 @@ def with_search(
     )
 
 
-def _not_pinned(catalog: Catalog, config: SearchConfig, origin: Origin) -> list[Problem]:
-    """A problem for each name that no tool has."""
-    if catalog.missing:
+def not_pinned(
+    tools: Collection[str], missing: Collection[str], config: SearchConfig, origin: Origin
+) -> list[Problem]:
+    """Return a problem for each pinned name that no tool has; none while back ends are missing,
+    whose tools nobody knows."""
+    if missing:
         return []
     remedy = "correct the name; `roundgate check` lists them, with their prefixes"
     return [
         origin.at("pinned", number).problem(f"no tool is called {name!r}", remedy)
         for number, name in enumerate(config.pinned)
-        if not is_known(name, catalog.tools)
+        if not is_known(name, tools)
     ]
 
 

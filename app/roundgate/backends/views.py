@@ -18,7 +18,7 @@ from roundgate.backends.catalog import MAX_NAME, NAME, Catalog, ServedTool, serv
 from roundgate.backends.config import ToolOverride, ViewConfig, ViewSelector
 from roundgate.backends.definitions import encoded
 from roundgate.backends.policy import asking_first
-from roundgate.backends.search import with_search
+from roundgate.backends.search import not_pinned, with_search
 from roundgate.backends.selection import is_known, matches
 from roundgate.backends.shaping import overridden
 from roundgate.config import Origin
@@ -69,12 +69,18 @@ def _view(
     chosen = {
         name: served for name, served in everything.tools.items() if _is_selected(served, config)
     }
-    if not everything.missing:  # what is missing may be what the view is about
-        problems += _unused(everything, chosen.keys(), config, origin)
+    # what is missing may be what the view is about
+    unused = [] if everything.missing else _unused(everything, chosen.keys(), config, origin)
+    problems += unused
     tools, items = _overridden(everything, chosen, config, origin, problems)
     view = replace(
         _others(everything, config, chosen), tools=tools, tool_pages=Pages(items, page_size)
     )
+    if unused:  # which tools it would have is not known
+        if config.search is not None:
+            known = {*everything.tools, *tools}
+            problems += not_pinned(known, everything.missing, config.search, origin.at("search"))
+        return view
     try:
         view = with_reading(view, origin)
         return with_search(view, config.search, origin.at("search"), checks_scopes=checks_scopes)

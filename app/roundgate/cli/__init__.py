@@ -17,7 +17,7 @@ from roundgate.garbage import kept
 from roundgate.logs import escaped
 
 _GROUPS: Final = {
-    "repository_options": ("new",),
+    "repository_options": ("new", "docs"),
     "serving_options": ("serve", "check", "compile", "keys", "worker", "schema", "completion"),
     "deployment_options": ("package", "deploy", "stack"),
     "task_options": ("tasks",),

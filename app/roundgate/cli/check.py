@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from typing import Final
 
 from roundgate import config
 from roundgate.backends import Catalog, kind_of, loading
@@ -13,6 +14,9 @@ from roundgate.cli import starting
 from roundgate.cli.arguments import configuration_file
 from roundgate.config import AuthorizerConfig, ConfigFile
 from roundgate.errors import ConfigError, Problem
+
+MAX_NAMED: Final = 5
+"""Tools that are named in one remark."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -66,8 +70,23 @@ def _print_served(file: ConfigFile, served: Catalog, fetched: dict[str, bytes]) 
         _print_catalog(served.of_view(view.name))
     if served.left_out:
         print(f"left out ({len(served.left_out)})", *served.left_out, sep="\n")
-    if remarks := _remarks(file, fetched):
+    if remarks := [*_unasked_scopes(file, served), *_remarks(file, fetched)]:
         print(f"remarks ({len(remarks)})", *remarks, sep="\n")
+
+
+def _unasked_scopes(file: ConfigFile, served: Catalog) -> list[Problem]:
+    """A remark where tools need scopes, and no caller is asked for any."""
+    if file.config.auth != "none":
+        return []
+    catalogs = [served, *(served.of_view(view.name) for view in file.config.views)]
+    scoped = [name for one in catalogs for name, tool in one.tools.items() if tool.tool.scopes]
+    if not scoped:
+        return []
+    named = list(dict.fromkeys(scoped))
+    more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
+    message = f"{', '.join(named[:MAX_NAMED])}{more}: scopes are required, and without `auth` every caller has them"
+    remedy = "set `auth`, which says whose tokens are taken, or remove the scopes"
+    return [file.origin.at("auth").problem(message, remedy)]
 
 
 def _remarks(file: ConfigFile, fetched: dict[str, bytes]) -> list[Problem]:

@@ -29,15 +29,25 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def planned_from(path: Path, arch: str, *, anew: bool = False) -> packaging.Plan:
+def planned_from(
+    path: Path, arch: str, *, anew: bool = False, is_compiled: bool = False
+) -> packaging.Plan:
     """What would be packed of a configuration that `roundgate check` finds no problem in.
+
+    Args:
+        path: the configuration.
+        arch: what the functions run on.
+        anew: whether packages are resolved again.
+        is_compiled: whether the indexes beside it are up to date; the documents that they were
+            made of need not be there.
 
     Raises:
         ConfigError: as `run`.
     """
     file = config.load(path, placeholder=packaging.PLACEHOLDER)
     with _environment_as_before():
-        packaging.compile_documents(file)
+        if not is_compiled:
+            packaging.compile_documents(file)
         try:
             loading.load(file, fetches=True)
         except ConfigError as error:

@@ -16,6 +16,7 @@ EXAMPLES: Final = {
         "roundgate new shop --from openapi.json",
         "roundgate new shop --aws",
     ),
+    "docs": ("roundgate docs", "roundgate docs configuration"),
 }
 """What is shown under the help of a command."""
 
@@ -30,4 +31,6 @@ def add_commands(commands: Commands) -> None:
     new.add_argument(
         "--aws", action="store_true", help="deploy it: parameters of the stack, and a workflow"
     )
+    docs = commands.add_parser("docs", help="print a document of this version, or list all")
+    docs.add_argument("page", nargs="?", metavar="PAGE", help="such as configuration; unset: list")
     add_examples(commands, EXAMPLES)

@@ -30,7 +30,7 @@ Action: TypeAlias = Callable[[argparse.Namespace, Stores, Clock], Awaitable[int]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """See `docs/cli.md`; status 1 if there is no such task, or no store to look at."""
+    """See `roundgate docs cli`; status 1 if there is no such task, or no store to look at."""
     clock = Clock()
     file = configuration_file(arguments.config)
     using = settings.from_environment({**os.environ, "GATEWAY_CONFIG": str(file)})

@@ -12,13 +12,13 @@ from pydantic import BaseModel
 from roundgate.backends import registry
 from roundgate.config.models import GatewayConfig
 
-_ANYWHERE: Final = "see docs/configuration.md, or `roundgate schema` for your editor"
+_ANYWHERE: Final = "see `roundgate docs configuration`, or `roundgate schema` for your editor"
 _SPELLING: Final = "remove it, or correct its spelling"
 _BY_TYPE: Final = {
     "missing": "add it",
     "union_tag_invalid": "use one of the kinds named",
     "union_tag_not_found": "add " + " or ".join(f"kind: {kind}" for kind in registry.KINDS),
-    "string_pattern_mismatch": "see docs/configuration.md for what it may be",
+    "string_pattern_mismatch": "see `roundgate docs configuration` for what it may be",
     "list_type": "write a list: each entry on a line of its own that begins with a hyphen, `- …`",
     "model_type": "write a mapping: `name: value`, each on a line of its own, indented",
     "dict_type": "write a mapping: `name: value`, each on a line of its own, indented",

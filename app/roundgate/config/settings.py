@@ -35,7 +35,7 @@ LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One field a variable; docs/configuration.md describes each."""
+    """One field a variable; `roundgate docs configuration` describes each."""
 
     config: Path = Path("gateway.yaml")
     """GATEWAY_CONFIG: the file that says what is served."""

@@ -139,7 +139,7 @@ def read_configuration(path: Path) -> dict[str, Any]:
     value = yaml_file.read(path).value
     if not isinstance(value, dict):
         raise UsageError(
-            f"{path} is no configuration: it has to be a mapping, see docs/configuration.md"
+            f"{path} is no configuration: it has to be a mapping, see `roundgate docs configuration`"
         )
     return value
 

@@ -57,7 +57,7 @@ _UNNEEDED: Final = (
     *("**/tests", "**/*.pyi", "**/py.typed", "**/__pycache__", "bin"),
 )
 """Of packages; what `importlib.metadata` reads stays, and so do the licenses."""
-_ON_A_MACHINE: Final = ("cli", "deployment")
+_ON_A_MACHINE: Final = ("cli", "deployment", "docs", "README.md")
 """What of roundgate no function runs."""
 
 

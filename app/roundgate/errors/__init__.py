@@ -88,6 +88,7 @@ Standard library only; the bottom of every import chain. A file is a theme: `req
         ├── UnusableIndex                 a compiled index that is none of ours, not whole, or of something else
         │   └── IndexOfAnotherVersion     one that another version of Roundgate has written
         ├── UnusableOperation             an operation of OpenAPI that cannot be offered as a tool
+        │   └── DanglingReference         a `$ref` leads to nothing, or to a document that may not be read
         ├── UnusableReturn                a handler returned what has no JSON, or does not conform to its schema
         └── WorkerFault                   what is wrong with a worker rather than with the tool
 
@@ -136,6 +137,7 @@ if TYPE_CHECKING:
     from roundgate.errors.inside import AnswerTooLarge as AnswerTooLarge
     from roundgate.errors.inside import CallCancelled as CallCancelled
     from roundgate.errors.inside import CleanedUp as CleanedUp
+    from roundgate.errors.inside import DanglingReference as DanglingReference
     from roundgate.errors.inside import HandlerExited as HandlerExited
     from roundgate.errors.inside import IndexOfAnotherVersion as IndexOfAnotherVersion
     from roundgate.errors.inside import InvocationFailed as InvocationFailed
@@ -209,7 +211,8 @@ else:
                 "StepFailed StepTimeout Suspend"
             ),
             ".inside": (
-                "AnswerTooLarge CallCancelled CleanedUp HandlerExited IndexOfAnotherVersion "
+                "AnswerTooLarge CallCancelled CleanedUp DanglingReference HandlerExited "
+                "IndexOfAnotherVersion "
                 "InvocationFailed KeysUnavailable NotNow NotServedHere NotYet OAuthRefused PayloadTooLarge "
                 "PortTaken RequestMalformed SealBroken SessionOver TaskGivenUp Throttled "
                 "TryLater UnboundPlaceholder UnfitAnswer UnknownEncoding UnknownEntry "

@@ -158,6 +158,10 @@ class UnusableOperation(Inside):
         self.remedy = remedy
 
 
+class DanglingReference(UnusableOperation):
+    """A `$ref` of a document leads to nothing, or to a document that may not be read."""
+
+
 class UnusableReturn(Inside, TypeError):
     """A handler returned something that has no JSON, or does not conform to what it promises."""
 

@@ -24,7 +24,7 @@ class ClientCapabilities:
     declared: Mapping[str, Any]
     substituted: Mapping[str, Any] = field(default_factory=dict)
     """What the gateway does by other means where the client has not declared it
-    (docs/clients.md)."""
+    (`roundgate docs clients`)."""
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> ClientCapabilities:

@@ -40,7 +40,9 @@ class Schema:
         try:
             return cls(jsonschema_rs.validator_for(dict(schema), offline=True), _branches(schema))
         except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
-            raise ValueError(f"not a usable JSON Schema: {_first_line(error)}") from None
+            place = ".".join(map(str, getattr(error, "instance_path", ())))  # properties.q.type
+            said = f"{place}: {_first_line(error)}" if place else _first_line(error)
+            raise ValueError(f"not a usable JSON Schema: {said}") from None
 
     def is_valid(self, value: Any) -> bool:
         """Whether a JSON value conforms."""

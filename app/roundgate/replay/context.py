@@ -296,7 +296,7 @@ class Context:
         whatever process it goes on.
 
         The value is what JSON makes of it, or of the type that the function's annotation names: a
-        pydantic model, a dataclass, a date, a decimal, bytes and the like (docs/handlers.md), the
+        pydantic model, a dataclass, a date, a decimal, bytes and the like (`roundgate docs handlers`), the
         same in every run. A plain function runs in a thread. What it raised is remembered, too.
 
         It is run at least once: again if a process dies between its effect and the note of it. With

@@ -197,7 +197,7 @@ def check_return(function: Callable[..., Any], name: str) -> None:
     if returned is not None:
         raise NotJson(
             f"step {name!r} would return {returned}, which JSON cannot hold: let its function return dict, list, str, "
-            "int, float, bool, None, a pydantic model, a dataclass, or one of the types in docs/handlers.md"
+            "int, float, bool, None, a pydantic model, a dataclass, or one of the types in `roundgate docs handlers`"
         )
 
 

@@ -19,7 +19,7 @@ _PATTERNS: Final = (
 )  # fmt: skip
 _FIELDS: Final = frozenset().union(*ACTIONS.values())
 _OF_STEPS: Final = frozenset(ACTIONS) | _FIELDS
-_SEE: Final = "see docs/testing.md"
+_SEE: Final = "see `roundgate docs testing`"
 
 
 def checked(suite: Suite, origin: Origin) -> Iterator[Problem]:
@@ -183,7 +183,9 @@ def _regex(rule: AnswerRule, at: Origin) -> Iterator[Problem]:
 
 def _pattern(pattern: Any, at: Origin) -> Iterator[Problem]:
     for loc, what in patterns.problems(pattern):
-        yield at.at(*loc).problem(what, "the matchers are in docs/testing.md; $$ is a plain $")
+        yield at.at(*loc).problem(
+            what, "the matchers are in `roundgate docs testing`; $$ is a plain $"
+        )
 
 
 def _expression(expression: str, at: Origin) -> Iterator[Problem]:

@@ -16,12 +16,12 @@ from roundgate.suites.models import Suite
 from roundgate.values import dataclass
 
 MAX_FILE_BYTES: Final = 16 * 1024 * 1024
-_SEE: Final = "see docs/testing.md, or `roundgate schema --suite` for your editor"
+_SEE: Final = "see `roundgate docs testing`, or `roundgate schema --suite` for your editor"
 _REMEDIES: Final = {
     "missing": "add it",
     "extra_forbidden": "remove it, or correct its spelling",
-    "union_tag_not_found": "give one of the shapes that docs/testing.md has for it",
-    "union_tag_invalid": "give one of the shapes that docs/testing.md has for it",
+    "union_tag_not_found": "give one of the shapes that `roundgate docs testing` has for it",
+    "union_tag_invalid": "give one of the shapes that `roundgate docs testing` has for it",
 }
 
 
@@ -58,7 +58,8 @@ def load(path: Path) -> SuiteFile:
     """
     _check_size(path)
     located = yaml_file.read(
-        path, remedy="give the path of a suite: roundgate test suite.yaml (docs/testing.md)"
+        path,
+        remedy="give the path of a suite: roundgate test suite.yaml (`roundgate docs testing`)",
     )
     origin = Origin(located)
     problems = [

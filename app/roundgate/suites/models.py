@@ -1,4 +1,4 @@
-"""The shapes of a suite: what may be in the file, as `docs/testing.md` has it.
+"""The shapes of a suite: what may be in the file, as `roundgate docs testing` has it.
 
 What a pattern, an expression or a reference may be is not known here:
 `roundgate.suites.checking` looks at those.
@@ -127,7 +127,7 @@ class Expect(SuiteModel):
     """What has to be so after a step. Whatever is not named may be as it likes, but
     errors are never expected."""
 
-    result: Any = Field(None, description="A pattern for the result (docs/testing.md).")
+    result: Any = Field(None, description="A pattern for the result (`roundgate docs testing`).")
     text: Any = Field(None, description="A pattern for the text of the result.")
     raw: Any = Field(None, description="A pattern for the whole result of the protocol.")
     jmespath: dict[str, Any] = Field({}, description="Patterns by JMESPath into the outcome.")

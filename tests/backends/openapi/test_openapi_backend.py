@@ -66,6 +66,33 @@ async def test_arguments_are_checked_before_anything_is_sent(tmp_path: Path) -> 
     assert told.requests == []
 
 
+@pytest.mark.parametrize("name", ["project_id", "x.api.key", "api~key"])
+async def test_an_api_key_goes_into_any_header_that_there_can_be(tmp_path: Path, name: str) -> None:
+    schemes = {"project": {"type": "apiKey", "in": "header", "name": name}}
+    described = document(
+        operation(security=[{"project": []}]), components={"securitySchemes": schemes}
+    )
+    credentials = {"project": {"header": name, "value": KEY}}
+    async with service() as told:
+        file = file_of(tmp_path, described, base_url=told.url, credentials=credentials)
+        async with gateway_of(file) as gate:
+            await gate.call("op")
+    assert told.header(name) == [KEY]
+
+
+async def test_a_security_scheme_that_refers_to_nothing_keeps_the_others(tmp_path: Path) -> None:
+    schemes = {"gone": {"$ref": "#/components/securitySchemes/nowhere"}, "key": SCHEMES["key"]}
+    described = document(
+        operation(security=[{"gone": []}, {"key": []}]), components={"securitySchemes": schemes}
+    )
+    credentials = {"key": {"query": "api_key", "value": KEY}}
+    async with service() as told:
+        file = file_of(tmp_path, described, base_url=told.url, credentials=credentials)
+        async with gateway_of(file) as gate:
+            await gate.call("op")
+    assert told.request_lines == [f"GET /x?api_key={KEY} HTTP/1.1"]
+
+
 SCHEMES = {
     "key": {"type": "apiKey", "in": "query", "name": "api_key"},
     "crumb": {"type": "apiKey", "in": "cookie", "name": "sid"},

@@ -90,16 +90,23 @@ def test_names_that_collide_by_the_thousand_stay_apart(tmp_path: Path) -> None:
         "https://example.com/404.json",
         "file:///etc/passwd",
         "../../../../etc/passwd",
-        "#/components/schemas/self",
         "#/nowhere",
     ],
 )
-def test_a_reference_that_leads_nowhere_takes_its_operation_alone(
+def test_nothing_is_read_for_a_reference_that_leads_nowhere_and_the_body_is_any(
     tmp_path: Path, reference: str
 ) -> None:
-    index = index_of(tmp_path, with_body({"$ref": reference}, self=ref("self")))
+    index = index_of(tmp_path, with_body({"$ref": reference}))
+    assert Compiled(index).schema["properties"] == {"body": {}}
+    [problem] = index.problems
+    assert (problem.path, bool(problem.remedy)) == ("/paths/~1x/post", True)
+    assert index.left_out == 0
+
+
+def test_a_reference_to_itself_takes_its_operation_alone(tmp_path: Path) -> None:
+    index = index_of(tmp_path, with_body(ref("self"), self=ref("self")))
     assert [row.name for row in index.rows] == ["good"]
-    assert (index.problems[0].path, bool(index.problems[0].remedy)) == ("/paths/~1x/post", True)
+    assert (index.problems[0].path, index.left_out) == ("/paths/~1x/post", 1)
 
 
 @pytest.mark.parametrize("depth", [200, 100_000])

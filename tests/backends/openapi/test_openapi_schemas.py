@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from roundgate.errors import ConfigError
 from roundgate.protocol.schemas import Schema
 from tests.support.openapi import Compiled, compiled, document, operation
 
@@ -17,6 +18,11 @@ def converted(
     one = Compiled(compiled(folder, document(paths, version, components={"schemas": schemas})))
     definitions = {"$defs": one.schema["$defs"]} if "$defs" in one.schema else {}
     return {**one.schema["properties"]["q"], **definitions}
+
+
+def body_of(schema: Any) -> dict[str, Any]:
+    """A JSON body."""
+    return {"required": True, "content": {"application/json": {"schema": schema}}}
 
 
 @pytest.mark.parametrize(
@@ -92,6 +98,42 @@ def test_read_only_members_are_not_asked_for(tmp_path: Path) -> None:
     }
 
 
+READ_ONLY = {"type": "string", "readOnly": True}
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        {"allOf": [{"$ref": "#/components/schemas/Id"}], "description": "of the service"},
+        {"allOf": [{"allOf": [{"$ref": "#/components/schemas/Again"}]}, {"maxLength": 9}]},
+        {"anyOf": [{"$ref": "#/components/schemas/Id"}, {"type": "null"}]},
+    ],
+)
+def test_a_member_is_read_only_where_what_it_is_composed_of_is(
+    tmp_path: Path, member: dict[str, Any]
+) -> None:
+    whole = {"required": ["id"], "properties": {"id": member, "name": {"type": "string"}}}
+    again = {"allOf": [{"$ref": "#/components/schemas/Id"}]}
+    found = converted(tmp_path, whole, "3.0.3", Id=READ_ONLY, Again=again)
+    assert found == {"properties": {"name": {"type": "string"}}}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"allOf": [{"$ref": "#/components/schemas/Base"}], "required": ["id", "name"]},
+        {"allOf": [{"$ref": "#/components/schemas/Base"}, {"required": ["id", "name"]}]},
+    ],
+)
+def test_what_a_base_has_read_only_is_required_by_nobody(
+    tmp_path: Path, given: dict[str, Any]
+) -> None:
+    base = {"type": "object", "properties": {"id": READ_ONLY, "name": {"type": "string"}}}
+    schema = Schema.compile(converted(tmp_path, given, "3.0.3", Base=base))
+    assert schema.is_valid({"name": "a"})
+    assert not schema.is_valid({})
+
+
 def test_a_mapping_of_a_discriminator_chooses_the_alternative(tmp_path: Path) -> None:
     schemas: dict[str, Any] = {
         name: {"type": "object", "properties": {"kind": {"type": "string"}}}
@@ -159,15 +201,94 @@ def test_two_schemas_of_one_name_are_two(tmp_path: Path) -> None:
         ("gone.json", "cannot be read|No such file"),
     ],
 )
-def test_a_reference_to_nothing_leaves_its_operation_out_alone(
+def test_a_reference_to_nothing_stands_for_any_value_and_is_named_with_its_operation(
     tmp_path: Path, reference: str, reason: str
 ) -> None:
     bad = operation(parameters=[{"name": "q", "in": "query", "schema": {"$ref": reference}}])
     index = compiled(tmp_path, document(bad | operation(path="/y", operationId="good")))
-    assert [row.name for row in index.rows] == ["good"]
+    assert Compiled(index).schema["properties"] == {"q": {}}
     [problem] = index.problems
-    assert problem.path == "/paths/~1x/get"
+    assert (problem.path, index.left_out) == ("/paths/~1x/get", 0)
     assert any(one in problem.message for one in reason.split("|"))
+    assert problem.message.endswith("offered without it: GET /x")
+
+
+GONE = {"$ref": "#/components/schemas/Gone"}
+
+
+def test_an_optional_member_that_refers_to_nothing_is_left_out_and_a_required_one_is_any(
+    tmp_path: Path,
+) -> None:
+    signer = {
+        "type": "object",
+        "required": ["id"],
+        "properties": {"id": GONE, "offline": GONE, "tags": {"type": "array", "items": GONE}},
+        "additionalProperties": False,
+    }
+    described = document(
+        operation("post", requestBody=body_of({"$ref": "#/components/schemas/Signer"}))
+        | operation("put", "/y", requestBody=body_of({"$ref": "#/components/schemas/Signer"})),
+        "3.0.3",
+        components={"schemas": {"Signer": signer}},
+    )
+    index = compiled(tmp_path, described)
+    assert Compiled(index, index.rows[0].name).schema["properties"] == {
+        "id": {},
+        "tags": {"type": "array", "items": {}},
+    }
+    assert {problem.path for problem in index.problems} == {"/paths/~1x/post", "/paths/~1y/put"}
+
+
+def test_of_many_operations_with_one_reference_to_nothing_the_first_are_named(
+    tmp_path: Path,
+) -> None:
+    paths = {
+        f"/x/{n}": {
+            "get": {
+                "parameters": [
+                    {"name": "q", "in": "query", "schema": {"$ref": "#/components/schemas/A"}}
+                ]
+            }
+        }
+        for n in range(19)
+    }
+    schemas = {"A": {"properties": {"offline": GONE, "name": {"type": "string"}}}}
+    index = compiled(tmp_path, document(paths, "3.0.3", components={"schemas": schemas}))
+    assert len(index.rows) == 19
+    [problem] = index.problems
+    assert problem.path == "/components/schemas/A"
+    assert "'#/components/schemas/Gone' leads to nothing" in problem.message
+    assert problem.message.endswith("GET /x/3, GET /x/4, 14 more operations")
+
+
+def test_a_part_or_an_alternative_that_refers_to_nothing_takes_the_others_as_they_are(
+    tmp_path: Path,
+) -> None:
+    known = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    found = converted(tmp_path, {"allOf": [known, GONE], "anyOf": [GONE]})
+    assert found == {"allOf": [known, {}], "anyOf": [{}]}
+
+
+def test_a_form_whose_member_refers_to_nothing_is_offered_without_it(tmp_path: Path) -> None:
+    form = {"type": "object", "properties": {"file": GONE, "name": {"type": "string"}}}
+    body = {"content": {"multipart/form-data": {"schema": form}}}
+    one = Compiled(compiled(tmp_path, document(operation("post", requestBody=body), "3.0.3")))
+    assert one.schema["properties"] == {"name": {"type": "string"}}
+
+
+def test_an_answer_that_refers_to_nothing_keeps_no_operation_from_being_offered(
+    tmp_path: Path,
+) -> None:
+    responses = {"200": {"$ref": "#/components/responses/Gone"}}
+    index = compiled(tmp_path, document(operation(responses=responses)))
+    assert Compiled(index).plan.accept == "*/*"
+    assert index.problems[0].path == "/paths/~1x/get"
+
+
+def test_strict_takes_no_reference_to_nothing(tmp_path: Path) -> None:
+    parameters = [{"name": "q", "in": "query", "schema": GONE}]
+    with pytest.raises(ConfigError, match="leads to nothing"):
+        compiled(tmp_path, document(operation(parameters=parameters)), strict=True)
 
 
 def test_a_parameter_that_refers_to_itself_is_a_problem_and_not_the_end(tmp_path: Path) -> None:

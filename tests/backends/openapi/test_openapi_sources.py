@@ -1,6 +1,7 @@
 """Documents that would read what they must not, or never end."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,19 +65,40 @@ def test_yaml_that_contains_itself_is_refused() -> None:
 
 def test_yaml_is_that_of_the_specification() -> None:
     found = parsed(
-        b"a: no\nb: 2001-01-01\nc: 0o7\nd: 1.5\n200: ~\ntrue: yes\ne: {<<: {f: 1}}",
+        b"a: no\nb: 2001-01-01\nc: 0o17\nd: 1.5\n200: ~\ntrue: yes\ne: {<<: {f: 1}}",
         "file:///a.yaml",
     )
     expected = {
         "a": "no",
         "b": "2001-01-01",
-        "c": "0o7",
+        "c": 15,
         "d": 1.5,
         "200": None,
         "true": "yes",
         "e": {"f": 1},
     }
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("090", 90),
+        ("010", 10),
+        ("-08", -8),
+        ("+7", 7),
+        ("0x1F", 31),
+        ("0b11", "0b11"),
+        ("1_000", "1_000"),
+        ("12:30", "12:30"),
+        ("0o9", "0o9"),
+    ],
+)
+def test_an_integer_is_one_of_yaml_1_2(text: str, value: Any) -> None:
+    assert parsed(f"a: {text}\n{text}: x".encode(), "file:///a.yaml") == {
+        "a": value,
+        str(value): "x",
+    }
 
 
 def test_json_that_is_nested_without_end_is_refused() -> None:

@@ -116,7 +116,7 @@ class LambdaCallConfig(Model):
     interactive: bool = Field(
         False,
         description="Whether the function may ask for input itself, with the envelope of "
-        "docs/rounds.md.",
+        "`roundgate docs rounds`.",
     )
     asynchronous: bool = Field(
         False,
@@ -243,7 +243,7 @@ class LambdaBackendConfig(BackendConfig):
     )
     describe: bool = Field(
         False,
-        description="Whether `function` tells its tools itself, as docs/lambda.md says; those of "
+        description="Whether `function` tells its tools itself, as `roundgate docs lambda` says; those of "
         "`tools` come first.",
     )
     index: str | None = Field(

@@ -1,4 +1,4 @@
-"""Functions that tell their tools themselves (docs/lambda.md).
+"""Functions that tell their tools themselves (`roundgate docs lambda`).
 
 gateway → function   {"roundgate": "describe", "version": 1}
 function → gateway   {"tools": [{"name": "find", "description": "…", "inputSchema": {…}, "call": {…}}]}
@@ -34,7 +34,9 @@ EVENT: Final = {"roundgate": "describe", "version": 1}
 MOST_TOOLS: Final = 1_000
 DESCRIBE_S: Final = 8.0
 """Within which a function has to tell them: a start waits for it."""
-_REMEDY: Final = "correct what the function answers to the describe event, see docs/lambda.md"
+_REMEDY: Final = (
+    "correct what the function answers to the describe event, see `roundgate docs lambda`"
+)
 
 
 class Hints(BaseModel):

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
 from roundgate.backends.config import JobConfig, JsonPointer
-from roundgate.backends.http.credential_config import fit_for_a_header
-from roundgate.backends.http.remote_config import BaseUrl, HeaderName, RemoteConfig
+from roundgate.backends.http.credential_config import HeaderName, fit_for_a_header
+from roundgate.backends.http.remote_config import BaseUrl, RemoteConfig
 from roundgate.config import Model, TaskMode
 
 
@@ -180,7 +180,7 @@ class HttpToolConfig(Model):
     )
     interactive: bool = Field(
         False,
-        description="Whether the service may ask for input itself, with the envelope of docs/rounds.md.",
+        description="Whether the service may ask for input itself, with the envelope of `roundgate docs rounds`.",
     )
     scopes: list[str] = Field(
         [], description="Scopes that the caller's token must grant to see and call it."

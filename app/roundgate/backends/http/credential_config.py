@@ -16,6 +16,9 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator,
 from roundgate.backends.http.tls_config import TlsConfig
 from roundgate.config import Model, Secret, WhenGiven, checked
 
+HeaderName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
+"""A token (RFC 9110 section 5.1)."""
+
 
 def fit_for_a_header(text: str) -> None:
     """Whether a text can be the value of a header.
@@ -110,9 +113,7 @@ class BasicCredential(CredentialConfig):
 class HeaderCredential(CredentialConfig):
     """An API key in a header."""
 
-    header: str = Field(
-        description="Name of a header that carries an API key.", pattern=r"^[A-Za-z0-9-]+$"
-    )
+    header: HeaderName = Field(description="Name of a header that carries an API key.")
     value: SecretHeader = Field(description="The API key.")
 
     def headers(self) -> frozenset[str]:

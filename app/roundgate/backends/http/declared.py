@@ -4,14 +4,22 @@ configuration has taken."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from roundgate.backends.http.arguments import FRAMING, PATH_VARIABLE, Argument, Location, Taken
-from roundgate.backends.http.config import HttpArgument, HttpToolConfig, ServiceConfig
+from roundgate.backends.http.config import (
+    HttpArgument,
+    HttpBackendConfig,
+    HttpToolConfig,
+    ServiceConfig,
+)
 from roundgate.backends.http.endpoint import Endpoint
 from roundgate.backends.http.files import FILE
 from roundgate.backends.http.template import Template
 from roundgate.backends.http.writing import BodyPlan
+from roundgate.config import Origin
+from roundgate.errors import Problem
 from roundgate.protocol import ABSENT
 
 
@@ -62,6 +70,29 @@ def endpoint_of(tool: HttpToolConfig, taken: Taken | None = None) -> Endpoint:
         result_headers=tool.result_headers,
         max_bytes=tool.max_response_bytes,
     )
+
+
+def remarks(
+    config: HttpBackendConfig, origin: Origin, fetched: Mapping[str, bytes]
+) -> list[Problem]:
+    """What is odd about the tools that a back end declares: a variable of a path beside arguments
+    of which none describes it, which is often a misspelt name. Nothing is fetched for it."""
+    found: list[Problem] = []
+    for number, tool in enumerate(config.tools):
+        described = tool.arguments.keys() | {
+            one.wire_name for one in tool.arguments.values() if one.wire_name is not None
+        }
+        for name in dict.fromkeys(PATH_VARIABLE.findall(tool.path)):
+            if tool.arguments and name not in described:
+                near = get_close_matches(name, tool.arguments, 1, cutoff=0.5)
+                meant = f"is {near[0]!r} meant? " if near else ""
+                found.append(
+                    origin.at("tools", number, "path").problem(
+                        f"no argument fills {{{name}}}: the tool has one more, a text {name!r} without a description",
+                        f"{meant}give the argument that name, or describe {name!r} in `arguments`",
+                    )
+                )
+    return found
 
 
 def _check_fixed(place: str, fixed: Mapping[str, Any], arguments: Collection[str]) -> None:

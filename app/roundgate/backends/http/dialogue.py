@@ -1,5 +1,5 @@
 """How an HTTP service that knows of the gateway asks for input, and gets its own
-state back (docs/rounds.md).
+state back (`roundgate docs rounds`).
 
 service → gateway   200, Content-Type: application/vnd.roundgate.input-required+json
                     {"inputRequests": {"size": {"method": "elicitation/create", "params": {…}}}, "state": anything}

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from roundgate.backends.config import BackendConfig
-from roundgate.backends.http.credential_config import Credential, SecretHeader
+from roundgate.backends.http.credential_config import Credential, HeaderName, SecretHeader
 from roundgate.backends.http.reliability import (
     BreakerConfig,
     LimitConfig,
@@ -17,8 +17,6 @@ from roundgate.backends.http.reliability import (
 )
 from roundgate.backends.http.tls_config import TlsConfig
 from roundgate.config import WhenGiven
-
-HeaderName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
 
 
 def usable_base_url(value: str) -> str:

@@ -32,6 +32,8 @@ from roundgate.protocol import Schema
 from roundgate.values import dataclass
 
 MAX_NAME: Final = 64
+MAX_NAMED: Final = 5
+"""Operations that are named in one problem."""
 
 
 def compile_index(
@@ -83,6 +85,7 @@ class _Compiler:
         self._servers = Servers(config.base_url, config.variables, config.origins)
         self._problems: list[Problem] = []
         self._reasons: set[tuple[str, str]] = set()
+        self._dangling: dict[tuple[str, str, str, str], list[Identity]] = {}
         self._idle: list[Problem] = []
         self._writer = Writer()
         self._urls: dict[str, int] = {}
@@ -102,7 +105,7 @@ class _Compiler:
                 self._add(name, one)
             except UnusableOperation as error:
                 self._leave_out(one.found.uri, one.found.pointer, one.found.identity, error)
-        problems = [*self._idle, *self._problems]
+        problems = [*self._idle, *self._problems, *self._incomplete()]
         if problems and self._config.strict:
             raise ConfigError(problems)
         if not self._writer.rows:
@@ -113,7 +116,13 @@ class _Compiler:
         security = [offered for _, offered in self._security.values()]
         print_ = fingerprint(self._config)
         return self._writer.index(
-            print_, sources, list(self._urls), security, self._slots, problems
+            print_,
+            sources,
+            list(self._urls),
+            security,
+            self._slots,
+            problems,
+            len(self._problems),
         )
 
     def documents(self) -> list[Document]:
@@ -222,6 +231,9 @@ class _Compiler:
                 Schema.compile(operation.output_schema)
         except ValueError as error:
             raise UnusableOperation(str(error)) from None
+        for where, dangling in operation.dangling:
+            key = (where.uri, where.pointer, str(dangling), dangling.remedy)
+            self._dangling.setdefault(key, []).append(operation.identity)
         head, tail, schemas = self._definition(operation)
         self._writer.rows.append(
             Row(
@@ -269,6 +281,19 @@ class _Compiler:
         self._reasons.add((str(error), error.remedy))
         self._problems.append(Problem(self._shown(uri), pointer, f"{what}: {error}", error.remedy))
 
+    def _incomplete(self) -> list[Problem]:
+        """A problem for each reference to nothing, with the operations that are offered without what
+        it stands for."""
+        return [
+            Problem(
+                self._shown(uri),
+                pointer,
+                f"{message}; offered without it: {_operations_named(operations)}",
+                remedy,
+            )
+            for (uri, pointer, message, remedy), operations in self._dangling.items()
+        ]
+
     def _nothing_offered(self) -> list[Problem]:
         """Why there is no operation: once where all have the same reason, such as
         that there are no servers."""
@@ -295,6 +320,13 @@ class _Compiler:
         path = path_of(uri)
         base = self._origin.base_dir
         return str(path.relative_to(base)) if path.is_relative_to(base) else str(path)
+
+
+def _operations_named(operations: Sequence[Identity]) -> str:
+    """The first operations by method and path, and how many more there are."""
+    each = list(dict.fromkeys(f"{one.method} {one.path}" for one in operations))
+    more = [f"{len(each) - MAX_NAMED} more operations"] if len(each) > MAX_NAMED else []
+    return ", ".join([*each[:MAX_NAMED], *more])
 
 
 @contextmanager

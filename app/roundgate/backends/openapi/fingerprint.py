@@ -13,7 +13,7 @@ from roundgate.backends.openapi.security import Slot
 from roundgate.config import Origin
 from roundgate.json import encode
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Of what an index has for a document; another one makes all indexes out of date."""
 _COMPILED_WITH: Final = (
     *(

@@ -1,6 +1,6 @@
 """The compiled form of a description: one file, of which a start reads the table of contents alone.
 
-roundgate-index 2        magic and version
+roundgate-index 3        magic and version
 1234567                  bytes of the table
 {"tools": […], …}        the table: a row for each tool, with places in what follows
 …                        pieces of JSON: definitions of tools, plans, and the schemas that they share, each once
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from roundgate.backends.openapi.plan import Plan
 
 KIND: Final = b"roundgate-index "
-MAGIC: Final = KIND + b"2\n"
+MAGIC: Final = KIND + b"3\n"
 
 
 class Span(NamedTuple):
@@ -70,13 +70,11 @@ class Index:
     rows: Sequence[Row]
     schemas: Sequence[Sequence[int]]
     problems: Sequence[Problem]
-    """Operations that it does not have, and why; actions of overlays that change nothing."""
+    """Operations that it does not have, and why; references to nothing; actions of overlays that
+    change nothing."""
+    left_out: int
+    """How many operations it does not have."""
     pieces: memoryview = field(repr=False)
-
-    @property
-    def left_out(self) -> int:
-        """How many operations it does not have."""
-        return sum(problem.path.startswith("/paths/") for problem in self.problems)
 
     def definition(self, row: Row, hints: Mapping[str, bool]) -> StoredDefinition:
         """The definition of a tool; its bytes are cut out when somebody asks for them."""
@@ -134,6 +132,7 @@ class Writer:
         security: Sequence[Sequence[Alternative]],
         slots: Mapping[str, Slot],
         problems: Sequence[Problem],
+        left_out: int,
     ) -> Index:
         """The finished index.
 
@@ -143,7 +142,8 @@ class Writer:
             servers: base URLs, by the number that operations have them under.
             security: alternatives of credentials, by number.
             slots: the schemes of credentials, by name.
-            problems: what could not be offered.
+            problems: what could not be offered, or not whole.
+            left_out: how many operations could not be offered.
         """
         pieces = memoryview(b"".join(self._pieces))
         return Index(
@@ -155,6 +155,7 @@ class Writer:
             self.rows,
             self._schemas,
             problems,
+            left_out,
             pieces,
         )
 
@@ -172,6 +173,7 @@ def write(index: Index) -> bytes:
         "rows": [[getattr(row, name) for name in _MEMBERS] for row in index.rows],
         "schemas": [list(span) for span in index.schemas],
         "problems": [[p.file, p.path, p.message, p.remedy] for p in index.problems],
+        "left_out": index.left_out,
         "crc32": zlib.crc32(index.pieces),
     }
     head = encode(table)
@@ -213,5 +215,6 @@ def _from_table(table: Mapping[str, Any], pieces: memoryview) -> Index:
         rows=[Row(*row) for row in table["rows"]],
         schemas=table["schemas"],
         problems=[Problem(*one) for one in table["problems"]],
+        left_out=table["left_out"],
         pieces=pieces,
     )

@@ -13,8 +13,8 @@ from roundgate.backends.http.files import FILE
 from roundgate.backends.openapi.names import MAX_ARGUMENTS, argument_name
 from roundgate.backends.openapi.plan import Body, BodyKind, Member, Style
 from roundgate.backends.openapi.references import MAX_HOPS, Place, References
-from roundgate.backends.openapi.schemas import Schemas
-from roundgate.errors import UnusableOperation
+from roundgate.backends.openapi.schemas import Schemas, beside_null
+from roundgate.errors import DanglingReference, UnusableOperation
 from roundgate.values import dataclass
 
 Content: TypeAlias = Mapping[str, Any]
@@ -144,6 +144,15 @@ def _media(document: Documented, uri: str, media: Any) -> tuple[str, Any]:
     return document.references.follow(uri, media if isinstance(media, dict) else {})
 
 
+def _followed(document: Documented, uri: str, schema: Any) -> tuple[str, Any]:
+    """A schema behind its `$ref`, with the URI of its document; as it is where the `$ref` leads to
+    nothing, which is told when the schema is converted."""
+    try:
+        return document.references.follow(uri, schema)
+    except DanglingReference:
+        return uri, schema
+
+
 def _chosen(document: Documented, uri: str, content: Content, usable: Sequence[str]) -> str:
     """The one that is preferred, but for a body with files: only multipart carries those."""
     ranked = sorted(usable, key=lambda one: _rank(one, document.media_types))
@@ -169,14 +178,14 @@ def _properties(schema: Any) -> Mapping[str, Any]:
 
 def _put_together(document: Documented, uri: str, given: Any) -> tuple[str, Any]:
     """The schema of a form, and where it stands: of `allOf` with plain objects one plain object."""
-    uri, schema = document.references.follow(uri, given)
+    uri, schema = _followed(document, uri, given)
     if not isinstance(schema, dict) or not isinstance(schema.get("allOf"), list):
         return uri, schema
     properties: dict[str, Any] = {}
     required: list[Any] = []
     parts = [schema]
     for number, part in enumerate(parts):  # which become more
-        where, found = document.references.follow(uri, part)
+        where, found = _followed(document, uri, part)
         is_plain = isinstance(found, dict) and set(found) <= _PLAIN_PART
         if not is_plain or where != uri or number > MAX_PARTS:
             return uri, schema
@@ -208,7 +217,7 @@ def _whole(body: Body, schema: dict[str, Any], taken: set[str]) -> MadeBody:
 
 def _converted(document: Documented, uri: str, given: Any, body: Body, taken: set[str]) -> MadeBody:
     if body.kind != "json":  # what its members are has to be in sight, for files
-        uri, given = document.references.follow(uri, given)
+        uri, given = _followed(document, uri, given)
     schema, uses = document.requests.convert(uri, given)
     made = _whole(body, schema if isinstance(schema, dict) else {}, taken)
     if body.kind != "json":  # a form has members
@@ -224,7 +233,7 @@ def _members(
     document: Documented, uri: str, given: Any, body: Body, taken: set[str]
 ) -> MadeBody | None:
     """The members of a plain object as arguments; `None` where it is more than that."""
-    uri, found = document.references.follow(uri, given)
+    uri, found = _followed(document, uri, given)
     schema, uses = document.requests.convert(uri, found)
     if not isinstance(schema, dict) or not set(schema) <= _PLAIN or not _properties(found):
         return None  # where members are not told, as by NestJS without its plugin, any may be given
@@ -258,7 +267,7 @@ def _encoding(
 ) -> dict[str, Member]:
     found: dict[str, Member] = {}
     for name, member in _properties(schema).items():
-        where, described = document.references.follow(uri, member)
+        where, described = _followed(document, uri, member)
         said = given.get(name) if isinstance(given, dict) else None
         found[name] = _member(
             document, where, described, said if isinstance(said, dict) else {}, kind
@@ -294,23 +303,14 @@ def _member(
 def _files(document: Documented, uri: str, given: Any) -> Literal["one", "many"] | None:
     """Whether a member is a file, or several; one that may be null is one as well."""
     for _ in range(MAX_HOPS):
-        uri, schema = document.references.follow(uri, given)
+        uri, schema = _followed(document, uri, given)
         if not isinstance(schema, dict) or schema.get("readOnly") is True:
             return None
         if _is_file(schema):
             return "one"
         if "items" in schema:
-            return "many" if _is_file(document.references.follow(uri, schema["items"])[1]) else None
-        given = _beside_null(schema)
-    return None
-
-
-def _beside_null(schema: Mapping[str, Any]) -> Any:
-    """The one schema that `anyOf` and the like have besides null."""
-    for word in ("anyOf", "oneOf", "allOf"):
-        others = [one for one in _list(schema.get(word)) if one != {"type": "null"}]
-        if len(others) == 1:
-            return others[0]
+            return "many" if _is_file(_followed(document, uri, schema["items"])[1]) else None
+        given = beside_null(schema)
     return None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 from roundgate.backends.http.arguments import FRAMING
 from roundgate.backends.openapi import swagger2
@@ -19,7 +19,7 @@ from roundgate.backends.openapi.references import Place as Where
 from roundgate.backends.openapi.references import References
 from roundgate.backends.openapi.schemas import Schemas
 from roundgate.backends.openapi.security import Alternative, alternatives, scope_text
-from roundgate.errors import UnusableOperation
+from roundgate.errors import DanglingReference, UnusableOperation
 from roundgate.values import dataclass
 
 METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch", "trace", "query")
@@ -48,6 +48,10 @@ _SEVERAL_SEGMENTS: Final = "x-multi-segment"
 _NAME_IN_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
+Dangling: TypeAlias = tuple[Where, DanglingReference]
+"""Where a schema or an operation with a reference to nothing stands, and what is wrong."""
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One operation of a document that can be a tool."""
@@ -62,6 +66,8 @@ class Operation:
     own_servers: Any
     security: Sequence[Alternative]
     extensions: Mapping[str, Any]
+    dangling: Sequence[Dangling]
+    """Its references to nothing: it is offered without what they stand for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +111,14 @@ class Document:
             return swagger2.security_schemes(self.value)
         components = self.value.get("components")
         found = components.get("securitySchemes") if isinstance(components, dict) else None
-        return {
-            name: self.references.follow(self.uri, one)[1] for name, one in (found or {}).items()
-        }
+        return {name: self._scheme(one) for name, one in (found or {}).items()}
+
+    def _scheme(self, given: Any) -> Any:
+        """A security scheme; `None` where its reference leads to nothing."""
+        try:
+            return self.references.follow(self.uri, given)[1]
+        except DanglingReference:
+            return None
 
     def operations(self) -> Iterator[Found | tuple[str, UnusableOperation]]:
         """All in `paths`, in order; for a path or an operation that cannot be
@@ -176,7 +187,9 @@ class Document:
         made.check_path()
         if "requestBody" in value:
             made.add_body(found.uri, value["requestBody"])
-        answers = self._answers(found.uri, value)
+        here = Where(found.uri, found.pointer)
+        dangling = made.dangling(here)
+        answers = self._answers(here, value, dangling)
         tags = value.get("tags")
         return Operation(
             identity=found.identity,
@@ -184,7 +197,7 @@ class Document:
             title=_title(value.get("summary")),
             description=_description(value, found, scope_text(scheme)),
             input_schema=made.input_schema(),
-            output_schema=self._output_schema(answers) if with_answer else None,
+            output_schema=self._output_schema(here, answers, dangling) if with_answer else None,
             plan=Plan(
                 found.identity.method,
                 _sent_path(found.identity.path),
@@ -199,6 +212,7 @@ class Document:
                 for key, item in value.items()
                 if key.startswith("x-") and isinstance(item, (str, bool, int))
             },
+            dangling=dangling,
         )
 
     def _parameters(self, found: Found) -> list[tuple[str, dict[str, Any]]]:
@@ -216,26 +230,36 @@ class Document:
                 merged[parameter.get("name"), parameter.get("in")] = (where, parameter)
         return list(merged.values())
 
-    def _answers(self, uri: str, value: Mapping[str, Any]) -> list[tuple[str, Content]]:
-        """The contents of the answers that are no errors, the first code first."""
+    def _answers(
+        self, here: Where, value: Mapping[str, Any], dangling: list[Dangling]
+    ) -> list[tuple[str, Content]]:
+        """The contents of the answers that are no errors, the first code first; references to
+        nothing are added to `dangling`."""
         responses = value.get("responses")
         codes = sorted(responses) if isinstance(responses, dict) else []
         found: list[tuple[str, Content]] = []
         for code in codes:
             if code[:1] in ("2", "d"):
-                where, response = self.references.follow(uri, responses[code])  # type: ignore[index]
+                try:
+                    where, response = self.references.follow(here.uri, responses[code])  # type: ignore[index]
+                except DanglingReference as error:
+                    dangling.append((here, error))
+                    continue
                 content = response.get("content") if isinstance(response, dict) else None
                 if isinstance(content, dict):
                     found.append((where, content))
         return found
 
-    def _output_schema(self, answers: list[tuple[str, Content]]) -> Mapping[str, Any] | None:
+    def _output_schema(
+        self, here: Where, answers: list[tuple[str, Content]], dangling: list[Dangling]
+    ) -> Mapping[str, Any] | None:
         for uri, content in answers:
             for media_type, media in content.items():
                 if "json" in media_type and isinstance(media, dict) and "schema" in media:
                     schema, uses = self.answers.convert(uri, media["schema"])
                     whole = schema if isinstance(schema, dict) else {}
                     definitions = self.answers.definitions(uses)
+                    dangling += self.answers.dangling(uses, here)
                     return {**whole, "$defs": definitions} if definitions else whole
         return None
 
@@ -364,6 +388,10 @@ class _Making:
         if made.body.members is None and isinstance(value.get("description"), str):
             whole = self._properties[made.body.argument]
             whole.setdefault("description", value["description"].strip())
+
+    def dangling(self, here: Where) -> list[Dangling]:
+        """The references to nothing in the schemas of the arguments."""
+        return self._document.requests.dangling(frozenset(self._uses), here)
 
     def input_schema(self) -> dict[str, Any]:
         """The tool's."""

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 from roundgate.backends.json_pointer import point
 from roundgate.backends.openapi.sources import Sources
-from roundgate.errors import UnreadableDocument, UnusableOperation
+from roundgate.errors import DanglingReference, UnreadableDocument, UnusableOperation
 from roundgate.values import dataclass
 
 MAX_HOPS: Final = 50
@@ -25,6 +25,9 @@ class Place(NamedTuple):
     pointer: str
     is_part: bool = False
     """Whether it is meant as a part of another schema (`allOf`), which has more members."""
+    is_missing: bool = False
+    """Whether nothing is there: then `uri` is the document that has the `$ref`, and `pointer` the
+    `$ref` as it is written."""
 
 
 @dataclass(slots=True)
@@ -38,7 +41,7 @@ class References:
         """What a reference in the document at `uri` refers to.
 
         Raises:
-            UnusableOperation: there is nothing, or it may not be read.
+            DanglingReference: there is nothing, or it may not be read.
         """
         target, fragment = urldefrag(reference)
         fragment = unquote(fragment)
@@ -49,14 +52,14 @@ class References:
         try:
             self.sources.document(whole)
         except UnreadableDocument as error:
-            raise UnusableOperation(
+            raise DanglingReference(
                 f"$ref {reference[:200]!r}: {error}",
                 "add the place to `references`, or put the file there",
             ) from None
         if fragment and not fragment.startswith("/"):
             pointer = self._named(whole).get(f"#{fragment}")
             if pointer is None:
-                raise UnusableOperation(f"$ref {reference[:200]!r}: there is no such anchor")
+                raise DanglingReference(f"$ref {reference[:200]!r}: there is no such anchor")
             return self._at(whole, pointer, reference)
         return self._at(whole, fragment, reference)
 
@@ -65,7 +68,8 @@ class References:
         the document that has it.
 
         Raises:
-            UnusableOperation: a reference leads nowhere, or in a circle.
+            DanglingReference: a reference leads to nothing.
+            UnusableOperation: references lead in a circle.
         """
         for _ in range(MAX_HOPS):
             if not (isinstance(value, dict) and isinstance(value.get("$ref"), str)):
@@ -78,7 +82,7 @@ class References:
         try:
             return Place(uri, pointer), point(self.sources.document(uri), pointer)
         except (LookupError, ValueError):
-            raise UnusableOperation(f"$ref {reference[:200]!r} leads to nothing") from None
+            raise DanglingReference(f"$ref {reference[:200]!r} leads to nothing") from None
 
     def _named(self, uri: str) -> dict[str, str]:
         """Pointers by `$id` and by `#anchor`; looked for once in each document."""

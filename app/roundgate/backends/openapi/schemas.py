@@ -11,13 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import field
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
 from roundgate.backends.openapi.references import Place, References
-from roundgate.errors import UnusableOperation
+from roundgate.errors import DanglingReference, UnusableOperation
 from roundgate.protocol import Schema
 from roundgate.values import dataclass
 
@@ -51,6 +52,8 @@ _COUNTS: Final = (
 )
 _MAX_EXAMPLE: Final = 100
 MAX_DEPTH: Final = 60
+MAX_COMPOSED: Final = 100
+"""Of the schemas that hold together with one (`$ref`, `allOf`), how many are looked at."""
 _LITERAL: Final = re.compile(r"/(\^.*|.*\$)/[a-z]*", re.DOTALL)
 _NAME: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 
@@ -68,6 +71,7 @@ class Schemas:
     _names: dict[str, Place] = field(default_factory=dict)
     _named: dict[Place, str] = field(default_factory=dict)
     _patterns: dict[str, bool] = field(default_factory=dict)
+    _reasons: dict[Place, DanglingReference] = field(default_factory=dict)
 
     def convert(self, uri: str, schema: Any) -> tuple[Any, frozenset[Place]]:
         """A schema that stands in the document at `uri`, and what it refers to.
@@ -87,17 +91,40 @@ class Schemas:
         Raises:
             UnusableOperation
         """
-        found: Json = {}
+        found = {self._name(place): schema for place, schema, _ in self._reached(uses)}
+        return dict(sorted(found.items()))
+
+    def dangling(
+        self, uses: frozenset[Place], here: Place
+    ) -> list[tuple[Place, DanglingReference]]:
+        """The references to nothing in a schema that stands `here` and refers to these, and in all
+        that they refer to: where the schema with the reference stands, and what is wrong.
+
+        Raises:
+            UnusableOperation
+        """
+        schemas = [(here, uses), *((place, more) for place, _, more in self._reached(uses))]
+        return [
+            (place._replace(is_part=False), self._reasons[one])
+            for place, within in schemas
+            for one in sorted(within)
+            if one.is_missing
+        ]
+
+    def _reached(self, uses: frozenset[Place]) -> Iterator[tuple[Place, Any, frozenset[Place]]]:
+        """Each place that is referred to, by these and by each other, with its schema and what that
+        refers to."""
         waiting = sorted(uses)
         seen = set(waiting)
         while waiting:
             place = waiting.pop()
+            if place.is_missing:
+                continue
             schema, more = self._definition(place)
-            found[self._name(place)] = schema
+            yield place, schema, more
             new = more - seen
             seen |= new
             waiting.extend(sorted(new))
-        return dict(sorted(found.items()))
 
     def _definition(self, place: Place) -> tuple[Any, frozenset[Place]]:
         if place not in self._converted:
@@ -121,7 +148,14 @@ class Schemas:
             self._named[place] = name
         return self._named[place]
 
-    def _convert(self, uri: str, schema: Any, uses: set[Place], depth: int) -> Any:
+    def _convert(
+        self,
+        uri: str,
+        schema: Any,
+        uses: set[Place],
+        depth: int,
+        hidden: frozenset[str] = frozenset(),
+    ) -> Any:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
@@ -130,30 +164,65 @@ class Schemas:
             raise UnusableOperation(f"a schema is nested more than {MAX_DEPTH} levels deep")
         reference = schema.get("$ref", schema.get("$dynamicRef"))
         if isinstance(reference, str):
-            place, _ = self.references.resolve(uri, reference)
-            pointed = self._pointing(place, uses)
+            try:
+                place, _ = self.references.resolve(uri, reference)
+                pointed = self._pointing(place, uses)
+            except DanglingReference as error:
+                self._note(uri, reference, error, uses)
+                pointed = {}  # any value
             if not self.is_old(uri):
-                return pointed | self._words(uri, schema, uses, depth)
+                return pointed | self._words(uri, schema, uses, depth, hidden)
             if isinstance(schema.get("description"), str):
                 pointed["description"] = schema["description"]
             # says nothing there by the specification, and is written there by many
             return _or_null(pointed) if schema.get("nullable") is True else pointed
-        made = self._words(uri, schema, uses, depth)
+        made = self._words(uri, schema, uses, depth, hidden)
         return _old_words(schema, made) if self.is_old(uri) else made
 
     def _pointing(self, place: Place, uses: set[Place]) -> Json:
         uses.add(place)
         return {"$ref": f"#/$defs/{self._name(place)}"}
 
-    def _part(self, uri: str, schema: Any, uses: set[Place], depth: int) -> Any:
+    def _note(self, uri: str, reference: str, error: DanglingReference, uses: set[Place]) -> None:
+        """Remember a reference to nothing."""
+        missing = Place(uri, reference, is_missing=True)
+        self._reasons[missing] = error
+        uses.add(missing)
+
+    def _is_dangling(self, uri: str, schema: Any, uses: set[Place]) -> bool:
+        """Whether a schema is a reference to nothing, which is remembered."""
+        if not (isinstance(schema, dict) and isinstance(schema.get("$ref"), str)):
+            return False
+        try:
+            self.references.resolve(uri, schema["$ref"])
+        except DanglingReference as error:
+            self._note(uri, schema["$ref"], error, uses)
+            return True
+        return False
+
+    def _part(
+        self, uri: str, schema: Any, uses: set[Place], depth: int, hidden: frozenset[str]
+    ) -> Any:
         """One of `allOf`: what it says of itself alone does not hold for the whole."""
         if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
+            if self._is_dangling(uri, schema, uses):
+                return {}
             place, target = self.references.resolve(uri, schema["$ref"])
             if _as_part(target) != target:
                 return self._pointing(place._replace(is_part=True), uses)
-        return self._convert(uri, _as_part(schema), uses, depth)
+        return self._convert(uri, _as_part(schema), uses, depth, hidden)
 
-    def _words(self, uri: str, schema: Json, uses: set[Place], depth: int) -> Json:
+    def _words(
+        self, uri: str, schema: Json, uses: set[Place], depth: int, hidden: frozenset[str]
+    ) -> Json:
+        """All words but `$ref`.
+
+        Args:
+            hidden: members of the object, known from around this schema, that do not belong to
+                this direction.
+        """
+        if _requires(schema):
+            hidden |= self._hidden(uri, schema)
         made: Json = {}
         if (kind := _type(schema.get("type"))) is not None:
             made["type"] = kind
@@ -180,39 +249,63 @@ class Schemas:
         for word in _LISTS:
             if isinstance(schema.get(word), list) and schema[word]:
                 made[word] = [
-                    self._part(uri, one, uses, depth + 1)
+                    self._part(uri, one, uses, depth + 1, hidden)
                     if word == "allOf" and is_put_together
                     else inner(one)
                     for one in schema[word]
                 ]
         if made.get("additionalProperties") is False and _IN_PLACE & made.keys():
             made["unevaluatedProperties"] = made.pop("additionalProperties")
+        required = [one for one in dict.fromkeys(_required(schema)) if one not in hidden]
         for word in _MAPS:
             if isinstance(schema.get(word), dict):
                 made[word] = {
-                    name: inner(one) for name, one in schema[word].items() if self._has(uri, one)
+                    name: inner(one)
+                    for name, one in schema[word].items()
+                    if self._has(uri, one)
+                    and (name in required or not self._is_dangling(uri, one, uses))
                 }
-        required = schema.get("required")
-        if isinstance(required, list):
-            hidden = {name for name, one in _members(schema) if not self._has(uri, one)}
-            if kept := [
-                one for one in dict.fromkeys(required) if isinstance(one, str) and one not in hidden
-            ]:
-                made["required"] = kept
+        if required:
+            made["required"] = required
         self._tell_apart(uri, schema, made)
         return made
 
     def _has(self, uri: str, member: Any) -> bool:
-        """Whether a member belongs to this direction."""
+        """Whether a member belongs to this direction: nothing that it is composed of says that it
+        belongs to the other one only."""
         absent = "readOnly" if self.direction == "request" else "writeOnly"
         if not isinstance(member, dict):
             return isinstance(member, bool)
-        if member.get(absent) is True:
-            return False
-        if "$ref" in member:
-            _, found = self.references.follow(uri, member)
-            return not (isinstance(found, dict) and found.get(absent) is True)
-        return True
+        return not any(one.get(absent) is True for _, one in self._composed(uri, member))
+
+    def _hidden(self, uri: str, schema: Json) -> frozenset[str]:
+        """The members of an object, those of its parts included, that do not belong to this
+        direction."""
+        return frozenset(
+            name
+            for where, part in self._composed(uri, schema)
+            for name, one in _members(part)
+            if not self._has(where, one)
+        )
+
+    def _composed(self, uri: str, schema: Json) -> Iterator[tuple[str, Json]]:
+        """A schema and those that hold together with it: behind `$ref`, in `allOf`, and the one
+        alternative to null; each once, with the URI of its document."""
+        waiting: list[tuple[str, Any]] = [(uri, schema)]
+        seen: set[int] = set()
+        while waiting and len(seen) < MAX_COMPOSED:
+            where, one = waiting.pop()
+            if not isinstance(one, dict) or id(one) in seen:
+                continue
+            seen.add(id(one))
+            yield where, one
+            if isinstance(one.get("$ref"), str):
+                with suppress(DanglingReference):
+                    place, target = self.references.resolve(where, one["$ref"])
+                    waiting.append((place.uri, target))
+            parts = one.get("allOf")
+            waiting += [(where, part) for part in parts] if isinstance(parts, list) else []
+            waiting.append((where, beside_null(one)))
 
     def _tell_apart(self, uri: str, schema: Json, made: Json) -> None:
         """`discriminator` has no meaning in 2020-12: a mapping becomes the values that choose each
@@ -252,6 +345,31 @@ class Schemas:
             else:
                 self._patterns[pattern] = True
         return self._patterns[pattern]
+
+
+def beside_null(schema: Mapping[str, Any]) -> Any:
+    """The one schema that `anyOf` and the like have besides null; `None` where there is none, or
+    several."""
+    for word in ("anyOf", "oneOf", "allOf"):
+        given = schema.get(word)
+        others = (
+            [one for one in given if one != {"type": "null"}] if isinstance(given, list) else []
+        )
+        if len(others) == 1:
+            return others[0]
+    return None
+
+
+def _required(schema: Mapping[str, Any]) -> list[str]:
+    names = schema.get("required")
+    return [one for one in names if isinstance(one, str)] if isinstance(names, list) else []
+
+
+def _requires(schema: Mapping[str, Any]) -> bool:
+    """Whether an object, or one of its parts that stand in it, requires members."""
+    parts = schema.get("allOf")
+    objects = [schema, *(parts if isinstance(parts, list) else ())]
+    return any(isinstance(one, dict) and _required(one) for one in objects)
 
 
 def _has_parts(schema: Json) -> bool:

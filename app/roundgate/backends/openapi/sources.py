@@ -145,6 +145,9 @@ def _yaml(raw: bytes, uri: str) -> Any:
         """The core schema of YAML 1.2, which OpenAPI asks for: `no`, `on` and dates are text."""
 
         yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - replaces the parent's
+        yaml_constructors: dict[Any, Any] = yaml.SafeLoader.yaml_constructors | {
+            "tag:yaml.org,2002:int": lambda _, node: _integer(str(node.value))
+        }
         members = 0
 
         def flatten_mapping(self, node: Any) -> None:
@@ -171,7 +174,8 @@ def _core() -> Iterator[tuple[str, Any, list[str]]]:
 
     yield "bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
     yield "null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]
-    yield "int", re.compile(r"^[-+]?[0-9]+$"), list("-+0123456789")
+    integer = r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"
+    yield "int", re.compile(integer), list("-+0123456789")
     yield (
         "float",
         re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$"),
@@ -181,6 +185,13 @@ def _core() -> Iterator[tuple[str, Any, list[str]]]:
 
 
 _CORE: Final = tuple(_core())
+
+
+def _integer(text: str) -> int:
+    """An integer of YAML 1.2: `010` is ten, `0o10` eight; YAML 1.1, which PyYAML reads, has eight
+    for the first and refuses `090`."""
+    base = {"0o": 8, "0x": 16}.get(text[:2], 10)
+    return int(text if base == 10 else text[2:], base)
 
 
 def _plain(value: Any, count: Iterator[int]) -> Any:

@@ -34,7 +34,11 @@ def remedy_for(error: BaseException, config: PythonBackendConfig, base: Path) ->
             )
         case ImportError(name="roundgate") if found := re.match(r".*?name '(\w+)'", said):
             near = get_close_matches(found[1].lower(), vars(roundgate)["__all__"], 1)
-            return f"is {near[0]} meant?" if near else "see docs/reference.md for what there is"
+            return (
+                f"is {near[0]} meant?"
+                if near
+                else "see `roundgate docs reference` for what there is"
+            )
         case FileNotFoundError() if config.path and (base / f"{config.path}.py").is_file():
             return f"write path: {config.path}.py"
         case FileNotFoundError() if re.search(r"\$\w", config.path or ""):

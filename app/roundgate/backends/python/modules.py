@@ -8,6 +8,9 @@ Theirs are the modules beside gateway.yaml and beside the files that it names, w
 below. What is installed (site-packages, the standard library) is not loaded again. All at
 once, because nobody knows which of them use which. A call that runs meanwhile keeps its
 functions and their globals.
+
+A file is one module in a process, whoever imports it and however: `path: tools.py` serves the
+module that `import tools` gave to a test or to a neighbour, and is what `import tools` gives later.
 """
 
 from __future__ import annotations
@@ -22,11 +25,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from roundgate.files import Stamp, stamp
 
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 _STANDARD: Final = Path(sysconfig.get_path("stdlib"))
+_EXECUTED: Final[WeakKeyDictionary[ModuleType, Stamp]] = WeakKeyDictionary()
+"""How the file of each module was when `Modules` executed it, in any configuration."""
 
 
 class Modules:
@@ -69,7 +75,7 @@ class Modules:
         return module
 
     def of_file(self, file: Path, name: str) -> ModuleType:
-        """Import a Python file under a name, unless it is loaded and has not changed.
+        """Return the module of a Python file; execute it under a name unless it is imported.
 
         Raises:
             FileNotFoundError: there is no such file; and whatever the module raises.
@@ -78,16 +84,11 @@ class Modules:
         if loaded is not None and loaded.__file__ == str(file):
             return loaded
         began_ns = self._begin(file.parent)
-        spec = importlib.util.spec_from_file_location(name, file)
-        if spec is None or spec.loader is None or not file.is_file():
+        if not file.is_file():
             raise FileNotFoundError(f"there is no Python file {file.name} in {file.parent}")
         _prepend_path(file.parent)
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = (
-            module  # before it runs: dataclasses and pickling look a module up by name
-        )
-        spec.loader.exec_module(module)
-        self._named[name] = module
+        module = _imported(file) or _execute(file, name)
+        self._named[name] = sys.modules[name] = module
         self._note(began_ns)
         return module
 
@@ -139,11 +140,16 @@ class Modules:
     def _ours(self) -> Iterator[tuple[str, ModuleType]]:
         """Those in `sys.modules` that are the users'."""
         before = self._before or frozenset()
+        named = {id(module) for module in self._named.values()}
         for name, module in list(sys.modules.items()):
-            if name in self._named:
-                if module is self._named[name] and _source(module) is not None:
+            if id(module) in named:  # under each of its names
+                if _source(module) is not None:
                     yield name, module
-            elif name not in before and name.partition(".")[0] != "roundgate":
+            elif (
+                name not in self._named
+                and name not in before
+                and name.partition(".")[0] != "roundgate"
+            ):
                 file = _source(module)
                 if file is not None and any(file.is_relative_to(root) for root in self._roots):
                     yield name, module
@@ -157,6 +163,63 @@ def _source(module: ModuleType) -> Path | None:
         return None
     path = Path(file)
     return None if _INSTALLED.intersection(path.parts) or path.is_relative_to(_STANDARD) else path
+
+
+def _imported(file: Path) -> ModuleType | None:
+    """The module that a file is already, under whatever name: one that an `import` has made before
+    one that was executed here; `None` if there is none, or the file has changed since."""
+    ours: ModuleType | None = None
+    for name, module in list(sys.modules.items()):
+        source = getattr(module, "__dict__", {}).get("__file__")
+        if not isinstance(source, str) or not source.endswith(file.name) or name == "__main__":
+            continue
+        if Path(source).resolve() != file.resolve():
+            continue
+        if module not in _EXECUTED:
+            return module
+        if _EXECUTED[module] == stamp(file):
+            ours = module
+    return ours
+
+
+def _execute(file: Path, name: str) -> ModuleType:
+    """Execute a file as a module under a name, and under the one by which its neighbours import it.
+
+    Raises whatever the module raises.
+    """
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(f"{file.name} in {file.parent} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    _EXECUTED[module] = stamp(file)
+    names = [name, *([file.stem] if _is_found(file) else [])]
+    # before it runs: dataclasses and pickling look a module up by name
+    sys.modules.update(dict.fromkeys(names, module))
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        for one in names:
+            sys.modules.pop(one, None)
+        raise
+    return module
+
+
+def _is_found(file: Path) -> bool:
+    """Whether `import STEM` finds this file, and not something else of that name."""
+    known = sys.modules.get(file.stem)
+    if known is not None:  # an earlier state of the file, which is replaced
+        return known in _EXECUTED and Path(str(known.__file__)).resolve() == file.resolve()
+    if "." in file.stem:
+        return False
+    try:
+        spec = importlib.util.find_spec(file.stem)
+    except (ImportError, ValueError):
+        return False
+    return (
+        spec is not None
+        and spec.origin is not None
+        and Path(spec.origin).resolve() == file.resolve()
+    )
 
 
 def _forget_bytecode(file: Path) -> None:

@@ -44,7 +44,7 @@ def declared_in(module: ModuleType) -> Iterator[tuple[Callable[..., Any], Declar
     """The functions of a module with what decorators say of them, each once, in
     the order of the module."""
     seen: set[int] = set()
-    for value in vars(module).values():
+    for value in list(vars(module).values()):
         if id(value) not in seen:
             seen.add(id(value))
             for declaration in declarations_of(value):
@@ -55,11 +55,13 @@ def _methods(
     module: ModuleType, served: Sequence[tuple[Callable[..., Any], Declaration]]
 ) -> Iterator[Problem]:
     bound = [getattr(function, "__func__", function) for function, _ in served]
-    for owner in vars(module).values():
+    for owner in list(vars(module).values()):
         if not inspect.isclass(owner) or owner.__module__ != module.__name__:
             continue
-        for name, value in vars(owner).items():
-            function = getattr(value, "__func__", value)
+        for name, value in list(vars(owner).items()):
+            function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+            if not inspect.isfunction(function):
+                continue  # a pydantic model that is not complete yet has parts that raise
             if declarations_of(function) and function not in bound:
                 message = "is in a class, and is not served: functions of the module are"
                 remedy = f"move it out of the class, or bind it: {name} = {owner.__name__}().{name}"
