@@ -18,7 +18,7 @@ LAYERS = [
     {"errors", "clock", "files", "garbage"},
     {"json", "aws", "tls", "spellings"},
     {"protocol"},
-    {"config.yaml_file", "config.settings", "tracing", "metrics", "watchdog"},
+    {"config.yaml_file", "config.settings", "tracing", "metrics", "watchdog", "correlation"},
     {"logs"},
     {"config.base", "config.secret"},
     {

@@ -22,6 +22,7 @@ from roundgate.storage.tasks import (
     Answered,
     Cancelled,
     Claimed,
+    Ending,
     Lease,
     Move,
     NewTask,
@@ -32,6 +33,7 @@ from roundgate.storage.tasks import (
     TaskRef,
     TaskStore,
     Wanted,
+    Work,
 )
 from tests.support.postponing import postpone
 
@@ -1929,6 +1931,87 @@ class TaskStoreContract:
         assert await found(Status.CANCELLED) == cancelled
         assert await found(Status.CANCELLED, Status.FAILED) == ["1", *cancelled, "failed"]
         assert len(await found(*Status)) == 5
+
+    async def test_a_task_that_a_failed_step_ended_is_failed_for_its_operator(
+        self, store: TaskStore
+    ) -> None:
+        for ending in (Ending.OK, Ending.TOOL_ERROR, Ending.STEP_FAILED):
+            lease = await working(store, TaskRef("owner", ending.value))
+            failed = ["order@1/charge#2", "ship"] if ending is Ending.STEP_FAILED else []
+            await store.finish(
+                *(lease, Status.COMPLETED, b"{}", None, NOW), ending=ending, failed_steps=failed
+            )
+        lease = await working(store, TaskRef("owner", "error"))
+        await store.finish(lease, Status.FAILED, b"{}", None, NOW)
+        await working(store, TaskRef("owner", "open"))
+        await working(store, TaskRef("owner", "cancelled"))
+        await store.cancel(TaskRef("owner", "cancelled"), "no", NOW)
+        over = new(TaskRef("owner", "at once"), status=Status.COMPLETED, ending=Ending.TOOL_ERROR)
+        await store.create(over)
+
+        async def found(**wanted: Any) -> list[str]:
+            return sorted(ids((await store.find(Wanted(**wanted))).records))
+
+        failed_step = await record(store, TaskRef("owner", "step_failed"))
+        assert failed_step.status is Status.COMPLETED
+        assert failed_step.shown_status is Status.FAILED
+        assert list(failed_step.failed_steps) == ["order@1/charge#2", "ship"]
+        assert await found(statuses=frozenset({Status.FAILED})) == ["error", "step_failed"]
+        completed = ["at once", "ok", "tool_error"]
+        assert await found(statuses=frozenset({Status.COMPLETED})) == completed
+        assert await found(endings=frozenset({Ending.STEP_FAILED})) == ["step_failed"]
+        assert await found(endings=frozenset({Ending.TOOL_ERROR})) == ["at once", "tool_error"]
+        assert await found(endings=frozenset({Ending.CANCELLED, Ending.ERROR})) == [
+            "cancelled",
+            "error",
+        ]
+        both = {"statuses": frozenset({Status.FAILED}), "endings": frozenset({Ending.OK})}
+        assert await found(**both) == []
+        assert (await record(store, TaskRef("owner", "open"))).ending is None
+
+    async def test_the_work_of_a_task_that_a_failed_step_ended_is_kept(
+        self, store: TaskStore
+    ) -> None:
+        large = {"call": blob(9000), "state": blob(3000)}
+        lease = await asking(store, {"a": b"question"}, **large)
+        await store.answer(REF, {"a": blob(700)}, NOW, SOON)
+        lease = (await claim(store)).lease
+        for n in range(3):
+            await store.checkpoint(lease, Added([blob(2000 + n)]), NOW)
+        before = await store.read_work(REF)
+        await store.finish(
+            *(lease, Status.COMPLETED, b"{}", None, NOW),
+            ending=Ending.STEP_FAILED,
+            failed_steps=["charge"],
+        )
+        entries = [blob(2000 + n) for n in range(3)]
+        expected = Work(large["call"], entries, large["state"], {"a": blob(700)})
+        assert before == await store.read_work(REF) == expected
+        assert await store.claim(REF, NOW, UNTIL) is NotClaimed.OVER
+        assert await store.count_open("owner", 10) == 0
+        assert await store.due(END, 10) == []
+        assert await store.read_work(TaskRef("owner", "none")) is None
+        assert await store.purge(REF, NOW) is True
+        assert await store.read_work(REF) is None
+
+    async def test_the_task_that_goes_on_with_the_work_is_noted_once(
+        self, store: TaskStore
+    ) -> None:
+        lease = await working(store)
+        assert await store.note_retry(REF, "early") is False
+        await store.finish(
+            *(lease, Status.COMPLETED, b"{}", "over", NOW),
+            ending=Ending.STEP_FAILED,
+            failed_steps=["charge"],
+        )
+        before = await record(store)
+        assert await store.note_retry(REF, "second") is True
+        assert await store.note_retry(REF, "third") is False
+        assert await record(store) == replace(before, retried_as="second")
+        other = TaskRef("owner", "other")
+        await store.finish(await working(store, other), Status.COMPLETED, b"{}", None, NOW)
+        assert await store.note_retry(other, "second") is False
+        assert await store.note_retry(TaskRef("owner", "none"), "second") is False
 
     @pytest.mark.parametrize(
         "statuses",

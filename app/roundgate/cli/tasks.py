@@ -21,7 +21,7 @@ from roundgate.errors import Unavailable
 from roundgate.protocol import Status
 from roundgate.startup import Stores, make_stores
 from roundgate.storage import TaskRecord, TaskRef
-from roundgate.tasks import Sweep
+from roundgate.tasks import Sweep, steps_done
 
 PLACEHOLDER: Final = "unset-while-tasks-are-looked-at"
 """Stands for variables that only the gateway has."""
@@ -106,10 +106,12 @@ async def _show(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> 
     record = await stores.tasks.read(arguments.task, 0)  # an expired one too
     if record is None:
         return _unknown(arguments.task)
+    work = await stores.tasks.read_work(arguments.task)
+    steps = None if work is None else steps_done(work)
     if arguments.json:
-        show_json(facts_of(record, clock.now_ms()))
+        show_json(facts_of(record, clock.now_ms(), steps))
     else:
-        print_facts(record, clock.now_ms())
+        print_facts(record, clock.now_ms(), steps)
     return 0
 
 

@@ -17,7 +17,7 @@ version 1 is continued as one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, field, fields, replace
 from typing import Any, Final, TypeAlias
 
@@ -48,6 +48,11 @@ class Raised:
     what: str | None = None
     how: str | None = None
     """`TIMED_OUT`, `NOT_JSON`, or `None` for whatever else."""
+    attempts: int | None = None
+    """How often it was tried, if more than once."""
+    beside: Sequence[str] | None = None
+    """The places of other steps that were running when it failed: they were not begun because it
+    had."""
 
 
 TIMED_OUT: Final = "timeout"

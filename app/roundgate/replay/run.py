@@ -22,7 +22,8 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, Final, NoReturn, Protocol
 
@@ -153,6 +154,8 @@ class Run:
         """In which order branches get what is known; `None` while nothing is."""
         self.unwritten: list[Entry] = []
         """What is written with the next step."""
+        self.running_steps: set[str] = set()
+        """The places of steps whose function runs now."""
         if message is not None:
             self.message = message
 
@@ -274,6 +277,15 @@ class Run:
         (`has_ended`) or was cancelled."""
         self.longest_ms = max(self.longest_ms, took_ms)
         self.steps_run += has_ended
+
+    @contextmanager
+    def running(self, key: str) -> Iterator[None]:
+        """Count a step among those that run now."""
+        self.running_steps.add(key)
+        try:
+            yield
+        finally:
+            self.running_steps.discard(key)
 
     def want_task(self) -> None:
         """Note that it has to go on as a task, or in another turn of its task."""

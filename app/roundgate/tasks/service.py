@@ -180,6 +180,7 @@ class Tasks:
             status_message=message if ended is None else ended.status_message,
             outcome=None if ended is None else ended.outcome,
             journal_version=journal.version,
+            ending=None if ended is None else ended.ending,
         )
 
     async def record(self, principal: Principal, task_id: str) -> TaskRecord | None:
@@ -231,6 +232,10 @@ class Tasks:
                 await wake(self._queue, ref)
             case Cancelled.OVER:
                 pass
+
+    def ref(self, principal: Principal, task_id: str) -> TaskRef:
+        """The reference of a task of the principal's, as the log and the commands have it."""
+        return TaskRef(owner_of(principal, self.view), task_id)
 
     def _ref(self, principal: Principal, task_id: str) -> TaskRef | None:
         """Where the task would be; `None` if we never gave out such an id."""
