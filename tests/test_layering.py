@@ -73,7 +73,14 @@ HOMES = {
     "jiter": {"json"},
     "orjson": {"json"},
     "time": {
-        *("clock", "logs", "http.exceptions", "http.stalls", "backends.python.modules"),
+        *(
+            "clock",
+            "logs",
+            "http.exceptions",
+            "http.stalls",
+            "http.older.batches",
+            "backends.python.modules",
+        ),
         "backends.http.service",
         "client.transport",  # how long a connection has been idle
         "deployment",  # waits for processes of its own

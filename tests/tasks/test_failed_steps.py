@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +14,10 @@ import pytest
 from roundgate import Context, StepFailed, ToolError, tool
 from roundgate.auth.principal import LOCAL
 from roundgate.cli import main
-from roundgate.clock import Clock
 from roundgate.tasks.call import owner_of
 from tests.support.log_lines import LogLines, log_lines
-from tests.support.rounds import accept
 from tests.support.replay import Name
+from tests.support.rounds import accept
 from tests.support.task_client import TaskClient, tasked
 
 SECRET = "4242 4242 4242 4242"

@@ -210,6 +210,9 @@ class Journal:
     of each by other keys."""
     unasked: Mapping[str, Any] = field(default_factory=dict)
     """Responses that came with a request that had no state: nobody had asked. Not kept."""
+    received: set[str] = field(default_factory=set)
+    """The places of questions whose answers came with this request, or were read with this claim.
+    Not kept."""
 
     def add(self, entry: Entry) -> None:
         """Remember an entry; it replaces the one of its key. Steps are kept in the
@@ -235,6 +238,7 @@ class Journal:
                     entry.wire,
                 )
                 self.add(answer)
+                self.received.add(entry.key)
 
     def receive_unasked(self, responses: Mapping[str, Any]) -> None:
         """Take responses that a client sends along without any state; only who asks

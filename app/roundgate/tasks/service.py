@@ -12,13 +12,16 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
+from roundgate import json
 from roundgate.auth import Principal
+from roundgate.backends import decision_in, is_approval, log_decision
 from roundgate.clock import Clock
 from roundgate.config import TasksConfig
-from roundgate.errors import TaskNotFound, ToolError, Unavailable
+from roundgate.errors import ParseError, TaskNotFound, ToolError, Unavailable
 from roundgate.json import encode
 from roundgate.protocol import Status, TaskView, detailed, to_wire
 from roundgate.replay import Journal, plain, row
@@ -205,13 +208,42 @@ class Tasks:
             raise TaskNotFound
         now_ms = self._clock.now_ms()
         answers = {key: encode(response) for key, response in responses.items()}
-        match await self._store.answer(ref, answers, now_ms, self._due_ms(now_ms)):
+        decided = await self._decided(ref, responses, now_ms)
+        answered = await self._store.answer(ref, answers, now_ms, self._due_ms(now_ms))
+        if decided is not None and answered in (Answered.FULLY, Answered.PARTLY):
+            await self._log_decision(principal, *decided)
+        match answered:
             case Answered.UNKNOWN_TASK:
                 raise TaskNotFound
             case Answered.FULLY:
                 await wake(self._queue, ref)
             case Answered.PARTLY | Answered.NOT_NEEDED:
                 pass
+
+    async def _decided(
+        self, ref: TaskRef, responses: Mapping[str, Any], now_ms: int
+    ) -> tuple[TaskRecord, bool] | None:
+        """The task and the decision, where a response approves its call or declines to. Only what
+        looks like that costs a look at the row."""
+        decisions = {key: decision_in(response) for key, response in responses.items()}
+        if all(decision is None for decision in decisions.values()):
+            return None
+        record = await self._store.read(ref, now_ms)
+        if record is None:
+            return None
+        asked = [key for key, one in record.requests.items() if is_approval(json.decode(one))]
+        decision = decisions.get(asked[0]) if asked else None
+        return None if decision is None else (record, decision)
+
+    async def _log_decision(
+        self, principal: Principal, record: TaskRecord, is_approved: bool
+    ) -> None:
+        call_id = None
+        with suppress(Unavailable, ParseError, ValueError, TypeError, KeyError):
+            work = await self._store.read_work(record.ref)
+            call_id = None if work is None else TaskCall.from_bytes(work.call).call_id
+        ids = {"call": call_id, "task": str(record.ref), "tool": record.tool}
+        log_decision(principal, is_approved, **ids)
 
     async def cancel(self, principal: Principal, task_id: str) -> None:
         """Cancel the task, unless it has ended. Its worker learns of that at its next write.
