@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,10 @@ import pytest
 from roundgate import Context, StepFailed, ToolError, tool
 from roundgate.auth.principal import LOCAL
 from roundgate.cli import main
+from roundgate.clock import Clock
+from roundgate.replay import steps
+from roundgate.storage import Claimed, TaskRef
+from roundgate.storage.sqlite import Database, SqliteTasks
 from roundgate.tasks.call import owner_of
 from tests.support.log_lines import LogLines, log_lines
 from tests.support.replay import Name
@@ -325,3 +330,44 @@ async def test_show_says_which_steps_are_done_and_what_the_counters_count(
     assert json.loads(out)["steps"][-1] == {"name": "charge", "state": "failed", "attempts": 3}
     assert "Ada" not in text + out
     assert SECRET not in text + out
+
+
+async def test_a_step_that_takes_long_is_logged_while_it_runs(
+    tmp_path: Path, lines: LogLines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "SLOW_S", 0.01)
+
+    def until_it_is_logged() -> str:
+        while not lines.of("a step takes long"):
+            time.sleep(0.01)
+        return "over"
+
+    @tool(task="required")
+    async def slow(ctx: Context) -> str:
+        await ctx.continue_as_task()
+        return str(await ctx.step("wait", until_it_is_logged))
+
+    async with tasked(tmp_path, slow) as ann:
+        task_id = await ann.begin("slow")
+        assert await ann.text(task_id) == "over"
+    (line,) = lines.of("a step takes long")
+    about = {"task": ref(task_id), "tool": "slow", "step": "wait", "attempt": 1, "seconds": 0.01}
+    assert {**line, **about} == line
+    assert line["call"] == lines.of("request")[0]["call"]
+
+
+async def test_who_takes_a_task_over_says_whose_it_is(tmp_path: Path, lines: LogLines) -> None:
+    database = Database(tmp_path / "gateway.sqlite3")
+    async with tasked(tmp_path, *TOOLS, works=False) as idle:
+        task_id = await idle.begin("several")
+    store, place = SqliteTasks(database), TaskRef(owner_of(LOCAL), task_id)
+    now_ms = Clock().now_ms()
+    # a worker that died with it an hour ago
+    claimed = await store.claim(place, now_ms, now_ms - 3_600_000, due_ms=now_ms)
+    assert isinstance(claimed, Claimed)
+    async with tasked(tmp_path, *TOOLS, tasks={"requeue_after_s": 1}) as ann:
+        await ann.text(task_id)
+    await store.aclose()
+    (line,) = lines.of("a task is taken over")
+    about = {"task": ref(task_id), "tool": "several", "subject": "local", "deaths": 0}
+    assert {**line, **about} == line
