@@ -2013,6 +2013,13 @@ class TaskStoreContract:
         assert await store.note_retry(other, "second") is False
         assert await store.note_retry(TaskRef("owner", "none"), "second") is False
 
+    async def test_a_row_says_what_the_log_knows_its_call_by(self, store: TaskStore) -> None:
+        await store.create(new(call_id="call"))
+        await store.create(new(TaskRef("owner", "unknown")))
+        assert (await record(store)).call_id == "call"
+        assert (await claim(store)).record.call_id == "call"
+        assert (await record(store, TaskRef("owner", "unknown"))).call_id is None
+
     @pytest.mark.parametrize(
         "statuses",
         [None, {Status.WORKING}, {Status.WORKING, Status.FAILED}],

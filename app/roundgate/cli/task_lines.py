@@ -82,6 +82,7 @@ def facts_of(
     facts = {
         "task": str(record.ref),
         "tool": record.tool,
+        "call": record.call_id,
         "status": record.shown_status.value,
         "outcome": None if record.ending is None else record.ending.value,
         "failedSteps": list(record.failed_steps) or None,

@@ -220,6 +220,7 @@ class ToolMethods:
                 message=message,
                 ended=end,
                 cleans_up=served.tool.cleans_up,
+                call_id=round_.correlation.call_id,
             )
         except Unavailable as error:
             return await self._in_doubt(
@@ -249,7 +250,6 @@ class ToolMethods:
             journal.generation,
             self._tasks.view,
             call.meta.capabilities.substituted,
-            round_.correlation.call_id,
         )
 
     async def _in_doubt(

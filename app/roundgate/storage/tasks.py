@@ -168,6 +168,8 @@ class NewTask:
     """Whether something may be left to do elsewhere if it ends early."""
     ending: Ending | None = None
     """How it ended, if it is terminal; by default the ending of its status."""
+    call_id: str | None = None
+    """What the log knows its call by (`roundgate.correlation`)."""
 
     def first_row(self) -> dict[str, Any]:
         """What every store writes of it, by the names of `TaskRecord`; beside it
@@ -186,6 +188,7 @@ class NewTask:
             "wake_ms": 0,
             "attempts": 0,
             "ending": None if ending is None else ending.value,
+            "call_id": self.call_id,
         }
 
     def view(self) -> TaskView:
@@ -250,6 +253,8 @@ class TaskRecord:
     """The places of the steps whose failure ended it."""
     retried_as: str | None = None
     """The id of the task, of the same owner, that goes on with its work."""
+    call_id: str | None = None
+    """See `NewTask`."""
 
     @property
     def shown_status(self) -> Status:

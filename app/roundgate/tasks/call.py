@@ -39,8 +39,6 @@ class TaskCall:
     substituted: Mapping[str, Any] = field(default_factory=dict)
     """What there are other means for where the client declared nothing
     (`ClientCapabilities.substituted`)."""
-    call_id: str | None = None
-    """What the log knows the call by (`roundgate.correlation`)."""
     continues: str | None = None
     """The id of the task whose work it goes on with. Its handler and services know it by that one:
     the keys of its steps stay the same."""
@@ -61,8 +59,6 @@ class TaskCall:
             facts["view"] = self.view
         if self.substituted:  # workers of the version before do not know it
             facts["substituted"] = dict(self.substituted)
-        if self.call_id is not None:
-            facts["call_id"] = self.call_id
         if self.continues is not None:
             facts["continues"] = self.continues
         return json.encode(facts)

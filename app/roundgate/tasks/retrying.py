@@ -73,6 +73,7 @@ def _going_on(record: TaskRecord, work: Work, now_ms: int) -> NewTask:
         due_ms=now_ms,
         journal_version=record.journal_version,
         cleans_up=record.cleans_up,
+        call_id=record.call_id,
     )
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -21,7 +20,7 @@ from roundgate.auth import Principal
 from roundgate.backends import decision_in, is_approval, log_decision
 from roundgate.clock import Clock
 from roundgate.config import TasksConfig
-from roundgate.errors import ParseError, TaskNotFound, ToolError, Unavailable
+from roundgate.errors import TaskNotFound, ToolError, Unavailable
 from roundgate.json import encode
 from roundgate.protocol import Status, TaskView, detailed, to_wire
 from roundgate.replay import Journal, plain, row
@@ -70,6 +69,7 @@ class Tasks:
         message: str | None = None,
         ended: Ended | None = None,
         cleans_up: bool = False,
+        call_id: str | None = None,
     ) -> dict[str, Any]:
         """A task for a call that is to go on, or that has ended already; the schema's
         `CreateTaskResult`.
@@ -83,6 +83,7 @@ class Tasks:
             ended: how the call ended, if it is over already.
             cleans_up: whether it begins something elsewhere that has to be ended
                 with it (`Tool.cleans_up`).
+            call_id: what the log knows the call by.
 
         Raises:
             Unavailable: the task may have been written or not; calling again
@@ -91,8 +92,7 @@ class Tasks:
             NotJson: in `ctx.state`.
         """
         task = self._new(task_call, task_id or self._clock.new_id(), journal, message, ended)
-        if cleans_up and ended is None:
-            task = replace(task, cleans_up=True)
+        task = replace(task, cleans_up=cleans_up and ended is None, call_id=call_id)
         if ended is None:
             await self._check_room(task.ref)
         try:
@@ -211,7 +211,9 @@ class Tasks:
         decided = await self._decided(ref, responses, now_ms)
         answered = await self._store.answer(ref, answers, now_ms, self._due_ms(now_ms))
         if decided is not None and answered in (Answered.FULLY, Answered.PARTLY):
-            await self._log_decision(principal, *decided)
+            record, is_approved = decided
+            ids = {"call": record.call_id, "task": str(ref), "tool": record.tool}
+            log_decision(principal, is_approved, **ids)
         match answered:
             case Answered.UNKNOWN_TASK:
                 raise TaskNotFound
@@ -234,16 +236,6 @@ class Tasks:
         asked = [key for key, one in record.requests.items() if is_approval(json.decode(one))]
         decision = decisions.get(asked[0]) if asked else None
         return None if decision is None else (record, decision)
-
-    async def _log_decision(
-        self, principal: Principal, record: TaskRecord, is_approved: bool
-    ) -> None:
-        call_id = None
-        with suppress(Unavailable, ParseError, ValueError, TypeError, KeyError):
-            work = await self._store.read_work(record.ref)
-            call_id = None if work is None else TaskCall.from_bytes(work.call).call_id
-        ids = {"call": call_id, "task": str(record.ref), "tool": record.tool}
-        log_decision(principal, is_approved, **ids)
 
     async def cancel(self, principal: Principal, task_id: str) -> None:
         """Cancel the task, unless it has ended. Its worker learns of that at its next write.

@@ -192,27 +192,20 @@ class Worker:
     async def run(self, claimed: Claimed, deadline: Deadline | None = None) -> Turn:
         """Take a turn at a claimed task; it has to be over by the deadline, if there is one."""
         begun_ms, record = self._clock.monotonic_ms(), claimed.record
-        ids = Correlation(tool=record.tool, task=str(record.ref))
+        ids = Correlation(record.tool, task=str(record.ref), known_call_id=record.call_id)
         turn = Turn.FAULT
         try:
             with correlated(ids):
-                turn = await self._turn(claimed, deadline or Deadline(self._clock, None), ids)
+                turn = await self._turn(claimed, deadline or Deadline(self._clock, None))
         except LeaseLost:
             turn = Turn.LOST
         finally:
             took_ms = round(self._clock.monotonic_ms() - begun_ms, 2)
             reason = self._reasons.pop(record.ref, None)
-            self._note(claimed, turn, took_ms, reason, ids.known_call_id)
+            self._note(claimed, turn, took_ms, reason)
         return turn
 
-    def _note(
-        self,
-        claimed: Claimed,
-        turn: Turn,
-        took_ms: float,
-        reason: str | None,
-        call_id: str | None,
-    ) -> None:
+    def _note(self, claimed: Claimed, turn: Turn, took_ms: float, reason: str | None) -> None:
         record = claimed.record
         self._metrics.turn(record.tool, turn.value, took_ms)
         facts = {
@@ -221,7 +214,7 @@ class Worker:
             "outcome": turn.value,
             "attempt": record.attempts + 1,
             "ms": took_ms,
-            **({} if call_id is None else {"call": call_id}),
+            **({} if record.call_id is None else {"call": record.call_id}),
             **({} if reason is None else {"reason": reason}),
         }
         log.info("task", extra={"fields": facts})
@@ -241,13 +234,12 @@ class Worker:
         """Whether a handler goes on although its turn is over."""
         return any(running.is_abandoned for running in self._abandoned)
 
-    async def _turn(self, claimed: Claimed, deadline: Deadline, ids: Correlation) -> Turn:
+    async def _turn(self, claimed: Claimed, deadline: Deadline) -> Turn:
         try:
             self._check(claimed.record)
             # to the end of the turn, whatever is swapped meanwhile
             with self._catalogs.use() as catalog:
                 task_call, served = self._served(claimed, catalog)
-                ids.known_call_id = task_call.call_id
                 if claimed.record.suspect:
                     _log_takeover(task_call, claimed.record)
                 return await self._carry(

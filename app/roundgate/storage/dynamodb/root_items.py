@@ -17,8 +17,8 @@ Besides the fields of `TaskRecord` it has
 
 Fields of `TaskRecord` that are usually 0 or false are left out then: `suspect`,
 `alone`, `deaths`, `declined_ms`, `resends`, `cleans_up`, and so is `unsent` of
-`OpenTask`, and so is a `journal_version` of 1; `failed_steps` and `retried_as` are left out where
-there is nothing to say. A terminal task that is to be cleaned up keeps its shard, and what a worker
+`OpenTask`, and so is a `journal_version` of 1; `failed_steps`, `retried_as` and `call_id` are left
+out where there is nothing to say. A terminal task that is to be cleaned up keeps its shard, and what a worker
 needs; one that a failed step ended keeps the latter.
 """
 
@@ -573,6 +573,7 @@ def record_of(root: Row, rows: Mapping[str, Row] | None) -> TaskRecord:
         ending=Ending(root["ending"]) if root.get("ending") else None,
         failed_steps=tuple(root.get("failed_steps", ())),
         retried_as=root.get("retried_as"),
+        call_id=root.get("call_id"),
     )
 
 

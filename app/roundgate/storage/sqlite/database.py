@@ -139,6 +139,7 @@ alter table tasks add column cleans_up integer not null default 0;
 alter table tasks add column ending text;
 alter table tasks add column failed_steps text;
 alter table tasks add column retried_as text;
+alter table tasks add column call_id text;
 update tasks set ending = case status when 'completed' then 'ok' when 'failed' then 'error' else 'cancelled' end
     where status in ('completed', 'failed', 'cancelled');
 drop index tasks_ended;

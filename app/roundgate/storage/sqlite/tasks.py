@@ -49,7 +49,7 @@ in the way of the first."""
 _HEAD: Final = (
     "n, owner, id, tool, status, status_message, created_ms, updated_ms, expires_ms, revision,"
     " fence, lease_until_ms, wake_ms, due_ms, attempts, deaths, suspect, alone, declined_ms, journal_version,"
-    " resends, noted, cleans_up, ending, failed_steps, retried_as"
+    " resends, noted, cleans_up, ending, failed_steps, retried_as, call_id"
 )
 _COLUMNS: Final = tuple(_HEAD.replace(" ", "").split(","))
 _ENDED: Final = frozenset({Status.FAILED, Status.CANCELLED})
