@@ -1972,7 +1972,7 @@ class TaskStoreContract:
     async def test_the_work_of_a_task_that_a_failed_step_ended_is_kept(
         self, store: TaskStore
     ) -> None:
-        large = {"call": blob(9000), "state": blob(3000)}
+        large: dict[str, Any] = {"call": blob(9000), "state": blob(3000)}
         lease = await asking(store, {"a": b"question"}, **large)
         await store.answer(REF, {"a": blob(700)}, NOW, SOON)
         lease = (await claim(store)).lease
