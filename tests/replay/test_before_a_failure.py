@@ -65,7 +65,7 @@ def test_what_was_begun_after_the_failure_refuses_it(later: Entry) -> None:
 
 def test_what_ran_beside_it_is_remembered_if_it_ended_well_and_else_run_again() -> None:
     failed = Raised("charge", "away", False, beside=["book", "print"])
-    entries = [DONE, failed, Finished("book", 2), Raised("print", "away", False)]
+    entries: list[Entry] = [DONE, failed, Finished("book", 2), Raised("print", "away", False)]
     assert before_failure(entries, ["charge"]) == [DONE, Finished("book", 2)]
     assert from_row(row(failed)) == failed
 

@@ -14,8 +14,13 @@ from typing import Any, Final
 
 import pytest
 
-from roundgate.errors import LeaseLost
+from roundgate.auth.principal import LOCAL
+from roundgate.errors import LeaseLost, NotRetryable, Unavailable
+from roundgate.json import decode, encode
 from roundgate.protocol.tasks import OPEN, Status
+from roundgate.replay.journal import Answered as AnsweredEntry
+from roundgate.replay.journal import Asked, Entry, Finished, Raised, from_row, row
+from roundgate.storage import TaskQueue
 from roundgate.storage.tasks import (
     NOTHING,
     Added,
@@ -35,6 +40,7 @@ from roundgate.storage.tasks import (
     Wanted,
     Work,
 )
+from roundgate.tasks import TaskCall, retry
 from tests.support.postponing import postpone
 
 Reopen = Callable[[], TaskStore]
@@ -46,6 +52,41 @@ UNTIL: Final = NOW + 30_000
 REF: Final = TaskRef("owner", "id")
 EVERY_BYTE: Final = bytes(range(256))
 TERMINAL: Final = (Status.COMPLETED, Status.FAILED, Status.CANCELLED)
+
+
+class Sent:
+    """A queue that keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[TaskRef] = []
+
+    async def send(self, ref: TaskRef, delay_ms: int = 0) -> None:
+        """Keep it."""
+        self.sent.append(ref)
+
+
+class DiesBeforeItNotes:
+    """A store that is away when the retry of a task is to be noted."""
+
+    def __init__(self, store: TaskStore) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def note_retry(self, ref: TaskRef, as_id: str) -> bool:
+        """Not now."""
+        raise Unavailable("away")
+
+
+def as_store(store: Any) -> TaskStore:
+    """A double as the store that it stands for."""
+    return store  # type: ignore[no-any-return]
+
+
+def as_queue(queue: Any) -> TaskQueue:
+    """A double as the queue that it stands for."""
+    return queue  # type: ignore[no-any-return]
 
 
 def blob(size: int) -> bytes:
@@ -2012,6 +2053,41 @@ class TaskStoreContract:
         await store.finish(await working(store, other), Status.COMPLETED, b"{}", None, NOW)
         assert await store.note_retry(other, "second") is False
         assert await store.note_retry(TaskRef("owner", "none"), "second") is False
+
+    async def test_the_work_is_taken_up_by_one_task_however_often_that_is_interrupted(
+        self, store: TaskStore
+    ) -> None:
+        call = TaskCall("report", {"n": 1}, LOCAL, {})
+        entries: list[Entry] = [
+            Finished("plan", "x" * 5_000),
+            Asked("who", "digest"),
+            Raised("charge", "", False),
+        ]
+        lease = await asking(store, {"who": b"{}"}, call=call.to_bytes(), call_id="call")
+        await store.answer(REF, {"who": b'{"action":"decline"}'}, NOW, SOON)
+        lease = (await claim(store)).lease
+        for entry in entries:
+            await store.checkpoint(lease, Added([encode(row(entry))]), NOW)
+        await store.finish(
+            *(lease, Status.COMPLETED, b"{}", None, NOW),
+            ending=Ending.STEP_FAILED,
+            failed_steps=["charge"],
+        )
+        queue = Sent()
+        with pytest.raises(Unavailable):
+            await retry(as_store(DiesBeforeItNotes(store)), as_queue(queue), REF, NOW)
+        again = await retry(store, as_queue(queue), REF, NOW + 1_000)
+        with pytest.raises(NotRetryable, match=f"was taken up again as {again}"):
+            await retry(store, as_queue(queue), REF, NOW)
+        assert (await record(store)).retried_as == again.id
+        assert queue.sent == [again]
+        assert len((await store.find()).records) == 2
+        going_on = await claim(store, again)
+        assert TaskCall.from_bytes(going_on.call) == replace(call, continues=REF.id)
+        answered = AnsweredEntry("who", "digest", 1, 0, {"action": "decline"})
+        assert [from_row(decode(one)) for one in going_on.journal] == [entries[0], answered]
+        assert going_on.record.call_id == "call"
+        assert going_on.record.expires_ms - going_on.record.created_ms == END - NOW
 
     async def test_a_row_says_what_the_log_knows_its_call_by(self, store: TaskStore) -> None:
         await store.create(new(call_id="call"))

@@ -22,8 +22,7 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from enum import StrEnum
 from typing import Any, Final, NoReturn, Protocol
 
@@ -155,7 +154,7 @@ class Run:
         self.unwritten: list[Entry] = []
         """What is written with the next step."""
         self.running_steps: set[str] = set()
-        """The places of steps whose function runs now."""
+        """The places of steps that run now: begun, and not yet remembered."""
         if message is not None:
             self.message = message
 
@@ -277,15 +276,6 @@ class Run:
         (`has_ended`) or was cancelled."""
         self.longest_ms = max(self.longest_ms, took_ms)
         self.steps_run += has_ended
-
-    @contextmanager
-    def running(self, key: str) -> Iterator[None]:
-        """Count a step among those that run now."""
-        self.running_steps.add(key)
-        try:
-            yield
-        finally:
-            self.running_steps.discard(key)
 
     def want_task(self) -> None:
         """Note that it has to go on as a task, or in another turn of its task."""

@@ -22,12 +22,12 @@ from roundgate.replay.steps import (
     ONCE,
     WATCH,
     Options,
+    Running,
     Task,
     attempt,
     check_return,
     log_failed,
     outcome_of,
-    watching_time,
 )
 from roundgate.replay.waiting import SHED_MARGIN_MS, wait_until
 
@@ -167,7 +167,8 @@ async def _run_step(
     only_values: bool = False,
 ) -> Entry | None:
     """Run a step; returns what is remembered of it, or `None` if nothing is."""
-    with run.quiescence.moving(), run.running(task.key):
+    running = Running(task.key, attempts + 1, run.running_steps)
+    with run.quiescence.moving(), running:
         watch, begun_ms = WATCH.get(), run.clock.monotonic_ms()
         if options.at_most_once:
             await remember(run, Began(task.key, task.what))
@@ -176,7 +177,7 @@ async def _run_step(
             await watch.begins(task.key)
         entry: Finished | Raised | None = None
         try:
-            with inside(InStep(run.owner, task.key)), watching_time(task.key, attempts + 1):
+            with inside(InStep(run.owner, task.key)):
                 entry, error = await attempt(
                     task, options.timeout_s, run.call.step_threads, run.call.principal
                 )

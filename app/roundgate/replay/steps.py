@@ -8,8 +8,7 @@ import inspect
 import logging
 import types
 import typing
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, Final, Protocol
@@ -193,21 +192,33 @@ def _reason(entry: Raised) -> str:
     return entry.how or entry.message.partition(":")[0]
 
 
-@contextmanager
-def watching_time(key: str, attempt: int) -> Iterator[None]:
-    """Log a step that takes longer than `SLOW_S`, while it still runs."""
-    timer, watched, correlation = of_this_loop(), object(), CORRELATION.get()
+class Running:
+    """One step while it runs: counted among the steps that run, and logged if it takes
+    longer than `SLOW_S`."""
 
-    def warn() -> None:  # in the context of whoever set a timer first
-        ids = {} if correlation is None else correlation.members()
-        fields = {**ids, "step": key, "attempt": attempt, "seconds": SLOW_S}
+    __slots__ = ("_attempt", "_correlation", "_key", "_steps", "_timer")
+
+    def __init__(self, key: str, attempt: int, steps: set[str]) -> None:
+        """`steps` are the places of the steps that run."""
+        self._key = key
+        self._attempt = attempt
+        self._steps = steps
+        self._timer = of_this_loop()
+        self._correlation = CORRELATION.get()
+
+    def __enter__(self) -> None:
+        self._steps.add(self._key)
+        self._timer.set(self, SLOW_S, self._warn)
+
+    def __exit__(self, *raised: object) -> None:
+        self._timer.cancel(self)
+        self._steps.discard(self._key)
+
+    def _warn(self) -> None:
+        # in the context of whoever set a timer first
+        ids = {} if self._correlation is None else self._correlation.members()
+        fields = {**ids, "step": self._key, "attempt": self._attempt, "seconds": SLOW_S}
         log.warning("a step takes long", extra={"fields": fields})
-
-    timer.set(watched, SLOW_S, warn)
-    try:
-        yield
-    finally:
-        timer.cancel(watched)
 
 
 def _unexpected(task: Task, error: BaseException) -> Raised:
