@@ -172,6 +172,13 @@ async def test_a_task_that_a_failed_step_ended_is_found_by_its_operator(
     assert table.splitlines()[1].endswith("failed at charge")
 
 
+async def test_a_watch_ends_with_the_failed_step(tmp_path: Path, operator: Operator) -> None:
+    async with tasked(tmp_path, *TOOLS) as ann:
+        task_id = await failed_order(ann)
+    status, out, _ = await operator("watch", ref(task_id))
+    assert (status, "  failed (failed at charge): " in out) == (1, True)
+
+
 async def test_the_log_tells_the_story_of_a_step_that_failed_for_good(
     tmp_path: Path, lines: LogLines
 ) -> None:

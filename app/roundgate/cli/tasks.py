@@ -128,7 +128,7 @@ async def _watch(arguments: argparse.Namespace, stores: Stores, clock: Clock) ->
             _print_change(record, now_ms, as_json=arguments.json)
             shown = seen
         if record.status.is_terminal:
-            return 0 if record.status is Status.COMPLETED else 1
+            return 0 if record.shown_status is Status.COMPLETED else 1
         await asyncio.sleep(arguments.interval)
 
 
@@ -137,8 +137,9 @@ def _print_change(record: TaskRecord, now_ms: int, *, as_json: bool) -> None:
         show_json(facts_of(record, now_ms))
         return
     said = f": {record.status_message}" if record.status_message else ""
-    does = "" if record.status.is_terminal else f" ({doing(record, now_ms)})"
-    say(f"{iso(now_ms)}  {record.status.value}{does}{said}")
+    does = doing(record, now_ms)
+    does = "" if does == "-" else f" ({does})"
+    say(f"{iso(now_ms)}  {record.shown_status.value}{does}{said}")
     sys.stdout.flush()
 
 

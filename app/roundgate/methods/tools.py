@@ -91,8 +91,8 @@ class ToolMethods:
     async def call(self, context: RequestContext, asked: CallToolParams) -> Reply:
         """tools/call"""
         inbound = context.inbound
-        context.correlation.tool = asked.name
         served = self._catalog.tool(asked.name)
+        context.correlation.tool = served.name
         self._scopes.check(served.name, context.principal)
         if inbound.headers is not None:
             for mirrored in served.mirrored:
