@@ -100,7 +100,19 @@ async def several(ctx: Context) -> list[str]:
     return [step.result() for step in steps]
 
 
-TOOLS = (order, compensate, explain, handle, at_most_once, several)
+def refuse() -> str:
+    """A service that refuses."""
+    raise ToolError(f"the card {SECRET} was declined; use another one")
+
+
+@tool(task="required")
+async def decline(ctx: Context) -> str:
+    """A payment that is refused."""
+    await ctx.continue_as_task()
+    return str(await ctx.step("charge", refuse))
+
+
+TOOLS = (order, compensate, explain, handle, at_most_once, several, decline)
 
 
 @pytest.fixture(autouse=True)
@@ -277,6 +289,21 @@ async def test_an_error_in_the_words_of_the_tool_is_that_of_its_step(
         _, out, _ = await operator("retry", ref(task_id))
         new_id = out.partition("goes on as ")[2].partition(":")[0].partition(".")[2]
         assert await ann.text(new_id) == "charge 2"
+
+
+async def test_a_tool_error_of_a_step_is_an_answer_and_no_failed_step(
+    tmp_path: Path, operator: Operator, lines: LogLines
+) -> None:
+    async with tasked(tmp_path, *TOOLS) as ann:
+        task_id = await ann.begin("decline")
+        task = await ann.over(task_id)
+        assert "declined" in task["result"]["content"][0]["text"]
+        assert await operator.found("--outcome", "tool_error") == [task_id]
+        assert await operator.found("--status", "failed") == []
+    (line,) = lines.of("a step ended with a tool error")
+    assert (line["level"], line["step"], line["attempt"]) == ("info", "charge", 1)
+    assert not [line for line in lines.all() if line["level"] == "warning"]
+    assert SECRET not in "".join(lines.text)
 
 
 async def test_a_failure_that_its_handler_deals_with_is_none(

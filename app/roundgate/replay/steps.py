@@ -148,7 +148,9 @@ def outcome_of(entry: Step, name: str) -> Any:
     if isinstance(entry, Finished):
         return entry.value
     error = _error_of(entry, name)
-    error.failed_step = entry.key
+    # a step's own ToolError is its tool's answer to the caller, and no matter for the operator
+    if not (isinstance(entry, Raised) and entry.told):
+        error.failed_step = entry.key
     raise error
 
 
@@ -179,7 +181,9 @@ def log_failed(
         again_ms: when the step is tried again, in milliseconds since the epoch; `None` for never.
     """
     fields: dict[str, Any] = {"step": entry.key, "attempt": attempt, "reason": _reason(entry)}
-    if again_ms is None:
+    if again_ms is None and entry.told:
+        log.info("a step ended with a tool error", extra={"fields": fields})
+    elif again_ms is None:
         log.warning("a step failed", exc_info=error, extra={"fields": fields})
     else:
         fields["again"] = iso(again_ms)
