@@ -100,7 +100,11 @@ class Units:
 
 REQUEST_LOG_BYTES = 200
 """Our line of a request."""
-TURN_LOG_BYTES = 200
+CALL_ID_BYTES = 35
+"""The id of its call in a line."""
+TASK_NAME_BYTES = 65
+"""The name of its task in a line."""
+TURN_LOG_BYTES = 260
 """Our line of a worker's turn."""
 SWEEP_LOG_BYTES = 680
 """Our line of a sweep, which is the metrics as well."""
@@ -200,7 +204,7 @@ def call_in_rounds(rounds: int, assumed: Assumed) -> Units:
     return Units(
         requests=rounds,
         secret_reads=rounds / assumed.requests_per_key_read,
-        log_bytes=rounds * REQUEST_LOG_BYTES,
+        log_bytes=rounds * (REQUEST_LOG_BYTES + CALL_ID_BYTES),
     )
 
 
@@ -226,7 +230,7 @@ def _task(writes: Writes, turns: int, assumed: Assumed, measured: Measured) -> U
         writes=writes.together,
         reads=assumed.polls * measured.poll_reads,
         messages=3 * sent,  # sent, received, deleted
-        log_bytes=requests * REQUEST_LOG_BYTES + sent * TURN_LOG_BYTES,
+        log_bytes=requests * (REQUEST_LOG_BYTES + TASK_NAME_BYTES) + sent * TURN_LOG_BYTES,
     )
 
 

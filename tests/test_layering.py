@@ -18,7 +18,7 @@ LAYERS = [
     {"errors", "clock", "files", "garbage"},
     {"json", "aws", "tls", "spellings"},
     {"protocol"},
-    {"config.yaml_file", "config.settings", "tracing", "metrics", "watchdog"},
+    {"config.yaml_file", "config.settings", "tracing", "metrics", "watchdog", "correlation"},
     {"logs"},
     {"config.base", "config.secret"},
     {
@@ -74,7 +74,14 @@ HOMES = {
     "jiter": {"json"},
     "orjson": {"json"},
     "time": {
-        *("clock", "logs", "http.exceptions", "http.stalls", "backends.python.modules"),
+        *(
+            "clock",
+            "logs",
+            "http.exceptions",
+            "http.stalls",
+            "http.older.batches",
+            "backends.python.modules",
+        ),
         "backends.http.service",
         "client.transport",  # how long a connection has been idle
         "deployment",  # waits for processes of its own

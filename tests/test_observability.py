@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 
+from roundgate.auth import Principal
 from tests.support.documents import ROOT
 from tests.support.said import Said, logged, measured
 
@@ -54,6 +55,8 @@ def test_every_outcome_of_a_turn_is_in_the_documentation() -> None:
 def test_every_member_of_a_request_line_is_in_the_documentation() -> None:
     source = (ROOT / "app" / "roundgate" / "http" / "exchange.py").read_text()
     members = set(re.findall(r'^ +fields\["(\w+)"\] =', source, re.MULTILINE))
+    assert "fields |= self.principal.names" in source
+    members |= Principal("issuer", "subject", "client").names.keys()
     table = PAGE.partition("### A request")[2].partition("###")[0]
     told = {
         word

@@ -147,6 +147,10 @@ class Function:
             if turn is Turn.SUSPECT:
                 # its message is hidden for long if this process dies before its turn
                 await self._worker.remind(ref)
+            if turn is Turn.STEP_FAILED:
+                fields = {"failed_steps": 1.0}
+                told = embedded(fields, self._name, self._clock.now_ms())
+                measured.info("failed steps", extra={"fields": {**fields, **told}})
             return turn
         except Exception as error:
             log.error(

@@ -360,6 +360,23 @@ async def test_every_process_of_several_reloads(
         assert server.stop() == 0
 
 
+async def test_a_server_process_that_dies_is_reported_and_replaced(
+    environment: dict[str, str], config: Path
+) -> None:
+    with running(config, environment, "--workers", "2") as server:
+
+        async def pid() -> int:
+            async with connected(server) as mcp:
+                return int(await mcp.text("process"))
+
+        killed = await pid()
+        os.kill(killed, signal.SIGKILL)
+        (line,) = await logged(server, 1, "a server process died")
+        assert (line["level"], line["pid"], line["ended_by"]) == ("error", killed, "SIGKILL")
+        assert await pid() != killed
+        assert server.stop() == 0
+
+
 def wait_for(text: str, log: Path) -> None:
     until_s = time.monotonic() + 60
     while not log.exists() or text not in log.read_text():

@@ -12,7 +12,7 @@ import pytest
 from roundgate import Context, tool
 from tests.support.command import roundgate
 from tests.support.jobs import dig
-from tests.support.task_client import TaskClient, tasked
+from tests.support.task_client import TaskClient, ref_of, tasked
 from tests.support.worker import working
 
 TOOLS = '''
@@ -82,7 +82,7 @@ async def test_it_works_and_leaves_with_exit_status_0_when_it_is_told_to_stop(
     task_id = await begun(tmp_path, config, "dig")
     with working(config, tmp_path / "worker.log", environment(tmp_path)) as worker:
         assert await ended(tmp_path, task_id) == "dug"
-        line = worker.logged(task=task_id, outcome="finished")
+        line = worker.logged(task=ref_of(task_id), outcome="finished")
         assert (line["name"], line["attempt"]) == ("dig", 1)
         assert worker.stop(by) == 0
 
@@ -96,7 +96,7 @@ async def test_it_lets_go_of_what_it_has_when_it_is_told_to_stop_and_another_goe
         began = time.monotonic()
         assert one.stop() == 0
         assert time.monotonic() - began < 10
-        one.logged(task=task_id, outcome="released")
+        one.logged(task=ref_of(task_id), outcome="released")
     (tmp_path / "gate").touch()
     with working(config, tmp_path / "two.log", environment(tmp_path)):
         assert await ended(tmp_path, task_id) == f"held since {one.process.pid}"
@@ -112,7 +112,7 @@ async def test_it_is_killed_and_another_goes_on_after_its_last_step(
     (tmp_path / "gate").touch()
     with working(config, tmp_path / "two.log", environment(tmp_path)) as two:
         assert await ended(tmp_path, task_id) == f"held since {one.process.pid}"
-        two.logged(task=task_id, outcome="finished")
+        two.logged(task=ref_of(task_id), outcome="finished")
 
 
 def test_it_tells_what_is_wrong_before_it_takes_any_task(tmp_path: Path) -> None:

@@ -79,6 +79,19 @@ def test_the_largest_result_that_a_task_may_have_can_be_fetched(
     assert len(result["content"][0]["text"]) == quotes
 
 
+def test_a_failed_step_that_ended_a_task_is_a_metric(
+    functions: Functions, caplog: pytest.LogCaptureFixture
+) -> None:
+    params = {"name": "fail", "arguments": {}}
+    task_id = str(functions.ask("http_api_v2", "tools/call", params)["result"]["taskId"])
+    functions.worker(batch(message(task_id)), LambdaContext())
+    (line,) = [one for one in caplog.records if one.message == "failed steps"]
+    fields = line.__dict__["fields"]
+    (directive,) = fields["_aws"]["CloudWatchMetrics"]
+    assert fields["failed_steps"] == 1
+    assert [one["Name"] for one in directive["Metrics"]] == ["failed_steps"]
+
+
 def test_a_bad_message_fails_itself_and_no_other(functions: Functions) -> None:
     task_id = begin(functions)
     failed = functions.worker(batch("no reference", message(task_id), ""), LambdaContext())

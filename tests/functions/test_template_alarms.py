@@ -38,6 +38,10 @@ FIRES: dict[str, list[tuple[str, Minutes]]] = {
     "OldestTaskAlarm": [
         ("a task of an hour and five minutes", [3600.0 + 60 * n for n in range(5)])
     ],
+    "FailedStepsAlarm": [
+        ("a step that failed for good", [None, None, 1.0]),
+        ("two in a minute", [2.0]),
+    ],
     **{
         f"{name}ErrorsAlarm": [("a function that failed", [0, 0, 1])]
         for name in (*FUNCTIONS, "Api")
@@ -71,6 +75,10 @@ QUIET: dict[str, list[tuple[str, Minutes]]] = {
         ("no task", QUIET_HOUR),
         ("tasks of half an hour", [1800.0] * 10),
         ("nothing told: that is the other's", NOTHING),
+    ],
+    "FailedStepsAlarm": [
+        ("no failed step, of which nothing is told", NOTHING),
+        ("one that was seen to", [1.0, None]),
     ],
     **{
         f"{name}{kind}Alarm": [("nothing wrong", QUIET_HOUR), ("nobody calls", NOTHING)]
@@ -125,13 +133,17 @@ def test_each_looks_at_a_metric_that_is_published(known: dict[str, Alarm]) -> No
     census = Census(
         {"working": 1, "input_required": 1}, {"working": 1.0, "input_required": 1.0}, 1.0
     )
-    line = embedded({**census.fields(), "late": 0}, "worker", 0)
-    (directive,) = line["_aws"]["CloudWatchMetrics"]
+    lines = [
+        embedded(fields, "worker", 0)
+        for fields in ({**census.fields(), "late": 0}, {"failed_steps": 1.0})
+    ]
+    directives = [one for line in lines for one in line["_aws"]["CloudWatchMetrics"]]
     ours = {
         (directive["Namespace"], one["Name"], directive["Dimensions"][0][0])
+        for directive in directives
         for one in directive["Metrics"]
     }
-    assert directive["Namespace"] == NAMESPACE
+    assert {directive["Namespace"] for directive in directives} == {NAMESPACE}
     template = Template(ROOT / "template.yaml", {}, NAMES)
     (counted,) = template.properties("ThrottledRequests")["MetricTransformations"]
     ours.add((counted["MetricNamespace"], counted["MetricName"], counted["Dimensions"][0]["Key"]))

@@ -76,3 +76,15 @@ async def slow() -> str:
     """Takes its time."""
     await asyncio.sleep(5)
     return "done"
+
+
+def broken() -> str:
+    """A service that is away."""
+    raise ConnectionError("away")
+
+
+@tool(task="required")
+async def fail(ctx: Context) -> str:
+    """Ends with a step that failed."""
+    await ctx.continue_as_task()
+    return str(await ctx.step("charge", broken))

@@ -86,7 +86,7 @@ async def test_a_log_message_goes_to_the_log_and_to_no_client(
         await home.run(handler)
     assert home.notified == []
     (record,) = caplog.records
-    expected = {"task": "task", "level": "warning", "logger": "disk", "data": {"left": 3}}
+    expected = {"level": "warning", "logger": "disk", "data": {"left": 3}}
     assert record.fields == expected  # type: ignore[attr-defined]
 
 

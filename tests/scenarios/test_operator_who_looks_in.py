@@ -25,6 +25,6 @@ async def test_a_task_that_an_operator_cancels_is_cancelled_for_everybody(agency
         )
         assert done.status == 0, done.err
         assert (await owner.get(task_id))["status"] == "cancelled"
-        await asyncio.to_thread(worker.logged, 30, task=task_id, outcome="lost")
+        await asyncio.to_thread(worker.logged, 30, task=named, outcome="lost")
         days = len(agency.diary)
         assert days < 400

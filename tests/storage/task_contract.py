@@ -14,14 +14,20 @@ from typing import Any, Final
 
 import pytest
 
-from roundgate.errors import LeaseLost
+from roundgate.auth.principal import LOCAL
+from roundgate.errors import LeaseLost, NotRetryable, Unavailable
+from roundgate.json import decode, encode
 from roundgate.protocol.tasks import OPEN, Status
+from roundgate.replay.journal import Answered as AnsweredEntry
+from roundgate.replay.journal import Asked, Entry, Finished, Raised, from_row, row
+from roundgate.storage import TaskQueue
 from roundgate.storage.tasks import (
     NOTHING,
     Added,
     Answered,
     Cancelled,
     Claimed,
+    Ending,
     Lease,
     Move,
     NewTask,
@@ -32,7 +38,9 @@ from roundgate.storage.tasks import (
     TaskRef,
     TaskStore,
     Wanted,
+    Work,
 )
+from roundgate.tasks import TaskCall, retry
 from tests.support.postponing import postpone
 
 Reopen = Callable[[], TaskStore]
@@ -44,6 +52,41 @@ UNTIL: Final = NOW + 30_000
 REF: Final = TaskRef("owner", "id")
 EVERY_BYTE: Final = bytes(range(256))
 TERMINAL: Final = (Status.COMPLETED, Status.FAILED, Status.CANCELLED)
+
+
+class Sent:
+    """A queue that keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[TaskRef] = []
+
+    async def send(self, ref: TaskRef, delay_ms: int = 0) -> None:
+        """Keep it."""
+        self.sent.append(ref)
+
+
+class DiesBeforeItNotes:
+    """A store that is away when the retry of a task is to be noted."""
+
+    def __init__(self, store: TaskStore) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def note_retry(self, ref: TaskRef, as_id: str) -> bool:
+        """Not now."""
+        raise Unavailable("away")
+
+
+def as_store(store: Any) -> TaskStore:
+    """A double as the store that it stands for."""
+    return store  # type: ignore[no-any-return]
+
+
+def as_queue(queue: Any) -> TaskQueue:
+    """A double as the queue that it stands for."""
+    return queue  # type: ignore[no-any-return]
 
 
 def blob(size: int) -> bytes:
@@ -1929,6 +1972,129 @@ class TaskStoreContract:
         assert await found(Status.CANCELLED) == cancelled
         assert await found(Status.CANCELLED, Status.FAILED) == ["1", *cancelled, "failed"]
         assert len(await found(*Status)) == 5
+
+    async def test_a_task_that_a_failed_step_ended_is_failed_for_its_operator(
+        self, store: TaskStore
+    ) -> None:
+        for ending in (Ending.OK, Ending.TOOL_ERROR, Ending.STEP_FAILED):
+            lease = await working(store, TaskRef("owner", ending.value))
+            failed = ["order@1/charge#2", "ship"] if ending is Ending.STEP_FAILED else []
+            await store.finish(
+                *(lease, Status.COMPLETED, b"{}", None, NOW), ending=ending, failed_steps=failed
+            )
+        lease = await working(store, TaskRef("owner", "error"))
+        await store.finish(lease, Status.FAILED, b"{}", None, NOW)
+        await working(store, TaskRef("owner", "open"))
+        await working(store, TaskRef("owner", "cancelled"))
+        await store.cancel(TaskRef("owner", "cancelled"), "no", NOW)
+        over = new(TaskRef("owner", "at once"), status=Status.COMPLETED, ending=Ending.TOOL_ERROR)
+        await store.create(over)
+
+        async def found(**wanted: Any) -> list[str]:
+            return sorted(ids((await store.find(Wanted(**wanted))).records))
+
+        failed_step = await record(store, TaskRef("owner", "step_failed"))
+        assert failed_step.status is Status.COMPLETED
+        assert failed_step.shown_status is Status.FAILED
+        assert list(failed_step.failed_steps) == ["order@1/charge#2", "ship"]
+        assert await found(statuses=frozenset({Status.FAILED})) == ["error", "step_failed"]
+        completed = ["at once", "ok", "tool_error"]
+        assert await found(statuses=frozenset({Status.COMPLETED})) == completed
+        assert await found(endings=frozenset({Ending.STEP_FAILED})) == ["step_failed"]
+        assert await found(endings=frozenset({Ending.TOOL_ERROR})) == ["at once", "tool_error"]
+        assert await found(endings=frozenset({Ending.CANCELLED, Ending.ERROR})) == [
+            "cancelled",
+            "error",
+        ]
+        both = {"statuses": frozenset({Status.FAILED}), "endings": frozenset({Ending.OK})}
+        assert await found(**both) == []
+        assert (await record(store, TaskRef("owner", "open"))).ending is None
+
+    async def test_the_work_of_a_task_that_a_failed_step_ended_is_kept(
+        self, store: TaskStore
+    ) -> None:
+        large: dict[str, Any] = {"call": blob(9000), "state": blob(3000)}
+        lease = await asking(store, {"a": b"question"}, **large)
+        await store.answer(REF, {"a": blob(700)}, NOW, SOON)
+        lease = (await claim(store)).lease
+        for n in range(3):
+            await store.checkpoint(lease, Added([blob(2000 + n)]), NOW)
+        before = await store.read_work(REF)
+        await store.finish(
+            *(lease, Status.COMPLETED, b"{}", None, NOW),
+            ending=Ending.STEP_FAILED,
+            failed_steps=["charge"],
+        )
+        entries = [blob(2000 + n) for n in range(3)]
+        expected = Work(large["call"], entries, large["state"], {"a": blob(700)})
+        assert before == await store.read_work(REF) == expected
+        assert await store.claim(REF, NOW, UNTIL) is NotClaimed.OVER
+        assert await store.count_open("owner", 10) == 0
+        assert await store.due(END, 10) == []
+        assert await store.read_work(TaskRef("owner", "none")) is None
+        assert await store.purge(REF, NOW) is True
+        assert await store.read_work(REF) is None
+
+    async def test_the_task_that_goes_on_with_the_work_is_noted_once(
+        self, store: TaskStore
+    ) -> None:
+        lease = await working(store)
+        assert await store.note_retry(REF, "early") is False
+        await store.finish(
+            *(lease, Status.COMPLETED, b"{}", "over", NOW),
+            ending=Ending.STEP_FAILED,
+            failed_steps=["charge"],
+        )
+        before = await record(store)
+        assert await store.note_retry(REF, "second") is True
+        assert await store.note_retry(REF, "third") is False
+        assert await record(store) == replace(before, retried_as="second")
+        other = TaskRef("owner", "other")
+        await store.finish(await working(store, other), Status.COMPLETED, b"{}", None, NOW)
+        assert await store.note_retry(other, "second") is False
+        assert await store.note_retry(TaskRef("owner", "none"), "second") is False
+
+    async def test_the_work_is_taken_up_by_one_task_however_often_that_is_interrupted(
+        self, store: TaskStore
+    ) -> None:
+        call = TaskCall("report", {"n": 1}, LOCAL, {})
+        entries: list[Entry] = [
+            Finished("plan", "x" * 5_000),
+            Asked("who", "digest"),
+            Raised("charge", "", False),
+        ]
+        lease = await asking(store, {"who": b"{}"}, call=call.to_bytes(), call_id="call")
+        await store.answer(REF, {"who": b'{"action":"decline"}'}, NOW, SOON)
+        lease = (await claim(store)).lease
+        for entry in entries:
+            await store.checkpoint(lease, Added([encode(row(entry))]), NOW)
+        await store.finish(
+            *(lease, Status.COMPLETED, b"{}", None, NOW),
+            ending=Ending.STEP_FAILED,
+            failed_steps=["charge"],
+        )
+        queue = Sent()
+        with pytest.raises(Unavailable):
+            await retry(as_store(DiesBeforeItNotes(store)), as_queue(queue), REF, NOW)
+        again = await retry(store, as_queue(queue), REF, NOW + 1_000)
+        with pytest.raises(NotRetryable, match=f"was taken up again as {again}"):
+            await retry(store, as_queue(queue), REF, NOW)
+        assert (await record(store)).retried_as == again.id
+        assert queue.sent == [again]
+        assert len((await store.find()).records) == 2
+        going_on = await claim(store, again)
+        assert TaskCall.from_bytes(going_on.call) == replace(call, continues=REF.id)
+        answered = AnsweredEntry("who", "digest", 1, 0, {"action": "decline"})
+        assert [from_row(decode(one)) for one in going_on.journal] == [entries[0], answered]
+        assert going_on.record.call_id == "call"
+        assert going_on.record.expires_ms - going_on.record.created_ms == END - NOW
+
+    async def test_a_row_says_what_the_log_knows_its_call_by(self, store: TaskStore) -> None:
+        await store.create(new(call_id="call"))
+        await store.create(new(TaskRef("owner", "unknown")))
+        assert (await record(store)).call_id == "call"
+        assert (await claim(store)).record.call_id == "call"
+        assert (await record(store, TaskRef("owner", "unknown"))).call_id is None
 
     @pytest.mark.parametrize(
         "statuses",

@@ -16,7 +16,7 @@ from roundgate.storage.sqlite.database import Database, SqliteOnce
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.sessions import SqliteSessions
 from roundgate.storage.sqlite.tasks import SqliteTasks
-from roundgate.storage.tasks import NOTHING, Added, Claimed, Lease, Move, TaskRef, Wanted
+from roundgate.storage.tasks import NOTHING, Added, Claimed, Ending, Lease, Move, TaskRef, Wanted
 from tests.storage.task_contract import END, NOW, REF, UNTIL, new
 
 ALL = "all that there are are asked for"
@@ -109,11 +109,15 @@ async def of_owners(store: SqliteTasks) -> None:
             Wanted(tool="report", created_before_ms=NOW),
             Wanted(statuses=frozenset({Status.WORKING})),
             Wanted(statuses=frozenset({Status.FAILED, Status.CANCELLED})),
+            Wanted(endings=frozenset({Ending.STEP_FAILED})),
+            Wanted(owner="owner", endings=frozenset({Ending.TOOL_ERROR})),
             Wanted(owner="owner", statuses=frozenset({Status.COMPLETED})),
         )
     ):
         await store.find(wanted, 1, str(10 - number) if number % 2 else None)
     await store.open_tasks(10)
+    await store.read_work(REF)
+    await store.note_retry(TaskRef("owner", "over"), "other")
     await store.purge(TaskRef("owner", "over"), NOW)
 
 

@@ -16,10 +16,12 @@ import httpx
 from fastapi import FastAPI
 from mcp_types import _v2026_07_28 as official
 
+from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
 from roundgate.config.settings import Settings
 from roundgate.main import build_app
 from roundgate.startup import Stores
+from roundgate.tasks import owner_of
 from tests.support import wire
 from tests.support.asgi import STATE_KEY, Client, client, config_file, stoppable
 from tests.support.rounds import CAPABILITIES
@@ -33,6 +35,11 @@ MISSING: dict[str, Any] = {"requiredCapabilities": {"extensions": {EXTENSION: {}
 OUTCOMES = {"completed": "result", "failed": "error", "input_required": "inputRequests"}
 _SHARED = {"taskId", "status", "createdAt", "lastUpdatedAt", "ttlMs", "pollIntervalMs"}
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
+
+
+def ref_of(task_id: str) -> str:
+    """What the log and the commands call a task of a gateway without authentication."""
+    return f"{owner_of(LOCAL)}.{task_id}"
 
 
 def valid_task(task: Mapping[str, Any], *, more: set[str] = frozenset()) -> None:  # type: ignore[assignment]

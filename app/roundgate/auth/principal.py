@@ -12,6 +12,8 @@ from roundgate.values import dataclass
 
 MAX_NAME: Final = 1_024
 """Characters of a subject or client: they are part of keys and rows."""
+LOCAL_ISSUER: Final = "local"
+"""The issuer of the one subject of a gateway without authentication."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,16 @@ class Principal:
     def identity(self) -> tuple[str, str, str]:
         """Who it is, whatever this token lets it do: issuer, subject, client."""
         return self.issuer, self.subject, self.client_id
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Who it is, as members of a log line. Without authentication there is no issuer."""
+        names = {"subject": self.subject}
+        if self.issuer != LOCAL_ISSUER:
+            names["issuer"] = self.issuer
+        if self.client_id:
+            names["client"] = self.client_id
+        return names
 
 
 def scopes_of(granted: Any) -> frozenset[str]:
@@ -53,7 +65,7 @@ def moment_of(claim: Any) -> float | None:
     return moment if math.isfinite(moment) else None
 
 
-LOCAL: Final = Principal(issuer="local", subject="local")
+LOCAL: Final = Principal(issuer=LOCAL_ISSUER, subject="local")
 """The one subject of a gateway without authentication: a fixed name, never a wildcard."""
 
 

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from roundgate.backends.openapi.index import Index as Index
     from roundgate.backends.openapi.index import write as write
     from roundgate.backends.openapi.requests import request as request
+    from roundgate.backends.policy import decision_in as decision_in
     from roundgate.backends.policy import is_approval as is_approval
+    from roundgate.backends.policy import log_decision as log_decision
     from roundgate.backends.python.modules import Modules as Modules
     from roundgate.backends.registry import kind_of as kind_of
     from roundgate.backends.serving import CatalogSource as CatalogSource
@@ -64,7 +66,7 @@ else:
             ".openapi.glance": "says_where",
             ".openapi.index": "Index write",
             ".openapi.requests": "request",
-            ".policy": "is_approval",
+            ".policy": "decision_in is_approval log_decision",
             ".python.modules": "Modules",
             ".registry": "kind_of",
             ".serving": "CatalogSource Serving Snapshot ToolScopes ViewSource",

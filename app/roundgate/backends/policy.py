@@ -7,17 +7,21 @@ engine like any handler's.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal
 
+from roundgate.auth import Principal
 from roundgate.backends.base import CallTool, Returned, Tool
 from roundgate.backends.config import BackendConfig, ToolOverride
 from roundgate.backends.shown import shown, shown_in_line
 from roundgate.errors import ToolError
 from roundgate.protocol import Schema, visible
-from roundgate.replay import Context, Form, form_schema
+from roundgate.replay import Context, Form, form_schema, run_of
+
+log = logging.getLogger("roundgate.backends")
 
 _VARIABLE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
 _APPROVAL: Final = {
@@ -66,8 +70,12 @@ def approved_first(
         known = definition["inputSchema"].get("properties", ())
         question = _question(backend.effective_prefix + name, text, arguments, known)
         asked = {"approve": Form(question, _APPROVAL, is_approval=True)}
-        answer = (await context.ask(asked))["approve"].get()
-        if not answer["approve"]:
+        answer, run = (await context.ask(asked))["approve"], run_of(context)
+        # a task's was logged when it was given (`tasks.service`); this is run in each of its turns
+        if run.call.task_id is None and "approve" in run.journal.received:
+            is_approved = answer.accepted and answer.value["approve"]
+            log_decision(run.call.principal, is_approved)
+        if not answer.get()["approve"]:
             raise ToolError("The user did not approve the call; nothing was done")
         return await call(context, arguments)
 
@@ -95,6 +103,27 @@ def is_approval(request: Mapping[str, Any]) -> bool:
     """Whether a question on the wire asks for an approval."""
     params = request.get("params")
     return isinstance(params, Mapping) and params.get("requestedSchema") == _APPROVAL
+
+
+def decision_in(response: Any) -> bool | None:
+    """Return whether a response on the wire approves a call; `None` where it decides neither."""
+    match response:
+        case {"action": "accept", "content": {"approve": bool(decision)}}:
+            return decision
+        case {"action": "decline" | "cancel"}:
+            return False
+    return None
+
+
+def log_decision(principal: Principal, is_approved: bool, **ids: str | None) -> None:
+    """Log who has approved a call, or declined to; `ids` is what the log knows the call by, where
+    it is not the one being served. Nothing else of the answer is logged."""
+    known = {name: value for name, value in ids.items() if value is not None}
+    fields = {**known, **principal.names}
+    if is_approved:
+        log.info("a call was approved", extra={"fields": fields})
+    else:
+        log.info("a call was not approved", extra={"fields": fields})
 
 
 def _is_to_be_approved(

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -56,10 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     options = _options(file.config.http, arguments)
     if arguments.workers > 1:
-        if hasattr(signal, "SIGHUP"):
-            Multiprocess.handle_hup = _on_hangup()  # type: ignore[method-assign, assignment]
         factory, workers = "roundgate.asgi:create_app", arguments.workers
-        Multiprocess(
+        Supervisor(
             uvicorn.Config(factory, factory=True, workers=workers, **options), sockets=[bound]
         ).run()
     else:
@@ -73,21 +70,40 @@ def url_of(bound: socket.socket, host: str, path: str) -> str:
     return f"http://{shown}:{bound.getsockname()[1]}{path}"
 
 
-def _on_hangup() -> Callable[[Multiprocess], None]:
-    """What the supervisor of several processes does on SIGHUP: it passes it on, and each
-    reloads. uvicorn would replace them all, and with them end the calls that take longer
-    than a graceful shutdown."""
-    is_gone = terminal_watch()
+class Supervisor(Multiprocess):
+    """Runs several server processes on one port, and starts another where one has died."""
 
-    def handle(supervisor: Multiprocess) -> None:
-        if is_gone():  # the others have been told as well
-            supervisor.should_exit.set()
+    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]) -> None:
+        # first: afterwards nobody can tell whether SIGHUP was to be ignored (`nohup`)
+        self._is_terminal_gone = terminal_watch() if hasattr(signal, "SIGHUP") else lambda: False
+        super().__init__(config, sockets)
+
+    def keep_subprocess_alive(self) -> None:
+        """Replace processes that have died or hang, and log each."""
+        before = list(self.processes)
+        super().keep_subprocess_alive()
+        for process in before:
+            if process not in self.processes:
+                fields = {"pid": process.pid, "ended_by": _ended_by(process.exitcode)}
+                log.error("a server process died; another was started", extra={"fields": fields})
+
+    def handle_hup(self) -> None:
+        """Pass SIGHUP on, and each process reloads. uvicorn would replace them all, and with them
+        end the calls that take longer than a graceful shutdown."""
+        if self._is_terminal_gone():  # the others have been told as well
+            self.should_exit.set()
             return
-        for process in supervisor.processes:
+        for process in self.processes:
             if process.pid is not None:
                 os.kill(process.pid, signal.SIGHUP)
 
-    return handle
+
+def _ended_by(exit_code: int | None) -> str:
+    """Return the signal that ended a process, or its exit status."""
+    if exit_code is not None and exit_code < 0:
+        with suppress(ValueError):
+            return signal.Signals(-exit_code).name
+    return f"status {exit_code}"
 
 
 def _options(http: HttpConfig, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -19,20 +19,23 @@ from typing import Final, TypeAlias
 
 from roundgate.cli.output import show_json
 from roundgate.cli.status import Status as StatusLine
-from roundgate.cli.task_lines import is_parked
+from roundgate.cli.task_lines import is_parked, is_to_be_retried
 from roundgate.cli.terminal import say
 from roundgate.client import Progress
 from roundgate.clock import Clock
-from roundgate.errors import Unavailable
+from roundgate.errors import NotRetryable, Unavailable
 from roundgate.protocol import OPEN, TERMINAL, Status
 from roundgate.startup import Stores
-from roundgate.storage import Cancelled, TaskRecord, TaskRef, Wanted
+from roundgate.storage import Cancelled, Ending, TaskRecord, TaskRef, Wanted
+from roundgate.tasks import retry
 from roundgate.values import dataclass
 
 CANCELLED_BY_OPERATOR: Final = "The operator cancelled the task"
 PAGE: Final = 100
 _AT_ONCE: Final = 16
-_WHICH: Final = "name tasks, or say which with --owner, --tool, --status, --older-than: one of both"
+_WHICH: Final = (
+    "name tasks, or say which with --owner, --tool, --status, --outcome, --older-than: one of both"
+)
 
 Chosen: TypeAlias = tuple[TaskRef, int | None]
 """A task, and the fence with which it was found; `None` of one that was named, which is
@@ -73,6 +76,16 @@ async def _requeue(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
     return "is queued; whoever had it can write to it no more"
 
 
+async def _retry(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
+    """Take a task up again at the step that ended it; queue one that was parked."""
+    ref = chosen[0]
+    record = await stores.tasks.read(ref, now_ms)
+    if record is None or record.ending is not Ending.STEP_FAILED:
+        return await _requeue(stores, chosen, now_ms)
+    going_on = await retry(stores.tasks, stores.queue, ref, now_ms)
+    return f"goes on as {going_on}: its finished steps are remembered, the failed one runs again"
+
+
 async def _purge(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
     return "is purged" if await stores.tasks.purge(chosen[0], now_ms) else None
 
@@ -98,7 +111,11 @@ ACTIONS: Final[dict[str, Action]] = {
         _requeue, _WORKING, _NOT_WORKING, lambda one, now: _is_alive(one, now) and _waits(one, now)
     ),
     "retry": Action(
-        _requeue, _WORKING, _NOT_WORKING, lambda one, now: _is_alive(one, now) and is_parked(one)
+        _retry,
+        _WORKING | {Status.FAILED},
+        "was neither parked nor ended by a failed step, or a worker has begun with it since it was"
+        " found: there is nothing to try again",
+        lambda one, now: _is_alive(one, now) and (is_parked(one) or is_to_be_retried(one)),
     ),
     "purge": Action(_purge, TERMINAL, "is not there, or is open: cancel it first"),
 }
@@ -129,20 +146,26 @@ async def act(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> in
             line.hide()
             for (ref, _), text in zip(some, became, strict=True):
                 _tell(arguments, ref, text, action.refusal)
-                refused += text is None
-            if failed := [one for one in became if isinstance(one, BaseException)]:
-                raise failed[0]
+                refused += text is None or isinstance(text, NotRetryable)
+            for one in became:
+                if isinstance(one, BaseException) and not isinstance(one, NotRetryable):
+                    raise one
     return 1 if refused and arguments.task else 0
 
 
 def _is_narrowed(arguments: argparse.Namespace) -> bool:
-    told = (arguments.owner, arguments.tool, arguments.status, arguments.older_than)
+    told = (
+        *(arguments.owner, arguments.tool, arguments.status, arguments.outcome),
+        arguments.older_than,
+    )
     return any(one is not None for one in told)
 
 
 def _tell(
     arguments: argparse.Namespace, ref: TaskRef, became: str | BaseException | None, refusal: str
 ) -> None:
+    if isinstance(became, NotRetryable):
+        became, refusal = None, str(became)
     if isinstance(became, BaseException):
         say(f"{ref} may have been changed or not: look at it, and try again", to=sys.stderr)
     elif arguments.json:
@@ -159,6 +182,7 @@ def wanted_by(arguments: argparse.Namespace, now_ms: int) -> Wanted:
         owner=arguments.owner,
         tool=arguments.tool,
         statuses=frozenset(map(Status, arguments.status)) if arguments.status else None,
+        endings=frozenset(map(Ending, arguments.outcome)) if arguments.outcome else None,
         created_before_ms=None if arguments.older_than is None else now_ms - arguments.older_than,
     )
 

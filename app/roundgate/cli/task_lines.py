@@ -6,7 +6,7 @@ Of a call's arguments, answers and results nothing is shown: they belong to its 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from roundgate.cli.arguments import UNITS_S
@@ -14,9 +14,10 @@ from roundgate.cli.terminal import say
 from roundgate.clock import iso
 from roundgate.json import decode
 from roundgate.protocol import Status
-from roundgate.storage import TaskRecord
+from roundgate.storage import Ending, TaskRecord, TaskRef
+from roundgate.tasks import StepDone
 
-HEAD: Final = ("TASK", "TOOL", "STATUS", "AGE", "CHANGED", "ATTEMPTS", "DOING")
+HEAD: Final = ("TASK", "TOOL", "STATUS", "OUTCOME", "AGE", "CHANGED", "ATTEMPTS", "DOING")
 
 
 def row_of(record: TaskRecord, now_ms: int) -> tuple[str, ...]:
@@ -24,7 +25,8 @@ def row_of(record: TaskRecord, now_ms: int) -> tuple[str, ...]:
     return (
         str(record.ref),
         record.tool,
-        "expired" if record.expires_ms <= now_ms else record.status.value,
+        "expired" if record.expires_ms <= now_ms else record.shown_status.value,
+        "-" if record.ending is None else record.ending.value,
         _ago(now_ms - record.created_ms),
         _ago(now_ms - record.updated_ms),
         str(record.attempts),
@@ -33,8 +35,14 @@ def row_of(record: TaskRecord, now_ms: int) -> tuple[str, ...]:
 
 
 def doing(record: TaskRecord, now_ms: int) -> str:
-    """What an open task is waiting for."""
-    if record.status.is_terminal or record.expires_ms <= now_ms:
+    """What an open task is waiting for, and one that a failed step ended."""
+    if record.expires_ms <= now_ms:
+        return "-"
+    if record.retried_as is not None:
+        return f"retried as {record.retried_as}"
+    if is_to_be_retried(record):
+        return f"failed at {', '.join(record.failed_steps)}"
+    if record.status.is_terminal:
         return "-"
     if record.status is Status.INPUT_REQUIRED:
         return "waits for its client"
@@ -56,17 +64,29 @@ def is_parked(record: TaskRecord) -> bool:
     return record.status is Status.WORKING and record.wake_ms >= record.expires_ms
 
 
-def facts_of(record: TaskRecord, now_ms: int) -> dict[str, Any]:
+def is_to_be_retried(record: TaskRecord) -> bool:
+    """Whether a failed step ended it, and no other task goes on with its work yet."""
+    return record.ending is Ending.STEP_FAILED and record.retried_as is None
+
+
+def facts_of(
+    record: TaskRecord, now_ms: int, steps: Sequence[StepDone] | None = None
+) -> dict[str, Any]:
     """All that an operator is shown of it, as JSON has it: times in UTC,
-    absent what there is not."""
+    absent what there is not. `steps` is what it has done, where that is known."""
     asks = [
         {"key": key, "method": decode(request)["method"]}
         for key, request in record.requests.items()
     ]
+    retried_as = record.retried_as
     facts = {
         "task": str(record.ref),
         "tool": record.tool,
-        "status": record.status.value,
+        "call": record.call_id,
+        "status": record.shown_status.value,
+        "outcome": None if record.ending is None else record.ending.value,
+        "failedSteps": list(record.failed_steps) or None,
+        "retriedAs": None if retried_as is None else str(TaskRef(record.ref.owner, retried_as)),
         "expired": record.expires_ms <= now_ms,
         "message": record.status_message,
         "doing": doing(record, now_ms),
@@ -83,19 +103,45 @@ def facts_of(record: TaskRecord, now_ms: int) -> dict[str, Any]:
         "leasedUntil": _time(record.lease_until_ms),
         "wakes": _time(record.wake_ms),
         "due": _time(record.due_ms or 0),
+        "steps": [_fact_of(step) for step in steps] if steps else None,
     }
     return {name: value for name, value in facts.items() if value is not None}
 
 
-_SPELLED: Final = {"outcomeBytes": "outcome", "leasedUntil": "leased until"}
+def _fact_of(step: StepDone) -> dict[str, Any]:
+    facts = {
+        "name": step.name,
+        "state": step.state,
+        "attempts": step.attempts,
+        "again": _time(step.again_ms or 0),
+    }
+    return {name: value for name, value in facts.items() if value is not None}
 
 
-def print_facts(record: TaskRecord, now_ms: int) -> None:
+_SPELLED: Final = {
+    "outcomeBytes": "result",
+    "leasedUntil": "leased until",
+    "failedSteps": "failed at",
+    "retriedAs": "retried as",
+}
+_COUNTED: Final = {
+    "attempts": "faults of the gateway in a row",
+    "deaths": "workers that died or stalled while they ran nothing else",
+    "claims": "turns that workers have begun",
+}
+"""What the counters count."""
+
+
+def print_facts(record: TaskRecord, now_ms: int, steps: Sequence[StepDone] | None) -> None:
     """What is known of it, for people."""
     for name, value in facts_of(record, now_ms).items():
         match name:
             case "expired" if not value:
                 continue
+            case "attempts" | "deaths" | "claims":
+                value = f"{value} ({_COUNTED[name]})"
+            case "failedSteps":
+                value = ", ".join(value)
             case "asks":
                 value = ", ".join(f"{one['key']} ({one['method']})" for one in value)
             case "outcomeBytes":
@@ -105,6 +151,19 @@ def print_facts(record: TaskRecord, now_ms: int) -> None:
             case "declined":
                 value = f"since {value}: no worker serves it"
         say(f"{_SPELLED.get(name, name) + ':':14}{value}")
+    if steps is None:
+        say(f"{'steps:':14}not known: they are kept no longer, or of a later version")
+    for number, step in enumerate(steps or ()):
+        say(f"{'steps:' if number == 0 else '':14}{step.name}: {_told(step)}")
+
+
+def _told(step: StepDone) -> str:
+    """How a step is, for people."""
+    times = "" if step.attempts is None else f" after {step.attempts} attempt"
+    times += "s" if (step.attempts or 1) > 1 else ""
+    if step.again_ms is not None:
+        return f"failed{times}, is tried again at {iso(step.again_ms)}"
+    return f"{step.state}{times}"
 
 
 def print_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:

@@ -15,6 +15,7 @@ EXAMPLES: Final = {
     "list": (
         "roundgate tasks list --status working --older-than 1h",
         "roundgate tasks list --status failed --tool refund --json | jq -r .task",
+        "roundgate tasks list --outcome step_failed",
     ),
     "count": ("roundgate tasks count",),
     "show": ("roundgate tasks show OWNER.ID",),
@@ -24,7 +25,10 @@ EXAMPLES: Final = {
         "roundgate tasks cancel --tool refund --older-than 1d --dry-run",
     ),
     "requeue": ("roundgate tasks requeue OWNER.ID",),
-    "retry": ("roundgate tasks retry OWNER.ID", "roundgate tasks retry --tool refund --yes"),
+    "retry": (
+        "roundgate tasks retry OWNER.ID",
+        "roundgate tasks retry --tool refund --outcome step_failed --yes",
+    ),
     "purge": (
         "roundgate tasks purge OWNER.ID",
         "roundgate tasks purge --owner OWNER --older-than 30d --yes",
@@ -33,10 +37,11 @@ EXAMPLES: Final = {
 """What is shown under the help of an action."""
 
 _STATUSES: Final = ("working", "input_required", "completed", "failed", "cancelled")
+_OUTCOMES: Final = ("ok", "tool_error", "step_failed", "error", "cancelled")
 _ACTS: Final = {
     "cancel": "end them",
     "requeue": "take them from whoever has them, and queue them again; of those that are found only what waits",
-    "retry": "the same for tasks that were parked, once their tool is mended",
+    "retry": "take tasks up again at the step that failed, and tasks that were parked",
     "purge": "delete tasks that ended, with all that is kept of them",
 }
 
@@ -103,7 +108,16 @@ def _add_filters(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tool", help="only those of this tool")
     parser.add_argument(
-        "--status", choices=_STATUSES, action="append", help="only these; may be repeated"
+        "--status",
+        choices=_STATUSES,
+        action="append",
+        help="only these; may be repeated. A task that a failed step ended counts as failed",
+    )
+    parser.add_argument(
+        "--outcome",
+        choices=_OUTCOMES,
+        action="append",
+        help="only tasks that ended like this; may be repeated",
     )
     parser.add_argument(
         "--older-than",

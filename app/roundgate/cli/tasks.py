@@ -21,7 +21,7 @@ from roundgate.errors import Unavailable
 from roundgate.protocol import Status
 from roundgate.startup import Stores, make_stores
 from roundgate.storage import TaskRecord, TaskRef
-from roundgate.tasks import Sweep
+from roundgate.tasks import Sweep, steps_done
 
 PLACEHOLDER: Final = "unset-while-tasks-are-looked-at"
 """Stands for variables that only the gateway has."""
@@ -106,10 +106,12 @@ async def _show(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> 
     record = await stores.tasks.read(arguments.task, 0)  # an expired one too
     if record is None:
         return _unknown(arguments.task)
+    work = await stores.tasks.read_work(arguments.task)
+    steps = None if work is None else steps_done(work)
     if arguments.json:
-        show_json(facts_of(record, clock.now_ms()))
+        show_json(facts_of(record, clock.now_ms(), steps))
     else:
-        print_facts(record, clock.now_ms())
+        print_facts(record, clock.now_ms(), steps)
     return 0
 
 
@@ -126,7 +128,7 @@ async def _watch(arguments: argparse.Namespace, stores: Stores, clock: Clock) ->
             _print_change(record, now_ms, as_json=arguments.json)
             shown = seen
         if record.status.is_terminal:
-            return 0 if record.status is Status.COMPLETED else 1
+            return 0 if record.shown_status is Status.COMPLETED else 1
         await asyncio.sleep(arguments.interval)
 
 
@@ -135,8 +137,9 @@ def _print_change(record: TaskRecord, now_ms: int, *, as_json: bool) -> None:
         show_json(facts_of(record, now_ms))
         return
     said = f": {record.status_message}" if record.status_message else ""
-    does = "" if record.status.is_terminal else f" ({doing(record, now_ms)})"
-    say(f"{iso(now_ms)}  {record.status.value}{does}{said}")
+    does = doing(record, now_ms)
+    does = "" if does == "-" else f" ({does})"
+    say(f"{iso(now_ms)}  {record.shown_status.value}{does}{said}")
     sys.stdout.flush()
 
 

@@ -70,6 +70,7 @@ Standard library only; the bottom of every import chain. A file is a theme: `req
         │   └── Throttled                 as many functions run there as may run at once
         ├── KeysUnavailable               the keys of an issuer have never been read
         ├── NotNow                        a service's job cannot be asked for just now
+        ├── NotRetryable                  a call that a failed step ended cannot be taken up again there
         ├── NotServedHere                 this worker cannot serve a task, another may
         ├── NotYet                        an answer of an older client has not come yet
         ├── OAuthRefused                  an authorization server's answer that is no success
@@ -143,6 +144,7 @@ if TYPE_CHECKING:
     from roundgate.errors.inside import InvocationFailed as InvocationFailed
     from roundgate.errors.inside import KeysUnavailable as KeysUnavailable
     from roundgate.errors.inside import NotNow as NotNow
+    from roundgate.errors.inside import NotRetryable as NotRetryable
     from roundgate.errors.inside import NotServedHere as NotServedHere
     from roundgate.errors.inside import NotYet as NotYet
     from roundgate.errors.inside import OAuthRefused as OAuthRefused
@@ -212,9 +214,9 @@ else:
             ),
             ".inside": (
                 "AnswerTooLarge CallCancelled CleanedUp DanglingReference HandlerExited "
-                "IndexOfAnotherVersion "
-                "InvocationFailed KeysUnavailable NotNow NotServedHere NotYet OAuthRefused PayloadTooLarge "
-                "PortTaken RequestMalformed SealBroken SessionOver TaskGivenUp Throttled "
+                "IndexOfAnotherVersion InvocationFailed KeysUnavailable NotNow NotRetryable "
+                "NotServedHere NotYet OAuthRefused PayloadTooLarge PortTaken "
+                "RequestMalformed SealBroken SessionOver TaskGivenUp Throttled "
                 "TryLater UnboundPlaceholder UnfitAnswer UnknownEncoding UnknownEntry "
                 "UnreadableDocument UnresolvedReference UnusableIndex UnusableOperation "
                 "UnusableReturn WorkerFault"

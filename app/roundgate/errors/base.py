@@ -8,6 +8,9 @@ from typing import Any
 class RoundgateError(Exception):
     """Base of the tree."""
 
+    failed_step: str | None = None
+    """The place of the step whose failure this is, where the engine raises it for one."""
+
 
 class GatewayError(RoundgateError):
     """What a call, a task or a start can end with."""

@@ -55,6 +55,11 @@ class NotYet(Inside):
     goes on with the call."""
 
 
+class NotRetryable(Inside):
+    """A call that a failed step ended cannot be taken up again there; its text says why and what
+    to do, for the operator."""
+
+
 class NotServedHere(Inside):
     """This worker cannot serve the task, another may. The text says what that
     one must be able to do."""

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundgate import json
+from roundgate.correlation import CORRELATION
 from roundgate.errors import ProtocolError, TransportError
 from roundgate.http import early
 from roundgate.http import exchange as exchanges
@@ -127,7 +128,12 @@ class McpEndpoint:
                 responder.notify if _wants_notifications(inbound.meta, exchange.accepted) else None
             )
             context = RequestContext(
-                inbound, exchange.caller, notify, span, exchange.host.remaining_ms
+                inbound,
+                exchange.caller,
+                notify,
+                span,
+                exchange.correlation,
+                exchange.host.remaining_ms,
             )
             await self._serve(endpoint.methods, context, exchange)
         if watch.disconnected and responder.state is not State.DONE:
@@ -137,11 +143,14 @@ class McpEndpoint:
         self, methods: CurrentMethods, context: RequestContext, exchange: Exchange
     ) -> None:
         responder, request_id = exchange.responder, context.inbound.id
+        token = CORRELATION.set(context.correlation)
         try:
             answer = await methods.serve(context)
         except ProtocolError as error:
             context.span.end("error", exchange.revision.look_up(error).code)
             raise
+        finally:
+            CORRELATION.reset(token)
         match answer:
             case Reply(result, label, reason):
                 exchange.label, exchange.reason = label, reason

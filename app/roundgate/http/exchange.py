@@ -7,20 +7,36 @@ ExceptionMiddleware ─makes it→ HeadMiddleware ─media types→ Authenticati
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import field
 from typing import Any, Final
 
 from starlette.types import Scope
 
 from roundgate.auth import Principal
+from roundgate.correlation import Correlation
 from roundgate.http import hosting
 from roundgate.http.responder import Responder
 from roundgate.logs import RequestLog
 from roundgate.protocol import NEWEST, Headers, RequestId, Revision
+from roundgate.values import dataclass
 
 log: Final = RequestLog()
 
 _KEY: Final = "roundgate.exchange"
 _HEADERS: Final = "roundgate.headers"
+
+
+@dataclass(slots=True)
+class Element:
+    """One request of a batch, as far as its line in the log is concerned. See `Exchange`."""
+
+    method: str | None = None
+    name: str | None = None
+    code: int | None = None
+    label: str = "ok"
+    error: str | None = None
+    reason: str | None = None
+    correlation: Correlation = field(default_factory=Correlation)
 
 
 class Exchange:
@@ -58,6 +74,8 @@ class Exchange:
         self.headers = headers_of(scope)
         self.host = hosting.of(scope)
         self.responder = responder
+        self.correlation = Correlation()
+        """What the log knows its call by."""
         scope[_KEY] = self
 
     @property
@@ -74,31 +92,47 @@ class Exchange:
     def write_line(self, took_ms: float) -> None:
         """The line of this request; nothing that callers said to tools, or
         tools to callers, is in it."""
+        self._write(self, took_ms, self.responder.bytes_sent)
+
+    def write_element(self, element: Element, took_ms: float) -> None:
+        """The line of one request of a batch, which has no status and size of its own."""
+        self._write(element, took_ms, None)
+
+    def _write(self, one: Exchange | Element, took_ms: float, size: int | None) -> None:
         if not log.is_on:
             return
         # not a dictionary of everything, filtered: that takes twice as long
         fields: dict[str, Any] = {}
         if self.view:
             fields["view"] = self.view
-        if self.method is not None:
-            fields["method"] = self.method[:100]
-        if self.name is not None:
-            fields["name"] = self.name[:200]
+        if one.method is not None:
+            fields["method"] = one.method[:100]
+        ids = one.correlation
+        name = ids.tool or one.name
+        if name is not None:
+            fields["name"] = name[:200]
+        if ids.through is not None:
+            fields["through"] = ids.through
+        if ids.known_call_id is not None:
+            fields["call"] = ids.known_call_id
+        if ids.task is not None:
+            fields["task"] = ids.task
         if self.principal is not None:
-            fields["subject"] = self.principal.subject
-        if self.responder.status:
+            fields |= self.principal.names
+        if size is not None and self.responder.status:
             fields["status"] = self.responder.status
-        fields["outcome"] = self.label
-        if self.code is not None:
-            fields["code"] = self.code
-        if self.error is not None:
-            fields["error"] = self.error
-        if self.reason is not None:
-            fields["reason"] = self.reason
+        fields["outcome"] = one.label
+        if one.code is not None:
+            fields["code"] = one.code
+        if one.error is not None:
+            fields["error"] = one.error
+        if one.reason is not None:
+            fields["reason"] = one.reason
         if self.trace is not None:
             fields["trace"] = self.trace[:55]
         fields["ms"] = round(took_ms, 2)
-        fields["bytes"] = self.responder.bytes_sent
+        if size is not None:
+            fields["bytes"] = size
         log.write(fields)
 
 

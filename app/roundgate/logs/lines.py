@@ -4,8 +4,9 @@ a terminal, text (`text`).
     {"ts": "2026-11-21T22:06:42.123Z", "level": "info", "msg": "request", "method":
     "tools/call", "name": "add", …}
 
-A record's `extra={"fields": {…}}` becomes members of the object. Arguments, results,
-tokens and answers are never among them. Characters that a terminal would act on, or that
+A record's `extra={"fields": {…}}` becomes members of the object, after the ids of the call that
+is being worked on (`roundgate.correlation`). Arguments, results, tokens and answers are never
+among them. Characters that a terminal would act on, or that
 turn text around, are escaped.
 """
 
@@ -20,6 +21,7 @@ from contextlib import nullcontext
 from typing import Any, Final, Literal, TextIO, TypeAlias
 
 from roundgate.clock import iso
+from roundgate.correlation import members_here
 from roundgate.json import encode
 from roundgate.logs.escaping import escaped
 from roundgate.tracing import TRACE
@@ -41,7 +43,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The line, without its end."""
-        members: dict[str, Any] = getattr(record, "fields", {})
+        members: dict[str, Any] = {**members_here(), **getattr(record, "fields", {})}
         if record.name not in (_REQUEST, "root"):
             members = {**members, "logger": record.name}
         trace = TRACE.get()

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, TextIO
 
+from roundgate.correlation import members_here
 from roundgate.json import encode
 from roundgate.logs.colours import Style
 from roundgate.logs.escaping import escaped
@@ -51,7 +52,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """The lines, without the last end."""
-        fields: Mapping[str, Any] = getattr(record, "fields", {})
+        fields: Mapping[str, Any] = {**members_here(), **getattr(record, "fields", {})}
         at = self._paint(_time_of_day(record.created), "dim")
         message = record.getMessage()
         if message in ("request", "task") and "outcome" in fields:

@@ -63,7 +63,12 @@ class Calls:
             StateRefused, InvalidParams: see `Rounds.begin`.
         """
         round_ = self._rounds.begin(
-            target, asked, context.principal, context.span.carrier(), key=key
+            target,
+            asked,
+            context.principal,
+            context.span.carrier(),
+            context.correlation,
+            key=key,
         )
         if round_.opened is not None:
             context.span.link(round_.origin)

@@ -115,6 +115,8 @@ class FallbackTools:
             if own is not OwnTool.ANSWER:
                 return await self._task_tools.serve(own, asked, context, deadline)
             continued = await self._in_words.continued(asked.arguments, context.principal)
+            context.correlation.tool = continued.name
+            context.correlation.through = asked.name
             # a later round of this very request: its own state is newer than the one in words
             if asked.request_state is not None:
                 continued = continued.model_copy(
@@ -136,7 +138,7 @@ class FallbackTools:
         substituted = self._substituted(asked.name, capabilities)
         if not substituted:
             return await self._tools.call(context, asked)
-        begun = self._waiting.begun(asked, context.principal)
+        begun = self._waiting.begun(asked, context)
         if begun is not None:
             return await self._wait(context, asked, deadline, *begun)
         meta = replace(
@@ -176,6 +178,8 @@ class FallbackTools:
         """The result of a call whose task this is, or what the task asks, or a
         round that goes on waiting."""
         task = self._tasks.find(context.principal, task_id)
+        context.correlation.tool = asked.name
+        context.correlation.task = self._tasks.name_in_log(context.principal, task_id)
         self._scopes.check(asked.name, context.principal)
         if asked.input_responses:
             await task.update(asked.input_responses)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from roundgate.auth import Principal
 from roundgate.carrier import carrier
+from roundgate.correlation import Correlation
 from roundgate.protocol import Inbound
 from roundgate.replay import Notify
 from roundgate.tracing import Span
@@ -18,5 +19,7 @@ class RequestContext:
     principal: Principal
     notify: Notify | None
     span: Span
+    correlation: Correlation
+    """What the log knows the call by; whoever serves the request completes it."""
     remaining_ms: float | None = None
     """For how long the environment lets the request run, in milliseconds, if it says so."""

@@ -29,6 +29,7 @@ from typing import Any, Final, TypeVar
 from roundgate.auth import Principal
 from roundgate.carrier import carrier
 from roundgate.clock import Clock
+from roundgate.correlation import Correlation
 from roundgate.errors import InvalidParams, StateTooLarge, ToolError, Unavailable
 from roundgate.json import digest
 from roundgate.protocol import InputParams
@@ -85,6 +86,8 @@ class Round:
     origin: Mapping[str, str]
     make_task_id: Callable[[], str]
     """Makes `task_id`, when somebody asks for it."""
+    correlation: Correlation
+    """What the log knows the call by."""
     is_keyed: bool = False
     """Whether the client gave the call a key."""
     _task_id: str | None = None
@@ -152,6 +155,7 @@ class Rounds:
         asked: InputParams,
         principal: Principal,
         origin: Mapping[str, str],
+        correlation: Correlation,
         key: Any = None,
     ) -> Round:
         """The round that a request is, with its answers taken into the journal.
@@ -165,6 +169,7 @@ class Rounds:
             asked: the params, with answers and state.
             principal: who is calling.
             origin: the trace of this request, kept if it is the first round.
+            correlation: gets the id of the call.
             key: the client's key for the call, as it came; `None` for none.
 
         Raises:
@@ -173,13 +178,15 @@ class Rounds:
         """
         responses = asked.input_responses or {}
         keyed_id = None if key is None else _id_for_key(key, target, principal, self._view)
+        correlation.make_call_id = self._clock.new_id
         if asked.request_state is None:
             journal = Journal()
             if responses:
                 journal.receive_unasked(responses)
             make_id = self._clock.new_id if keyed_id is None else lambda: keyed_id
-            return Round(1, journal, target, None, origin, make_id, keyed_id is not None)
-        return self._later(target, asked.request_state, responses, principal, keyed_id)
+            is_keyed = keyed_id is not None
+            return Round(1, journal, target, None, origin, make_id, correlation, is_keyed)
+        return self._later(target, asked.request_state, responses, principal, keyed_id, correlation)
 
     def _later(
         self,
@@ -188,8 +195,10 @@ class Rounds:
         responses: Mapping[str, Any],
         principal: Principal,
         keyed_id: str | None,
+        correlation: Correlation,
     ) -> Round:
         opened = self._sealer.open(state, principal, target.binding())
+        correlation.known_call_id = opened.call_id
         try:
             journal = Journal.from_json(opened.payload)
         except (ValueError, TypeError, KeyError):
@@ -201,7 +210,14 @@ class Rounds:
             return known_id or digest(["state", opened.id, responses])
 
         return Round(
-            opened.round + 1, journal, target, opened, opened.origin, make_id, keyed_id is not None
+            opened.round + 1,
+            journal,
+            target,
+            opened,
+            opened.origin,
+            make_id,
+            correlation,
+            keyed_id is not None,
         )
 
     async def run(
@@ -295,6 +311,7 @@ class Rounds:
             round_=round_.number,
             origin=round_.origin,
             fixed_task=fixed_task,
+            call_id=round_.correlation.call_id,
         )
 
 

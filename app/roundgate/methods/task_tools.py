@@ -127,7 +127,9 @@ class TaskTools:
                 + "\n".join(f"- {problem}" for problem in problems)
             )
         try:
-            task = self._tasks.find(context.principal, asked.arguments["taskId"])
+            task_id = asked.arguments["taskId"]
+            task = self._tasks.find(context.principal, task_id)
+            context.correlation.task = self._tasks.name_in_log(context.principal, task_id)
             tool = await task.tool()
             self._scopes.check(tool, context.principal)
             match own:
@@ -159,7 +161,7 @@ class TaskTools:
         context: RequestContext,
         deadline: Deadline,
     ) -> Reply:
-        begun = self._waiting.begun(asked, context.principal)
+        begun = self._waiting.begun(asked, context)
         if begun is not None and asked.input_responses:
             await task.update(asked.input_responses)
         view = await self._waiting.until_settled(task, deadline)

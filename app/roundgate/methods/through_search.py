@@ -36,6 +36,7 @@ class ThroughSearch:
         """tools/call"""
         if asked.name != self._call_tool:
             return await self._tools.call(context, asked)
+        context.correlation.through = self._call_tool
         served = self._catalog.tool(asked.name)
         if not served.arguments.is_valid(asked.arguments):
             return self._results.tool(invalid_arguments(served, asked.arguments))

@@ -92,6 +92,7 @@ class ToolMethods:
         """tools/call"""
         inbound = context.inbound
         served = self._catalog.tool(asked.name)
+        context.correlation.tool = served.name
         self._scopes.check(served.name, context.principal)
         if inbound.headers is not None:
             for mirrored in served.mirrored:
@@ -192,7 +193,7 @@ class ToolMethods:
         except Unavailable as error:
             return await self._in_doubt(error, round_, call, round_.journal, fixed_task.ended)
         if created is not None:
-            return self._results.task(created)
+            return self._task(created, round_, call)
         if fixed_task.ended is None:
             return None
         return await self._create_task(
@@ -219,6 +220,7 @@ class ToolMethods:
                 message=message,
                 ended=end,
                 cleans_up=served.tool.cleans_up,
+                call_id=round_.correlation.call_id,
             )
         except Unavailable as error:
             return await self._in_doubt(
@@ -226,6 +228,12 @@ class ToolMethods:
             )
         except (NotJson, ToolError) as error:  # in ctx.state; too large; too many
             return self._told(Failed(error), served)
+        return self._task(created, round_, call)
+
+    def _task(self, created: Mapping[str, Any], round_: Round, call: Call) -> Reply:
+        """The call is a task; the line of the request says which."""
+        ref = self._tasks.ref(call.principal, created["taskId"])
+        round_.correlation.task = str(ref)
         return self._results.task(created)
 
     def _task_call(
@@ -247,7 +255,8 @@ class ToolMethods:
     async def _in_doubt(
         self, error: Unavailable, round_: Round, call: Call, journal: Journal, end: Any
     ) -> Reply:
-        fields = {"task": round_.task_id, "error": str(error)}
+        ref = self._tasks.ref(call.principal, round_.task_id)
+        fields = {"task": str(ref), "error": str(error)}
         log.warning(
             "a task may have been created or not; its client is asked to call again",
             extra={"fields": fields},

@@ -16,7 +16,6 @@ from contextlib import suppress
 from typing import Any, Final
 
 from roundgate import json
-from roundgate.auth import Principal
 from roundgate.clock import Clock, Deadline
 from roundgate.errors import StateRefused, Unavailable
 from roundgate.methods.request import RequestContext
@@ -50,8 +49,9 @@ class Waiting:
             limit_ms = min(limit_ms, context.remaining_ms)
         return self._clock.deadline(limit_ms - min(LEFT_MS, limit_ms / 10))
 
-    def begun(self, asked: CallToolParams, principal: Principal) -> tuple[str, int] | None:
+    def begun(self, asked: CallToolParams, context: RequestContext) -> tuple[str, int] | None:
         """The task that a call waits for already, and in which round; `None` if it waits for none.
+        The log then knows the request by the id of that call.
 
         Raises:
             StateRefused: its state is of another call, or another caller's.
@@ -59,7 +59,8 @@ class Waiting:
         state = asked.request_state
         if not isinstance(state, str) or not state.startswith(PREFIX):
             return None
-        opened = self._sealer.open(state.removeprefix(PREFIX), principal, _binding(asked))
+        opened = self._sealer.open(state.removeprefix(PREFIX), context.principal, _binding(asked))
+        context.correlation.known_call_id = opened.call_id
         match opened.payload:
             case {"task": str(task_id)}:
                 return task_id, opened.round + 1
@@ -116,6 +117,7 @@ class Waiting:
             _binding(asked),
             round_=round_,
             origin=context.span.carrier(),
+            call_id=context.correlation.call_id,
         )
         return InputRequired({} if view is None else requests_of(view), PREFIX + state)
 

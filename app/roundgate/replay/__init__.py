@@ -34,8 +34,14 @@ if TYPE_CHECKING:
     from roundgate.replay.journal import JOURNAL_VERSION as JOURNAL_VERSION
     from roundgate.replay.journal import Answered as Answered
     from roundgate.replay.journal import Asked as Asked
+    from roundgate.replay.journal import Began as Began
+    from roundgate.replay.journal import Cut as Cut
     from roundgate.replay.journal import Entry as Entry
+    from roundgate.replay.journal import Finished as Finished
     from roundgate.replay.journal import Journal as Journal
+    from roundgate.replay.journal import Raised as Raised
+    from roundgate.replay.journal import Slept as Slept
+    from roundgate.replay.journal import Tried as Tried
     from roundgate.replay.journal import Unanswered as Unanswered
     from roundgate.replay.journal import from_row as from_row
     from roundgate.replay.journal import plain as plain
@@ -43,6 +49,8 @@ if TYPE_CHECKING:
     from roundgate.replay.questions import Form as Form
     from roundgate.replay.questions import Raw as Raw
     from roundgate.replay.questions import Url as Url
+    from roundgate.replay.retry import before_failure as before_failure
+    from roundgate.replay.retry import failed_steps_of as failed_steps_of
     from roundgate.replay.run import HOLD_MS as HOLD_MS
     from roundgate.replay.run import NAME as NAME
     from roundgate.replay.run import Run as Run
@@ -60,9 +68,10 @@ else:
             ".context": "Context MAX_STATUS_CHARS run_of",
             ".engine": "Completed Failed Restarted Suspended",
             ".forms": "form_schema",
-            ".journal": "Answered Asked Entry JOURNAL_VERSION Journal Unanswered from_row plain "
-            "row",
+            ".journal": "Answered Asked Began Cut Entry Finished JOURNAL_VERSION Journal Raised Slept Tried "
+            "Unanswered from_row plain row",
             ".questions": "Form Raw Url",
+            ".retry": "before_failure failed_steps_of",
             ".run": "HOLD_MS NAME Run Stop",
             ".sync_context": "SyncContext",
         },

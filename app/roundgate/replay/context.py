@@ -524,7 +524,7 @@ class Context:
         if level not in LOG_LEVELS:
             raise ValueError(f"{level!r} is not a log level; use one of {', '.join(LOG_LEVELS)}")
         if self._call.task_id is not None:
-            fields = {"task": self._call.task_id, "level": level, "logger": logger, "data": data}
+            fields = {"level": level, "logger": logger, "data": data}
             log.info("a task says", extra={"fields": fields})
             return
         wanted = self._call.meta.log_level

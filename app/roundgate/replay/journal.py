@@ -17,7 +17,7 @@ version 1 is continued as one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, field, fields, replace
 from typing import Any, Final, TypeAlias
 
@@ -48,6 +48,11 @@ class Raised:
     what: str | None = None
     how: str | None = None
     """`TIMED_OUT`, `NOT_JSON`, or `None` for whatever else."""
+    attempts: int | None = None
+    """How often it was tried, if more than once."""
+    beside: Sequence[str] | None = None
+    """The places of other steps that were running when it failed: they were not begun because it
+    had."""
 
 
 TIMED_OUT: Final = "timeout"
@@ -205,6 +210,9 @@ class Journal:
     of each by other keys."""
     unasked: Mapping[str, Any] = field(default_factory=dict)
     """Responses that came with a request that had no state: nobody had asked. Not kept."""
+    received: set[str] = field(default_factory=set)
+    """The places of questions whose answers came with this request, or were read with this claim.
+    Not kept."""
 
     def add(self, entry: Entry) -> None:
         """Remember an entry; it replaces the one of its key. Steps are kept in the
@@ -230,6 +238,7 @@ class Journal:
                     entry.wire,
                 )
                 self.add(answer)
+                self.received.add(entry.key)
 
     def receive_unasked(self, responses: Mapping[str, Any]) -> None:
         """Take responses that a client sends along without any state; only who asks

@@ -153,6 +153,8 @@ class Run:
         """In which order branches get what is known; `None` while nothing is."""
         self.unwritten: list[Entry] = []
         """What is written with the next step."""
+        self.running_steps: set[str] = set()
+        """The places of steps that run now: begun, and not yet remembered."""
         if message is not None:
             self.message = message
 

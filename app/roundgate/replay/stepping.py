@@ -4,6 +4,7 @@ the remembered outcome."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from roundgate.errors import NondeterminismError, Suspend
@@ -17,7 +18,17 @@ from roundgate.replay.remembering import be_admitted, compare, remember
 from roundgate.replay.run import Run
 from roundgate.replay.scopes import within_scopes
 from roundgate.replay.step_values import conversion_of
-from roundgate.replay.steps import ONCE, WATCH, Options, Task, attempt, check_return, outcome_of
+from roundgate.replay.steps import (
+    ONCE,
+    WATCH,
+    Options,
+    Running,
+    Task,
+    attempt,
+    check_return,
+    log_failed,
+    outcome_of,
+)
 from roundgate.replay.waiting import SHED_MARGIN_MS, wait_until
 
 SLOWER: Final = 1.25
@@ -156,7 +167,8 @@ async def _run_step(
     only_values: bool = False,
 ) -> Entry | None:
     """Run a step; returns what is remembered of it, or `None` if nothing is."""
-    with run.quiescence.moving():
+    running = Running(task.key, attempts + 1, run.running_steps)
+    with run.quiescence.moving(), running:
         watch, begun_ms = WATCH.get(), run.clock.monotonic_ms()
         if options.at_most_once:
             await remember(run, Began(task.key, task.what))
@@ -166,14 +178,16 @@ async def _run_step(
         entry: Finished | Raised | None = None
         try:
             with inside(InStep(run.owner, task.key)):
-                entry = await attempt(
+                entry, error = await attempt(
                     task, options.timeout_s, run.call.step_threads, run.call.principal
                 )
         finally:
             run.note_step(run.clock.monotonic_ms() - begun_ms, has_ended=entry is not None)
         if watch is not None:
             await watch.has_run(task.key)
-        noted = await _note(run, branch, entry, options, attempts + 1, only_values=only_values)
+        noted = await _note(
+            run, branch, entry, error, options, attempts + 1, only_values=only_values
+        )
         if watch is not None:
             await watch.is_remembered(task.key)
         return noted
@@ -183,6 +197,7 @@ async def _note(
     run: Run,
     branch: Branch,
     entry: Finished | Raised,
+    error: BaseException | None,
     options: Options,
     attempts: int,
     *,
@@ -192,9 +207,17 @@ async def _note(
         return None
     if isinstance(entry, Raised) and entry.how != "value" and attempts <= options.retries:
         again_ms = run.clock.now_ms() + options.pause_ms(attempts)
+        log_failed(entry, error, attempts, again_ms)
         tried = Tried(entry.key, attempts, again_ms, entry.what)
         await remember(run, tried)
         return tried
+    if isinstance(entry, Raised):
+        log_failed(entry, error, attempts, None)
+        entry = replace(
+            entry,
+            attempts=attempts if attempts > 1 else None,
+            beside=sorted(run.running_steps - {entry.key}) or None,
+        )
     await remember(run, entry, branch)
     return entry
 

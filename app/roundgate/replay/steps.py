@@ -14,9 +14,18 @@ from functools import lru_cache
 from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
-from roundgate.aio import Threads
+from roundgate.aio import Threads, of_this_loop
 from roundgate.auth import Principal
-from roundgate.errors import NotJson, OutcomeUnknown, StepFailed, StepTimeout, ToolError
+from roundgate.clock import iso
+from roundgate.correlation import CORRELATION
+from roundgate.errors import (
+    NotJson,
+    OutcomeUnknown,
+    RoundgateError,
+    StepFailed,
+    StepTimeout,
+    ToolError,
+)
 from roundgate.replay.journal import NOT_JSON, TIMED_OUT, Began, Finished, Raised, Step, plain
 from roundgate.replay.step_values import conversion_of, is_converted
 from roundgate.values import dataclass
@@ -24,6 +33,8 @@ from roundgate.values import dataclass
 log = logging.getLogger("roundgate.replay")
 
 MAX_BACKOFF_S: Final = 300.0
+SLOW_S: Final = 30.0
+"""Seconds after which the log says that a step still runs."""
 THREADS: Final = 40
 """Plain functions of steps that one event loop runs at once, and one caller half as many, unless
 the call brings a bound of its own."""
@@ -85,28 +96,29 @@ class Task:
 
 async def attempt(
     task: Task, timeout_s: float | None, threads: Threads | None, caller: Principal
-) -> Finished | Raised:
-    """Call the function once. Whatever it raises is an entry, but a cancellation."""
+) -> tuple[Finished | Raised, BaseException | None]:
+    """Call the function once. Return the outcome as an entry, with the exception whose traceback
+    belongs in the log, if any. Only a cancellation is raised."""
     try:
         async with asyncio.timeout(timeout_s) as limit:
             value = await _call(task, threads or _of_this_loop(), caller)
-        return Finished(task.key, _remembered(task, value), task.what)
+        return Finished(task.key, _remembered(task, value), task.what), None
     except asyncio.CancelledError as error:
         current = asyncio.current_task()
         if current is None or current.cancelling():
             raise
         # its own: nobody has cancelled the step
-        return _raised(task, f"CancelledError: {_text(error)}")
+        return _raised(task, f"CancelledError: {_text(error)}"), None
     except ToolError as error:
-        return Raised(task.key, _text(error), told=True, what=task.what)
+        return Raised(task.key, _text(error), told=True, what=task.what), None
     except TimeoutError as error:
         if limit.expired():
-            return _raised(task, f"it was not over within {timeout_s:g} s", TIMED_OUT)
-        return _logged(task, error)
+            return _raised(task, f"it was not over within {timeout_s:g} s", TIMED_OUT), None
+        return _unexpected(task, error), error
     except NotJson as error:
-        return _raised(task, _text(error), NOT_JSON)
+        return _raised(task, _text(error), NOT_JSON), None
     except (Exception, SystemExit, KeyboardInterrupt) as error:
-        return _logged(task, error)
+        return _unexpected(task, error), error
 
 
 def _remembered(task: Task, value: Any) -> Any:
@@ -133,25 +145,87 @@ def outcome_of(entry: Step, name: str) -> Any:
         ToolError, StepFailed, StepTimeout, NotJson: it raised.
         OutcomeUnknown: it was begun, and whoever ran it died.
     """
+    if isinstance(entry, Finished):
+        return entry.value
+    error = _error_of(entry, name)
+    # a step's own ToolError is its tool's answer to the caller, and no matter for the operator
+    if not (isinstance(entry, Raised) and entry.told):
+        error.failed_step = entry.key
+    raise error
+
+
+def _error_of(entry: Step, name: str) -> RoundgateError:
     match entry:
-        case Finished(value=value):
-            return value
         case Began():
-            raise OutcomeUnknown(name)
+            return OutcomeUnknown(name)
         case Raised(message=message, told=True):
-            raise ToolError(message)
+            return ToolError(message)
         case Raised(message=message, how="timeout"):
-            raise StepTimeout(f"step {name!r} timed out: {message}")
+            return StepTimeout(f"step {name!r} timed out: {message}")
         case Raised(message=message, how="value"):
-            raise NotJson(message)
+            return NotJson(message)
         case Raised(message=message):
-            raise StepFailed(f"step {name!r} failed: {message}")
+            return StepFailed(f"step {name!r} failed: {message}")
     raise AssertionError(f"{entry!r} is no outcome")
 
 
-def _logged(task: Task, error: BaseException) -> Raised:
-    # the journal has the text; only the log has the traceback
-    log.warning("step %s raised", task.key, exc_info=error)
+def log_failed(
+    entry: Raised, error: BaseException | None, attempt: int, again_ms: int | None
+) -> None:
+    """Log an attempt that failed.
+
+    Args:
+        entry: its outcome. What it says stays out of the log: it may be meant for the caller.
+        error: the exception whose traceback belongs in the log, if any.
+        attempt: which attempt it was, 1 for the first.
+        again_ms: when the step is tried again, in milliseconds since the epoch; `None` for never.
+    """
+    fields: dict[str, Any] = {"step": entry.key, "attempt": attempt, "reason": _reason(entry)}
+    if again_ms is None and entry.told:
+        log.info("a step ended with a tool error", extra={"fields": fields})
+    elif again_ms is None:
+        log.warning("a step failed", exc_info=error, extra={"fields": fields})
+    else:
+        fields["again"] = iso(again_ms)
+        log.warning("a step failed, trying again", exc_info=error, extra={"fields": fields})
+
+
+def _reason(entry: Raised) -> str:
+    if entry.told:
+        return "ToolError"
+    return entry.how or entry.message.partition(":")[0]
+
+
+class Running:
+    """One step while it runs: counted among the steps that run, and logged if it takes
+    longer than `SLOW_S`."""
+
+    __slots__ = ("_attempt", "_correlation", "_key", "_steps", "_timer")
+
+    def __init__(self, key: str, attempt: int, steps: set[str]) -> None:
+        """`steps` are the places of the steps that run."""
+        self._key = key
+        self._attempt = attempt
+        self._steps = steps
+        self._timer = of_this_loop()
+        self._correlation = CORRELATION.get()
+
+    def __enter__(self) -> None:
+        self._steps.add(self._key)
+        self._timer.set(self, SLOW_S, self._warn)
+
+    def __exit__(self, *raised: object) -> None:
+        self._timer.cancel(self)
+        self._steps.discard(self._key)
+
+    def _warn(self) -> None:
+        # in the context of whoever set a timer first
+        ids = {} if self._correlation is None else self._correlation.members()
+        fields = {**ids, "step": self._key, "attempt": self._attempt, "seconds": SLOW_S}
+        log.warning("a step takes long", extra={"fields": fields})
+
+
+def _unexpected(task: Task, error: BaseException) -> Raised:
     return _raised(task, f"{type(error).__name__}: {_text(error)}")
 
 

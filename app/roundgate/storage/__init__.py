@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from roundgate.storage.tasks import Answered as Answered
     from roundgate.storage.tasks import Cancelled as Cancelled
     from roundgate.storage.tasks import Claimed as Claimed
+    from roundgate.storage.tasks import Ending as Ending
     from roundgate.storage.tasks import Found as Found
     from roundgate.storage.tasks import Lease as Lease
     from roundgate.storage.tasks import Move as Move
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from roundgate.storage.tasks import TaskRef as TaskRef
     from roundgate.storage.tasks import TaskStore as TaskStore
     from roundgate.storage.tasks import Wanted as Wanted
+    from roundgate.storage.tasks import Work as Work
 else:
     __getattr__, __all__ = face(
         __name__,
@@ -42,8 +44,8 @@ else:
             ".once": "OnceRecord OnceStore",
             ".queue": "Message TaskQueue",
             ".sessions": "SessionRow SessionStore",
-            ".tasks": "Added Answered Cancelled Claimed Found Lease Move NOTHING NewTask NotClaimed OpenTask "
-            "Postponed TaskRecord TaskRef TaskStore Wanted",
+            ".tasks": "Added Answered Cancelled Claimed Ending Found Lease Move NOTHING NewTask NotClaimed "
+            "OpenTask Postponed TaskRecord TaskRef TaskStore Wanted Work",
         },
         modules="sqs",
     )

@@ -60,6 +60,11 @@ the next try off, and `end_cleanup` makes it as any other:
 Whoever had the task when it was cancelled keeps it for the rest of its lease: nobody
 else cleans up meanwhile.
 
+**Failed steps.** A task that a failed step ended is `completed` for its client, like any task whose
+tool failed. Its operator sees more: `ending` is `STEP_FAILED`, `failed_steps` names the places, and
+the store keeps what a worker needs (`read_work`), so that the work can be taken up again by another
+task. `note_retry` names that task in the row, once.
+
 **Shards.** The index of due tasks has `shards` parts. Sweepers share the work by taking shards
 (`take_shard`); the right to a shard saves work that would be done twice, and nothing depends on it.
 """
@@ -69,6 +74,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from roundgate.protocol import Status, TaskView
@@ -98,6 +104,46 @@ class TaskRef:
         return cls(owner, task_id)
 
 
+class Ending(StrEnum):
+    """How a task ended, as its operator sees it. Clients see its `status` alone."""
+
+    OK = "ok"
+    TOOL_ERROR = "tool_error"
+    """Its tool failed: a result with `isError`."""
+    STEP_FAILED = "step_failed"
+    """Likewise, because a step failed that nothing retries any more."""
+    ERROR = "error"
+    """A JSON-RPC error."""
+    CANCELLED = "cancelled"
+
+
+ENDING_OF: Final[Mapping[Status, Ending]] = MappingProxyType(
+    {
+        Status.COMPLETED: Ending.OK,
+        Status.FAILED: Ending.ERROR,
+        Status.CANCELLED: Ending.CANCELLED,
+    }
+)
+"""The ending of a terminal status, where nothing else is known."""
+STATUS_OF: Final[Mapping[Ending, Status]] = MappingProxyType(
+    {
+        Ending.OK: Status.COMPLETED,
+        Ending.TOOL_ERROR: Status.COMPLETED,
+        Ending.STEP_FAILED: Status.FAILED,
+        Ending.ERROR: Status.FAILED,
+        Ending.CANCELLED: Status.CANCELLED,
+    }
+)
+"""The status that an operator sees of each ending."""
+UNHAPPY: Final = frozenset(Ending) - {Ending.OK, Ending.TOOL_ERROR}
+"""Endings that every store finds by an index: an operator looks for them, and they are few."""
+
+
+def shown_status(status: Status, ending: Ending | None) -> Status:
+    """Return the status as its operator sees it: a task that a failed step ended is `failed`."""
+    return status if ending is None else STATUS_OF[ending]
+
+
 @dataclass(frozen=True, slots=True)
 class NewTask:
     """A task to be created. Times are milliseconds since the epoch."""
@@ -120,10 +166,15 @@ class NewTask:
     """How its entries are written; what a worker must be able to read."""
     cleans_up: bool = False
     """Whether something may be left to do elsewhere if it ends early."""
+    ending: Ending | None = None
+    """How it ended, if it is terminal; by default the ending of its status."""
+    call_id: str | None = None
+    """What the log knows its call by (`roundgate.correlation`)."""
 
     def first_row(self) -> dict[str, Any]:
         """What every store writes of it, by the names of `TaskRecord`; beside it
         stand its key and its data."""
+        ending = self.ending or ENDING_OF.get(self.status)
         return {
             "tool": self.tool,
             "status": self.status.value,
@@ -136,6 +187,8 @@ class NewTask:
             "lease_until_ms": 0,
             "wake_ms": 0,
             "attempts": 0,
+            "ending": None if ending is None else ending.value,
+            "call_id": self.call_id,
         }
 
     def view(self) -> TaskView:
@@ -194,6 +247,19 @@ class TaskRecord:
     """How often sweeps have postponed it to send it again, since its last claim."""
     cleans_up: bool = False
     """See `NewTask`; a terminal task with a `due_ms` has that to do."""
+    ending: Ending | None = None
+    """`None` while it is open."""
+    failed_steps: Sequence[str] = ()
+    """The places of the steps whose failure ended it."""
+    retried_as: str | None = None
+    """The id of the task, of the same owner, that goes on with its work."""
+    call_id: str | None = None
+    """See `NewTask`."""
+
+    @property
+    def shown_status(self) -> Status:
+        """Its status as its operator sees it."""
+        return shown_status(self.status, self.ending)
 
     def view(self) -> TaskView:
         """What a client can see of it."""
@@ -225,6 +291,18 @@ class Claimed:
     lease: Lease
     record: TaskRecord
     """As it is after the claim."""
+    call: bytes
+    journal: Sequence[bytes]
+    """Every entry that was ever added, in order."""
+    state: bytes
+    answers: Mapping[str, bytes]
+    """Every answer that was ever taken, by wire key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a worker needs of a task, read without a claim."""
+
     call: bytes
     journal: Sequence[bytes]
     """Every entry that was ever added, in order."""
@@ -320,6 +398,8 @@ class Wanted:
     owner: str | None = None
     tool: str | None = None
     statuses: frozenset[Status] | None = None
+    """As the operator sees them (`TaskRecord.shown_status`)."""
+    endings: frozenset[Ending] | None = None
     created_before_ms: int | None = None
 
     def takes(self, record: TaskRecord) -> bool:
@@ -327,7 +407,8 @@ class Wanted:
         return (
             (self.owner is None or record.ref.owner == self.owner)
             and (self.tool is None or record.tool == self.tool)
-            and (self.statuses is None or record.status in self.statuses)
+            and (self.statuses is None or record.shown_status in self.statuses)
+            and (self.endings is None or record.ending in self.endings)
             and (self.created_before_ms is None or record.created_ms < self.created_before_ms)
         )
 
@@ -530,11 +611,14 @@ class TaskStore(Protocol):
         now_ms: int,
         *,
         cleanup_due_ms: int | None = None,
+        ending: Ending | None = None,
+        failed_steps: Sequence[str] = (),
     ) -> None:
         """Make it terminal. The message replaces the one before, also if it is
         `None`. The lease is over.
 
-        With `cleanup_due_ms` it is to be cleaned up, and due then.
+        With `cleanup_due_ms` it is to be cleaned up, and due then. `ending` is that of the
+        status by default. With `STEP_FAILED` the store keeps what `read_work` returns.
 
         Raises:
             LeaseLost
@@ -631,6 +715,20 @@ class TaskStore(Protocol):
 
         Raises:
             ValueError: it is no cursor of such a search.
+        """
+
+    async def read_work(self, ref: TaskRef) -> Work | None:
+        """Read what a worker needs of a task, expired or not: its call, journal and answers.
+
+        `None` if there is no such task, or the store keeps no more of it than its end. Open tasks
+        and tasks that a failed step ended are kept whole.
+        """
+
+    async def note_retry(self, ref: TaskRef, as_id: str) -> bool:
+        """Note the id of the task that goes on with the work of this one. Nothing that a client
+        sees changes.
+
+        `False` unless a failed step ended the task and no such id is noted yet.
         """
 
     async def purge(self, ref: TaskRef, now_ms: int) -> bool:

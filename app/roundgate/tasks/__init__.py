@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from roundgate.tasks.outcome import tool_result as tool_result
     from roundgate.tasks.pool import Pool as Pool
     from roundgate.tasks.pool import end_soon as end_soon
+    from roundgate.tasks.progress import StepDone as StepDone
+    from roundgate.tasks.progress import steps_done as steps_done
     from roundgate.tasks.rescue import watchdog_of as watchdog_of
+    from roundgate.tasks.retrying import retry as retry
     from roundgate.tasks.service import Tasks as Tasks
     from roundgate.tasks.sweep import Sweep as Sweep
     from roundgate.tasks.watch import Watch as Watch
@@ -44,7 +47,9 @@ else:
             ".named": "NamedTask NamedTasks",
             ".outcome": "Ended ended log_failure reason_of said_by tool_result",
             ".pool": "Pool end_soon",
+            ".progress": "StepDone steps_done",
             ".rescue": "watchdog_of",
+            ".retrying": "retry",
             ".service": "Tasks",
             ".sweep": "Sweep",
             ".watch": "Watch",

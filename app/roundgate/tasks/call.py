@@ -39,6 +39,9 @@ class TaskCall:
     substituted: Mapping[str, Any] = field(default_factory=dict)
     """What there are other means for where the client declared nothing
     (`ClientCapabilities.substituted`)."""
+    continues: str | None = None
+    """The id of the task whose work it goes on with. Its handler and services know it by that one:
+    the keys of its steps stay the same."""
 
     def to_bytes(self) -> bytes:
         """The call as the store keeps it."""
@@ -56,6 +59,8 @@ class TaskCall:
             facts["view"] = self.view
         if self.substituted:  # workers of the version before do not know it
             facts["substituted"] = dict(self.substituted)
+        if self.continues is not None:
+            facts["continues"] = self.continues
         return json.encode(facts)
 
     @classmethod

@@ -299,6 +299,8 @@ class Checkpointer:
             self._store.finish,
             *(self._lease, ended.status, ended.outcome, ended.status_message),
             cleanup_due_ms=cleanup_due_ms,
+            ending=ended.ending,
+            failed_steps=ended.failed_steps,
         )
         await self._last(lambda: end(now_ms=self._clock.now_ms()))
 

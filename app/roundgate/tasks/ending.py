@@ -3,6 +3,7 @@
 | turn | the row | attempts | blame |
 |---|---|---|---|
 | finished | terminal | | |
+| step failed | terminal; what a worker needs is kept for `tasks retry` | | |
 | asked, released | free, or waits for its client | 0 | lifted |
 | declined: this worker cannot serve it | free after a pause | as before | stays |
 | restarted: `ctx.restart` | free, with a fresh journal | 0 | lifted |
@@ -14,7 +15,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -32,8 +33,16 @@ from roundgate.errors import (
     Unavailable,
     WorkerFault,
 )
-from roundgate.replay import HOLD_MS, Completed, Failed, Restarted, Suspended
-from roundgate.storage import NOTHING, Added, Claimed, TaskQueue, TaskRef, TaskStore
+from roundgate.replay import HOLD_MS, Completed, Failed, Raised, Restarted, Suspended
+from roundgate.storage import (
+    NOTHING,
+    Added,
+    Claimed,
+    Ending,
+    TaskQueue,
+    TaskRef,
+    TaskStore,
+)
 from roundgate.tasks.checkpointer import Checkpointer
 from roundgate.tasks.hints import wake
 from roundgate.tasks.outcome import Ended, ended, failed, log_failure
@@ -62,6 +71,8 @@ class Turn(StrEnum):
     SUSPECT = "suspect"
     """Not claimed either: it has to be run alone."""
     FINISHED = "finished"
+    STEP_FAILED = "step failed"
+    """Finished too, because a step failed that nothing retries any more."""
     ASKED = "asked"
     RELEASED = "released"
     RESTARTED = "restarted"
@@ -135,7 +146,10 @@ class Endings:
                 )
                 is_early = isinstance(outcome, Failed) and isinstance(outcome.error, TaskTimeout)
                 await self._finish(checkpointer, end, is_early=is_early)
-                return Turn.FINISHED
+                if end.ending is not Ending.STEP_FAILED:
+                    return Turn.FINISHED
+                _log_failed_steps(checkpointer, end.failed_steps)
+                return Turn.STEP_FAILED
 
     async def _finish(self, checkpointer: Checkpointer, end: Ended, *, is_early: bool) -> None:
         cleans_up = is_early and checkpointer.cleans_up
@@ -187,7 +201,7 @@ class Endings:
         except (LeaseLost, Unavailable) as error:
             log.warning(
                 "a task could not be let go of",
-                extra={"fields": {"task": ref.id, "error": str(error)}},
+                extra={"fields": {"task": str(ref), "error": str(error)}},
             )
 
     async def decline(self, claimed: Claimed, needs: NotServedHere) -> Turn:
@@ -303,3 +317,13 @@ class Endings:
     async def _wake(self, ref: TaskRef, delay_ms: int | None) -> None:
         if delay_ms is not None:
             await wake(self._queue, ref, delay_ms)
+
+
+def _log_failed_steps(checkpointer: Checkpointer, places: Sequence[str]) -> None:
+    """Log which steps ended a task, each with how often it was tried."""
+    steps = checkpointer.run.journal.steps
+    for place in places:
+        entry = steps.get(place)
+        attempts = entry.attempts or 1 if isinstance(entry, Raised) else 1
+        fields = {"step": place, "attempt": attempts}
+        log.warning("a failed step has ended a task", extra={"fields": fields})

@@ -104,6 +104,10 @@ class NamedTasks:
             raise TaskNotFound
         return _SourceTask(self._sources, principal, task_id, place, self._config.max_result_bytes)
 
+    def name_in_log(self, principal: Principal, task_id: str) -> str | None:
+        """Return what the log and the commands call a task of ours; `None` for a service's."""
+        return None if "." in task_id else str(self.own.ref(principal, task_id[:64]))
+
     def hand_over(self, served: ServedTool, view: TaskView, principal: Principal) -> dict[str, Any]:
         """The schema's `CreateTaskResult` for a task that a tool's service has made of a call.
 

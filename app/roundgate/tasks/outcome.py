@@ -8,6 +8,7 @@ becomes a JSON-RPC error.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any, Final
 
 from roundgate.backends import Returned
@@ -22,7 +23,8 @@ from roundgate.errors import (
 )
 from roundgate.logs import place_of
 from roundgate.protocol import NEWEST, Status, ToolResult
-from roundgate.replay import Completed, Failed
+from roundgate.replay import Completed, Failed, failed_steps_of
+from roundgate.storage import Ending
 from roundgate.values import dataclass
 
 log = logging.getLogger("roundgate.methods")
@@ -97,16 +99,20 @@ class Ended:
     status: Status
     outcome: bytes
     status_message: str | None = None
+    ending: Ending = Ending.OK
+    failed_steps: Sequence[str] = ()
+    """The places of the steps whose failure ended it."""
 
     def to_json(self) -> Any:
-        """As JSON, to travel with a client whose task could not be written."""
-        return [self.status.value, self.outcome.decode(), self.status_message]
+        """As JSON, to travel with a client whose task could not be written. Failed steps stay
+        here: such a task has no work to go on with."""
+        return [self.status.value, self.outcome.decode(), self.status_message, self.ending.value]
 
     @classmethod
     def from_json(cls, value: Any) -> Ended:
         """The inverse of `to_json`, for values that we sealed ourselves."""
-        status, outcome, message = value
-        return cls(Status(status), outcome.encode(), message)
+        status, outcome, message, ending = value
+        return cls(Status(status), outcome.encode(), message, Ending(ending))
 
 
 def ended(
@@ -128,7 +134,11 @@ def ended(
             data = _encoded(result, tool, clock)
     except ProtocolError as error:
         return failed(error)
-    return Ended(Status.COMPLETED, data, "The tool reported an error" if result.is_error else None)
+    if not result.is_error:
+        return Ended(Status.COMPLETED, data)
+    failed_steps = failed_steps_of(outcome.error) if isinstance(outcome, Failed) else ()
+    ending = Ending.STEP_FAILED if failed_steps else Ending.TOOL_ERROR
+    return Ended(Status.COMPLETED, data, "The tool reported an error", ending, failed_steps)
 
 
 def _encoded(result: ToolResult, tool: str, clock: Clock) -> bytes:
@@ -142,4 +152,4 @@ def _encoded(result: ToolResult, tool: str, clock: Clock) -> bytes:
 
 def failed(error: GatewayError) -> Ended:
     """The end of a task with a JSON-RPC error."""
-    return Ended(Status.FAILED, NEWEST.kept_error(error), str(error))
+    return Ended(Status.FAILED, NEWEST.kept_error(error), str(error), Ending.ERROR)

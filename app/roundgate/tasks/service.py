@@ -15,7 +15,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from roundgate import json
 from roundgate.auth import Principal
+from roundgate.backends import decision_in, is_approval, log_decision
 from roundgate.clock import Clock
 from roundgate.config import TasksConfig
 from roundgate.errors import TaskNotFound, ToolError, Unavailable
@@ -67,6 +69,7 @@ class Tasks:
         message: str | None = None,
         ended: Ended | None = None,
         cleans_up: bool = False,
+        call_id: str | None = None,
     ) -> dict[str, Any]:
         """A task for a call that is to go on, or that has ended already; the schema's
         `CreateTaskResult`.
@@ -80,6 +83,7 @@ class Tasks:
             ended: how the call ended, if it is over already.
             cleans_up: whether it begins something elsewhere that has to be ended
                 with it (`Tool.cleans_up`).
+            call_id: what the log knows the call by.
 
         Raises:
             Unavailable: the task may have been written or not; calling again
@@ -88,8 +92,7 @@ class Tasks:
             NotJson: in `ctx.state`.
         """
         task = self._new(task_call, task_id or self._clock.new_id(), journal, message, ended)
-        if cleans_up and ended is None:
-            task = replace(task, cleans_up=True)
+        task = replace(task, cleans_up=cleans_up and ended is None, call_id=call_id)
         if ended is None:
             await self._check_room(task.ref)
         try:
@@ -180,6 +183,7 @@ class Tasks:
             status_message=message if ended is None else ended.status_message,
             outcome=None if ended is None else ended.outcome,
             journal_version=journal.version,
+            ending=None if ended is None else ended.ending,
         )
 
     async def record(self, principal: Principal, task_id: str) -> TaskRecord | None:
@@ -204,13 +208,34 @@ class Tasks:
             raise TaskNotFound
         now_ms = self._clock.now_ms()
         answers = {key: encode(response) for key, response in responses.items()}
-        match await self._store.answer(ref, answers, now_ms, self._due_ms(now_ms)):
+        decided = await self._decided(ref, responses, now_ms)
+        answered = await self._store.answer(ref, answers, now_ms, self._due_ms(now_ms))
+        if decided is not None and answered in (Answered.FULLY, Answered.PARTLY):
+            record, is_approved = decided
+            ids = {"call": record.call_id, "task": str(ref), "tool": record.tool}
+            log_decision(principal, is_approved, **ids)
+        match answered:
             case Answered.UNKNOWN_TASK:
                 raise TaskNotFound
             case Answered.FULLY:
                 await wake(self._queue, ref)
             case Answered.PARTLY | Answered.NOT_NEEDED:
                 pass
+
+    async def _decided(
+        self, ref: TaskRef, responses: Mapping[str, Any], now_ms: int
+    ) -> tuple[TaskRecord, bool] | None:
+        """The task and the decision, where a response approves its call or declines to. Only what
+        looks like that costs a look at the row."""
+        decisions = {key: decision_in(response) for key, response in responses.items()}
+        if all(decision is None for decision in decisions.values()):
+            return None
+        record = await self._store.read(ref, now_ms)
+        if record is None:
+            return None
+        asked = [key for key, one in record.requests.items() if is_approval(json.decode(one))]
+        decision = decisions.get(asked[0]) if asked else None
+        return None if decision is None else (record, decision)
 
     async def cancel(self, principal: Principal, task_id: str) -> None:
         """Cancel the task, unless it has ended. Its worker learns of that at its next write.
@@ -231,6 +256,10 @@ class Tasks:
                 await wake(self._queue, ref)
             case Cancelled.OVER:
                 pass
+
+    def ref(self, principal: Principal, task_id: str) -> TaskRef:
+        """The reference of a task of the principal's, as the log and the commands have it."""
+        return TaskRef(owner_of(principal, self.view), task_id)
 
     def _ref(self, principal: Principal, task_id: str) -> TaskRef | None:
         """Where the task would be; `None` if we never gave out such an id."""

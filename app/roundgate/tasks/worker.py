@@ -22,6 +22,7 @@ from typing import Final
 from roundgate.backends import Catalog, CatalogSource, ServedTool
 from roundgate.clock import Clock, Deadline
 from roundgate.config import TasksConfig
+from roundgate.correlation import Correlation, correlated
 from roundgate.errors import LeaseLost, NotServedHere, TaskGivenUp, Unavailable
 from roundgate.metrics import Metrics, NoMetrics
 from roundgate.replay import (
@@ -160,7 +161,7 @@ class Worker:
                 return await self.clean_up(ref, deadline)
             case NotClaimed() as reason:
                 log.debug(
-                    "task not claimed", extra={"fields": {"task": ref.id, "reason": reason.value}}
+                    "task not claimed", extra={"fields": {"task": str(ref), "reason": reason.value}}
                 )
                 return Turn.NOT_CLAIMED
             case Claimed() as claimed:
@@ -190,28 +191,33 @@ class Worker:
 
     async def run(self, claimed: Claimed, deadline: Deadline | None = None) -> Turn:
         """Take a turn at a claimed task; it has to be over by the deadline, if there is one."""
-        begun_ms = self._clock.monotonic_ms()
+        begun_ms, record = self._clock.monotonic_ms(), claimed.record
+        ids = Correlation(record.tool, task=str(record.ref), known_call_id=record.call_id)
         turn = Turn.FAULT
         try:
-            turn = await self._turn(claimed, deadline or Deadline(self._clock, None))
+            with correlated(ids):
+                turn = await self._turn(claimed, deadline or Deadline(self._clock, None))
         except LeaseLost:
             turn = Turn.LOST
         finally:
             took_ms = round(self._clock.monotonic_ms() - begun_ms, 2)
-            self._note(claimed, turn, took_ms, self._reasons.pop(claimed.record.ref, None))
+            reason = self._reasons.pop(record.ref, None)
+            self._note(claimed, turn, took_ms, reason)
         return turn
 
     def _note(self, claimed: Claimed, turn: Turn, took_ms: float, reason: str | None) -> None:
         record = claimed.record
         self._metrics.turn(record.tool, turn.value, took_ms)
         facts = {
+            "task": str(record.ref),
             "name": record.tool,
             "outcome": turn.value,
             "attempt": record.attempts + 1,
             "ms": took_ms,
+            **({} if record.call_id is None else {"call": record.call_id}),
             **({} if reason is None else {"reason": reason}),
         }
-        log.info("task", extra={"fields": {"task": record.ref.id, **facts}})
+        log.info("task", extra={"fields": facts})
 
     def request_stop(self) -> None:
         """Ask every run to free its task at its next step, including those that have not begun."""
@@ -234,6 +240,8 @@ class Worker:
             # to the end of the turn, whatever is swapped meanwhile
             with self._catalogs.use() as catalog:
                 task_call, served = self._served(claimed, catalog)
+                if claimed.record.suspect:
+                    _log_takeover(task_call, claimed.record)
                 return await self._carry(
                     self._begin(claimed, task_call, catalog, deadline), task_call, served
                 )
@@ -300,7 +308,7 @@ class Worker:
             meta=task_call.meta(),
             deadline=deadline,
             publish=self._publish,
-            task_id=ref.id,
+            task_id=task_call.continues or ref.id,
             texts=None if self._texts is None else self._texts(task_call.view),
             read=None if offered is None else offered.read_resource,
             cleanup=cleanup,
@@ -334,7 +342,7 @@ class Worker:
         try:
             await to_its_end(self.clean_up(ref, deadline, left))
         except Unavailable as error:
-            fields = {"task": ref.id, "error": str(error)}
+            fields = {"task": str(ref), "error": str(error)}
             log.warning("a cancelled task has to wait to be cleaned up", extra={"fields": fields})
 
     async def _outcome(self, running: Running, task_call: TaskCall, served: ServedTool) -> Outcome:
@@ -345,6 +353,12 @@ class Worker:
         if isinstance(outcome, Completed | Failed):
             self._reasons[running.checkpointer.ref] = reason_of(outcome)
         return outcome
+
+
+def _log_takeover(task_call: TaskCall, record: TaskRecord) -> None:
+    """Log that this worker goes on where another one died or stalled, and with whose task."""
+    fields = {**task_call.principal.names, "deaths": record.deaths}
+    log.warning("a task is taken over", extra={"fields": fields})
 
 
 def _offered(task_call: TaskCall, catalog: Catalog) -> Catalog | None:

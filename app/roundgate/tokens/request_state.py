@@ -57,6 +57,8 @@ class Opened:
     origin: Mapping[str, str]
     payload: Any
     fixed_task: FixedTask | None = None
+    call_id: str | None = None
+    """What the log knows the call by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ class StateSealer:
         round_: int,
         origin: Mapping[str, str],
         fixed_task: FixedTask | None = None,
+        call_id: str | None = None,
     ) -> str:
         """A token for the end of a round.
 
@@ -90,6 +93,7 @@ class StateSealer:
             round_: the number of the round that ends, 1 for the first.
             origin: the trace context in which the call began.
             fixed_task: the task that the call becomes, if that is decided.
+            call_id: what the log knows the call by.
 
         Raises:
             StateTooLarge: the payload is over `max_bytes`.
@@ -105,9 +109,9 @@ class StateSealer:
             self.clock.new_id(),
             dict(origin),
             payload,
+            None if fixed_task is None else [fixed_task.task_id, fixed_task.ended],
+            call_id,
         ]
-        if fixed_task is not None:  # not otherwise: replicas of the version before open nine claims
-            claims.append([fixed_task.task_id, fixed_task.ended])
         plaintext = json.encode(claims)
         if len(plaintext) > self.max_bytes:
             raise StateTooLarge(f"{len(plaintext)} bytes, {self.max_bytes} may travel")
@@ -147,7 +151,8 @@ class StateSealer:
                 payload,
                 *more,
             ) = claims
-            fixed_task = FixedTask(*more[0]) if more else None
+            fixed, call_id = (*more, None, None)[:2]
+            fixed_task = None if fixed is None else FixedTask(*fixed)
             late_ms, early_ms = self.clock.now_ms() - expires_ms, issued_ms - self.clock.now_ms()
         except (ParseError, ValueError, TypeError):
             raise SealBroken("sealed by an incompatible version") from None
@@ -157,4 +162,4 @@ class StateSealer:
             raise SealBroken("not yet valid: the clock of the replica that sealed it is ahead")
         if Binding(method, target, arguments) != binding:
             raise SealBroken("for another method, target or arguments")
-        return Opened(token_id, round_, origin, payload, fixed_task)
+        return Opened(token_id, round_, origin, payload, fixed_task, call_id)

@@ -4,14 +4,15 @@ same time, in one answer."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from roundgate.errors import AuthError, GatewayError, InvalidRequest
-from roundgate.http.exchange import Exchange
+from roundgate.http.exchange import Element, Exchange
 from roundgate.http.head import EVENT_STREAM
 from roundgate.http.older.caller import Caller
-from roundgate.http.older.calls import SessionCalls
+from roundgate.http.older.calls import SessionCalls, name_of
 from roundgate.http.older.stream import SessionStream
 from roundgate.http.responder import State
 from roundgate.protocol import Notification, Request, Response, jsonrpc, messages
@@ -57,13 +58,32 @@ class Batches:
                 "a POST of its own"
             )
         found = messages.batch_of(body)
-        answers = await asyncio.gather(*(self._one(one, caller, stream) for one in found))
+        answers = await asyncio.gather(*(self._one(one, caller, stream, exchange) for one in found))
         await _send([one for one in answers if one is not None], stream, exchange)
 
     async def _one(
-        self, message: messages.Message | InvalidRequest, caller: Caller, stream: SessionStream
+        self,
+        message: messages.Message | InvalidRequest,
+        caller: Caller,
+        stream: SessionStream,
+        exchange: Exchange,
     ) -> bytes | None:
-        """The response to one element, if it wants one."""
+        """The response to one element, if it wants one. The log has a line for each request."""
+        if not isinstance(message, Request):
+            return await self._answer(message, caller, stream, Element())
+        element, started = Element(message.method, name_of(message)), time.perf_counter()
+        try:
+            return await self._answer(message, caller, stream, element)
+        finally:
+            exchange.write_element(element, (time.perf_counter() - started) * 1000)
+
+    async def _answer(
+        self,
+        message: messages.Message | InvalidRequest,
+        caller: Caller,
+        stream: SessionStream,
+        element: Element,
+    ) -> bytes | None:
         request_id = message.id if isinstance(message, Request) else None
         try:
             match message:
@@ -75,13 +95,19 @@ class Batches:
                     own = await self._of_session(message, caller)
                     if own is not None:
                         return jsonrpc.result_response(message.id, own)
-                    return (await self._calls.respond(message, caller, stream)).response
+                    ids = element.correlation
+                    responded = await self._calls.respond(message, caller, stream, ids)
+                    element.label, element.reason = responded.label, responded.reason
+                    return responded.response
                 case _:
                     await self._take(message, caller)
                     return None
         except AuthError as error:  # the status is one for all of them
+            element.label, element.error = "unauthorized", str(error)
             return jsonrpc.error_response(request_id, -32600, str(error))
         except GatewayError as error:
+            element.label, element.error = "error", str(error)
+            element.code = wire_errors.look_up(error).code
             return wire_errors.render(error, request_id)[1]
 
 

@@ -23,6 +23,7 @@ from typing import Any
 from roundgate import json
 from roundgate.carrier import carrier
 from roundgate.clock import Clock
+from roundgate.correlation import Correlation, correlated
 from roundgate.errors import CallCancelled, GatewayError, MissingCapability, ToolError
 from roundgate.http.older.asking import Asking
 from roundgate.http.older.caller import Caller, Responded
@@ -48,6 +49,7 @@ class _Going:
     caller: Caller
     stream: SessionStream
     span: Span
+    correlation: Correlation
     notify: Callable[[str, dict[str, Any]], Awaitable[None]] | None
 
 
@@ -96,32 +98,45 @@ class SessionCalls:
         self._keep_ms = int(keep_s * 1000)
 
     def respond(
-        self, request: Request, caller: Caller, stream: SessionStream
+        self, request: Request, caller: Caller, stream: SessionStream, correlation: Correlation
     ) -> Awaitable[Responded]:
         """The response to a request that has just come.
+
+        Args:
+            request: what is asked.
+            caller: who asks.
+            stream: of the request.
+            correlation: what the log knows its call by; completed here.
 
         Raises:
             GatewayError: anything that is answered as an error.
             AuthError: the caller may not do this.
         """
         if self._continue_tool.is_called(request, stream):
-            return self._continued(request, caller, stream)
+            return self._continued(request, caller, stream, correlation)
         call = OpenCall(request, {}, None, "", 0)
         if stream.resumes:
             stream.token = partial(self._first_id, call, caller)  # it must not refer to the stream
-        return self._respond(call, caller, stream, 0)
+        return self._respond(call, caller, stream, 0, correlation)
 
     async def _continued(
-        self, request: Request, caller: Caller, stream: SessionStream
+        self, request: Request, caller: Caller, stream: SessionStream, correlation: Correlation
     ) -> Responded:
         try:
             call, told = await self._continue_tool.call_of(request, caller)
         except ToolError as error:
             return _responded(request.id, _tool_error(caller.revision, error))
-        return await self._respond(call, caller, stream, told)
+        correlation.tool = str(call.request.params.get("name"))
+        correlation.through = str(request.params.get("name"))
+        return await self._respond(call, caller, stream, told, correlation)
 
     def resume(
-        self, call: OpenCall, told: int, caller: Caller, stream: SessionStream
+        self,
+        call: OpenCall,
+        told: int,
+        caller: Caller,
+        stream: SessionStream,
+        correlation: Correlation,
     ) -> Awaitable[Responded]:
         """Go on with a call whose stream broke. Raises as `respond`.
 
@@ -130,11 +145,17 @@ class SessionCalls:
             told: how many of its questions have reached the client.
             caller: who resumes it.
             stream: where the rest of it is written.
+            correlation: what the log knows it by; completed here.
         """
-        return self._respond(call, caller, stream, told)
+        return self._respond(call, caller, stream, told, correlation)
 
     async def _respond(
-        self, call: OpenCall, caller: Caller, stream: SessionStream, told: int
+        self,
+        call: OpenCall,
+        caller: Caller,
+        stream: SessionStream,
+        told: int,
+        correlation: Correlation,
     ) -> Responded:
         inbound = self._inbound(call, caller)
         trace = context_of(inbound.meta.raw)
@@ -142,7 +163,7 @@ class SessionCalls:
             notify = Notices(stream, self._sessions, caller).notify if stream.can_tell else None
             try:
                 reply = await self._rounds(
-                    call, inbound, _Going(caller, stream, span, notify), told
+                    call, inbound, _Going(caller, stream, span, correlation, notify), told
                 )
             except CallCancelled:
                 span.end("cancelled", None)
@@ -253,7 +274,8 @@ class SessionCalls:
         """One round; what a tool cannot do with this client is an error that its model reads."""
         caller = going.caller
         left_ms = caller.deadline.remaining_ms()
-        context = RequestContext(inbound, caller.principal, going.notify, going.span, left_ms)
+        ids = going.correlation
+        context = RequestContext(inbound, caller.principal, going.notify, going.span, ids, left_ms)
         request_id, session = call.request.id, caller.session
 
         async def is_cancelled() -> bool:
@@ -262,7 +284,7 @@ class SessionCalls:
             return await self.questions.is_cancelled(request_id, session)
 
         try:
-            with CancelWatch(is_cancelled):
+            with CancelWatch(is_cancelled), correlated(ids):
                 answer = await self._methods[session.revision].serve(context)
         except MissingCapability as error:
             if inbound.method != "tools/call":
@@ -284,6 +306,12 @@ class SessionCalls:
         declared = ClientCapabilities(session.capabilities)
         features = self._methods[session.revision].features
         return inbound_of(call.request, caller.revision, declared, session.client_info, features)
+
+
+def name_of(request: Request) -> str | None:
+    """Return the tool, prompt or URI that a request names, if it does."""
+    named = request.params.get("name", request.params.get("uri"))
+    return named if isinstance(named, str) else None
 
 
 def _tool_error(revision: Revision, error: GatewayError) -> Reply:

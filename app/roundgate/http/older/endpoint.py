@@ -33,7 +33,7 @@ from roundgate.http.exchange import Exchange
 from roundgate.http.head import EVENT_STREAM
 from roundgate.http.older.batches import Batches
 from roundgate.http.older.caller import Caller, Responded
-from roundgate.http.older.calls import SessionCalls
+from roundgate.http.older.calls import SessionCalls, name_of
 from roundgate.http.older.changes import ChangeStreams
 from roundgate.http.older.open_calls import OpenCall
 from roundgate.http.older.own import OWN, OwnRequests
@@ -153,7 +153,7 @@ class OlderEndpoint:
             await self._take(message, caller)
             await exchange.responder.accepted()
             return
-        exchange.name = _name(message)
+        exchange.name = name_of(message)
         own = await self._own.result(message, caller) if message.method in OWN else None
         if own is not None:
             await exchange.responder.result(
@@ -167,7 +167,7 @@ class OlderEndpoint:
             key = caller.session.id, message.id
             self._running[key] = watch.cancel
             try:
-                responded = await self._calls.respond(message, caller, stream)
+                responded = await self._calls.respond(message, caller, stream, exchange.correlation)
             except StoreAway as away:
                 responded = await self._come_again(away, caller, stream, exchange)
             finally:
@@ -264,9 +264,9 @@ class OlderEndpoint:
         self, call: OpenCall, told: int, caller: Caller, stream: SessionStream, exchange: Exchange
     ) -> Responded:
         exchange.request_id, exchange.method = call.request.id, call.request.method
-        exchange.name = _name(call.request)
+        exchange.name = name_of(call.request)
         try:
-            return await self._calls.resume(call, told, caller, stream)
+            return await self._calls.resume(call, told, caller, stream, exchange.correlation)
         except AuthError:  # with its challenge, as of any request
             raise
         except GatewayError as error:
@@ -376,8 +376,3 @@ class OlderEndpoint:
         exchange.label, exchange.error = "error", str(error)
         if exchange.responder.state is not State.DONE:
             await exchange.responder.answer(status, body, headers_of(error))
-
-
-def _name(request: Request) -> str | None:
-    named = request.params.get("name", request.params.get("uri"))
-    return named if isinstance(named, str) else None

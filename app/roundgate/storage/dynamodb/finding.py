@@ -2,7 +2,7 @@
 the other, and where it is.
 
     working, input_required     each shard of the index `due`, or of one owner the index `owned`
-    failed, cancelled           each shard of the index `ended`
+    failed, cancelled           each shard of the index `ended`; ended by a failed step counts as failed
     completed                   the table itself, root item by root item: most of them are
 
 A cursor is the number of the part and the keys of the last row in it that was looked at.
@@ -19,7 +19,7 @@ from roundgate.errors import ParseError
 from roundgate.protocol import OPEN, Status
 from roundgate.storage.dynamodb.root_items import LOOKED_FOR, pk_of, record_of
 from roundgate.storage.dynamodb.table import DUE, ENDED, OWNED, Page, Row, Table
-from roundgate.storage.tasks import Found, TaskRecord, TaskRef, Wanted
+from roundgate.storage.tasks import STATUS_OF, Found, TaskRecord, TaskRef, Wanted
 from roundgate.values import dataclass
 
 LOOKS: Final = 1_000
@@ -45,6 +45,8 @@ Parts: TypeAlias = Sequence[Part]
 def parts_of(table: Table, wanted: Wanted, shards: int) -> Parts:
     """Where the tasks are that are wanted."""
     statuses = frozenset(Status) if wanted.statuses is None else wanted.statuses
+    if wanted.endings is not None:
+        statuses &= frozenset(map(STATUS_OF.__getitem__, wanted.endings))
     if Status.COMPLETED in statuses:
         return [Part(table.page_of_roots, _KEYS, has_roots=True)]
     parts: list[Part] = []

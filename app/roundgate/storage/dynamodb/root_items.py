@@ -5,7 +5,8 @@ Besides the fields of `TaskRecord` it has
 
     shard       in which part of the index of due tasks it is; gone when the task is terminal
     owner       for the index of open tasks by owner; gone when the task is terminal
-    ended       the shard of a task that failed or was cancelled: in which part of the index `ended` it is
+    ended       the shard of a task that failed, was cancelled, or was ended by a failed step: in which part of the
+                index `ended` it is
     call, state, outcome                  each a value or the reference to its rows
     requests    wire key → {"n": place in order, "b": value or reference}
     answers     wire key → value or reference; `answered`: how many bytes of them are in the root item
@@ -16,8 +17,9 @@ Besides the fields of `TaskRecord` it has
 
 Fields of `TaskRecord` that are usually 0 or false are left out then: `suspect`,
 `alone`, `deaths`, `declined_ms`, `resends`, `cleans_up`, and so is `unsent` of
-`OpenTask`, and so is a `journal_version` of 1. A terminal task that is to be cleaned up
-keeps its shard, and what a worker needs.
+`OpenTask`, and so is a `journal_version` of 1; `failed_steps`, `retried_as` and `call_id` are left
+out where there is nothing to say. A terminal task that is to be cleaned up keeps its shard, and what a worker
+needs; one that a failed step ended keeps the latter.
 """
 
 from __future__ import annotations
@@ -51,13 +53,18 @@ from roundgate.storage.dynamodb.table import (
 )
 from roundgate.storage.noted import Noted
 from roundgate.storage.tasks import (
+    ENDING_OF,
+    UNHAPPY,
     Added,
     Answered,
+    Ending,
     NewTask,
     NotClaimed,
     OpenTask,
     TaskRecord,
     TaskRef,
+    Work,
+    shown_status,
 )
 from roundgate.values import dataclass
 
@@ -84,7 +91,7 @@ _OUT_OF_THE_INDEX: Final[Mapping[str, Any]] = MappingProxyType(
     {"shard": None, "due_ms": None, "owner": None, "unsent": None}
 )
 LOOKED_FOR: Final = TERMINAL - {Status.COMPLETED}
-"""What the index `ended` has."""
+"""What the index `ended` has, as an operator sees it."""
 _WAS_IN: Final = Expression("#shard")
 _NO_WORK: Final = MappingProxyType(
     dict.fromkeys(("call", "state", "answers", "answered", "settled", "chunks", "tail", "noted"))
@@ -283,9 +290,20 @@ def woken(now_ms: int, due_ms: int) -> dict[str, Any]:
     return {**seen(now_ms), "status": working, "requests": {}, "due_ms": due_ms, "wake_ms": 0}
 
 
-def over(status: Status, message: str | None, now_ms: int) -> dict[str, Any]:
+def over(
+    status: Status, message: str | None, now_ms: int, ending: Ending | None = None
+) -> dict[str, Any]:
     """A terminal state: nothing outstanding, nothing due, nothing left to work with."""
-    return {**_ended(status, message, now_ms), **NOT_LEASED, **CLEANED_UP}
+    return {**_ended(status, message, now_ms, ending), **NOT_LEASED, **CLEANED_UP}
+
+
+def over_with_work(
+    status: Status, message: str | None, now_ms: int, failed_steps: Sequence[str]
+) -> dict[str, Any]:
+    """A terminal state that failed steps brought about: another task may go on with its work."""
+    over = {**NOT_LEASED, **_OUT_OF_THE_INDEX, "cleans_up": None}
+    ended = _ended(status, message, now_ms, Ending.STEP_FAILED)
+    return {**ended, **over, "failed_steps": list(failed_steps)}
 
 
 def over_but_for(
@@ -298,9 +316,13 @@ def over_but_for(
     return {**_ended(status, message, now_ms), **lease, **rest}
 
 
-def _ended(status: Status, message: str | None, now_ms: int) -> dict[str, Any]:
+def _ended(
+    status: Status, message: str | None, now_ms: int, ending: Ending | None = None
+) -> dict[str, Any]:
     end: dict[str, Any] = {"status": status.value, "status_message": message, "requests": {}}
-    if status in LOOKED_FOR:
+    ending = ending or ENDING_OF[status]
+    end["ending"] = ending.value
+    if shown_status(status, ending) in LOOKED_FOR:
         end["ended"] = _WAS_IN
     return {**seen(now_ms), **end}
 
@@ -349,7 +371,7 @@ def new_root_item(task: NewTask, draft: Draft, shards: int) -> Row:
     }
     shard = _shard(task.ref, shards)
     if task.status.is_terminal:
-        return {**row, "ended": shard} if task.status in LOOKED_FOR else row
+        return {**row, "ended": shard} if row["ending"] in UNHAPPY else row
     index = {"shard": shard, "due_ms": task.due_ms, "owner": task.ref.owner}
     return {
         **row,
@@ -548,6 +570,23 @@ def record_of(root: Row, rows: Mapping[str, Row] | None) -> TaskRecord:
         journal_version=root.get("journal_version", 1),
         resends=root.get("resends", 0),
         cleans_up=bool(root.get("cleans_up", 0)),
+        ending=Ending(root["ending"]) if root.get("ending") else None,
+        failed_steps=tuple(root.get("failed_steps", ())),
+        retried_as=root.get("retried_as"),
+        call_id=root.get("call_id"),
+    )
+
+
+def work_of(root: Row, rows: Mapping[str, Row]) -> Work | None:
+    """What a worker needs, out of a root item and the rows that it names; `None` if it
+    keeps none of that."""
+    if "call" not in root:
+        return None
+    return Work(
+        load(root["call"], rows),
+        entries_of(root, rows),
+        load(root["state"], rows),
+        answers_of(root, rows),
     )
 
 

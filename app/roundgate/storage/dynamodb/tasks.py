@@ -47,6 +47,7 @@ from roundgate.storage.dynamodb.root_items import (
     open_task_of,
     over,
     over_but_for,
+    over_with_work,
     pk_of,
     record_of,
     refs_for_work,
@@ -59,6 +60,7 @@ from roundgate.storage.dynamodb.root_items import (
     why_not,
     woken,
     work,
+    work_of,
 )
 from roundgate.storage.dynamodb.table import (
     ROOT,
@@ -81,6 +83,7 @@ from roundgate.storage.tasks import (
     Answered,
     Cancelled,
     Claimed,
+    Ending,
     Found,
     Lease,
     Move,
@@ -91,6 +94,7 @@ from roundgate.storage.tasks import (
     TaskRecord,
     TaskRef,
     Wanted,
+    Work,
     is_for_a_sweep,
 )
 
@@ -427,10 +431,14 @@ class DynamoDbTasks:
         now_ms: int,
         *,
         cleanup_due_ms: int | None = None,
+        ending: Ending | None = None,
+        failed_steps: Sequence[str] = (),
     ) -> None:
         """See `TaskStore`."""
-        if cleanup_due_ms is None:
-            end = over(status, status_message, now_ms)
+        if ending is Ending.STEP_FAILED:
+            end = over_with_work(status, status_message, now_ms, failed_steps)
+        elif cleanup_due_ms is None:
+            end = over(status, status_message, now_ms, ending)
         else:
             end = over_but_for(cleanup_due_ms, status, status_message, now_ms, is_leased=False)
 
@@ -617,6 +625,30 @@ class DynamoDbTasks:
         """See `TaskStore`. Large payloads are left out."""
         parts = parts_of(self._table, wanted, self.shards)
         return await Search(self._table, parts, wanted, cursor).run(limit)
+
+    async def read_work(self, ref: TaskRef) -> Work | None:
+        """See `TaskStore`."""
+        pk = pk_of(ref)
+        for _ in range(_READ_TRIES):
+            root = await self._table.root(pk)
+            if root is None:
+                return None
+            refs = refs_for_work(root)
+            rows = await self._table.named(pk, refs)
+            if all(name in rows for kept in refs for name in names_of(kept)):
+                return work_of(root, rows)
+            # a worker went on meanwhile, and its older rows are gone
+        raise Unavailable("The task changes faster than it can be read")
+
+    async def note_retry(self, ref: TaskRef, as_id: str) -> bool:
+        """See `TaskStore`."""
+        # A failed step ended it, ...
+        has_failed = "#ending = :failed"
+        # ... and no other task goes on with its work.
+        is_first = "attribute_not_exists(#retried_as)"
+        values = values_of(0, failed=Ending.STEP_FAILED.value)
+        change = Change({"retried_as": as_id}, [has_failed, is_first], values)
+        return isinstance(await self._table.update(pk_of(ref), change), Applied)
 
     async def purge(self, ref: TaskRef, now_ms: int) -> bool:
         """See `TaskStore`."""

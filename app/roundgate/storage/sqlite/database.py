@@ -135,6 +135,16 @@ create index turns_by_turn on turns (turn);
     """
 alter table tasks add column cleans_up integer not null default 0;
 """,
+    """
+alter table tasks add column ending text;
+alter table tasks add column failed_steps text;
+alter table tasks add column retried_as text;
+alter table tasks add column call_id text;
+update tasks set ending = case status when 'completed' then 'ok' when 'failed' then 'error' else 'cancelled' end
+    where status in ('completed', 'failed', 'cancelled');
+drop index tasks_ended;
+create index tasks_ended on tasks (ending) where ending in ('step_failed', 'error', 'cancelled');
+""",
 )
 """What makes a file of version n one of version n + 1 (`pragma user_version`);
 only ever appended to."""

@@ -13,11 +13,14 @@ from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.writing import snapshot
 from roundgate.storage.tasks import (
     ANY,
+    ENDING_OF,
     NOTHING,
+    UNHAPPY,
     Added,
     Answered,
     Cancelled,
     Claimed,
+    Ending,
     Found,
     Lease,
     Move,
@@ -28,6 +31,7 @@ from roundgate.storage.tasks import (
     TaskRecord,
     TaskRef,
     Wanted,
+    Work,
     is_for_a_sweep,
 )
 
@@ -45,12 +49,18 @@ in the way of the first."""
 _HEAD: Final = (
     "n, owner, id, tool, status, status_message, created_ms, updated_ms, expires_ms, revision,"
     " fence, lease_until_ms, wake_ms, due_ms, attempts, deaths, suspect, alone, declined_ms, journal_version,"
-    " resends, noted, cleans_up"
+    " resends, noted, cleans_up, ending, failed_steps, retried_as, call_id"
 )
 _COLUMNS: Final = tuple(_HEAD.replace(" ", "").split(","))
 _ENDED: Final = frozenset({Status.FAILED, Status.CANCELLED})
-"""What the index `tasks_ended` has."""
-_NO_FIELDS: Final = frozenset({"n", "owner", "id", "status", "noted", "unsent"})
+"""What the index `tasks_ended` has, as an operator sees it."""
+_OF_ENDED: Final = "ending in ('step_failed', 'error', 'cancelled')"
+"""The condition of that index, word for word."""
+_SHOWN: Final = "case ending when 'step_failed' then 'failed' else status end"
+"""`shown_status` of a row."""
+_NO_FIELDS: Final = frozenset(
+    {"n", "owner", "id", "status", "noted", "unsent", "ending", "failed_steps"}
+)
 """Columns that are no fields of a record under their names."""
 _OPEN_TASK: Final = "owner, id, tool, status, created_ms, expires_ms, due_ms, resends, unsent"
 _FOR_WORK: Final = ("answer", "call", "journal", "state")
@@ -329,11 +339,15 @@ class SqliteTasks:
         now_ms: int,
         *,
         cleanup_due_ms: int | None = None,
+        ending: Ending | None = None,
+        failed_steps: Sequence[str] = (),
     ) -> None:
         """See `TaskStore`."""
 
         def end(db: sqlite3.Connection, n: int) -> None:
             _end(db, n, status, status_message, now_ms)
+            _set(db, n, {"ending": (ending or ENDING_OF[status]).value})
+            _set(db, n, {"failed_steps": " ".join(failed_steps) or None})
             if outcome is not None:
                 _put(db, n, "outcome", [("", outcome)])
             if cleanup_due_ms is not None:
@@ -483,7 +497,7 @@ class SqliteTasks:
         self, wanted: Wanted = ANY, limit: int = 100, cursor: str | None = None
     ) -> Found:
         """See `TaskStore`. The newest first; the cursor is the number of the last row."""
-        statuses = sorted(wanted.statuses or ())
+        statuses, endings = sorted(wanted.statuses or ()), sorted(wanted.endings or ())
         conditions = {
             "n < ?": _number(cursor),
             "owner = ?": wanted.owner,
@@ -491,7 +505,7 @@ class SqliteTasks:
             "created_ms < ?": wanted.created_before_ms,
         }
         asked = {condition: value for condition, value in conditions.items() if value is not None}
-        where = [*asked, *([f"status in ({', '.join('?' * len(statuses))})"] if statuses else [])]
+        where = [*asked, *_among(_SHOWN, statuses), *_among("ending", endings)]
         index, of_index = _index_of(wanted)
         select = (
             f"select {_HEAD} from tasks {index} where {' and '.join([*where, *of_index]) or 'true'}"
@@ -499,11 +513,34 @@ class SqliteTasks:
         )
 
         def look(db: sqlite3.Connection) -> Found:
-            rows = db.execute(select, (*asked.values(), *statuses, limit)).fetchall()
+            facts = (*asked.values(), *statuses, *endings, limit)
+            rows = db.execute(select, facts).fetchall()
             records = [_to_record(_named(row), {}, None) for row in rows]
             return Found(records, str(rows[-1][0]) if len(rows) == limit else None)
 
         return await self._database.read(look)
+
+    async def read_work(self, ref: TaskRef) -> Work | None:
+        """See `TaskStore`. A file keeps every task whole."""
+
+        def look(db: sqlite3.Connection) -> Work | None:
+            with snapshot(db):
+                row = _row(db, ref)
+                if row is None:
+                    return None
+                claimed = _claimed(db, ref, row)
+            return Work(claimed.call, claimed.journal, claimed.state, claimed.answers)
+
+        return await self._database.read(look)
+
+    async def note_retry(self, ref: TaskRef, as_id: str) -> bool:
+        """See `TaskStore`."""
+        statement = (
+            "update tasks set retried_as = ?"
+            " where owner = ? and id = ? and ending = ? and retried_as is null"
+        )
+        facts = (as_id, ref.owner, ref.id, Ending.STEP_FAILED.value)
+        return await self._database.write(lambda db: db.execute(statement, facts).rowcount == 1)
 
     async def purge(self, ref: TaskRef, now_ms: int) -> bool:
         """See `TaskStore`."""
@@ -585,16 +622,23 @@ class SqliteTasks:
                 noted.settle(number)
 
 
+def _among(what: str, values: Sequence[str]) -> list[str]:
+    """Return the condition that an expression is one of so many values, if there are any."""
+    return [f"{what} in ({', '.join('?' * len(values))})"] if values else []
+
+
 def _index_of(wanted: Wanted) -> tuple[str, Sequence[str]]:
     """Which index has the tasks that are looked for, and its condition. Those of one owner
     have one anyway; of all that are completed, and of all of a tool, there is none: they
     are most of the table."""
-    if wanted.owner is not None or not wanted.statuses:
+    if wanted.owner is not None:
         return "", ()
-    if wanted.statuses <= OPEN:
+    if wanted.statuses and wanted.statuses <= OPEN:
         return "indexed by tasks_by_due", ("due_ms is not null",)
-    if wanted.statuses <= _ENDED:
-        return "indexed by tasks_ended", ("status in ('failed', 'cancelled')",)
+    if (wanted.statuses and wanted.statuses <= _ENDED) or (
+        wanted.endings and wanted.endings <= UNHAPPY
+    ):
+        return "indexed by tasks_ended", (_OF_ENDED,)
     return "", ()
 
 
@@ -692,9 +736,14 @@ def _to_record(
 ) -> TaskRecord:
     facts = {name: value for name, value in row.items() if name not in _NO_FIELDS}
     facts |= {name: bool(row[name]) for name in ("suspect", "alone", "cleans_up")}
-    ref = TaskRef(row["owner"], row["id"])
     return TaskRecord(
-        ref=ref, status=Status(row["status"]), requests=requests, outcome=outcome, **facts
+        ref=TaskRef(row["owner"], row["id"]),
+        status=Status(row["status"]),
+        requests=requests,
+        outcome=outcome,
+        ending=None if row["ending"] is None else Ending(row["ending"]),
+        failed_steps=tuple((row["failed_steps"] or "").split()),
+        **facts,
     )
 
 
@@ -750,8 +799,8 @@ def _end(db: sqlite3.Connection, n: int, status: Status, message: str | None, no
     db.execute("delete from payloads where task = ? and kind = 'request'", (n,))
     db.execute(
         "update tasks set status = ?, status_message = ?, updated_ms = ?, revision = revision + 1,"
-        " lease_until_ms = 0, wake_ms = 0, due_ms = null, cleans_up = 0 where n = ?",
-        (status.value, message, now_ms, n),
+        " lease_until_ms = 0, wake_ms = 0, due_ms = null, cleans_up = 0, ending = ? where n = ?",
+        (status.value, message, now_ms, ENDING_OF[status].value, n),
     )
 
 

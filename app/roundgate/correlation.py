@@ -1,0 +1,69 @@
+"""Ids that tie the log lines of one call together, whichever process writes them.
+
+    tools/call   line "request"   call=V1Xq…                     (round 1: asks the user)
+    tools/call   line "request"   call=V1Xq…  task=OWNER.ID      (round 2: goes on as a task)
+    worker       line "a step failed, trying again"   call=V1Xq…  task=OWNER.ID  tool=pay
+
+The id of a call travels sealed in `requestState` and stands in the row of its task. While a call
+is being worked on, `CORRELATION` has its ids, and every line that is logged meanwhile gets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Final
+
+from roundgate.values import dataclass
+
+
+@dataclass(slots=True)
+class Correlation:
+    """The ids of one call. Nothing of its arguments, answers and results is among them."""
+
+    tool: str | None = None
+    """The tool that really runs."""
+    through: str | None = None
+    """The tool of the gateway's own that the client called to have it run."""
+    task: str | None = None
+    """The task that the call became, as the commands take it: `OWNER.ID`."""
+    make_call_id: Callable[[], str] | None = None
+    """Makes `call_id` when it is first needed: few calls have a second line."""
+    known_call_id: str | None = None
+    """The id of the call, if it has one yet."""
+
+    @property
+    def call_id(self) -> str | None:
+        """The id of the call: the same in all its rounds and in its task. `None` outside of a
+        call."""
+        if self.known_call_id is None and self.make_call_id is not None:
+            self.known_call_id = self.make_call_id()
+        return self.known_call_id
+
+    def members(self) -> dict[str, str]:
+        """Return the ids as members of a log line."""
+        found = {"call": self.call_id, "task": self.task, "tool": self.tool}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+CORRELATION: Final[ContextVar[Correlation | None]] = ContextVar(
+    "roundgate_correlation", default=None
+)
+"""The call that is being worked on; `None` outside of calls."""
+
+
+@contextmanager
+def correlated(correlation: Correlation) -> Iterator[None]:
+    """Add these ids to every line that is logged within the block."""
+    token = CORRELATION.set(correlation)
+    try:
+        yield
+    finally:
+        CORRELATION.reset(token)
+
+
+def members_here() -> dict[str, str]:
+    """Return the ids of the call that is being worked on, as members of a log line."""
+    correlation = CORRELATION.get()
+    return {} if correlation is None else correlation.members()

@@ -1,0 +1,87 @@
+"""Taking up the work of a task that a failed step ended, at that step.
+
+A terminal task never changes, so the work goes on in another task of the same owner: the same call,
+with the journal as it was when the step failed (`replay.retry`). Its id follows from that of the
+first, so however often it is asked for, and whatever dies meanwhile, there is one.
+
+    owner.A   plan ✓  charge ✗             completed, isError           retried as B
+    owner.B   plan ✓  charge …             working: `plan` is remembered, `charge` runs again
+
+To its handler and its services it is still A (`TaskCall.continues`): idempotency keys stay the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from roundgate import json
+from roundgate.errors import NotRetryable, ParseError
+from roundgate.json import digest, encode
+from roundgate.replay import Journal, before_failure, from_row, row
+from roundgate.storage import Ending, NewTask, TaskQueue, TaskRecord, TaskRef, TaskStore, Work
+from roundgate.tasks.call import TaskCall
+from roundgate.tasks.hints import wake
+
+_OF_ANOTHER_VERSION: Final = (ParseError, ValueError, TypeError, KeyError)
+
+
+async def retry(store: TaskStore, queue: TaskQueue, ref: TaskRef, now_ms: int) -> TaskRef:
+    """Take up the work of a task at the step whose failure ended it. Return the task that goes on.
+
+    Args:
+        store: of both tasks.
+        queue: takes the message for a worker.
+        ref: the task that ended.
+        now_ms: milliseconds since the epoch.
+
+    Raises:
+        NotRetryable: says why, for the operator.
+        Unavailable: the store cannot be reached; it may be asked for again.
+    """
+    record = await store.read(ref, now_ms)
+    if record is None:
+        raise NotRetryable("is not there any more")
+    if record.ending is not Ending.STEP_FAILED:
+        raise NotRetryable("was not ended by a failed step")
+    if record.retried_as is not None:
+        raise NotRetryable(f"was taken up again as {TaskRef(ref.owner, record.retried_as)}")
+    work = await store.read_work(ref)
+    if work is None:
+        raise NotRetryable("is not kept whole any more; call the tool again")
+    task = _going_on(record, work, now_ms)
+    await store.create(task)
+    await store.note_retry(ref, task.ref.id)
+    await wake(queue, task.ref)
+    return task.ref
+
+
+def _going_on(record: TaskRecord, work: Work, now_ms: int) -> NewTask:
+    try:
+        call, journal = TaskCall.from_bytes(work.call), _journal(record, work)
+    except _OF_ANOTHER_VERSION as error:
+        raise NotRetryable("is of another version of Roundgate; call the tool again") from error
+    call = replace(call, continues=call.continues or record.ref.id)
+    return NewTask(
+        ref=TaskRef(record.ref.owner, digest(["retry", record.ref.id])),
+        tool=record.tool,
+        call=call.to_bytes(),
+        journal=[encode(row(entry)) for entry in journal.entries()],
+        state=work.state,
+        created_ms=now_ms,
+        expires_ms=now_ms + record.expires_ms - record.created_ms,
+        due_ms=now_ms,
+        journal_version=record.journal_version,
+        cleans_up=record.cleans_up,
+        call_id=record.call_id,
+    )
+
+
+def _journal(record: TaskRecord, work: Work) -> Journal:
+    """What was known when the step failed, with the answers that were given by then."""
+    entries = [from_row(json.decode(entry)) for entry in work.journal]
+    journal = Journal(version=record.journal_version)
+    for entry in before_failure(entries, record.failed_steps):
+        journal.add(entry)
+    journal.receive({key: json.decode(answer) for key, answer in work.answers.items()})
+    return journal
