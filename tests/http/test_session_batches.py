@@ -162,7 +162,8 @@ async def test_a_client_that_has_hung_up_has_no_more_of_its_batch_run() -> None:
 
     app = gateway(slow)
     session = await opened(app, "2025-03-26")
-    async with session.stream(app, [calling("slow", n, number=n) for n in range(3)]) as stream:
+    batch: Any = [calling("slow", n, number=n) for n in range(3)]
+    async with session.stream(app, batch) as stream:
         await begun.wait()
         stream.hang_up()
         await asyncio.sleep(0.1)  # longer than it takes to be noticed

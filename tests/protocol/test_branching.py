@@ -124,6 +124,11 @@ def test_a_pattern_that_looks_ahead_may_be_used_for_passwords(text: str) -> None
     assert Schema.compile({"pattern": pattern}).is_valid(text)
 
 
+def test_half_a_surrogate_pair_is_told_as_what_it_is() -> None:
+    problems = Schema.compile({"items": {"pattern": "a"}}).problems(["a\ud800"], "arguments")
+    assert problems == ["arguments: holds half of a surrogate pair, which is no text"]
+
+
 def test_many_values_of_a_recursive_tree_are_valid() -> None:
     tree = recursive(
         {"type": "object", "properties": {"children": {"type": "array", "items": REFERENCE}}}

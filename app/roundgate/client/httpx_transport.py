@@ -55,7 +55,8 @@ class _HttpxResponse:
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         try:
-            async for part in self._response.aiter_bytes():
+            # as it was sent: ours ask for no encoding, and what is packed could unpack to any size
+            async for part in self._response.aiter_raw():
                 yield part
         except httpx.HTTPError as error:
             raise _translated(error, self._authority) from None

@@ -79,6 +79,8 @@ class Schema:
             return [f"{root}: too much work for this schema; send fewer values, or nest them less"]
         try:
             return self._problems(value, root)
+        except UnicodeError:
+            return [f"{root}: holds half of a surrogate pair, which is no text"]
         except (ValueError, OverflowError):
             return [f"{root}: holds a number that JSON cannot carry (NaN or Infinity)"]
 
