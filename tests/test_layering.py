@@ -15,7 +15,7 @@ APP = Path(__file__).parent.parent / "app/roundgate"
 LAYERS = [
     {"values", "lazy"},
     {"carrier"},
-    {"errors", "clock", "files", "garbage"},
+    {"errors", "clock", "files", "garbage", "addresses"},
     {"json", "aws", "tls", "spellings", "yaml_budget"},
     {"protocol"},
     {"config.yaml_file", "config.settings", "tracing", "metrics", "watchdog"},

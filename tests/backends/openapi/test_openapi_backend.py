@@ -380,7 +380,8 @@ async def test_a_url_is_fetched_by_check_and_compile_and_never_by_a_start(tmp_pa
 
     described = json.dumps(document(operation())).encode()
     async with service(answer(described)) as told:
-        file = file_of(tmp_path, None, document=f"{told.url}/api.json")
+        of_service = json.loads(described)["servers"][0]["url"]
+        file = file_of(tmp_path, None, document=f"{told.url}/api.json", origins=[of_service])
         with pytest.raises(ConfigError, match="roundgate compile"):
             await asyncio.to_thread(loading.load, file)
         assert told.requests == []
