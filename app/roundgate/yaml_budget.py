@@ -88,8 +88,8 @@ class _Counter:
 
 
 def _check_number(event: Any, line: int) -> None:
-    is_plain = event.style is None or event.style == ""
-    if is_plain and len(event.value) > MAX_NUMBER and event.value[0] in _OF_NUMBERS:
+    may_be_number = not event.style or (event.tag or "").endswith((":int", ":float"))
+    if may_be_number and len(event.value) > MAX_NUMBER and event.value[0] in _OF_NUMBERS:
         raise YamlTooCostly(
             f"has a number of more than {MAX_NUMBER} characters; put it in quotes", line
         )

@@ -460,6 +460,7 @@ def bomb(use: str) -> str:
         ("? " * 200_000, 1, "is nested too deeply: 200 levels at most"),
         ("a: " + "9" * 5_000, 1, "has a number of more than 400 characters; put it in quotes"),
         ("a: " + "1:" * 5_000 + "1.5", 1, "has a number of more than 400 characters"),
+        ('a: !!int "' + "1:" * 5_000 + '1"', 1, "has a number of more than 400 characters"),
         ("a: " + "1:" * 190 + "1.5", None, "has a value that cannot be read"),
         (bomb("[*{0}, *{0}]"), 14, "has aliases (*a12) that repeat more than 50,000"),
         (bomb("{{<<: [*{0}, *{0}]}}"), 14, "has aliases (*a12) that repeat more than"),
