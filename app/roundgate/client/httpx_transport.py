@@ -55,8 +55,7 @@ class _HttpxResponse:
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         try:
-            # as it was sent: ours ask for no encoding, and what is packed could unpack to any size
-            async for part in self._response.aiter_raw():
+            async for part in self._response.aiter_bytes():
                 yield part
         except httpx.HTTPError as error:
             raise _translated(error, self._authority) from None
