@@ -15,8 +15,8 @@ APP = Path(__file__).parent.parent / "app/roundgate"
 LAYERS = [
     {"values", "lazy"},
     {"carrier"},
-    {"errors", "clock", "files", "garbage"},
-    {"json", "aws", "tls", "spellings"},
+    {"errors", "clock", "files", "garbage", "addresses"},
+    {"json", "aws", "tls", "spellings", "yaml_budget"},
     {"protocol"},
     {"config.yaml_file", "config.settings", "tracing", "metrics", "watchdog", "correlation"},
     {"logs"},
@@ -62,8 +62,8 @@ HOMES = {
         *("client.httpx_transport", "client.session", "deployment.stack"),
     },
     "yaml": {
-        *("config.yaml_file", "backends.openapi.sources", "cli.answering", "suites.snapshots"),
-        *("cassettes.files", "deployment.placing", "deployment.stack"),
+        *("yaml_budget", "config.yaml_file", "backends.openapi.sources", "suites.snapshots"),
+        *("deployment.placing", "deployment.stack"),
     },
     "jmespath": {"backends.shaping", "suites.paths"},
     "jsonpath_rfc9535": {"backends.openapi.overlays"},

@@ -12,6 +12,7 @@ import base64
 import hashlib
 import json
 import math
+import re
 from typing import Any, Final
 
 import jiter
@@ -24,6 +25,8 @@ from roundgate.errors import ParseError
 # times faster than a regular expression.
 _SHAPE: Final = bytes.maketrans(b"123456789E", b"000000000e")
 _LONG_EXPONENT: Final = b"0e000"
+_SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
+"""Bytes that UTF-8 never has."""
 _LONG_NUMBER: Final = b"0" * 210
 
 
@@ -63,7 +66,9 @@ def encode(value: Any) -> bytes:
         TypeError, ValueError: the value is not JSON.
     """
     try:
-        return orjson.dumps(value)
+        data = orjson.dumps(value)
+        # orjson refuses half a surrogate pair in a text, and writes it down in the name of a member
+        return _SURROGATE.sub(b"?", data) if b"\xed" in data else data
     except TypeError:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(
             "utf-8", "replace"

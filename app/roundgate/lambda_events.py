@@ -99,12 +99,12 @@ def scope_of(event: Event, context: Any) -> Scope:
         "type": "http",
         "method": http["method"],
         "http_version": "1.1",
-        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        "headers": [(_bytes(name), _bytes(value)) for name, value in headers.items()],
         "path": unquote(path) if "%" in path else path,
         "raw_path": None,
         "root_path": "",
         "scheme": headers.get("x-forwarded-proto", "https"),
-        "query_string": event.get("rawQueryString", "").encode(),
+        "query_string": _bytes(event.get("rawQueryString", "")),
         "server": _server_of(headers),
         "client": (http.get("sourceIp"), 0),
         "asgi": _ASGI,
@@ -124,7 +124,12 @@ def _server_of(headers: Mapping[str, str]) -> tuple[str, int]:
 
 def _body_of(event: Event) -> bytes:
     body = event.get("body") or ""
-    return base64.b64decode(body) if event.get("isBase64Encoded") else body.encode()
+    return base64.b64decode(body) if event.get("isBase64Encoded") else _bytes(body)
+
+
+def _bytes(text: str) -> bytes:
+    """Text of an event as bytes; half a surrogate pair as what no reader of UTF-8 takes."""
+    return text.encode("utf-8", "surrogatepass")
 
 
 def response(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> Response:

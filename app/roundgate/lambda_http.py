@@ -222,7 +222,9 @@ def _size(response: Response) -> int:
 def _too_large(event: Event, size: int) -> Response:
     """The answer in place of one that AWS would not return: it would say 502 and nothing else."""
     body = event.get("body") or ""
-    asked = jsonrpc.parse(base64.b64decode(body) if event.get("isBase64Encoded") else body.encode())
+    asked = jsonrpc.parse(
+        base64.b64decode(body) if event.get("isBase64Encoded") else body.encode("utf-8", "replace")
+    )
     request_id = asked.id if isinstance(asked, Request) else None
     message = (
         f"What was asked for was done, but its response has {size} bytes as JSON in JSON, and AWS Lambda"

@@ -128,5 +128,6 @@ class OlderClients:
             streams=self._streams,
             keep_alive_s=http.keep_alive_s,
             answer_timeout_s=sessions.answer_timeout_s,
+            max_batch_answer_bytes=http.max_body_bytes,
             view=self._view,
         )

@@ -10,7 +10,9 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache, cached_property
+from html.entities import html5
 from typing import Final
 from urllib.parse import quote, quote_plus
 
@@ -62,3 +64,105 @@ def in_base64(secret: str) -> Iterator[tuple[str, str]]:
 
 
 _URL_SAFE: Final = str.maketrans("+/", "-_")
+
+
+def in_escapes(secret: str) -> str:
+    """Return a pattern of a secret in which any characters are escaped, in JSON, URLs or HTML,
+    once or several times over."""
+    spelt = "".join(f"(?:{'|'.join(_spelt(one))})" for one in secret)
+    first = "+ " if secret[0] == " " else re.escape(secret[0])
+    return rf"(?=[{first}\\%&]){spelt}"
+
+
+class Escaped:
+    """Secrets with escapes in them, in bytes."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        self._secrets = sorted((one for one in secrets if one), key=len, reverse=True)
+        self._signs = _signs("".join(self._secrets))
+
+    def replaced(self, data: bytes, placeholder: bytes) -> bytes:
+        """Return the bytes with a placeholder for each secret."""
+        if any(first in data and sign.search(data) for first, sign in self._signs):
+            return self._pattern.sub(placeholder, data)
+        return data
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[bytes]:
+        return re.compile("|".join(map(in_escapes, self._secrets)).encode())
+
+
+def _signs(secrets: str) -> list[tuple[bytes, re.Pattern[bytes]]]:
+    """Patterns that are quick to look for, one of which is in all text that has an escaped
+    character of a secret; each with how it begins."""
+    characters = sorted({*secrets, *"\\%&"})
+    units = "|".join(_hex(one.encode("utf-16-be", "replace")[:2]) for one in characters)
+    bytes_ = "|".join(_hex(one.encode("utf-8", "replace")[:1]) for one in characters)
+    numbers = "|".join(f"{ord(one)};|[xX]0*{_any_case(f'{ord(one):x}')};" for one in characters)
+    named = "".join(f"|{name};" for one in {*secrets} for name in _entities().get(one, ()))
+    codes = "|".join(_hex(bytes([ord(one)])) for one in characters if ord(one) < 0x100)
+    signs = [rf"\\u(?:{units})", rf"\\x(?:{codes})", f"%(?:{bytes_})"]
+    signs.append(f"&(?:amp;){{0,8}}(?:#0*(?:{numbers}){named})")
+    signs += [rf"\\{re.escape(one)}" for one in _SHORT if one in secrets]
+    return [(sign[0].encode(), re.compile(sign.encode())) for sign in signs]
+
+
+def _spelt(character: str) -> Iterator[str]:
+    yield from (_in_json(character), _in_url(character), _in_html(character))
+    if character == " ":
+        yield r"\+"
+    yield re.escape(character)  # last: a backslash may begin an escape of itself
+
+
+def _in_json(character: str) -> str:
+    """Of JSON, and `\\xHH` of JavaScript and Python."""
+    units = character.encode("utf-16-be", "replace")
+    ways = [
+        "".join(rf"{_BACKSLASHES}u{_hex(units[at : at + 2])}" for at in range(0, len(units), 2))
+    ]
+    if ord(character) < 0x100:
+        ways.append(rf"{_BACKSLASHES}x{_hex(bytes([ord(character)]))}")
+    if character in _SHORT:
+        ways.append(rf"{_BACKSLASHES}{re.escape(character)}")
+    return "|".join(ways)
+
+
+def _in_url(character: str) -> str:
+    return "".join(
+        f"{_PERCENT}{_hex(bytes([one]))}" for one in character.encode("utf-8", "replace")
+    )
+
+
+def _in_html(character: str) -> str:
+    code = ord(character)
+    ways = [
+        f"#0{{0,8}}{code}",
+        f"#[xX]0{{0,8}}{_any_case(f'{code:x}')}",
+        *_entities().get(character, ()),
+    ]
+    return f"{_AND}(?:{'|'.join(ways)});"
+
+
+def _hex(data: bytes) -> str:
+    return _any_case(data.hex())
+
+
+def _any_case(digits: str) -> str:
+    return "".join(f"[{one}{one.upper()}]" if one.isalpha() else one for one in digits)
+
+
+@cache
+def _entities() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, characters in html5.items():
+        if name.endswith(";") and len(characters) == 1:
+            found.setdefault(characters, []).append(name[:-1])
+    return found
+
+
+_SHORT: Final = "\"'/\\"
+"""What a backslash alone may escape."""
+_BACKSLASHES: Final = r"\\{1,16}"
+_PERCENT: Final = rf"(?:%|{_BACKSLASHES}u0025)(?:25){{0,8}}"
+_AND: Final = rf"(?:&|{_BACKSLASHES}u0026|%26)(?:amp;|amp%3[bB]){{0,8}}"
+"""Repetitions are bounded, so that looking for a secret takes linear time."""

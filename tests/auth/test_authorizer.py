@@ -25,7 +25,7 @@ async def test_a_number_may_name_a_caller() -> None:
 
 
 @pytest.mark.parametrize(
-    "odd", [None, "", [], {}, ["ada"], {"a": 1}, True, 1.5, "x" * 1025], ids=str
+    "odd", [None, "", [], {}, ["ada"], {"a": 1}, True, 1.5, "x" * 1025, "\ud800"], ids=ascii
 )
 async def test_an_odd_name_is_nobody(odd: Any) -> None:
     with pytest.raises(Unauthenticated):
@@ -33,7 +33,7 @@ async def test_an_odd_name_is_nobody(odd: Any) -> None:
 
 
 @pytest.mark.parametrize("claim", ["iss", "client_id", "azp"])
-@pytest.mark.parametrize("odd", [["x"], {"a": [1]}, True, 1.5], ids=str)
+@pytest.mark.parametrize("odd", [["x"], {"a": [1]}, True, 1.5, "\ud800"], ids=ascii)
 async def test_an_odd_claim_beside_it_is_a_refusal(claim: str, odd: Any) -> None:
     with pytest.raises(Unauthenticated):
         await BY.principal(None, {"sub": "ada", claim: odd})

@@ -157,13 +157,27 @@ def signed(headers: dict[str, Any]) -> bytes:
 
 @pytest.mark.parametrize(
     "claims",
-    [{"sub": ""}, {"sub": "x" * 1025}, {"client_id": "x" * 1025}, {"client_id": {"a": 1}}],
+    [
+        {"sub": ""},
+        {"sub": "x" * 1025},
+        {"sub": "a\ud800"},
+        {"client_id": "\udfff"},
+        {"client_id": None, "azp": "\ud800"},
+        {"client_id": "x" * 1025},
+        {"client_id": {"a": 1}},
+    ],
     ids=str,
 )
 async def test_a_caller_without_a_usable_name_is_refused(
     by: JwtVerifier, claims: dict[str, Any]
 ) -> None:
     assert (await refusal(by, b"Bearer " + token(**claims).encode()))[0] == "invalid_token"
+
+
+async def test_half_a_surrogate_pair_is_no_scope_and_no_key(by: JwtVerifier) -> None:
+    assert (await principal(by, token(scope="read \ud800"))).scopes == {"read"}
+    odd = token(headers={"kid": "\ud800"})
+    assert (await refusal(by, b"Bearer " + odd.encode()))[0] == "invalid_token"
 
 
 async def test_an_audience_among_several_will_do(by: JwtVerifier) -> None:

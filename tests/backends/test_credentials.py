@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import html
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from roundgate import config
 from roundgate.backends.http.credential_config import CREDENTIALS
@@ -183,6 +186,73 @@ def check_base64(before: str, secret: str, after: str) -> None:
 )
 def test_other_spellings_of_a_secret_are_redacted(said: str) -> None:
     assert redacted(f"a {said} b", SECRET) == "a [redacted] b"
+
+
+def as_json(character: str) -> str:
+    units = character.encode("utf-16-be").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+
+
+WAYS: list[Callable[[str], str]] = [
+    str,
+    as_json,
+    lambda one: as_json(one).upper().replace("U", "u"),
+    lambda one: as_json(one).replace("\\", "\\\\"),
+    lambda one: "".join(f"%{byte:02x}" for byte in one.encode()),
+    lambda one: "".join(f"%25{byte:02X}" for byte in one.encode()),
+    lambda one: "".join(f"\\u0025{byte:02X}" for byte in one.encode()),
+    lambda one: f"&#{ord(one)};",
+    lambda one: f"&#x0{ord(one):X};",
+    lambda one: f"&amp;#{ord(one)};",
+    lambda one: f"\\u0026amp;#{ord(one)};",
+    lambda one: html.escape(one),
+    lambda one: html.escape(html.escape(one)),
+    lambda one: json.dumps(one)[1:-1],
+    lambda one: json.dumps(json.dumps(one)[1:-1])[1:-1],
+    lambda one: {"+": "&plus;", "=": "&equals;"}.get(one, one),
+    lambda one: f"\\x{ord(one):02x}" if ord(one) < 256 else one,
+]
+SECRETS = ["k+e&y<s>e'c=r/e\"t\\", "0123456789abcdef", "schlüssel€😀/?>", "s3cret of the/service+1"]
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+@pytest.mark.parametrize("way", range(1, len(WAYS)))
+def test_a_secret_is_redacted_whichever_of_its_characters_are_escaped(
+    secret: str, way: int
+) -> None:
+    for which in (slice(None), slice(0, 1), slice(-1, None), slice(1, None, 2)):
+        chosen = set(range(len(secret))[which])
+        said = "".join(WAYS[way](c) if at in chosen else c for at, c in enumerate(secret))
+        assert redacted(f"a {said} b", secret) == "a [redacted] b", said
+
+
+@given(st.sampled_from(SECRETS), st.data())
+def test_a_secret_is_redacted_in_any_mixture_of_escapes(secret: str, data: st.DataObject) -> None:
+    said = "".join(data.draw(st.sampled_from(WAYS))(one) for one in secret)
+    assert redacted(f"a {said} b", secret) == "a [redacted] b"
+
+
+def test_text_with_other_escapes_stays_as_it_is() -> None:
+    text = json.dumps({"a": "<p>1 &amp; 2 &#43; 3</p>", "b": "/x?y=%2B%20\n\u20ac"}) + "\\" * 50
+    assert redacted(text, *SECRETS) == text
+
+
+def test_a_secret_whose_signs_are_escaped_in_base64_is_redacted() -> None:
+    secret = "key>>>???key>>>???"
+    said = base64.b64encode(secret.encode()).decode().replace("/", "\\/").replace("+", "\\u002B")
+    assert "\\" in said
+    assert len(redacted(said, secret)) <= len("[redacted]") + 3
+
+
+async def test_a_key_that_a_service_echoes_in_escapes_is_not_in_the_structured_result() -> None:
+    key = "k+e&y<s>e'c=r.e.t"
+    said = json.dumps({"key": key, key: 1}).replace("+", "\\u002B").replace("&", "\\u0026")
+    async with (
+        service(answer(said.encode())) as told,
+        gateway_to(told.url, {}, credential={"header": "x-key", "value": key}) as gate,
+    ):
+        result = await gate.call("tool")
+    assert result["structuredContent"] == {"key": "[redacted]", "[redacted]": 1}
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-16"])

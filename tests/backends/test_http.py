@@ -111,6 +111,7 @@ CLIMBING = [
     "", ".", "..", "../secret", "a/b", "../..", "%2e%2e", "%2F", "a%2fb", "..%2Fsecret", "%252e%252e%252fsecret",
     "//evil.example", "\\..\\", "..%5Csecret", "%25252525252e", "a\x00b", "a%00b", "..;", "..;a=b", " .. ",
     "..\u3000", "\uff0e\uff0e", "\uff0fsecret", "\u2025", "%c0%ae%c0%ae", "%c0%af", "%e0%80%af",
+    "..%u002f", "..%U002Fsecret", "%u002e%u002e", "..%25u002f", "%u2025", "..%uff0fsecret", "%u005c", "%u0000",
 ]  # fmt: skip
 """Values of one argument that some server reads as another path."""
 

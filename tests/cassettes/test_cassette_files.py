@@ -122,7 +122,7 @@ HEAD = "cassette: 1\ninteractions:\n  - request: {method: ping}\n    response:\n
         (HEAD + "      message: 1\n      result: {}\n", 5, "keep one of them"),
         (HEAD + "      headers: {x-a: 1}\n", 5, "put it in quotes"),
         ("cassette: 1\nignore: ['a..b']\ninteractions: []\n", 2, "is no path"),
-        ("cassette: 1\na: &a [1]\nb: *a\n", None, "has an alias"),
+        ("cassette: 1\na: &a [1]\nb: *a\n", 3, "has an alias"),
         ("cassette: 1\ncassette: 1\n", 2, "is there twice"),
         ("cassette: [1\n", 2, "is not YAML"),
     ],

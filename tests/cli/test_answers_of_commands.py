@@ -29,6 +29,7 @@ def given(**options: Any) -> argparse.Namespace:
         (None, "cannot be read"),
         ("a: [", "cannot be read"),
         ("[1, 2]", "has to be a mapping from keys of questions to answers"),
+        ("a: &a [*a]", "cannot be read: contains itself"),
         ("1: x", "has to be a mapping from keys of questions to answers"),
     ],
 )

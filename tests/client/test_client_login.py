@@ -6,6 +6,8 @@ import asyncio
 import hashlib
 import json
 import socket
+import subprocess
+import sys
 from base64 import b64decode, urlsafe_b64encode
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -362,6 +364,15 @@ def test_a_client_is_known_by_one_thing() -> None:
 )
 def test_challenges_are_read(header: str, found: dict[str, str]) -> None:
     assert challenge_parameters(header) == found
+
+
+@pytest.mark.parametrize("header", ["a" * 8_192, "_" * 8_191 + "=", 'a="' + r"\a" * 4_000])
+def test_a_long_header_of_a_server_is_read_in_linear_time(header: str) -> None:
+    code = (
+        "from roundgate.client.auth.metadata import challenge_parameters as read\n"
+        f"for _ in range(100): assert read({header!r}) == {{}}"
+    )
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
 
 
 def test_a_proof_is_for_one_request_and_one_token() -> None:

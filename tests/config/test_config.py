@@ -431,6 +431,12 @@ def test_a_key_may_override_what_an_anchor_brings(files: Files) -> None:
     ]
 
 
+def bomb(use: str) -> str:
+    """Aliases that stand for 2**30 values."""
+    lines = [f"a{n}: &a{n} " + use.format(f"a{n - 1}") for n in range(1, 31)]
+    return "\n".join(["a0: &a0 {x: 1}", *lines])
+
+
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
@@ -446,7 +452,18 @@ def test_a_key_may_override_what_an_anchor_brings(files: Files) -> None:
         ("? [a, b]\n: c", 1, "is not YAML: found unhashable key"),
         (b"\xff\xff", None, "is not YAML: "),
         (b"a: \x00", None, "is not YAML: "),
-        ("a: &a [*a]", None, "is nested too deeply"),
+        ("a: &a [*a]", 1, "contains itself: *a is within &a"),
+        ("a: &a {b: *a}", 1, "contains itself: *a is within &a"),
+        ("a: &a {<<: *a}", 1, "contains itself: *a is within &a"),
+        ("[" * 200_000, 1, "is nested too deeply: 200 levels at most"),
+        ("- " * 200_000, 1, "is nested too deeply: 200 levels at most"),
+        ("? " * 200_000, 1, "is nested too deeply: 200 levels at most"),
+        ("a: " + "9" * 5_000, 1, "has a number of more than 400 characters; put it in quotes"),
+        ("a: " + "1:" * 5_000 + "1.5", 1, "has a number of more than 400 characters"),
+        ('a: !!int "' + "1:" * 5_000 + '1"', 1, "has a number of more than 400 characters"),
+        ("a: " + "1:" * 190 + "1.5", None, "has a value that cannot be read"),
+        (bomb("[*{0}, *{0}]"), 14, "has aliases (*a12) that repeat more than 50,000"),
+        (bomb("{{<<: [*{0}, *{0}]}}"), 14, "has aliases (*a12) that repeat more than"),
         ("a: " + "[" * 5000, None, "is n"),
         ("", None, "Field required"),
         ("# nothing", None, "Field required"),

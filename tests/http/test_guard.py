@@ -250,6 +250,34 @@ async def test_without_authentication_this_machine_is_served(server: str) -> Non
     assert served.status == 200
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "status"),
+    [
+        ("x-forwarded-for", "203.0.113.7", 403),
+        ("x-forwarded-for", "127.0.0.1, 203.0.113.7", 403),
+        ("x-forwarded-for", "203.0.113.7:4711", 403),
+        ("x-forwarded-for", "[2001:db8::7]:4711", 403),
+        ("x-real-ip", "192.168.0.7", 403),
+        ("forwarded", 'for="[2001:db8::7]";proto=https', 403),
+        ("forwarded", "for=203.0.113.7;host=localhost", 403),
+        ("cf-connecting-ip", "203.0.113.7", 403),
+        ("x-forwarded-for", "127.0.0.1", 200),
+        ("x-forwarded-for", "::1, 127.0.0.1:80", 200),
+        ("forwarded", "for=127.0.0.1;proto=http", 200),
+        ("x-forwarded-for", "unknown", 200),
+    ],
+)
+async def test_without_authentication_what_a_proxy_here_forwards_from_elsewhere_is_refused(
+    name: str, value: str, status: int
+) -> None:
+    async with client(gateway(add)) as mcp:
+        response = await mcp.post("server/discover", headers={name: value})
+    assert response.status_code == status
+    allowing = gateway(add, using=Settings(allow_anonymous=True))
+    async with client(allowing) as mcp:
+        assert (await mcp.post("server/discover", headers={name: value})).status_code == 200
+
+
 def exchange(app: FastAPI, asked: dict[str, Any], server: str) -> Exchange:
     made = Exchange(app, asked)
     made.scope["server"] = (server, 8000)

@@ -3,11 +3,13 @@ with one is its own error."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
 
+from roundgate import tool
 from roundgate.protocol.messages import MAX_BATCH
 from tests.support import wire
 from tests.support.asgi import gateway
@@ -101,3 +103,70 @@ async def test_other_revisions_have_no_batches(app: FastAPI, version: str) -> No
 async def test_a_batch_of_no_session_is_none_of_2026_07_28(app: FastAPI) -> None:
     response = await Session("nobody's", "2025-03-26").send(app, [request("ping")])
     assert response.status_code == 404
+
+
+class Shop:
+    """Tools that note how many of them run at once."""
+
+    def __init__(self) -> None:
+        self.running, self.most, self.ran = 0, 0, 0
+
+    def gateway(self, **sections: Any) -> FastAPI:
+        @tool
+        async def bring(size: int) -> str:
+            """Brings a text of so many characters."""
+            self.ran += 1
+            self.running += 1
+            self.most = max(self.most, self.running)
+            await asyncio.sleep(0)
+            self.running -= 1
+            return "x" * size
+
+        return gateway(bring, **sections)
+
+
+async def test_the_elements_of_a_batch_are_served_as_one_request_after_another() -> None:
+    shop = Shop()
+    app = shop.gateway()
+    session = await opened(app, "2025-03-26")
+    response = await session.send(app, [calling("bring", n, size=10) for n in range(MAX_BATCH)])
+    assert [one["id"] for one in response.json()] == list(range(MAX_BATCH))
+    assert (shop.ran, shop.most) == (MAX_BATCH, 1)
+
+
+async def test_what_has_no_room_in_the_answer_to_a_batch_is_not_run() -> None:
+    shop = Shop()
+    app = shop.gateway(http={"max_body_bytes": 10_000})
+    session = await opened(app, "2025-03-26")
+    batch = [calling("bring", n, size=6_000) for n in range(4)]
+    response = await session.send(app, [*batch, NOTE, request("ping", request_id="late")])
+    first, second, *others = response.json()
+    assert {len(one["result"]["content"][0]["text"]) for one in (first, second)} == {6_000}
+    assert [one["id"] for one in others] == [2, 3, "late"]
+    assert {one["error"]["message"].partition(";")[0] for one in others} == {
+        "The answers before this one in the batch are too large (http.max_body_bytes)"
+    }
+    assert shop.ran == 2
+
+
+async def test_a_client_that_has_hung_up_has_no_more_of_its_batch_run() -> None:
+    begun, go_on, ran = asyncio.Event(), asyncio.Event(), []
+
+    @tool
+    async def slow(number: int) -> str:
+        """Takes a while."""
+        begun.set()
+        await go_on.wait()
+        ran.append(number)
+        return "done"
+
+    app = gateway(slow)
+    session = await opened(app, "2025-03-26")
+    batch: Any = [calling("slow", n, number=n) for n in range(3)]
+    async with session.stream(app, batch) as stream:
+        await begun.wait()
+        stream.hang_up()
+        await asyncio.sleep(0.1)  # longer than it takes to be noticed
+        go_on.set()
+        await stream.over()
+    assert ran == [0]

@@ -352,6 +352,14 @@ WRONG: dict[str, tuple[list[dict[str, Any]], str]] = {
         [{"name": "v", "override": {"wipe": {"approve": "never"}}}],
         "a view cannot do without approvals",
     ),
+    "scopes taken away": (
+        [{"name": "v", "override": {"unlock": {"scopes": []}}}],
+        "a view cannot do without vault",
+    ),
+    "other scopes": (
+        [{"name": "v", "override": {"unlock": {"scopes": ["base"]}}}],
+        "a view cannot do without vault",
+    ),
     "text of an approval": (
         [{"name": "v", "override": {"wipe": {"approval": "x"}}}],
         "is no setting of a view",

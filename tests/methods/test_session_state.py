@@ -13,6 +13,7 @@ import pytest
 from roundgate.auth.principal import Principal
 from roundgate.errors import InvalidParams, SessionNotFound, Unavailable
 from roundgate.methods.sessions import (
+    ENDED_PER_BUCKET,
     KNOWN_MS,
     MAX_SUBSCRIPTIONS,
     PER_BUCKET,
@@ -42,8 +43,8 @@ class Counting(SqliteSessions):
         return await super().read(key)
 
 
-def session(number: int = 0) -> SessionFacts:
-    return SessionFacts(f"session {number}", "2025-11-25", "2025-11-25", {}, {}, LATER)
+def session(number: int = 0, expires_ms: int = LATER) -> SessionFacts:
+    return SessionFacts(f"session {number}", "2025-11-25", "2025-11-25", {}, {}, expires_ms)
 
 
 @pytest.fixture
@@ -153,3 +154,35 @@ async def test_a_caller_with_any_number_of_sessions_takes_so_much_room_and_no_mo
     ]
     assert len(kept) == buckets * PER_BUCKET
     assert numbers[-1] in kept
+
+
+async def test_a_session_that_was_ended_stays_so_however_many_change_or_end_after_it(
+    sessions: Sessions, elsewhere: Sessions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roundgate.methods.sessions.BUCKETS", 1)
+    opened = [session(number, LATER + number) for number in range(2 * ENDED_PER_BUCKET)]
+    for one in opened:
+        await sessions.end(one, ANN)
+    for number in range(2 * PER_BUCKET):
+        await sessions.set_level(session(1_000 + number, 2 * LATER), ANN, "error")
+    for one in opened:
+        with pytest.raises(SessionNotFound):
+            await elsewhere.check(one, ANN)
+        with pytest.raises(SessionNotFound):
+            await elsewhere.set_level(one, ANN, "error")
+    await elsewhere.check(session(-1, 2 * LATER), ANN)
+    await elsewhere.check(opened[0], BOB)
+    with sqlite3.connect(tmp_path / "sessions.sqlite3") as db:
+        [(size,)] = db.execute("select length(value) from sessions").fetchall()
+    db.close()
+    assert size < 100 * (ENDED_PER_BUCKET + PER_BUCKET)
+
+
+async def test_a_live_session_that_has_changed_outlives_the_floor(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roundgate.methods.sessions.BUCKETS", 1)
+    await sessions.set_level(session(-1), ANN, "error")
+    for number in range(2 * ENDED_PER_BUCKET):
+        await sessions.end(session(number, LATER + number), ANN)
+    assert (await sessions.state(session(-1), ANN)).level == "error"

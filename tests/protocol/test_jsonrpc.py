@@ -306,6 +306,13 @@ def test_a_lone_surrogate_becomes_a_question_mark_and_nothing_else_changes() -> 
     )
 
 
+@pytest.mark.parametrize("half", [0xD800, 0xDBFF, 0xDC00, 0xDFFF])
+def test_a_lone_surrogate_in_the_name_of_a_member_is_no_byte_that_utf_8_does_not_have(
+    half: int,
+) -> None:
+    assert encode({f"a{chr(half)}b": "íㅀ힣\ud7ff\ue000"}) == '{"a?b":"íㅀ힣\ud7ff\ue000"}'.encode()
+
+
 @pytest.mark.parametrize("value", [object(), {1, 2}, b"bytes", [1j], [2**64, float("inf")]])
 def test_what_is_not_json_is_not_written(value: Any) -> None:
     with pytest.raises((TypeError, ValueError)):

@@ -136,6 +136,14 @@ def test_a_file_of_gigabytes_is_not_read(tmp_path: Path) -> None:
         suites.load(file)
 
 
+def test_aliases_that_stand_for_values_without_end_are_refused(tmp_path: Path) -> None:
+    lines = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 20)]
+    suite = tmp_path / "suite.yaml"
+    suite.write_text("\n".join(["a0: &a0 x", *lines]))
+    with pytest.raises(ConfigError, match=r"suite\.yaml:6: .*has aliases \(\*a4\)"):
+        suites.load(suite)
+
+
 def test_dates_are_text_as_json_has_it(tmp_path: Path) -> None:
     file = tmp_path / "suite.yaml"
     file.write_text(

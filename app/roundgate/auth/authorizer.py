@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roundgate.auth.principal import MAX_NAME, Principal, moment_of, scopes_of
+from roundgate.auth.principal import Principal, is_name, moment_of, scopes_of
 from roundgate.config import AuthorizerConfig
 from roundgate.errors import InsufficientScope, Unauthenticated
 from roundgate.values import dataclass
@@ -48,7 +48,7 @@ def _name(claim: Any) -> str | None:
     """A claim that names somebody: text, or a number, which is what a Lambda
     authorizer may make of one."""
     if isinstance(claim, str):
-        return claim if len(claim) <= MAX_NAME else None
+        return claim if is_name(claim) else None
     return str(claim) if isinstance(claim, int) and not isinstance(claim, bool) else None
 
 

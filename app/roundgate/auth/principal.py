@@ -44,12 +44,26 @@ class Principal:
         return names
 
 
+def is_name(claim: Any) -> bool:
+    """Whether a claim may name a subject or a client: text that can be written as UTF-8, and not
+    too long. Claims may have half a surrogate pair (`"\\ud800"`), which no key or row can hold."""
+    return isinstance(claim, str) and len(claim) <= MAX_NAME and _is_unicode(claim)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def scopes_of(granted: Any) -> frozenset[str]:
     """Scopes as claims write them: a list, or text with blanks between them
     (RFC 9068 section 2.2.3)."""
     named = granted.split() if isinstance(granted, str) else granted
     return (
-        frozenset(one for one in named if isinstance(one, str))
+        frozenset(one for one in named if isinstance(one, str) and _is_unicode(one))
         if isinstance(named, list)
         else frozenset()
     )

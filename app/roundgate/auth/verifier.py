@@ -19,7 +19,7 @@ from jwt.exceptions import (
 )
 
 from roundgate.auth.jwks import KeySet
-from roundgate.auth.principal import MAX_NAME, Principal, moment_of, scopes_of
+from roundgate.auth.principal import Principal, is_name, moment_of, scopes_of
 from roundgate.config import JwtAuthConfig
 from roundgate.errors import InsufficientScope, KeysUnavailable, Unauthenticated, Unavailable
 from roundgate.values import dataclass
@@ -111,9 +111,7 @@ def _principal(claims: Mapping[str, Any]) -> Principal:
     client_id = claims.get("client_id") or claims.get("azp") or ""
     scopes = scopes_of(claims.get("scope") or claims.get("scp"))
     issuer, subject = claims["iss"], claims["sub"]
-    if not subject or not all(
-        isinstance(name, str) and len(name) <= MAX_NAME for name in (issuer, subject, client_id)
-    ):
+    if not subject or not all(map(is_name, (issuer, subject, client_id))):
         raise Unauthenticated(
             "invalid_token", "The token's sub and client_id must be strings, sub not empty"
         )

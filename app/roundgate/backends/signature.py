@@ -32,6 +32,8 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import CoreSchema, to_jsonable_python
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
+from roundgate.backends.type_branching import branching_of
+from roundgate.protocol import Branching
 from roundgate.replay import Context, SyncContext
 from roundgate.values import dataclass
 
@@ -71,6 +73,8 @@ class Signature:
     _defaults: Mapping[str, Any]
     _changeable: Mapping[str, Any]
     """Defaults that a call could change for all that come after it, by the function's own names."""
+    _branching: Branching | None
+    """Of the arguments, where some values take much more time than others of their size."""
 
     def input_schema(self) -> dict[str, Any]:
         """JSON Schema 2020-12 of the arguments, an object.
@@ -99,10 +103,16 @@ class Signature:
         begin with what it began with.
 
         Raises:
-            ValueError: names each argument that does not fit, and why.
+            ValueError: names each argument that does not fit, and why, or the arguments take too
+                many readings.
         """
+        arguments = dict(arguments)
+        if self._branching and self._branching.price(arguments, MAX_READINGS) > MAX_READINGS:
+            raise ValueError(
+                f"they can be read in more than {MAX_READINGS:,} ways; send less, or nest it less deeply"
+            )
         try:
-            bound: dict[str, Any] = self._adapter.validator.validate_python(dict(arguments))
+            bound: dict[str, Any] = self._adapter.validator.validate_python(arguments)
         except ValidationError as error:
             if (count := error.error_count()) > _MAX_ERRORS:  # to list a million takes ten seconds
                 raise ValueError(f"{count} values in them do not fit") from None
@@ -119,6 +129,12 @@ class Signature:
 
 _TYPES: Final = "Use plain types, a pydantic model, a dataclass or a TypedDict"
 _MAX_ERRORS: Final = 1_000
+MAX_READINGS: Final = 25_000
+"""Attempts of one call's arguments: some 50 ms, in which nothing else runs."""
+_MAX_BRANCHES: Final = 10_000
+"""Attempts of one value. Only a type that branches at every level has more."""
+_FEW_BRANCHES: Final = 16
+_MAX_STATES: Final = 2_000
 _CHANGEABLE: Final = (list, dict, set, bytearray)
 _CONTEXTS: Final = (Context, SyncContext)
 
@@ -162,6 +178,7 @@ def describe(function: Callable[..., Any]) -> Signature:
                 _note_default(defaults, parameters[-1].name, parameter.default)
                 if isinstance(parameter.default, _CHANGEABLE) and _can_be_copied(parameter.default):
                     changeable[name] = parameter.default
+    adapter = _adapter(function.__name__, fields, closed=not takes_any)
     return Signature(
         summary=summary,
         parameters=tuple(parameters),
@@ -169,9 +186,10 @@ def describe(function: Callable[..., Any]) -> Signature:
         takes_any=takes_any,
         is_async=inspect.iscoroutinefunction(inspect.unwrap(function)),
         returns=hints.get("return", inspect.Parameter.empty),
-        _adapter=_adapter(function.__name__, fields, closed=not takes_any),
+        _adapter=adapter,
         _defaults=defaults,
         _changeable=changeable,
+        _branching=_branching(adapter, fields),
     )
 
 
@@ -222,6 +240,32 @@ def _adapter(name: str, fields: dict[str, Any], closed: bool) -> TypeAdapter[dic
     except Exception as error:
         said = str(error).splitlines()[0].partition(". Set `")[0]
         raise TypeError(f"a parameter has no JSON Schema: {said}. {_TYPES}") from error
+
+
+def _branching(adapter: TypeAdapter[dict[str, Any]], fields: Mapping[str, Any]) -> Branching | None:
+    """Return the branching of the arguments, or `None` if it does not matter.
+
+    Raises:
+        TypeError: a parameter's type branches without bound.
+    """
+    branching = branching_of(adapter.core_schema)
+    most = branching.most(_MAX_BRANCHES, states=_MAX_STATES)
+    if most is not None and most <= _FEW_BRANCHES:
+        return None
+    if most is not None and most > _MAX_BRANCHES:
+        names = [name for name, hint in fields.items() if _is_unbounded(name, hint)]
+        raise TypeError(
+            f"the type of {', '.join(map(repr, names))} is a union whose alternatives have members in common and"
+            " contain the union again, so each level of a value doubles the time that it takes. Give the union a"
+            " discriminator: Annotated[A | B, Field(discriminator='kind')]"
+        )
+    return branching
+
+
+def _is_unbounded(name: str, hint: Any) -> bool:
+    branching = branching_of(_adapter(name, {name: hint}, closed=True).core_schema)
+    most = branching.most(_MAX_BRANCHES, states=_MAX_STATES)
+    return most is None or most > _MAX_BRANCHES
 
 
 def _public_name(name: str, hint: Any) -> str:

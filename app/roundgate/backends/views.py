@@ -182,6 +182,11 @@ def _changed(
         remedy = "set it where the back end is, or leave the tool out of the view"
         problems.append(place.at("approve").problem("a view cannot do without approvals", remedy))
         return None
+    if override.scopes is not None and not served.tool.scopes <= set(override.scopes):
+        lost = ", ".join(sorted(served.tool.scopes - set(override.scopes)))
+        remedy = "add it to these, or set scopes where the back end is"
+        problems.append(place.at("scopes").problem(f"a view cannot do without {lost}", remedy))
+        return None
     if override.approval is not None:
         remedy = "set it in the override of the back end"
         problems.append(place.at("approval").problem("is no setting of a view", remedy))

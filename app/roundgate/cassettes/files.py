@@ -29,7 +29,7 @@ def read(path: Path) -> Cassette:
         ConfigError: it cannot be read or is none, with every problem: line, what, remedy.
     """
     _check_size(path)
-    located = yaml_file.read(path)
+    located = yaml_file.read(path, has_aliases=False)
     cassette, found = of_document(located.value)
     if found:
         raise ConfigError([_problem(located, at, what, remedy) for at, what, remedy in found])
@@ -54,24 +54,9 @@ def _check_size(path: Path) -> None:
         elif found.st_size > MAX_BYTES:
             what = f"has {found.st_size} bytes, and a cassette has at most {MAX_BYTES}"
             remedy = "record less in one cassette"
-        elif path.suffix != ".json" and _has_alias(path):
-            what, remedy = "has an alias (*name)", "write the value out where it is used"
         else:
             return
     raise ConfigError([Problem(str(path), "(file)", what, remedy)])
-
-
-def _has_alias(path: Path) -> bool:
-    """Whether YAML refers to itself, so that a few lines may stand for a value without end."""
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        return any(
-            isinstance(one, yaml.AliasEvent) for one in yaml.parse(path.read_bytes(), loader)
-        )
-    except (yaml.YAMLError, RecursionError):
-        return False  # whoever reads it says where
 
 
 def write(cassette: Cassette, path: Path) -> None:

@@ -28,7 +28,19 @@ Piece = tuple[str, bool]
 class Namer:
     """Names the values of one conversation."""
 
-    def __init__(self, rules: Sequence[Rule], fixed: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        rules: Sequence[Rule],
+        fixed: Mapping[str, str],
+        escaped: Sequence[tuple[re.Pattern[str], str]] = (),
+    ) -> None:
+        """
+        Args:
+            rules: which values are named, and how.
+            fixed: placeholders of values that are known before.
+            escaped: patterns of secrets in escapes, with their placeholders.
+        """
+        self._escaped = escaped
         self._members = {name: rule for rule in rules for name in rule.members}
         self._headers = {name: rule for rule in rules for name in rule.headers}
         self._patterns = [(rule, re.compile(rule.pattern)) for rule in rules if rule.pattern]
@@ -93,6 +105,8 @@ class Namer:
 
     def _key(self, key: str) -> str:
         """The name of a member: as it is, but without secrets."""
+        for pattern, name in self._escaped:
+            key = "".join(one for one, _ in _split((key, False), pattern, _always(name)))
         for value, name in self._within.items():
             if name.startswith(_OF_SECRETS) and value in key:
                 key = key.replace(value, name)
@@ -117,7 +131,10 @@ class Namer:
         """A text, with what it mentions of named values."""
         if isinstance(text, Hidden):
             return str(text)
-        pieces = self._mentions([(text, False)])
+        pieces = [(text, False)]
+        for escaped, name in self._escaped:
+            pieces = [one for piece in pieces for one in _split(piece, escaped, _always(name))]
+        pieces = self._mentions(pieces)
         for rule, pattern in self._patterns:
             named = self._pattern_named(rule, is_sent=is_sent)
             pieces = [one for piece in pieces for one in _split(piece, pattern, named)]
@@ -151,6 +168,10 @@ class Namer:
             )
 
         return named
+
+
+def _always(name: str) -> Callable[[str], str | None]:
+    return lambda _: name
 
 
 def _bounded(value: str) -> str:

@@ -41,7 +41,7 @@ def cassette_of(
 ) -> Cassette:
     """The cassette of what a tape has so far."""
     redactor = Redactor(tape, redact)
-    namer = Namer(rules, {**_server(tape), **redactor.elsewhere()})
+    namer = Namer(rules, {**_server(tape), **redactor.elsewhere()}, redactor.escaped())
     kept = _kept(tape.exchanges)
     writer = _Writer(redactor, namer, kept)
     return Cassette(

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from roundgate.cassettes.paths import Path, any_matches
 from roundgate.cassettes.tape import Exchange, Tape, decoded_body
-from roundgate.spellings import in_base64, in_digits, in_json, in_urls
+from roundgate.spellings import in_base64, in_digits, in_escapes, in_json, in_urls
 
 _SHORTEST_ELSEWHERE: Final = 4
 _DEEPEST: Final = 8
@@ -127,6 +127,15 @@ class Redactor:
             if len(value) >= _SHORTEST_ELSEWHERE
             for form in _forms(value)
         }
+
+    def escaped(self) -> Sequence[tuple[re.Pattern[str], str]]:
+        """Patterns of the same values with any characters escaped, and the placeholders."""
+        longest_first = sorted(self._names.items(), key=lambda one: -len(one[0]))
+        return [
+            (re.compile(in_escapes(value)), f"${{secret:{name}}}")
+            for value, name in longest_first
+            if len(value) >= _SHORTEST_ELSEWHERE
+        ]
 
 
 def _forms(value: str) -> set[str]:

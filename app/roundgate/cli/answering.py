@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from roundgate.cli.terminal import say
 from roundgate.client import Answerer, Answers, Kind, Question
-from roundgate.errors import UsageError
+from roundgate.config import yaml_file
+from roundgate.errors import ConfigError, UsageError
 
 SAMPLE_S: Final = 600.0
 """How long a command may take to write a sample."""
@@ -46,12 +47,10 @@ def report_unused(answers: Answers) -> None:
 
 
 def _by_key(path: Path) -> Mapping[str, Any]:
-    import yaml
-
     try:
-        found = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"--answers: {path} cannot be read: {error}") from None
+        found = yaml_file.read(path).value
+    except ConfigError as error:
+        raise UsageError(f"--answers: {path} cannot be read: {error.problems[0].message}") from None
     if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
         raise UsageError(f"--answers: {path} has to be a mapping from keys of questions to answers")
     return found

@@ -50,7 +50,9 @@ class HttpConfig(Model):
         " or *. Unset: origins on loopback names and that of GATEWAY_PUBLIC_URL.",
     )
     max_body_bytes: int = Field(
-        4_000_000, description="Larger request bodies are refused with 413.", ge=1024
+        4_000_000,
+        description="Larger request bodies are refused with 413. Also what the answers to one batch may have together.",
+        ge=1024,
     )
     keep_alive_s: float = Field(
         15, description="Seconds between comments on an idle subscriptions/listen stream.", gt=0

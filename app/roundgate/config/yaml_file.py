@@ -10,7 +10,8 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeAlias
 
-from roundgate.errors import ConfigError, ParseError, Problem
+from roundgate import yaml_budget
+from roundgate.errors import ConfigError, ParseError, Problem, YamlTooCostly
 from roundgate.values import dataclass
 
 Loc: TypeAlias = tuple[str | int, ...]
@@ -40,24 +41,43 @@ _DATE: Final = "tag:yaml.org,2002:timestamp"
 _REMEDY: Final = "give the path of a gateway.yaml: roundgate serve PATH, or GATEWAY_CONFIG"
 
 
-def read(path: Path, *, remedy: str = _REMEDY, repeated: list[Problem] | None = None) -> Located:
+MAX_BYTES: Final = 32 * 1024 * 1024
+MAX_VALUES: Final = 5_000_000
+MAX_ALIASED: Final = 50_000
+"""Values that the aliases of one file may repeat."""
+
+
+def read(
+    path: Path,
+    *,
+    remedy: str = _REMEDY,
+    repeated: list[Problem] | None = None,
+    has_aliases: bool = True,
+) -> Located:
     """Parse a file. What YAML takes for a date stays text: JSON has no dates.
 
     Args:
         remedy: what to do if there is no such file.
+        has_aliases: whether the file may use a value twice (`*name`).
         repeated: keys that are there twice are added to these, in place of an
             error; the last of them counts.
 
     Raises:
-        ConfigError: it cannot be read, is not YAML or JSON, or repeats a key.
+        ConfigError: it cannot be read, is too large, is not YAML or JSON, or repeats a key.
     """
     try:
-        text = path.read_bytes()
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(
             [Problem(str(path), "(file)", error.strerror or "cannot be read", remedy)]
         ) from None
-    return _read_json(path, text) if path.suffix == ".json" else _read_yaml(path, text, repeated)
+    if len(text) > MAX_BYTES:
+        what = f"has more than {MAX_BYTES:,} bytes"
+        raise ConfigError([Problem(str(path), "(file)", what, "give a smaller file")])
+    if path.suffix == ".json":
+        return _read_json(path, text)
+    return _read_yaml(path, text, repeated, MAX_ALIASED if has_aliases else 0)
 
 
 def _read_json(path: Path, text: bytes) -> Located:
@@ -69,7 +89,7 @@ def _read_json(path: Path, text: bytes) -> Located:
         raise ConfigError([Problem(str(path), "(file)", str(error), "mend the JSON")]) from None
 
 
-def _read_yaml(path: Path, text: bytes, noted: list[Problem] | None) -> Located:
+def _read_yaml(path: Path, text: bytes, noted: list[Problem] | None, max_aliased: int) -> Located:
     yaml = _imported()
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -78,14 +98,19 @@ def _read_yaml(path: Path, text: bytes, noted: list[Problem] | None) -> Located:
             for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
 
-    loader = Loader(text)
+    loader = Loader(b"")
     try:
+        yaml_budget.check(text, max_values=MAX_VALUES, max_aliased=max_aliased)
+        loader = Loader(text)
         node = loader.get_single_node()
         # before the values are made, which writes what `<<` refers to into the nodes
         places = list(_places((), node, 1)) if node is not None else []
         value = {} if node is None else loader.construct_document(node)
-    except RecursionError:
-        problem = Problem(str(path), "(file)", "is nested too deeply", "mend the syntax")
+    except YamlTooCostly as error:
+        remedy = "write the value out where it is used" if "alias" in str(error) else "write less"
+        raise ConfigError([Problem(str(path), "(file)", str(error), remedy, error.line)]) from None
+    except (ValueError, OverflowError):  # a date or number that Python does not have
+        problem = Problem(str(path), "(file)", "has a value that cannot be read", "mend the syntax")
         raise ConfigError([problem]) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)

@@ -91,7 +91,8 @@ Standard library only; the bottom of every import chain. A file is a theme: `req
         ├── UnusableOperation             an operation of OpenAPI that cannot be offered as a tool
         │   └── DanglingReference         a `$ref` leads to nothing, or to a document that may not be read
         ├── UnusableReturn                a handler returned what has no JSON, or does not conform to its schema
-        └── WorkerFault                   what is wrong with a worker rather than with the tool
+        ├── WorkerFault                   what is wrong with a worker rather than with the tool
+        └── YamlTooCostly                 a YAML text takes more time or memory to read than it may
 
     Suspend                               a `BaseException`, because no handler must catch it: ends a run for now
 
@@ -166,6 +167,7 @@ if TYPE_CHECKING:
     from roundgate.errors.inside import UnusableOperation as UnusableOperation
     from roundgate.errors.inside import UnusableReturn as UnusableReturn
     from roundgate.errors.inside import WorkerFault as WorkerFault
+    from roundgate.errors.inside import YamlTooCostly as YamlTooCostly
     from roundgate.errors.requests import REFUSAL as REFUSAL
     from roundgate.errors.requests import AuthError as AuthError
     from roundgate.errors.requests import HeaderMismatch as HeaderMismatch
@@ -219,7 +221,7 @@ else:
                 "RequestMalformed SealBroken SessionOver TaskGivenUp Throttled "
                 "TryLater UnboundPlaceholder UnfitAnswer UnknownEncoding UnknownEntry "
                 "UnreadableDocument UnresolvedReference UnusableIndex UnusableOperation "
-                "UnusableReturn WorkerFault"
+                "UnusableReturn WorkerFault YamlTooCostly"
             ),
             ".requests": (
                 "REFUSAL AuthError HeaderMismatch InsufficientScope InternalError "

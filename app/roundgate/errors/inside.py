@@ -173,3 +173,12 @@ class UnusableReturn(Inside, TypeError):
 
 class WorkerFault(Inside):
     """What is wrong with us rather than with the tool; its text is fit for a `statusMessage`."""
+
+
+class YamlTooCostly(Inside):
+    """A YAML text takes more time or memory to read than any text that is meant well; the message
+    continues the name of the file."""
+
+    def __init__(self, message: str, line: int) -> None:
+        super().__init__(message)
+        self.line = line

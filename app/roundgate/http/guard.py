@@ -11,6 +11,7 @@ too, whichever server runs the app: everybody who can connect would be its one l
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Awaitable, Sequence
 from functools import lru_cache
 from ipaddress import ip_address
@@ -96,7 +97,7 @@ class Guard:
         await Responder(send).error(TransportError(403, refusal), request_id, NEWEST)
 
     def _refusal(self, headers: Headers, server: Any) -> str | None:
-        if self._loopback_only and not _is_loopback(server):
+        if self._loopback_only and not (_is_loopback(server) and _is_from_here(headers)):
             return _EXPOSED
         # who is in front of us, or behind, might look at the other one
         if not _ONCE.isdisjoint(headers.repeated):
@@ -181,6 +182,20 @@ def _is_loopback(server: Any) -> bool:
     if not server or server[0] in _USUAL or len(server[0]) > MAX_KEPT_BYTES:
         return True
     return _is_own(server[0])
+
+
+_FORWARDED: Final = (b"forwarded", b"x-forwarded-for", b"x-real-ip", b"cf-connecting-ip")
+_ADDRESS: Final = re.compile(r"[0-9A-Fa-f.:]*[.:][0-9A-Fa-f.:]*")
+
+
+def _is_from_here(headers: Headers) -> bool:
+    """Whether no proxy on this machine says that a request comes from another one."""
+    return all(
+        _is_own(one.rpartition(":")[0] if one.count(":") == 1 else one)
+        for name in _FORWARDED
+        if (value := headers.get(name)) is not None
+        for one in _ADDRESS.findall(value[:MAX_KEPT_BYTES].decode("latin-1"))
+    )
 
 
 @lru_cache(maxsize=64)

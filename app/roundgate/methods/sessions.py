@@ -5,6 +5,10 @@ rows at most, each with the latest `PER_BUCKET` sessions that have changed anyth
 that opens session after session takes no more room than that. What is dropped then is what a new
 session has: the default level, no subscriptions.
 
+The end of a session is never dropped: a row also has the latest `ENDED_PER_BUCKET` that were ended.
+Before an older one is forgotten, its expiry becomes the row's floor: sessions that expire no later
+and are not in the row count as ended, too. Their clients open another one.
+
 Whether a session has been ended is looked at again after `KNOWN_MS`, not with every request;
 whoever logs or streams looks at the row itself.
 """
@@ -14,7 +18,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 from zlib import crc32
 
 from roundgate import json
@@ -27,11 +31,14 @@ from roundgate.values import dataclass
 
 BUCKETS: Final = 64
 PER_BUCKET: Final = 16
+ENDED_PER_BUCKET: Final = 200
 KNOWN_MS: Final = 2_000
 MAX_KNOWN: Final = 10_000
 MAX_SUBSCRIPTIONS: Final = 100
 MAX_SUBSCRIBED_CHARS: Final = 8_192
 """Of the URIs of one session together."""
+LEEWAY_MS: Final = 60_000
+"""For how much longer than a session the end of it is kept: clocks of replicas differ."""
 DEFAULT_LEVEL: Final = "info"
 """What a session is told that has never said what it wants."""
 _TRIES: Final = 20
@@ -80,7 +87,8 @@ class Sessions:
             Unavailable: the store cannot be reached.
         """
         row = await self._rows.read(_key(session, owner))
-        state = _NEW if row is None else _states(row.value).get(session.id, (_NEW, 0))[0]
+        bucket = _Bucket() if row is None else _Bucket.read(row.value)
+        state = bucket.state(session)
         if state.ended:
             self._known.pop(session.id, None)
             raise SessionNotFound
@@ -134,17 +142,12 @@ class Sessions:
         key = _key(session, owner)
         for _ in range(_TRIES):
             row = await self._rows.read(key)
-            states = {} if row is None else _states(row.value)
-            before, _until = states.pop(session.id, (_NEW, 0))
+            bucket = _Bucket() if row is None else _Bucket.read(row.value)
+            before = bucket.state(session)
             if before.ended:
                 raise SessionNotFound
-            now_ms = self._clock.now_ms()
-            kept = {name: one for name, one in states.items() if one[1] > now_ms}
-            while len(kept) >= PER_BUCKET:
-                kept.pop(next(iter(kept)))
-            kept[session.id] = change(before), session.expires_ms
-            value = json.encode({name: _written(*one) for name, one in kept.items()})
-            forget_ms = max(until for _, until in kept.values())
+            bucket.change(session, change(before), self._clock.now_ms())
+            value, forget_ms = bucket.written(), bucket.forget_ms
             if row is None:
                 done = await self._rows.put_new(key, value, forget_ms)
             else:
@@ -161,17 +164,67 @@ def _key(session: SessionFacts, owner: Principal) -> str:
     return f"state.{json.digest(list(owner.identity))}.{crc32(session.id.encode()) % BUCKETS}"
 
 
-def _written(state: SessionState, until_ms: int) -> list[Any]:
-    return [state.level, list(state.uris), state.ended, until_ms]
+class _Bucket:
+    """The sessions of one row, those that changed longest ago first. Moments are in milliseconds
+    since the epoch."""
 
+    def __init__(self) -> None:
+        self.changed: dict[str, tuple[SessionState, int]] = {}
+        """What a session has changed, and when it expires."""
+        self.ended: dict[str, int] = {}
+        """When a session that was ended would have expired."""
+        self.floor_ms = 0
+        """Unknown sessions that expire no later than this have been ended."""
 
-def _states(value: bytes) -> dict[str, tuple[SessionState, int]]:
-    """Sessions by id, with until when each holds, the one that changed longest ago first; of a row
-    that another version wrote, none."""
-    try:
-        return {
-            name: (SessionState(level, tuple(uris), ended), until)
-            for name, (level, uris, ended, until) in json.decode(value).items()
+    def state(self, session: SessionFacts) -> SessionState:
+        """What has changed of a session."""
+        known = self.changed.get(session.id)
+        if known is not None:
+            return known[0]
+        is_ended = session.id in self.ended or session.expires_ms <= self.floor_ms
+        return SessionState(ended=True) if is_ended else _NEW
+
+    def change(self, session: SessionFacts, state: SessionState, now_ms: int) -> None:
+        """Take a change, and forget what has expired or has no room."""
+        self.changed.pop(session.id, None)
+        self.changed = {name: one for name, one in self.changed.items() if one[1] > now_ms}
+        self.ended = {
+            name: until for name, until in self.ended.items() if until + LEEWAY_MS > now_ms
         }
-    except (ParseError, AttributeError, TypeError, ValueError):
-        return {}
+        if state.ended:
+            while len(self.ended) >= ENDED_PER_BUCKET:
+                self.floor_ms = max(self.floor_ms, self.ended.pop(next(iter(self.ended))))
+            self.ended[session.id] = session.expires_ms
+            return
+        while len(self.changed) >= PER_BUCKET:
+            self.changed.pop(next(iter(self.changed)))
+        self.changed[session.id] = state, session.expires_ms
+
+    @property
+    def forget_ms(self) -> int:
+        """When nothing of it holds any more."""
+        changed = (until for _, until in self.changed.values())
+        return max((*changed, *self.ended.values(), self.floor_ms)) + LEEWAY_MS
+
+    def written(self) -> bytes:
+        """It as `read` takes it."""
+        changed = {
+            name: [state.level, list(state.uris), until]
+            for name, (state, until) in self.changed.items()
+        }
+        return json.encode({"changed": changed, "ended": self.ended, "floor": self.floor_ms})
+
+    @classmethod
+    def read(cls, value: bytes) -> _Bucket:
+        """One from a row; of a row that another version wrote, an empty one."""
+        bucket = cls()
+        try:
+            found = json.decode(value)
+            bucket.changed = {
+                name: (SessionState(level, tuple(uris)), until)
+                for name, (level, uris, until) in found["changed"].items()
+            }
+            bucket.ended, bucket.floor_ms = dict(found["ended"]), int(found["floor"])
+        except (ParseError, AttributeError, KeyError, TypeError, ValueError):
+            return cls()
+        return bucket

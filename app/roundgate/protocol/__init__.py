@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from roundgate.protocol import params as params
     from roundgate.protocol import sse as sse
     from roundgate.protocol import tasks as tasks
+    from roundgate.protocol.branching import ANY as ANY
+    from roundgate.protocol.branching import ITEMS as ITEMS
+    from roundgate.protocol.branching import Branching as Branching
+    from roundgate.protocol.branching import Edges as Edges
+    from roundgate.protocol.branching import Key as Key
     from roundgate.protocol.capabilities import ClientCapabilities as ClientCapabilities
     from roundgate.protocol.capabilities import merged as merged
     from roundgate.protocol.content import ABSENT as ABSENT
@@ -90,6 +95,7 @@ else:
     __getattr__, __all__ = face(
         __name__,
         {
+            ".branching": "ANY Branching Edges ITEMS Key",
             ".capabilities": "ClientCapabilities merged",
             ".content": "ABSENT Annotations AudioContent BlobResourceContents Completion "
             "ContentBlock EmbeddedResource Icon ImageContent PromptMessage ResourceContents "

@@ -7,16 +7,29 @@ ever fetched; depth and size are bounded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, Final
+from urllib.parse import unquote
 
 import jsonschema_rs
 
+from roundgate.protocol.branching import ANY, ITEMS, Branching, Edges, Key
 from roundgate.values import dataclass
 
 MAX_DEPTH: Final = 64
 MAX_NODES: Final = 50_000
 MAX_EFFORT: Final = 4_000
+"""Readings of a value whose problems are looked for: some milliseconds."""
+MAX_READINGS: Final = 2_000_000
+"""Readings of a value that is validated: some 50 ms, in which nothing else runs."""
+_FEW_BRANCHES: Final = 8
+MAX_BACKTRACKED: Final = 5_000
+"""Values that are validated where a pattern backtracks."""
+_LINEAR: Final = jsonschema_rs.RegexOptions()
+_BACKTRACKING: Final = jsonschema_rs.FancyRegexOptions(backtrack_limit=5_000)
+"""For patterns that look ahead, look behind or refer back: 0.1 ms for each text at most."""
 _MAX_ERRORS: Final = 8
 _MAX_MESSAGE: Final = 240
 
@@ -26,7 +39,10 @@ class Schema:
     """A compiled schema."""
 
     _validator: jsonschema_rs.Validator
-    _branches: int
+    _work: _Work | None
+    """Of a schema some of whose values take much more time than others of their size."""
+    _backtracks: bool
+    """Whether a pattern takes more than linear time."""
 
     @classmethod
     def compile(cls, schema: Mapping[str, Any]) -> Schema:
@@ -37,15 +53,23 @@ class Schema:
                 something outside itself.
         """
         _check_bounds(schema)
+        work = _Work(schema) if _branches(schema) else None
         try:
-            return cls(jsonschema_rs.validator_for(dict(schema), offline=True), _branches(schema))
-        except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
+        try:
+            return cls(_validator(schema, _LINEAR), work, _backtracks=False)
+        except _UNUSABLE:  # or with a pattern that this engine does not have
+            pass
+        try:
+            return cls(_validator(schema, _BACKTRACKING), work, _backtracks=True)
+        except _UNUSABLE as error:
             place = ".".join(map(str, getattr(error, "instance_path", ())))  # properties.q.type
-            said = f"{place}: {_first_line(error)}" if place else _first_line(error)
-            raise ValueError(f"not a usable JSON Schema: {said}") from None
+            reason = f"{place}: {_first_line(error)}" if place else _first_line(error)
+            raise ValueError(f"not a usable JSON Schema: {reason}") from None
 
     def is_valid(self, value: Any) -> bool:
         """Whether a JSON value conforms."""
+        if not self._can_validate(value):
+            return False
         try:
             return self._validator.is_valid(value)
         except (ValueError, OverflowError):
@@ -54,8 +78,12 @@ class Schema:
     def problems(self, value: Any, root: str) -> list[str]:
         """What is wrong with a value, a sentence each, with its place: `arguments.limit:
         500 is greater than …`."""
+        if not self._can_validate(value):
+            return [f"{root}: too much work for this schema; send fewer values, or nest them less"]
         try:
             return self._problems(value, root)
+        except UnicodeError:
+            return [f"{root}: holds half of a surrogate pair, which is no text"]
         except (ValueError, OverflowError):
             return [f"{root}: holds a number that JSON cannot carry (NaN or Infinity)"]
 
@@ -76,29 +104,230 @@ class Schema:
                 break
         return found
 
+    def _can_validate(self, value: Any) -> bool:
+        """Whether validating takes some ten milliseconds at most, in which nothing else runs."""
+        if self._backtracks and not _has_at_most(MAX_BACKTRACKED, value):
+            return False
+        return self._work is None or self._work.can_validate(value)
+
     def _can_explain(self, value: Any) -> bool:
         """Whether looking for the places takes milliseconds.
 
         The validator finds every error before it hands out the first, and each once for every way
         through `anyOf`: two million values take 90 s, thirty levels of a recursive union for ever.
-        `is_valid` is fast with both.
         """
-        deepest = 0
-        for nodes, (depth, _) in enumerate(_walk(value), 1):
-            deepest = max(deepest, depth)
-            if nodes * self._branches**deepest > MAX_EFFORT:
-                return False
-        return True
+        if self._work is not None and not self._work.can_explain(value):
+            return False
+        return _has_at_most(MAX_EFFORT, value)
 
 
-def _branches(schema: Mapping[str, Any]) -> int:
-    """How many ways each level of a value multiplies the work by: 1 unless references
-    make the schema recursive."""
-    nodes = [node for _, node in _walk(schema) if isinstance(node, Mapping)]
-    if not any("$ref" in node or "$dynamicRef" in node for node in nodes):
-        return 1
-    lists = [[node.get(word, ()) for word in ("anyOf", "oneOf", "allOf")] for node in nodes]
-    return max(1, *(sum(len(one) for one in found if isinstance(one, list)) for found in lists))
+_UNUSABLE: Final = (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError)
+
+
+def _validator(schema: Mapping[str, Any], patterns: Any) -> jsonschema_rs.Validator:
+    return jsonschema_rs.validator_for(dict(schema), offline=True, pattern_options=patterns)
+
+
+def _has_at_most(limit: int, value: Any) -> bool:
+    return all(nodes < limit for nodes, _ in enumerate(_walk(value)))
+
+
+class _Work:
+    """How much work the values of a schema are."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._graph = _Graph(schema)
+
+    def can_validate(self, value: Any) -> bool:
+        """Whether validating takes some ten milliseconds at most."""
+        return not self._varies or self._validating.price(value, MAX_READINGS) <= MAX_READINGS
+
+    def can_explain(self, value: Any) -> bool:
+        """Whether finding each error takes some milliseconds at most."""
+        return self._explaining.price(value, MAX_EFFORT) <= MAX_EFFORT
+
+    @cached_property
+    def _varies(self) -> bool:
+        most = self._validating.most(_FEW_BRANCHES)
+        return most is None or most > _FEW_BRANCHES
+
+    @cached_property
+    def _validating(self) -> Branching:
+        """The validator remembers what it found where a schema refers to itself."""
+        return Branching(self._graph.root, self._graph.edges, self._graph.is_recursive)
+
+    @cached_property
+    def _explaining(self) -> Branching:
+        return Branching(self._graph.root, self._graph.edges_to_parts)
+
+
+_SAME: Final = ("not", "if", "then", "else")
+_SAME_LISTS: Final = ("allOf", "anyOf", "oneOf")
+_SAME_NAMED: Final = ("dependentSchemas", "dependencies")
+_REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
+_BRANCHING: Final = frozenset({*_SAME_LISTS, *_SAME_NAMED, "if", "not", "patternProperties"})
+
+
+def _branches(schema: Mapping[str, Any]) -> bool:
+    return any(
+        isinstance(node, Mapping) and not _BRANCHING.isdisjoint(node) for _, node in _walk(schema)
+    )
+
+
+class _Graph:
+    """The subschemas of a schema by their ids, and where each leads."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self._schema = schema
+        self._nodes: dict[int, Mapping[str, Any]] = {}
+        self._edges: dict[int, Edges] = {}
+        self.root = self._node(schema)
+
+    def edges(self, node: int) -> Edges:
+        """Where a subschema leads."""
+        if node not in self._edges:
+            schema = self._nodes[node]
+            same = tuple(map(self._node, self._same(schema)))
+            if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
+                same *= 2  # which validate once more, to find what has been looked at
+            members = tuple((key, self._node(one)) for key, one in _members(schema))
+            self._edges[node] = Edges(all_of=same, members=members)
+        return self._edges[node]
+
+    def edges_to_parts(self, node: int) -> Edges:
+        """The same without subschemas that look at no part of the value."""
+        edges = self.edges(node)
+        return replace(edges, all_of=tuple(filter(self._next, edges.all_of)))
+
+    def is_recursive(self, node: int) -> bool:
+        """Whether a subschema leads back to itself."""
+        return node in self._on_cycles
+
+    @cached_property
+    def _on_cycles(self) -> frozenset[int]:
+        """The subschemas that lead back to themselves (Kosaraju's algorithm)."""
+        leads_to = {node: self._next(node) for node in self._reached()}
+        comes_from: dict[int, set[int]] = {node: set() for node in leads_to}
+        for node, targets in leads_to.items():
+            for target in targets:
+                comes_from[target].add(node)
+        seen: set[int] = set()
+        found: set[int] = set()
+        for node in reversed(list(_finished(leads_to, leads_to, set()))):
+            together = list(_finished([node], comes_from, seen))
+            if len(together) > 1 or node in leads_to[node]:
+                found.update(together)
+        return frozenset(found)
+
+    def _reached(self) -> set[int]:
+        found, waiting = {self.root}, [self.root]
+        while waiting:
+            new = self._next(waiting.pop()) - found
+            found |= new
+            waiting.extend(new)
+        return found
+
+    def _next(self, node: int) -> set[int]:
+        edges = self.edges(node)
+        return {*edges.all_of, *(one for _, one in edges.members)}
+
+    def _node(self, schema: Any) -> int:
+        found = schema if isinstance(schema, Mapping) else _ANYTHING
+        self._nodes[id(found)] = found
+        return id(found)
+
+    def _same(self, schema: Mapping[str, Any]) -> Iterator[Any]:
+        for word in _REFERENCES:
+            if isinstance(reference := schema.get(word), str):
+                yield self._referred(reference)
+        yield from (schema[word] for word in _SAME if word in schema)
+        for word in _SAME_LISTS:
+            yield from schema.get(word, ())
+        for word in _SAME_NAMED:
+            yield from schema.get(word, {}).values()
+
+    def _referred(self, reference: str) -> Any:
+        """The subschema that a reference names; the whole schema, if it is not found."""
+        name = reference.partition("#")[2]
+        if name.startswith("/"):
+            return self._at(unquote(name))
+        return self._named.get(reference, self._named.get(name, self._schema))
+
+    def _at(self, pointer: str) -> Any:
+        found: Any = self._schema
+        try:
+            for step in pointer.split("/")[1:]:
+                key = step.replace("~1", "/").replace("~0", "~")
+                found = found[int(key)] if isinstance(found, (list, tuple)) else found[key]
+        except (LookupError, TypeError, ValueError):
+            return self._schema
+        return found
+
+    @cached_property
+    def _named(self) -> dict[str, Any]:
+        words = ("$id", "$anchor", "$dynamicAnchor")
+        return {
+            node[word]: node
+            for _, node in _walk(self._schema)
+            if isinstance(node, Mapping)
+            for word in words
+            if isinstance(node.get(word), str)
+        }
+
+
+def _finished(
+    starts: Iterable[int], leads_to: Mapping[int, set[int]], seen: set[int]
+) -> Iterator[int]:
+    """What can be reached and was not seen, each after all that it leads to."""
+    for start in starts:
+        if start in seen:
+            continue
+        seen.add(start)
+        stack = [(start, iter(leads_to[start]))]
+        while stack:
+            node, targets = stack[-1]
+            target = next((one for one in targets if one not in seen), None)
+            if target is None:
+                stack.pop()
+                yield node
+            else:
+                seen.add(target)
+                stack.append((target, iter(leads_to[target])))
+
+
+_ANYTHING: Final[Mapping[str, Any]] = {}
+
+
+def _members(schema: Mapping[str, Any]) -> Iterator[tuple[Key, Any]]:
+    """The subschemas for parts of the value, each with the part's key."""
+    named: dict[Key, list[Any]] = {
+        name: [one] for name, one in schema.get("properties", {}).items()
+    }
+    first: dict[Key, list[Any]] = {i: [one] for i, one in enumerate(_first_items(schema))}
+    rest = [
+        schema[word] for word in ("additionalProperties", "unevaluatedProperties") if word in schema
+    ]
+    others = [
+        schema[word]
+        for word in ("items", "additionalItems", "unevaluatedItems")
+        if word in schema and not isinstance(schema[word], (list, tuple))
+    ]
+    for pattern in schema.get("patternProperties", {}).values():
+        rest.append(pattern)
+        for found in named.values():
+            found.append(pattern)
+    if "contains" in schema:
+        others.append(schema["contains"])
+        for found in first.values():
+            found.append(schema["contains"])
+    keyed = {**named, **first, ANY: rest, ITEMS: others}
+    yield from ((key, one) for key, found in keyed.items() for one in found)
+
+
+def _first_items(schema: Mapping[str, Any]) -> Iterator[Any]:
+    """The subschemas of elements at fixed places; `items` had them before 2020-12."""
+    items = schema.get("items")
+    yield from schema.get("prefixItems", items if isinstance(items, (list, tuple)) else ())
 
 
 def _first_line(error: Exception) -> str:

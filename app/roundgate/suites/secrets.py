@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from roundgate.spellings import in_base64, in_digits, in_json, in_urls
+from roundgate.spellings import in_base64, in_digits, in_escapes, in_json, in_urls
 
 SHOWN: Final = "***"
 CUT: Final = "…"
@@ -21,6 +21,7 @@ class Secrets:
     def __init__(self, values: Iterable[str] = ()) -> None:
         self._forms: set[str] = set()
         self._in_base64: dict[str, re.Pattern[str]] = {}
+        self._escaped: dict[str, re.Pattern[str]] = {}
         for value in values:
             self.add(value)
 
@@ -38,6 +39,7 @@ class Secrets:
                 # as it is, as Python's errors quote it, as JSON and URLs have it, and in digits
                 self._forms |= {text, repr(text)[1:-1]}
                 self._forms |= in_json(text) | in_urls(text) | in_digits(text)
+                self._escaped[text] = re.compile(in_escapes(text))
                 for core, pattern in in_base64(text):
                     self._in_base64[core] = re.compile(pattern)
 
@@ -47,6 +49,8 @@ class Secrets:
         for core, pattern in self._in_base64.items():
             if core in text:
                 text = pattern.sub(SHOWN, text)
+        for pattern in self._escaped.values():
+            text = pattern.sub(SHOWN, text)
         for form in sorted(self._forms, key=len, reverse=True):
             text = text.replace(form, SHOWN)
             for length in range(min(len(form) - 1, len(text)), MIN_CHARS - 1, -1):

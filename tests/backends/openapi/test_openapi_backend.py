@@ -191,8 +191,9 @@ async def test_an_object_that_is_exploded_brings_no_name_of_another_argument(
         file = file_of(tmp_path, described, base_url=told.url, override=override)
         async with gateway_of(file) as gate:
             for one, other in (("filter", "owner"), ("crumbs", "kind"), ("more", "state")):
-                result = await gate.call("op", {one: {other: "mine"}})
-                assert f"{other} is an argument of its own" in result["content"][0]["text"]
+                for spelt in (other, other.upper(), other.title(), f"{other} "):
+                    result = await gate.call("op", {one: {spelt: "mine"}})
+                    assert f"{spelt} is an argument of its own" in result["content"][0]["text"]
             assert told.requests == []
             await gate.call("op", {"filter": {"a": 1}, "crumbs": {"b": 2}, "more": {"c": 3}})
     assert told.request_lines == ["POST /x?a=1&owner=ours HTTP/1.1"]
@@ -215,7 +216,15 @@ async def test_no_argument_takes_the_place_of_a_credential(tmp_path: Path) -> No
         file = file_of(tmp_path, described, base_url=told.url, credentials=credentials)
         async with gateway_of(file) as gate:
             [tool] = (await gate.result("tools/list"))["tools"]
-            for arguments in ({"more": {"api_key": "mine"}}, {"crumbs": {"sid": "mine"}}):
+            for arguments in (
+                {"more": {"api_key": "mine"}},
+                {"more": {"API_KEY": "mine"}},
+                {"more": {"api.key": "mine"}},
+                {"more": {"Api-Key": "mine"}},
+                {"more": {"\uff21PI_KEY": "mine"}},
+                {"crumbs": {"sid": "mine"}},
+                {"crumbs": {"SID": "mine"}},
+            ):
                 result = await gate.call("op", arguments)
                 assert result["isError"]
                 assert "is the gateway's own" in result["content"][0]["text"]
@@ -407,7 +416,8 @@ async def test_a_url_is_fetched_by_check_and_compile_and_never_by_a_start(tmp_pa
 
     described = json.dumps(document(operation())).encode()
     async with service(answer(described)) as told:
-        file = file_of(tmp_path, None, document=f"{told.url}/api.json")
+        of_service = json.loads(described)["servers"][0]["url"]
+        file = file_of(tmp_path, None, document=f"{told.url}/api.json", origins=[of_service])
         with pytest.raises(ConfigError, match="roundgate compile"):
             await asyncio.to_thread(loading.load, file)
         assert told.requests == []

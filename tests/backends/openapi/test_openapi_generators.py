@@ -196,10 +196,9 @@ async def test_a_document_from_elsewhere_does_not_send_requests_to_this_machine(
     file = file_of(tmp_path, None, document="https://api.example.com/v3/api-docs")
     *_, problem = await asyncio.to_thread(problems_of, file, described)
     assert problem.message.endswith(
-        "the document is from https://api.example.com and has its service at http://localhost:8080,"
-        " which is this machine"
+        "its server is at http://localhost:8080, and the document is from https://api.example.com"
     )
-    assert problem.remedy == "set `base_url`"
+    assert problem.remedy == "add http://localhost:8080 to `origins`, or set `base_url`"
     more = {"document": "https://api.example.com/v3/api-docs", "base_url": "http://localhost:8080"}
     assert await asyncio.to_thread(problems_of, file_of(tmp_path, None, **more), described) == []
 
@@ -374,7 +373,8 @@ def test_a_page_about_the_document_is_not_the_document(tmp_path: Path, page: str
 async def test_a_base_with_a_slash_at_its_end_and_a_path_have_one_between_them(
     tmp_path: Path, servers: Any, expected: str
 ) -> None:
-    index = compiled(tmp_path, document(operation(), servers=servers))
+    described = document(operation(), servers=servers)
+    index = compiled(tmp_path, described, origins=["http://localhost:3000"])
     assert index.servers[index.rows[0].server] == expected
     async with service(answer(b"{}")) as told:
         file = file_of(tmp_path, document(operation(path="/x/")), base_url=f"{told.url}/api/")

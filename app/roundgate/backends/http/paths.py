@@ -8,6 +8,7 @@ such a value is refused, not encoded.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from typing import Final
 from urllib.parse import quote, unquote_to_bytes
@@ -15,6 +16,14 @@ from urllib.parse import quote, unquote_to_bytes
 _MAX_DECODINGS: Final = 4
 _OVERLONG: Final = (b"\xc0", b"\xc1", b"\xe0\x80", b"\xe0\x81", b"\xf0\x80")
 """How ASCII begins when it is written in more bytes than it needs, which lenient decoders take."""
+
+
+_UNIT: Final = re.compile(r"%[uU]([0-9a-fA-F]{4})")
+"""How IIS and old scripts write a character."""
+
+
+def _of_unit(found: re.Match[str]) -> str:
+    return chr(int(found[1], 16))
 
 
 def path_text(value: str, *, allow_slash: bool = False) -> str:
@@ -38,7 +47,7 @@ def _readings(value: str) -> list[str]:
     """
     readings = [value]
     for _ in range(_MAX_DECODINGS):
-        raw = unquote_to_bytes(readings[-1])
+        raw = unquote_to_bytes(_UNIT.sub(_of_unit, readings[-1]))
         if any(start in raw for start in _OVERLONG):
             raise ValueError("may not have overlong UTF-8")
         decoded = raw.decode("utf-8", "replace")

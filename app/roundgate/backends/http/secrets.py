@@ -18,7 +18,7 @@ from roundgate.backends.http.credential_config import Credential
 from roundgate.backends.http.messages import Answer
 from roundgate.backends.secret_reading import Secrets
 from roundgate.config import Secret
-from roundgate.spellings import in_base64, in_digits, in_json, in_urls
+from roundgate.spellings import Escaped, in_base64, in_digits, in_json, in_urls
 
 PLACEHOLDER: Final = b"[redacted]"
 MIN_CHARS: Final = 8
@@ -37,6 +37,7 @@ class Redactor:
         self._of: frozenset[str] | None = None
         self._plain: tuple[tuple[bytes, bytes], ...] = ()
         self._in_base64: tuple[tuple[bytes, re.Pattern[bytes]], ...] = ()
+        self._escaped: Escaped | None = None
 
     @classmethod
     def of_secrets(cls, secrets: Iterable[str]) -> Redactor:
@@ -65,9 +66,15 @@ class Redactor:
         plain = dict(one for text in texts for one in _spellings(text))
         self._plain = tuple(sorted(plain.items(), key=lambda one: len(one[0]), reverse=True))
         self._in_base64 = tuple(dict(one for text in texts for one in _in_base64(text)).items())
+        in_base64_with_signs = {
+            core for text in texts for core, _ in in_base64(text) if not {"+", "/"}.isdisjoint(core)
+        }
+        self._escaped = Escaped([*texts, *in_base64_with_signs]) if texts else None
         self._of = hidden
 
     def _without(self, data: bytes) -> bytes:
+        if self._escaped is not None:  # first: a secret may begin within an escape of its beginning
+            data = self._escaped.replaced(data, PLACEHOLDER)
         for needle, placeholder in self._plain:
             if needle in data:
                 data = data.replace(needle, placeholder)

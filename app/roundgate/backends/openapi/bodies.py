@@ -47,8 +47,9 @@ def _form(body: Body, value: Mapping[str, Any]) -> str:
         how = body.encoding.get(name, Member())
         if how.media_type is not None and isinstance(item, (dict, list)):
             item = json.encode(item).decode()
-        if found := styles.names_of(item, how.style, how.explode) & known - {name}:
-            raise ToolError(f"{name}: {', '.join(sorted(found))} is an argument of its own")
+        brought = styles.names_of(item, how.style, how.explode)
+        if found := styles.clashing(brought, known - {name}):
+            raise ToolError(f"{name}: {', '.join(found)} is an argument of its own")
         pairs += styles.in_query(name, item, how.style, how.explode, quoted)
     return "&".join(pairs)
 

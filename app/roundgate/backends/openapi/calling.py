@@ -18,6 +18,7 @@ from roundgate.backends.openapi.index import Index, Row
 from roundgate.backends.openapi.plan import Plan
 from roundgate.backends.openapi.requests import request
 from roundgate.backends.openapi.security import chosen
+from roundgate.backends.openapi.styles import clashing
 from roundgate.errors import ToolError
 from roundgate.protocol import Schema, ToolResult
 from roundgate.replay import Context
@@ -120,5 +121,5 @@ def _check_names(outgoing: Outgoing, taken: frozenset[str]) -> None:
     if not taken:
         return
     pairs = [*outgoing.raw_query.split("&"), *outgoing.headers.get("cookie", "").split("; ")]
-    if found := {unquote_plus(pair.partition("=")[0]) for pair in pairs} & taken:
-        raise ToolError(f"{', '.join(sorted(found))}: is the gateway's own; leave it out")
+    if found := clashing({unquote_plus(pair.partition("=")[0]) for pair in pairs}, taken):
+        raise ToolError(f"{', '.join(found)}: is the gateway's own; leave it out")

@@ -38,8 +38,8 @@ class OpenApiBackendConfig(RemoteConfig):
     )
     origins: list[str] = Field(
         [],
-        description="Other origins that operations may have servers at, such as https://uploads.example.com or"
-        " https://*.example.com. Requests and credentials go nowhere else.",
+        description="Origins that the document and its operations may have servers at, such as"
+        " https://uploads.example.com or https://*.example.com. Requests and credentials go nowhere else.",
     )
     references: list[str] = Field(
         [],

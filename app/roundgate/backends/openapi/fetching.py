@@ -8,8 +8,9 @@ from typing import Final
 
 import httpx
 
+from roundgate.backends.http.body import ACCEPTED, Unpacker
 from roundgate.backends.openapi.sources import Fetch
-from roundgate.errors import UnreadableDocument
+from roundgate.errors import AnswerTooLarge, UnknownEncoding, UnreadableDocument
 
 TIMEOUT_S: Final = 60.0
 
@@ -23,7 +24,9 @@ def fetching(fetched: dict[str, bytes] | None = None) -> Iterator[Fetch]:
     """
     known = {} if fetched is None else fetched
     with httpx.Client(
-        timeout=TIMEOUT_S, trust_env=False, headers={"accept": "application/json, */*"}
+        timeout=TIMEOUT_S,
+        trust_env=False,
+        headers={"accept": "application/json, */*", "accept-encoding": ACCEPTED},
     ) as client:
 
         def fetch(url: str, max_bytes: int) -> bytes:
@@ -32,24 +35,32 @@ def fetching(fetched: dict[str, bytes] | None = None) -> Iterator[Fetch]:
             return known[url]
 
         def had(url: str, max_bytes: int) -> bytes:
-            body = bytearray()
             try:
                 with client.stream("GET", url) as response:
                     if response.status_code != 200:
                         raise UnreadableDocument(
                             f"{url} answers {response.status_code}{_where(response)}"
                         )
-                    for piece in response.iter_bytes(65_536):
-                        body += piece
-                        if len(body) > max_bytes:
-                            raise UnreadableDocument(f"{url} has more than {max_bytes:,} bytes")
+                    return _unpacked(response, max_bytes)
+            except AnswerTooLarge:
+                raise UnreadableDocument(f"{url} has more than {max_bytes:,} bytes") from None
+            except UnknownEncoding:
+                raise UnreadableDocument(
+                    f"{url} is packed in a way that was not asked for ({ACCEPTED})"
+                ) from None
             except (httpx.HTTPError, httpx.InvalidURL) as error:
                 raise UnreadableDocument(
                     f"{url} cannot be fetched ({type(error).__name__})"
                 ) from None
-            return bytes(body)
 
         yield fetch
+
+
+def _unpacked(response: httpx.Response, max_bytes: int) -> bytes:
+    unpacker = Unpacker(response.headers.get("content-encoding", ""), max_bytes)
+    for piece in response.iter_raw(65_536):
+        unpacker.feed(piece)
+    return unpacker.body()
 
 
 def _where(response: httpx.Response) -> str:

@@ -105,8 +105,9 @@ def _check_names(plan: Plan, parameter: Parameter, value: Any) -> None:
         for one in plan.parameters
         if one.place == parameter.place and one.name != parameter.name
     }
-    if found := styles.names_of(value, parameter.style, parameter.explode) & others:
-        shown = ", ".join(sorted(found))
+    brought = styles.names_of(value, parameter.style, parameter.explode)
+    if found := styles.clashing(brought, others):
+        shown = ", ".join(found)
         raise ToolError(f"arguments.{parameter.argument}: {shown} is an argument of its own")
 
 

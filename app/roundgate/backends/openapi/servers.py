@@ -1,4 +1,9 @@
-"""Where an operation's requests go (OpenAPI "Server Object"), and whether they may."""
+"""Where an operation's requests go (OpenAPI "Server Object"), and whether they may.
+
+Requests carry credentials, so a document does not decide by itself where they go. They go to
+`base_url`, to `origins`, and without `base_url` to the origin that the document came from. A file
+came from none: its first server counts, if it is one of the internet.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +13,12 @@ from dataclasses import field
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
 
+from roundgate.addresses import host_of, is_public, origin_of
 from roundgate.errors import UnusableOperation
 from roundgate.values import dataclass
 
 _VARIABLE: Final = re.compile(r"\{([^{}]+)\}")
-_HERE: Final = ("localhost", "0.0.0.0", "::1")  # noqa: S104 - compared, not bound
-_USABLE: Final = re.compile(r"https?://[^/?#\s@]+(?:/[^?#\s]*)?")
+_USABLE: Final = re.compile(r"https?://[^/?#\s@%\\]+(?:/[^?#\s\\]*)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +46,33 @@ class Servers:
             if self._may_go_to(url):
                 return url
             if self.base_url is None:
-                home = self._first(of_document, document_uri) if of_document else None
-                if home is not None and _origin(home) == _origin(url):
+                home = self._home(of_document, document_uri) if of_document else None
+                if home is not None and origin_of(home) == origin_of(url):
                     return url
                 raise UnusableOperation(
-                    f"its server is at {_origin(url)}", f"add {_origin(url)} to `origins`"
+                    f"its server is at {origin_of(url)}", f"add {origin_of(url)} to `origins`"
                 )
         if self.base_url is not None:
             return self.base_url
-        return self._first(of_document or [{"url": "/"}], document_uri)
+        return self._home(of_document or [{"url": "/"}], document_uri)
+
+    def _home(self, servers: Any, document_uri: str) -> str:
+        """The first of the document's servers, if requests may go there."""
+        url = self._first(servers, document_uri)
+        if self._may_go_to(url):
+            return url
+        is_file = urlsplit(document_uri).scheme == "file"
+        if is_public(url) if is_file else origin_of(url) == origin_of(document_uri):
+            return url
+        why = (
+            "which is no address of the internet"
+            if is_file
+            else f"and the document is from {origin_of(document_uri)}"
+        )
+        raise UnusableOperation(
+            f"its server is at {origin_of(url)}, {why}",
+            f"add {origin_of(url)} to `origins`, or set `base_url`",
+        )
 
     def _first(self, servers: Any, document_uri: str) -> str:
         server = servers[0] if isinstance(servers, list) and servers else None
@@ -63,12 +86,10 @@ class Servers:
             raise UnusableOperation(
                 "the document does not say at which http(s) URL the service is", self._remedy()
             )
-        if _is_here(url) and not _is_here(document_uri) and urlsplit(document_uri).scheme != "file":
-            raise UnusableOperation(
-                f"the document is from {_origin(document_uri)} and has its service at {_origin(url)},"
-                " which is this machine",
-                self._remedy(),
-            )
+        try:
+            origin_of(url)
+        except ValueError:
+            raise UnusableOperation("its server has an odd port", self._remedy()) from None
         return url.rstrip("/")
 
     def _remedy(self) -> str:
@@ -94,24 +115,15 @@ class Servers:
         return str(value)
 
     def _may_go_to(self, url: str) -> bool:
-        origin = _origin(url)
-        if self.base_url is not None and origin == _origin(self.base_url):
+        if self.base_url is not None and origin_of(url) == origin_of(self.base_url):
             return True
-        return any(_matches(origin, allowed.rstrip("/")) for allowed in self.origins)
+        return any(_matches(url, allowed.rstrip("/")) for allowed in self.origins)
 
 
-def _is_here(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    return host.startswith("127.") or host.endswith(".localhost") or host in _HERE
-
-
-def _matches(origin: str, allowed: str) -> bool:
+def _matches(url: str, allowed: str) -> bool:
     if "://*." not in allowed:
-        return origin == allowed
+        return origin_of(url) == origin_of(allowed)
     scheme, _, domain = allowed.partition("://*.")
-    return origin.startswith(f"{scheme}://") and origin.endswith(f".{domain}")
-
-
-def _origin(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}".lower()
+    origin = origin_of(f"{scheme}://{domain}")
+    host = f".{host_of(origin)}"
+    return host_of(url).endswith(host) and origin_of(url).replace(host_of(url), host[1:]) == origin

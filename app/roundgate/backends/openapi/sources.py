@@ -15,13 +15,16 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from roundgate.errors import UnreadableDocument
+from roundgate import yaml_budget
+from roundgate.errors import UnreadableDocument, YamlTooCostly
 from roundgate.values import dataclass
 
 MAX_BYTES: Final = 128_000_000
 MAX_DOCUMENTS: Final = 10_000
 MAX_NODES: Final = 5_000_000
 """Values in one document, aliases of YAML counted wherever they are used."""
+MAX_ALIASED: Final = 1_000_000
+"""Values that the aliases of one document may repeat."""
 SUFFIXES: Final = (".json", ".yaml", ".yml")
 
 Fetch: TypeAlias = Callable[[str, int], bytes]
@@ -148,21 +151,15 @@ def _yaml(raw: bytes, uri: str) -> Any:
         yaml_constructors: dict[Any, Any] = yaml.SafeLoader.yaml_constructors | {
             "tag:yaml.org,2002:int": lambda _, node: _integer(str(node.value))
         }
-        members = 0
-
-        def flatten_mapping(self, node: Any) -> None:
-            """Merge what `<<` names; of mappings that merge each other there
-            are members without end."""
-            super().flatten_mapping(node)
-            self.members += len(node.value)
-            if self.members > MAX_NODES:
-                raise UnreadableDocument(f"{uri} has more than {MAX_NODES:,} values")
 
     for tag, pattern, first in _CORE:
         Yaml12.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", pattern, first)
     try:
+        yaml_budget.check(raw, max_values=MAX_NODES, max_aliased=MAX_ALIASED)
         return yaml.load(raw, Yaml12)  # noqa: S506 - a safe loader with other resolvers
-    except (yaml.YAMLError, ValueError) as error:
+    except YamlTooCostly as error:
+        raise UnreadableDocument(f"{uri} {error} (line {error.line})") from None
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}" if mark else ""
         what = getattr(error, "problem", None) or str(error).splitlines()[0]

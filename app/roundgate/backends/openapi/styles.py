@@ -8,7 +8,9 @@ left out, where it would be nothing or half a pair.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
@@ -81,6 +83,17 @@ def names_of(value: Any, style: Style, explode: bool) -> frozenset[str]:
     instead of its parameter's."""
     is_flat = explode and style in ("form", "cookie") and isinstance(value, dict)
     return frozenset(value) if is_flat else frozenset()
+
+
+def clashing(names: Iterable[str], taken: Iterable[str]) -> list[str]:
+    """Return the names that a service may take for one that is taken: many ignore case, and PHP
+    makes `_` of dots and blanks."""
+    folded = {_folded(one) for one in taken}
+    return sorted(one for one in names if _folded(one) in folded)
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[\s._\-\[]", "_", unicodedata.normalize("NFKC", name).casefold().strip())
 
 
 def _deep(name: str, value: Any, quoted: Quote) -> Iterator[str]:

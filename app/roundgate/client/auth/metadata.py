@@ -22,7 +22,10 @@ from roundgate.json import decode
 from roundgate.values import dataclass
 
 _MAX_DOCUMENT: Final = 1024 * 1024
-_PARAMETER: Final = re.compile(r'([A-Za-z_]+)[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"|([^\s,"]+))')
+_PARAMETER: Final = re.compile(
+    r"""(?<![A-Za-z_])([A-Za-z_]++)[ \t]*+=[ \t]*+(?:"((?:[^"\\]|\\.)*+)"|([^\s,"]++))"""
+)
+"""Each part is read once: a name begins nowhere within a name, and nothing is given back."""
 
 
 def challenge_parameters(challenge: str) -> dict[str, str]:

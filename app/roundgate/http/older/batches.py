@@ -1,14 +1,17 @@
-"""A POST of several messages, which revision 2025-03-26 has: its requests run at the
-same time, in one answer."""
+"""A POST of several messages, which revision 2025-03-26 has: its requests are served one after
+another, as if each had come alone on the same connection.
+
+So every limit that counts requests or connections counts elements, too. The answers are kept until
+all are there, so their bytes are bounded; what has no room any more is not run.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from roundgate.errors import AuthError, GatewayError, InvalidRequest
+from roundgate.errors import AuthError, GatewayError, InvalidRequest, Unavailable
 from roundgate.http.exchange import Element, Exchange
 from roundgate.http.head import EVENT_STREAM
 from roundgate.http.older.caller import Caller
@@ -26,6 +29,7 @@ class Batches:
         calls: runs what is asked of tools, prompts and resources.
         of_session: the result of a request about the session itself; `None` for all others.
         take: takes what wants no result.
+        max_bytes: of the answers to one batch; the last of them may exceed it.
     """
 
     def __init__(
@@ -33,10 +37,13 @@ class Batches:
         calls: SessionCalls,
         of_session: Callable[[Request, Caller], Awaitable[bytes | None]],
         take: Callable[[Notification | Response, Caller], Awaitable[None]],
+        *,
+        max_bytes: int,
     ) -> None:
         self._calls = calls
         self._of_session = of_session
         self._take = take
+        self._max_bytes = max_bytes
 
     async def answer(
         self, body: list[Any], caller: Caller, stream: SessionStream, exchange: Exchange
@@ -57,9 +64,19 @@ class Batches:
                 f"Batches are not part of revision {caller.session.revision}: send each message as "
                 "a POST of its own"
             )
-        found = messages.batch_of(body)
-        answers = await asyncio.gather(*(self._one(one, caller, stream, exchange) for one in found))
-        await _send([one for one in answers if one is not None], stream, exchange)
+        answers: list[bytes] = []
+        left = self._max_bytes
+        for message in messages.batch_of(body):
+            if stream.is_unheard:
+                return
+            if left > 0:
+                answer = await self._one(message, caller, stream, exchange)
+            else:
+                answer = _without_room(message)
+            if answer is not None:
+                answers.append(answer)
+                left -= len(answer)
+        await _send(answers, stream, exchange)
 
     async def _one(
         self,
@@ -109,6 +126,17 @@ class Batches:
             element.label, element.error = "error", str(error)
             element.code = wire_errors.look_up(error).code
             return wire_errors.render(error, request_id)[1]
+
+
+def _without_room(message: messages.Message | InvalidRequest) -> bytes | None:
+    """The response to a request that is not run; other messages are not taken either."""
+    if not isinstance(message, Request):
+        return None
+    error = Unavailable(
+        "The answers before this one in the batch are too large (http.max_body_bytes); it was not run: send it again,"
+        " in a POST of its own"
+    )
+    return wire_errors.render(error, message.id)[1]
 
 
 async def _send(responses: Sequence[bytes], stream: SessionStream, exchange: Exchange) -> None:

@@ -77,6 +77,7 @@ class OlderEndpoint:
         streams: whether the platform can hold a stream open.
         keep_alive_s: seconds between comments on a stream on which nothing happens.
         answer_timeout_s: seconds that a client has for an answer.
+        max_batch_answer_bytes: of the answers to one batch.
         view: which view is asked; that of everything has no name.
     """
 
@@ -93,6 +94,7 @@ class OlderEndpoint:
         streams: bool,
         keep_alive_s: float,
         answer_timeout_s: float,
+        max_batch_answer_bytes: int,
         view: str = "",
     ) -> None:
         self._methods = methods
@@ -101,7 +103,9 @@ class OlderEndpoint:
         self._sealer = sealer
         self._sessions = sessions
         self._own = OwnRequests(methods, sessions, view)
-        self._batches = Batches(calls, self._own.result, self._take)
+        self._batches = Batches(
+            calls, self._own.result, self._take, max_bytes=max_batch_answer_bytes
+        )
         self._changes = ChangeStreams(
             changes, sessions, clock, keep_alive_s=keep_alive_s, view=view
         )

@@ -1,0 +1,89 @@
+"""Hosts of URLs, compared as the addresses that a resolver makes of them.
+
+`2130706433`, `0x7f.1`, `127.1`, `[::ffff:127.0.0.1]` and `localhost.` are this machine, too.
+"""
+
+from __future__ import annotations
+
+import socket
+import unicodedata
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from typing import Final, TypeAlias
+from urllib.parse import urlsplit
+
+Address: TypeAlias = IPv4Address | IPv6Address
+
+_PORTS: Final = {"http": 80, "https": 443}
+_NAT64: Final = IPv6Network("64:ff9b::/96")
+_INSIDE: Final = (
+    "localhost",
+    "local",
+    "localdomain",
+    "internal",
+    "intranet",
+    "lan",
+    "home",
+    "corp",
+)
+"""Last labels of names that are not of the public DNS."""
+
+
+def host_of(url: str) -> str:
+    """Return the host of a URL in one spelling: an address as such, a name in small letters, in
+    ASCII if it can be, without a dot at its end; empty if there is none."""
+    name = unicodedata.normalize("NFKC", urlsplit(url).hostname or "").rstrip(".").lower()
+    address = _address(name)
+    if address is not None:
+        return str(address)
+    try:
+        return name.encode("idna").decode()
+    except UnicodeError:
+        return name
+
+
+def origin_of(url: str) -> str:
+    """Return the origin of a URL in one spelling, without the usual port.
+
+    Raises:
+        ValueError: it has an odd port.
+    """
+    parts = urlsplit(url)
+    scheme, port, host = parts.scheme.lower(), parts.port, host_of(url)
+    shown = f"[{host}]" if ":" in host else host
+    return f"{scheme}://{shown}" + ("" if port in (None, _PORTS.get(scheme)) else f":{port}")
+
+
+def is_public(url: str) -> bool:
+    """Return whether a URL's host is an address of the internet, or a name that may be one's: not
+    this machine, not a network of its own, no metadata service. Nothing is looked up."""
+    host = host_of(url)
+    address = _address(host)
+    if address is not None:
+        return address.is_global and not address.is_multicast
+    return "." in host and host.rpartition(".")[2] not in _INSIDE
+
+
+def _address(host: str) -> Address | None:
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return _short_address(host)
+    return _within(address) if isinstance(address, IPv6Address) else address
+
+
+def _short_address(host: str) -> IPv4Address | None:
+    """An address of IPv4 as the C library takes it: in one to four numbers, decimal, hexadecimal
+    or octal."""
+    if not host or not host[0].isdigit() or not host.isascii():
+        return None
+    try:
+        return IPv4Address(socket.inet_aton(host))
+    except OSError:
+        return None
+
+
+def _within(address: IPv6Address) -> Address:
+    """The IPv4 address that an address of IPv6 stands for, if it does."""
+    if address in _NAT64:
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour or address

@@ -1,0 +1,196 @@
+"""How often each part of a value is read when a type or a schema is applied to it.
+
+A union tries its alternatives one after the other. If several of them look at the same member,
+that member is read several times, and in a recursive type this multiplies with every level:
+
+    Filter = And | Or | int          And.left and Or.left are both a Filter
+    {"left": {"left": {"left": 1}}}  the 1 is read 2 * 2 * 2 times
+
+`Branching` knows the number before any of that work is done. A state says which nodes of the type
+read a part of the value, and how often. The name of a member leads from one state to the next, so
+one walk through a value finds its price. States are made when they are first needed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, Final, TypeAlias
+
+from roundgate.values import dataclass
+
+ANY: Final = "*"
+"""The key of members that have no key of their own."""
+ITEMS: Final = -1
+"""The key of elements that have no key of their own, which would be their index."""
+
+Key: TypeAlias = str | int
+Readers: TypeAlias = frozenset[tuple[Any, int]]
+"""The nodes of a type that read one value, each with how often it does."""
+State: TypeAlias = frozenset[Readers]
+"""Alternatives: which one is true depends on tags in the value."""
+
+_MAX: Final = 10_000_000
+"""Counts stop growing here."""
+_MAX_STATES: Final = 2_000
+_MAX_ALTERNATIVES: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """Where the reading of a value goes on from one node of a type."""
+
+    all_of: tuple[Any, ...] = ()
+    """Nodes that read the same value."""
+    one_of: tuple[Any, ...] = ()
+    """Nodes of which one reads the same value: a tag decides which."""
+    members: tuple[tuple[Key, Any], ...] = ()
+    """Nodes that read a part of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """How often a value is read, and what reads its parts then."""
+
+    count: int
+    onward: Mapping[Key, State]
+
+    def under(self, key: Key) -> State:
+        others = ANY if isinstance(key, str) else ITEMS
+        return self.onward.get(key, self.onward.get(others, frozenset()))
+
+
+class Branching:
+    """The states of one type."""
+
+    def __init__(
+        self,
+        root: Any,
+        edges: Callable[[Any], Edges],
+        reads_once: Callable[[Any], bool] = lambda node: False,
+    ) -> None:
+        """
+        Args:
+            root: the node that reads the whole value.
+            edges: returns the edges of a node; nodes are hashable.
+            reads_once: returns whether a node remembers each value that it has read.
+        """
+        self._edges = edges
+        self._reads_once = reads_once
+        self._start: State = frozenset({frozenset({(root, 1)})})
+        self._nodes: dict[Any, _Reading] = {}
+        self._states: dict[State, _Reading] = {}
+
+    def price(self, value: Any, limit: int) -> int:
+        """Return how many readings a value takes, or a number above `limit`."""
+        total, stack = 0, [(value, self._start)]
+        while stack and total <= limit:
+            part, state = stack.pop()
+            reading = self._explored(state)
+            total += reading.count
+            if not reading.onward:
+                continue
+            others = reading.onward.get(ANY if isinstance(part, Mapping) else ITEMS)
+            stack.extend(
+                (item, then)
+                for key, item in _parts(part)
+                if (then := reading.onward.get(key, others)) is not None
+            )
+        return total
+
+    def most(self, limit: int, *, states: int = 300) -> int | None:
+        """Return how often one part of any value may be read, or a number above `limit`;
+        `None` if more than so many states would have to be looked at."""
+        most, seen, waiting = 1, {self._start}, deque([self._start])
+        while waiting:
+            reading = self._explored(waiting.popleft())
+            most = max(most, reading.count)
+            if most > limit:
+                break
+            new = set(reading.onward.values()) - seen
+            seen |= new
+            waiting.extend(new)
+            if len(seen) > states:
+                return None
+        return most
+
+    def _explored(self, state: State) -> _Reading:
+        if state not in self._states:
+            if len(self._states) >= _MAX_STATES:
+                self._states.clear()
+            self._states[state] = _either([self._read_by(readers) for readers in state])
+        return self._states[state]
+
+    def _read_by(self, readers: Readers) -> _Reading:
+        return self._together([(self._reading(node), count) for node, count in readers])
+
+    def _reading(self, node: Any) -> _Reading:
+        """What a node does with a value, through all nodes that read the same value."""
+        if node not in self._nodes:
+            self._nodes[node] = _Reading(0, {})  # if it leads back to itself
+            self._nodes[node] = self._made(self._edges(node))
+        return self._nodes[node]
+
+    def _made(self, edges: Edges) -> _Reading:
+        own: dict[Key, Counter[Any]] = {}
+        for key, target in edges.members:
+            own.setdefault(key, Counter())[target] += 1
+        parts = [_Reading(0, {key: frozenset({_counted(one)}) for key, one in own.items()})]
+        parts += [self._reading(one) for one in edges.all_of]
+        if edges.one_of:
+            parts.append(_either([self._reading(one) for one in edges.one_of]))
+        made = self._together([(one, 1) for one in parts])
+        return replace(made, count=max(1, made.count))
+
+    def _together(self, readings: list[tuple[_Reading, int]]) -> _Reading:
+        """Readings that all happen, each so many times."""
+        count = min(_MAX, sum(one.count * times for one, times in readings))
+        onward: dict[Key, State] = {}
+        for key in {key for one, _ in readings for key in one.onward}:
+            state: State = frozenset({frozenset()})
+            for one, times in readings:
+                if alternatives := one.under(key):
+                    state = self._product(state, alternatives, times)
+            onward[key] = state
+        return _Reading(count, onward)
+
+    def _product(self, state: State, alternatives: State, times: int) -> State:
+        return _few(
+            {self._sum(one, other, times) for one in _few(state) for other in _few(alternatives)}
+        )
+
+    def _sum(self, one: Readers, other: Readers, times: int) -> Readers:
+        counts = Counter(dict(one))
+        for node, count in other:
+            counts[node] = 1 if self._reads_once(node) else counts[node] + count * times
+        return _counted(counts)
+
+
+def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(value, Mapping):
+        return value.items()
+    return enumerate(value) if isinstance(value, (list, tuple)) else ()
+
+
+def _counted(counts: Mapping[Any, int]) -> Readers:
+    return frozenset((node, min(count, _MAX)) for node, count in counts.items())
+
+
+def _either(readings: list[_Reading]) -> _Reading:
+    """One of several readings, and nobody knows which."""
+    keys = {key for one in readings for key in one.onward}
+    onward = {key: _few({two for one in readings for two in one.under(key)}) for key in keys}
+    return _Reading(max((one.count for one in readings), default=0), onward)
+
+
+def _few(alternatives: Iterable[Readers]) -> State:
+    """The alternatives; if there are too many, one that is at least as large as each."""
+    found = frozenset(alternatives)
+    if len(found) <= _MAX_ALTERNATIVES:
+        return found
+    largest: dict[Any, int] = {}
+    for readers in found:
+        for node, count in readers:
+            largest[node] = max(count, largest.get(node, 0))
+    return frozenset({_counted(largest)})

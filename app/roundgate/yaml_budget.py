@@ -1,0 +1,95 @@
+"""What a YAML text may cost, known before any value is made of it.
+
+An alias (`*name`) stands for a whole value again, so a few lines can stand for values without end.
+The parser of PyYAML reports events without following aliases, and takes time in proportion to the
+text; what comes after it, composing and constructing, is recursive and follows each alias.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from roundgate.errors import YamlTooCostly
+
+MAX_DEPTH: Final = 200
+MAX_NUMBER: Final = 400
+"""Characters of a number: longer ones take time that grows with the square."""
+_OF_NUMBERS: Final = "+-.0123456789"
+
+
+def check(text: bytes, *, max_values: int, max_aliased: int) -> None:
+    """Check that a YAML text is worth reading.
+
+    Args:
+        text: the text.
+        max_values: values and keys that it may stand for, with those that aliases repeat.
+        max_aliased: values and keys that aliases may repeat; 0 for a text without aliases.
+
+    Raises:
+        YamlTooCostly: it is nested too deeply, stands for too many values, contains itself, or has
+            a very long number.
+        yaml.YAMLError: it is not YAML.
+    """
+    import yaml
+
+    counter = _Counter(max_values, max_aliased)
+    for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        counter.take(event, yaml)
+
+
+class _Counter:
+    """Counts the values of a text, event by event."""
+
+    def __init__(self, max_values: int, max_aliased: int) -> None:
+        self._max_values = max_values
+        self._max_aliased = max_aliased
+        self._values = 0
+        self._aliased = 0
+        self._open: list[tuple[str | None, int]] = []
+        """The anchor of each list and mapping that has not ended, and how many values came before."""
+        self._sizes: dict[str, int] = {}
+        """Values under an anchor."""
+
+    def take(self, event: Any, yaml: Any) -> None:
+        line = event.start_mark.line + 1
+        match event:
+            case yaml.AliasEvent():
+                self._take_alias(event.anchor, line)
+            case yaml.ScalarEvent():
+                _check_number(event, line)
+                self._values += 1
+                self._close(event.anchor, self._values - 1)
+            case yaml.CollectionStartEvent():
+                self._open.append((event.anchor, self._values))
+                self._values += 1
+                if len(self._open) > MAX_DEPTH:
+                    raise YamlTooCostly(f"is nested too deeply: {MAX_DEPTH} levels at most", line)
+            case yaml.CollectionEndEvent():
+                self._close(*self._open.pop())
+        if self._values > self._max_values:
+            raise YamlTooCostly(f"has more than {self._max_values:,} values", line)
+
+    def _take_alias(self, anchor: str, line: int) -> None:
+        if not self._max_aliased:
+            raise YamlTooCostly("has an alias (*name)", line)
+        if any(anchor == one for one, _ in self._open):
+            raise YamlTooCostly(f"contains itself: *{anchor} is within &{anchor}", line)
+        size = self._sizes.get(anchor, 0)  # one that is not defined is the composer's error
+        self._values += size
+        self._aliased += size
+        if self._aliased > self._max_aliased:
+            raise YamlTooCostly(
+                f"has aliases (*{anchor}) that repeat more than {self._max_aliased:,} values", line
+            )
+
+    def _close(self, anchor: str | None, before: int) -> None:
+        if anchor is not None:
+            self._sizes[anchor] = self._values - before
+
+
+def _check_number(event: Any, line: int) -> None:
+    may_be_number = not event.style or (event.tag or "").endswith((":int", ":float"))
+    if may_be_number and len(event.value) > MAX_NUMBER and event.value[0] in _OF_NUMBERS:
+        raise YamlTooCostly(
+            f"has a number of more than {MAX_NUMBER} characters; put it in quotes", line
+        )

@@ -1,0 +1,101 @@
+"""Small arguments that would keep a validator busy for ever, sent to a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.asgi import Client
+from tests.support.command import roundgate
+from tests.support.server import Server, running
+
+TOOLS = '''
+from dataclasses import dataclass
+from typing import Any
+
+from roundgate import tool
+
+REFERENCE = {"$ref": "#/$defs/filter"}
+HAS_LEFT = {"type": "object", "properties": {"left": REFERENCE}, "required": ["left"]}
+
+
+@tool(
+    input_schema={
+        "type": "object",
+        "properties": {"where": REFERENCE},
+        "$defs": {
+            "filter": {
+                "type": ["object", "integer"],
+                "properties": {"left": REFERENCE},
+                "dependentSchemas": {"left": HAS_LEFT, "right": HAS_LEFT},
+            }
+        },
+    }
+)
+async def find(where: Any) -> str:
+    """Find rows."""
+    return "found"
+'''
+FILTER = '''
+
+@dataclass
+class And:
+    left: "Filter"
+    right: "Filter"
+
+
+@dataclass
+class Or:
+    left: "Filter"
+    right: "Filter"
+
+
+Filter = And | Or | int
+
+
+@tool
+async def count(where: Filter) -> int:
+    """Count rows."""
+    return 1
+'''
+
+
+def configuration(directory: Path, tools: str) -> Path:
+    (directory / "tools.py").write_text(tools)
+    config = directory / "gateway.json"
+    backend = {"kind": "python", "name": "tools", "prefix": "", "path": "tools.py"}
+    config.write_text(json.dumps({"backends": [backend]}))
+    return config
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with running(configuration(tmp_path_factory.mktemp("costly"), TOOLS)) as started:
+        yield started
+
+
+async def test_a_small_nested_argument_leaves_the_process_to_others(server: Server) -> None:
+    where: Any = "wrong"
+    for _ in range(40):
+        where = {"left": where, "right": 1}
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+        result, health = await asyncio.gather(
+            Client(http).call("find", {"where": where}), http.get("/healthz")
+        )
+    assert result["isError"] is True
+    assert health.status_code == 200
+
+
+def test_a_type_that_could_be_tried_for_ever_is_refused_before_anything_is_served(
+    tmp_path: Path,
+) -> None:
+    ran = roundgate("check", configuration(tmp_path, TOOLS + FILTER))
+    assert ran.status == 1
+    assert "count()" in ran.out + ran.err
+    assert "Field(discriminator='kind')" in ran.out + ran.err

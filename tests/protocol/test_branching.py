@@ -1,0 +1,136 @@
+"""How often schemas read the parts of values, which is known before they are validated."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from roundgate.protocol import Schema
+
+REFERENCE = {"$ref": "#/$defs/filter"}
+TOO_MUCH = "arguments: too much work for this schema; send fewer values, or nest them less"
+UNEXPLAINED = (
+    "arguments: does not conform to the schema; with fewer values in it, the answer would say where"
+)
+
+
+def has(*names: str, reference: Any = REFERENCE) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": dict.fromkeys(names, reference),
+        "required": list(names),
+    }
+
+
+def recursive(schema: dict[str, Any]) -> dict[str, Any]:
+    return {**REFERENCE, "$defs": {"filter": schema}}
+
+
+def nested(depth: int, value: Any, **beside: Any) -> Any:
+    for _ in range(depth):
+        value = {"left": value, **beside}
+    return value
+
+
+INTEGER = {"type": "integer"}
+RECURSIVE = {
+    "anyOf": recursive({"anyOf": [has("left"), has("left"), INTEGER]}),
+    "oneOf": recursive({"oneOf": [has("left"), has("left", "right"), INTEGER]}),
+    "allOf": recursive(
+        {
+            "if": {"type": "object"},
+            "then": {"allOf": [has("left"), has("left")]},
+            "else": INTEGER,
+        }
+    ),
+    "patternProperties": recursive(
+        {
+            "type": ["object", "integer"],
+            "properties": {"left": REFERENCE},
+            "patternProperties": {"^l": REFERENCE, "t$": REFERENCE},
+        }
+    ),
+    "dependentSchemas": recursive(
+        {
+            "type": ["object", "integer"],
+            "properties": {"left": REFERENCE},
+            "dependentSchemas": {"left": has("left")},
+        }
+    ),
+    "unevaluatedProperties": recursive(
+        {"anyOf": [has("left"), INTEGER], "unevaluatedProperties": False}
+    ),
+    "$recursiveRef": {
+        "$schema": "https://json-schema.org/draft/2019-09/schema",
+        "$recursiveAnchor": True,
+        "anyOf": [has("left", reference={"$recursiveRef": "#"})] * 2 + [INTEGER],
+    },
+    "$dynamicRef": {
+        "$dynamicAnchor": "filter",
+        "anyOf": [has("left", reference={"$dynamicRef": "#filter"})] * 2 + [INTEGER],
+    },
+}
+
+
+@pytest.mark.parametrize("word", RECURSIVE)
+def test_a_mistake_deep_in_a_recursive_value_is_found_and_not_explained(word: str) -> None:
+    schema = Schema.compile(RECURSIVE[word])
+    assert schema.problems(nested(60, "wrong"), "arguments") == [UNEXPLAINED]
+
+
+@pytest.mark.parametrize("word", RECURSIVE)
+def test_a_mistake_near_the_surface_is_explained(word: str) -> None:
+    (*_, problem) = Schema.compile(RECURSIVE[word]).problems(nested(2, "wrong"), "arguments")
+    assert problem.startswith("arguments")
+    assert problem not in (UNEXPLAINED, TOO_MUCH)
+
+
+def test_recursive_values_of_any_depth_are_valid() -> None:
+    assert Schema.compile(RECURSIVE["anyOf"]).is_valid(nested(190, 1))
+
+
+@pytest.mark.parametrize("word", ["anyOf", "oneOf", "allOf"])
+def test_definitions_that_multiply_and_are_not_recursive_are_not_tried(word: str) -> None:
+    def definition(level: int) -> dict[str, Any]:
+        reference = {"$ref": f"#/$defs/{level + 1}"}
+        return {word: [has("left", reference=reference)] * 2}
+
+    definitions = {str(level): definition(level) for level in range(60)}
+    schema = Schema.compile({"$ref": "#/$defs/0", "$defs": {**definitions, "60": INTEGER}})
+    for value in (1, "wrong"):
+        assert not schema.is_valid(nested(60, value))
+        assert schema.problems(nested(60, value), "arguments") == [TOO_MUCH]
+    assert schema.problems({"right": 1}, "arguments") not in ([], [TOO_MUCH])
+
+
+def test_a_pattern_that_looks_back_takes_little_of_many_texts() -> None:
+    schema = Schema.compile({"items": {"pattern": r"([a-z]+)*\1x"}})
+    assert schema.is_valid(["aax"])
+    assert not schema.is_valid(["a" * 25 + "!"])
+    assert schema.problems(["a" * 25 + "!"] * 100_000, "arguments") == [TOO_MUCH]
+
+
+def test_an_ordinary_pattern_may_be_looked_for_in_many_texts() -> None:
+    schema = Schema.compile({"items": {"pattern": r"^(a+)+$"}})
+    assert schema.is_valid(["a" * 25] * 100_000)
+
+
+@pytest.mark.parametrize("text", ["Abcdefg1", "A1" + "x" * 4_000])
+def test_a_pattern_that_looks_ahead_may_be_used_for_passwords(text: str) -> None:
+    pattern = r"^(?=.*[A-Z])(?=.*\d).{8,}$"
+    assert re.match(pattern, text)
+    assert Schema.compile({"pattern": pattern}).is_valid(text)
+
+
+def test_half_a_surrogate_pair_is_told_as_what_it_is() -> None:
+    problems = Schema.compile({"items": {"pattern": "a"}}).problems(["a\ud800"], "arguments")
+    assert problems == ["arguments: holds half of a surrogate pair, which is no text"]
+
+
+def test_many_values_of_a_recursive_tree_are_valid() -> None:
+    tree = recursive(
+        {"type": "object", "properties": {"children": {"type": "array", "items": REFERENCE}}}
+    )
+    assert Schema.compile(tree).is_valid({"children": [{"children": [{}]}] * 20_000})
