@@ -152,11 +152,16 @@ async def begun(store: TaskStore, state: str) -> Lease | None:
 
 
 async def clean_up(
-    store: TaskStore, ref: TaskRef, now_ms: int = NOW, *, fence: int | None = None
+    store: TaskStore,
+    ref: TaskRef,
+    now_ms: int = NOW,
+    *,
+    fence: int | None = None,
+    journal: Sequence[bytes] | None = None,
 ) -> Claimed | None:
     until_ms = now_ms + (UNTIL - NOW)
     return await store.claim_cleanup(
-        ref, now_ms, until_ms, due_ms=until_ms, lapsed_ms=now_ms, fence=fence
+        ref, now_ms, until_ms, due_ms=until_ms, lapsed_ms=now_ms, fence=fence, journal=journal
     )
 
 
@@ -1350,6 +1355,22 @@ class TaskStoreContract:
         assert claimed.answers == {"a": blob(3_000)}
         assert (claimed.record.attempts, claimed.record.status) == (1, Status.CANCELLED)
         assert claimed.lease.fence == lease.fence + 1
+
+    @pytest.mark.parametrize("size", SIZES)
+    async def test_who_had_the_task_adds_what_it_could_not_write(
+        self, store: TaskStore, size: int
+    ) -> None:
+        lease = await working(store, cleans_up=True, journal=[b"0", blob(9000)])
+        await store.cancel(REF, "cancelled", NOW)
+        journal = [b"0", blob(9000), blob(size)]
+        assert await clean_up(store, REF, journal=[b"another's"]) is None
+        claimed = await clean_up(store, REF, fence=lease.fence, journal=journal)
+        assert claimed is not None
+        assert list(claimed.journal) == journal
+        await store.postpone_cleanup(claimed.lease, wake_ms=SOON, due_ms=SOON)
+        again = await clean_up(store, REF, SOON)
+        assert again is not None
+        assert list(again.journal) == journal
 
     async def test_a_task_that_began_nothing_is_not_cleaned_up(self, store: TaskStore) -> None:
         await store.create(new())

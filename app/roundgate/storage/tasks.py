@@ -549,12 +549,14 @@ class TaskStore(Protocol):
         due_ms: int,
         lapsed_ms: int,
         fence: int | None = None,
+        journal: Sequence[bytes] | None = None,
     ) -> Claimed | None:
         """Lease a task that is over, to clean up after it; `None` if there is
         nothing to clean up, or not now.
 
         It is free if no lease of it ends after `lapsed_ms`, and for who has had the lease of this
-        `fence`. Raises the fence and `attempts`, and sets `due_ms` as told.
+        `fence`. Raises the fence and `attempts`, and sets `due_ms` as told. With a `journal` its
+        entries replace those that are kept.
         """
 
     async def postpone_cleanup(self, lease: Lease, *, wake_ms: int, due_ms: int) -> bool:

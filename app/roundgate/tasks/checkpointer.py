@@ -62,6 +62,7 @@ class Checkpointer:
         skew_ms: int,
     ) -> None:
         self._store = store
+        self.claimed = claimed
         self._lease = claimed.lease
         self._record = claimed.record
         self._clock = clock
@@ -107,9 +108,13 @@ class Checkpointer:
         """Whether the task may have begun something elsewhere that has to be ended with it."""
         return self._record.cleans_up
 
-    def entries(self) -> list[bytes]:
-        """All that the run has come to know, written or not."""
-        return [encode(row(entry)) for entry in self.run.journal.entries()]
+    def news(self) -> list[bytes] | None:
+        """The whole journal, if the run has come to know something that is not written; else
+        `None`."""
+        entries = self.run.journal.entries()
+        if all(self._saved.get(_place(entry)) == entry for entry in entries):
+            return None
+        return [encode(row(entry)) for entry in entries]
 
     # for the engine
 

@@ -23,6 +23,7 @@ from roundgate.config import TasksConfig
 from roundgate.errors import (
     CallTimeout,
     InternalError,
+    JobLeft,
     LeaseLost,
     NondeterminismError,
     NotJson,
@@ -133,7 +134,9 @@ class Endings:
                     self._config.max_result_bytes,
                     shows_errors=self._shows_errors,
                 )
-                is_early = isinstance(outcome, Failed) and isinstance(outcome.error, TaskTimeout)
+                is_early = isinstance(outcome, Failed) and isinstance(
+                    outcome.error, (TaskTimeout, JobLeft)
+                )
                 await self._finish(checkpointer, end, is_early=is_early)
                 return Turn.FINISHED
 

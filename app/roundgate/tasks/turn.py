@@ -3,6 +3,8 @@ cancelled, then abandoned.
 
     told to stop (lease lost, time is up, asked and goes on) ── GRACE_S ── cancelled ── GRACE_S ── abandoned
 
+A handler that is beginning something elsewhere (`Run.beginning`) is first let come to its answer.
+
 The handler runs in an asyncio task of its own, so that a turn ends whatever the
 handler makes of a cancellation.
 """
@@ -164,7 +166,7 @@ class Running:
         """Whether it was told to stop so long ago that it is abandoned. Halfway
         to that it is cancelled."""
         run = self.checkpointer.run
-        if run.stopped is None and not run.call.deadline.is_past:
+        if not run.call.deadline.is_past and (run.stopped is None or run.is_beginning):
             return False
         now_s = asyncio.get_running_loop().time()
         self._told_s = now_s if self._told_s is None else self._told_s

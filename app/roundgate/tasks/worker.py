@@ -178,13 +178,11 @@ class Worker:
         deadline = deadline or Deadline(self._clock, None)
         return await self._cleaning.take(ref, self._run_again, deadline, left)
 
-    async def _run_again(
-        self, claimed: Claimed, entries: Sequence[bytes], deadline: Deadline
-    ) -> Outcome:
+    async def _run_again(self, claimed: Claimed, deadline: Deadline) -> Outcome:
         with self._catalogs.use() as catalog:
             task_call, served = self._served(claimed, catalog)
             call = self._call(claimed.record.ref, task_call, catalog, deadline, doubt(claimed))
-            run = Run(call, journal_of(claimed, task_call, entries))
+            run = Run(call, journal_of(claimed, task_call))
             handler = partial(served.call, Context(run), dict(task_call.arguments))
             return await engine.run_handler(handler, run)
 
@@ -330,7 +328,7 @@ class Worker:
         if not checkpointer.cleans_up:
             return
         ref, deadline = checkpointer.ref, checkpointer.run.call.deadline
-        left = Left(checkpointer.lease.fence, checkpointer.entries())
+        left = Left(checkpointer.claimed, checkpointer.news())
         try:
             await to_its_end(self.clean_up(ref, deadline, left))
         except Unavailable as error:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from roundgate.errors import LeaseLost, Unavailable
 from roundgate.protocol import OPEN, Event, Status, sources, target
 from roundgate.storage.dynamodb.finding import Search, parts_of
+from roundgate.storage.dynamodb.journal import packed
 from roundgate.storage.dynamodb.root_items import (
     BLAMED,
     CLEANED_UP,
@@ -449,11 +450,17 @@ class DynamoDbTasks:
         due_ms: int,
         lapsed_ms: int,
         fence: int | None = None,
+        journal: Sequence[bytes] | None = None,
     ) -> Claimed | None:
-        """See `TaskStore`."""
+        """See `TaskStore`. A journal that is not written after all is left to `ttl`."""
+        sets = claimed_to_clean_up(until_ms, due_ms)
+        if journal is not None:
+            draft = self._table.draft(pk_of(ref), ttl_of(now_ms))
+            sets |= {"chunks": [draft.spill("2", packed(journal))], "tail": []}
+            await self._table.put(draft)
         # fences begin with 0
         values = values_of(now_ms, lapsed=lapsed_ms, fence=-1 if fence is None else fence)
-        change = Change(claimed_to_clean_up(until_ms, due_ms), may_be_cleaned_up(), values)
+        change = Change(sets, may_be_cleaned_up(), values)
         match await self._table.update(pk_of(ref), change, returns="ALL_NEW"):
             case Applied(row=dict() as root):
                 return await self._claimed(ref, root, was_lapsed=False)

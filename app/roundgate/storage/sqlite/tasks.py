@@ -350,6 +350,7 @@ class SqliteTasks:
         due_ms: int,
         lapsed_ms: int,
         fence: int | None = None,
+        journal: Sequence[bytes] | None = None,
     ) -> Claimed | None:
         """See `TaskStore`."""
 
@@ -369,6 +370,10 @@ class SqliteTasks:
                 "unsent": 1,
             }
             _set(db, row["n"], changes)
+            if journal is not None:
+                kept = "delete from payloads where task = ? and kind = 'journal'"
+                db.execute(kept, (row["n"],))
+                _put(db, row["n"], "journal", (("", entry) for entry in journal))
             return _claimed(db, ref, row | changes)
 
         return await self._database.write(write)
