@@ -182,7 +182,9 @@ def embedded(fields: Mapping[str, float], function: str, now_ms: int) -> dict[st
     """What makes CloudWatch take members of a log line for metrics (embedded
     metric format), by function."""
     metrics = [
-        {"Name": name, "Unit": "Seconds" if name.endswith("_s") else "Count"} for name in fields
+        {"Name": name, "Unit": "Seconds" if name.endswith("_s") else "Count"}
+        for name in fields
+        if name != "at_least"
     ]
     directive = {"Namespace": NAMESPACE, "Dimensions": [["function"]], "Metrics": metrics}
     return {"function": function, "_aws": {"Timestamp": now_ms, "CloudWatchMetrics": [directive]}}

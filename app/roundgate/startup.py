@@ -46,6 +46,11 @@ class Stores:
     clock_skew_s: float = 5.0
     """By how much the clocks of those that share them may differ, unless the
     configuration knows better."""
+    trouble: Callable[[], str | None] = lambda: None
+    """Says, without asking a store, why it cannot be used, where that is known."""
+    id: Callable[[], str | None] = lambda: None
+    """What the processes that share a file have in common; `None` until it is opened, and where
+    the store is no file."""
 
     def prepare(self) -> None:
         """Make the clients of AWS before the first call needs them. No connection is opened.
@@ -239,6 +244,8 @@ def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
         [*kept.prepares, *prepares],
         again=lambda: make_stores(using, clock, shards).tasks,
         clock_skew_s=_skew_s(using),
+        trouble=kept.trouble,
+        id=kept.id,
     )
 
 
@@ -259,6 +266,8 @@ class _Kept:
     prepares: Prepares = ()
     queue: tuple[TaskQueue, Prepares] | None = None
     """A queue in the same database, whose writes go to the disk with those of the tasks."""
+    trouble: Callable[[], str | None] = lambda: None
+    id: Callable[[], str | None] = lambda: None
 
 
 def _in_dynamodb(name: str, clock: Clock, shards: int) -> _Kept:
@@ -294,6 +303,8 @@ def _in_sqlite(using: Settings, clock: Clock) -> _Kept:
         SqliteTasks(database),
         SqliteSessions(database, clock),
         queue=(SqliteQueue(database, clock), ()),
+        trouble=database.trouble,
+        id=lambda: database.id,
     )
 
 

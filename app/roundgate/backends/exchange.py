@@ -193,7 +193,8 @@ def _good(known: Kept) -> Kept:
     """
     if "error" not in known:
         return known
-    raise JobLeft(known["error"]) if known["is_left"] else BackendError(known["error"])
+    message: str = known["error"]
+    raise JobLeft(message) if known["is_left"] else BackendError(message)
 
 
 async def _cancel(job: Job, context: Context, cleanup: Cleanup) -> NoReturn:
@@ -285,11 +286,11 @@ async def _start(job: Job) -> Kept:
         answer = await job.start()
         found = {name: point(answer, pointer) for name, pointer in job.config.variables.items()}
     except LookupError:
-        return _failed("The service started a job but did not say where to follow it")
+        return _failed(BackendError("The service started a job but did not say where to follow it"))
     except NotNow as error:
-        return _failed(str(error), is_left=True)
+        return _failed(error, is_left=True)
     except BackendError as error:
-        return _failed(str(error))
+        return _failed(error)
     return {"values": {name: _text(value) for name, value in found.items()}}
 
 
@@ -302,19 +303,20 @@ async def _poll(job: Job, values: Mapping[str, str]) -> Kept | None:
         _note(reason)
         return None
     except LookupError:
+        where = job.config.status
         return _failed(
-            f"The service's answer about the job has nothing at {job.config.status}", is_left=True
+            BackendError(f"The service's answer about the job has nothing at {where}"), is_left=True
         )
     except BackendError as error:
-        return _failed(str(error), is_left=True)
+        return _failed(error, is_left=True)
     if status in job.config.failed:
-        return _failed(f"The job ended as {status[:100]}{_reason(job.config, told)}")
+        return _failed(BackendError(f"The job ended as {status[:100]}{_reason(job.config, told)}"))
     return {"answer": kept} if status in job.config.succeeded else None
 
 
-def _failed(error: str, *, is_left: bool = False) -> Kept:
+def _failed(error: Exception, *, is_left: bool = False) -> Kept:
     """How a job could not be followed; `is_left` says whether it may run on."""
-    return {"error": error, "is_left": is_left}
+    return {"error": str(error), "is_left": is_left}
 
 
 def _reason(config: JobConfig, told: Any) -> str:

@@ -205,4 +205,5 @@ class Sweep:
                 for status in sorted(OPEN)
             },
             overdue_s=round(max(0, *late_ms, 0) / 1000, 1),
+            is_capped=len(tasks) >= COUNTED,
         )

@@ -71,7 +71,7 @@ class LambdaJob:
                 raise NotNow(str(error)) from None
             raise
         if answer.status >= 500:
-            raise NotNow(_refused(answer, "starting the job"))
+            raise NotNow(f"The function answered {answer.status_line} to starting the job")
         return _json(_good(answer, "starting the job"))
 
     async def poll(self, values: Mapping[str, str]) -> tuple[Any, Kept]:
@@ -150,12 +150,8 @@ def _variables(template: Any) -> set[str]:
 
 def _good(answer: Answer, doing: str) -> Answer:
     if answer.status >= 300:
-        raise BackendError(_refused(answer, doing))
+        raise BackendError(f"The function answered {answer.status_line} to {doing}")
     return answer
-
-
-def _refused(answer: Answer, doing: str) -> str:
-    return f"The function answered {answer.status_line} to {doing}"
 
 
 def _json(answer: Answer) -> Any:

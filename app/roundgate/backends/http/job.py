@@ -120,7 +120,7 @@ class HttpJob:
         try:
             answer = await self.send(with_key(self.outgoing, self.key))
             if answer.status >= 500:
-                raise NotNow(_refused(answer, doing))
+                raise NotNow(f"The service answered {answer.status_line} to {doing}")
             return _good(answer, doing).value()
         except NoAnswer as error:
             if error.reached:
@@ -224,12 +224,11 @@ def _body(cancel: HttpCancelConfig, known: Mapping[str, Any]) -> tuple[bytes | N
 
 def _good(answer: Answer, doing: str) -> Answer:
     if answer.status >= 300:
-        raise BackendError(_refused(answer, doing), reason=f"upstream {answer.status}")
+        raise BackendError(
+            f"The service answered {answer.status_line} to {doing}",
+            reason=f"upstream {answer.status}",
+        )
     return answer
-
-
-def _refused(answer: Answer, doing: str) -> str:
-    return f"The service answered {answer.status_line} to {doing}"
 
 
 def _request(

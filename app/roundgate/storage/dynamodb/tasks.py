@@ -612,8 +612,9 @@ class DynamoDbTasks:
         return [task for task in await self._index(None, limit) if task.status in OPEN]
 
     async def _index(self, until_ms: int | None, limit: int) -> list[OpenTask]:
-        # exact where few are asked for; of many, each part of the index gives its share
-        share = limit if limit <= EXACTLY else -(-limit // self.shards)
+        # Exact where few are asked for. Of many, each part of the index gives twice its share: so
+        # fewer than the limit are all that there are, unless the parts are very uneven.
+        share = limit if limit <= EXACTLY else -(-2 * limit // self.shards)
         shards = (self._table.index(str(shard), until_ms, share) for shard in range(self.shards))
         rows = [row for rows in await asyncio.gather(*shards) for row in rows]
         return sorted(map(open_task_of, rows), key=lambda task: task.due_ms)[:limit]
