@@ -68,7 +68,9 @@ def make_handler(environ: Mapping[str, str]) -> Function:
         clock = Clock()
         parts = startup.build_core(file, using, clock)
         parts.stores.prepare()  # every event needs them
-    worker, sweep = parts.worker(file.config, clock), parts.sweep(file.config, clock)
+    trust = parts.trust(file.config, clock)
+    worker = parts.worker(file.config, clock, trust)
+    sweep = parts.sweep(file.config, clock, trust)
     return Function(worker, sweep, clock, environ.get("AWS_LAMBDA_FUNCTION_NAME", ""))
 
 

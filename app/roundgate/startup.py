@@ -20,7 +20,7 @@ from roundgate.storage import OnceStore, SessionStore, TaskQueue, TaskStore
 from roundgate.values import dataclass
 
 if TYPE_CHECKING:  # who works on tasks is imported where there are tools with tasks
-    from roundgate.tasks import Pool, Sweep, Worker
+    from roundgate.tasks import ClockTrust, Pool, Sweep, Worker
     from roundgate.watchdog import Watchdog
 
 LETTING_GO_PART: Final = 0.6
@@ -75,7 +75,16 @@ class Core:
     shows_errors: bool = False
     """Whether callers see what unexpected exceptions say: in development."""
 
-    def worker(self, config: GatewayConfig, clock: Clock) -> Worker:
+    def trust(self, config: GatewayConfig, clock: Clock) -> ClockTrust:
+        """Whether the clock of this process is to be believed."""
+        from roundgate.tasks import ClockTrust
+
+        skew_ms = config.tasks.skew_ms(self.stores.clock_skew_s)
+        return ClockTrust(clock, int(config.tasks.lease_s * 1000), skew_ms)
+
+    def worker(
+        self, config: GatewayConfig, clock: Clock, trust: ClockTrust | None = None
+    ) -> Worker:
         """Takes turns at tasks."""
         from roundgate.tasks import Worker
 
@@ -92,14 +101,15 @@ class Core:
             metrics=metrics.set_up(),
             texts=lambda view: self.texts(config, clock, view),
             shows_errors=self.shows_errors,
+            trust=trust,
         )
 
-    def sweep(self, config: GatewayConfig, clock: Clock) -> Sweep:
+    def sweep(self, config: GatewayConfig, clock: Clock, trust: ClockTrust | None = None) -> Sweep:
         """Finds late tasks."""
         from roundgate.tasks import Sweep
 
-        stores = self.stores
-        return Sweep(stores.tasks, stores.queue, clock, config.tasks, skew_s=stores.clock_skew_s)
+        stores, skew_s = self.stores, self.stores.clock_skew_s
+        return Sweep(stores.tasks, stores.queue, clock, config.tasks, skew_s=skew_s, trust=trust)
 
     def texts(self, config: GatewayConfig, clock: Clock, view: str) -> KeptTexts:
         """What keeps the rest of results that are too long, for callers of a view."""
@@ -120,10 +130,11 @@ class Core:
         from roundgate.tasks import Children, Pool, child_command
 
         stores, tasks = self.stores, config.tasks
-        worker = self.worker(config, clock)
+        trust = self.trust(config, clock)
+        worker = self.worker(config, clock, trust)
         return Pool(
             worker,
-            self.sweep(config, clock),
+            self.sweep(config, clock, trust),
             stores.queue,
             tasks,
             metrics.set_up(),

@@ -18,6 +18,7 @@ from roundgate.errors import LeaseLost
 from roundgate.protocol.tasks import OPEN, Status
 from roundgate.storage.tasks import (
     NOTHING,
+    SHARD_AT_MOST_MS,
     Added,
     Answered,
     Cancelled,
@@ -1888,6 +1889,21 @@ class TaskStoreContract:
         assert await stores[0].take_shard(3, mine, NOW + 1, UNTIL) is True, "for longer"
         assert await stores[0].take_shard(3, "late", SOON, END) is False
         assert await stores[0].take_shard(3, "late", UNTIL, END) is True
+
+    async def test_a_right_to_a_shard_that_ends_too_late_was_given_by_a_wrong_clock(
+        self, store: TaskStore
+    ) -> None:
+        ahead = NOW + 3_600_000
+        assert await store.take_shard(0, "me", ahead, ahead + 5_000) is True
+        assert await store.take_shard(0, "you", NOW, NOW + SHARD_AT_MOST_MS) is True
+        assert await store.take_shard(0, "me", NOW, NOW + 5_000) is False
+
+    async def test_what_a_sweeper_says_of_its_clock_is_told_to_the_next(
+        self, store: TaskStore, reopen: Reopen
+    ) -> None:
+        assert await store.tell_time(b"first") is None
+        assert await store.tell_time(b"second") == b"first"
+        assert await reopen().tell_time(b"third") == b"second"
 
     async def test_a_shard_is_given_back(self, store: TaskStore) -> None:
         assert await store.take_shard(0, "me", NOW, UNTIL) is True

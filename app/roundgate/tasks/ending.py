@@ -36,6 +36,7 @@ from roundgate.errors import (
 from roundgate.replay import HOLD_MS, Completed, Failed, Restarted, Suspended
 from roundgate.storage import NOTHING, Added, Claimed, TaskQueue, TaskRef, TaskStore
 from roundgate.tasks.checkpointer import Checkpointer
+from roundgate.tasks.clock_trust import ClockTrust
 from roundgate.tasks.hints import wake
 from roundgate.tasks.outcome import Ended, ended, failed, log_failure
 from roundgate.tasks.turn import Outcome
@@ -88,6 +89,7 @@ class Endings:
         queue: TaskQueue,
         clock: Clock,
         config: TasksConfig,
+        trust: ClockTrust,
         *,
         shows_errors: bool = False,
     ) -> None:
@@ -95,6 +97,7 @@ class Endings:
         self._queue = queue
         self._clock = clock
         self._config = config
+        self._trust = trust
         self._shows_errors = shows_errors
 
     async def commit(self, checkpointer: Checkpointer, tool: str, outcome: Outcome) -> Turn:
@@ -203,7 +206,7 @@ class Endings:
         record, now_ms = claimed.record, self._clock.now_ms()
         since_ms = record.declined_ms or now_ms
         waited_ms = now_ms - since_ms
-        if waited_ms >= self._config.unserved_s * 1000:
+        if waited_ms >= self._config.unserved_s * 1000 and self._trust.expires:
             return await self.give_up(
                 claimed, TaskGivenUp(f"for {waited_ms // 1000} s there was no worker that {needs}")
             )

@@ -23,6 +23,7 @@ from roundgate.clock import Clock
 from roundgate.errors import CallTimeout, LeaseLost, TaskTimeout, ToolError
 from roundgate.replay import Failed, Stop, Suspended, engine
 from roundgate.tasks.checkpointer import Checkpointer
+from roundgate.tasks.clock_trust import ClockTrust
 from roundgate.tasks.heartbeat import Heartbeat
 from roundgate.watchdog import RUNNING
 
@@ -50,6 +51,7 @@ class Running:
         checkpointer: Checkpointer,
         tool: str,
         clock: Clock,
+        trust: ClockTrust,
         *,
         lease_s: float,
         give_up_ms: int,
@@ -59,6 +61,7 @@ class Running:
         self.checkpointer = checkpointer
         self.tool = tool
         self._clock = clock
+        self._trust = trust
         self._every_s = min(1.0, lease_s / 6)
         self._give_up_ms = give_up_ms
         self._last_look_ms = clock.monotonic_ms()
@@ -153,7 +156,7 @@ class Running:
 
     @property
     def _is_late(self) -> bool:
-        return self._clock.now_ms() >= self._give_up_ms
+        return self._clock.now_ms() >= self._give_up_ms and self._trust.expires
 
     def _is_time_to_look(self) -> bool:
         now_ms = self._clock.monotonic_ms()

@@ -78,6 +78,7 @@ from roundgate.storage.noted import Doubt, Noted
 from roundgate.storage.tasks import (
     ANY,
     NOTHING,
+    SHARD_AT_MOST_MS,
     Added,
     Answered,
     Cancelled,
@@ -101,6 +102,8 @@ that are due first of all."""
 
 
 _READ_TRIES: Final = 5
+_TOLD: Final = "S#told"
+"""The key of the row that has what a sweeper said of its clock last."""
 _DAY_S: Final = 86_400
 
 
@@ -553,14 +556,26 @@ class DynamoDbTasks:
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
         """See `TaskStore`."""
-        # Nobody has ever had it, or had it until now, or it is ours.
-        is_free = "(attribute_not_exists(#pk) OR #until_ms <= :now OR #sweeper = :sweeper)"
+        # Nobody has ever had it, or had it until now, or for longer than can be, or it is ours.
+        is_free = (
+            "(attribute_not_exists(#pk) OR #until_ms <= :now OR #until_ms > :latest"
+            " OR #sweeper = :sweeper)"
+        )
         change = Change(
             {"sweeper": sweeper, "until_ms": until_ms, "ttl": until_ms // 1000 + _DAY_S},
             when=[is_free],
-            values=values_of(now_ms, sweeper=sweeper),
+            values=values_of(now_ms, sweeper=sweeper, latest=now_ms + SHARD_AT_MOST_MS),
         )
         return isinstance(await self._table.update(f"S#{shard}", change), Applied)
+
+    async def tell_time(self, said: bytes) -> bytes | None:
+        """See `TaskStore`."""
+        change = Change({"said": said}, when=[], values={})
+        match await self._table.update(_TOLD, change, returns="ALL_OLD"):
+            case Applied(row=dict() as before):
+                kept: bytes | None = before.get("said")
+                return kept
+        return None
 
     async def postpone_many(
         self, moves: Sequence[Move], now_ms: int, skew_ms: int = 0

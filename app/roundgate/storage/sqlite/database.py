@@ -40,6 +40,9 @@ log = logging.getLogger("roundgate.storage")
 BUSY_S: Final = 10
 MAX_CONNECTIONS: Final = 8
 _SWEEP_EVERY_MS: Final = 60_000
+_CLOCKS_AHEAD_MS: Final = 2 * 86_400_000
+"""For how much longer than needed a claimed round is remembered: a process whose clock is ahead must
+not let another run it again."""
 _WAL_ATTEMPTS: Final = 200
 
 MIGRATIONS: Final = (
@@ -145,6 +148,10 @@ alter table tasks add column cleans_up integer not null default 0;
     """
 create table store (id text not null);
 insert into store (id) values (lower(hex(randomblob(8))));
+create table told (
+    only_row integer primary key check (only_row = 1),
+    said blob not null
+);
 """,
 )
 """What makes a file of version n one of version n + 1 (`pragma user_version`);
@@ -375,7 +382,7 @@ class SqliteOnce:
         now_ms = self._clock.now_ms()
         if now_ms - self._swept_ms > _SWEEP_EVERY_MS:
             self._swept_ms = now_ms
-            db.execute("delete from once where forget_ms < ?", (now_ms,))
+            db.execute("delete from once where forget_ms < ?", (now_ms - _CLOCKS_AHEAD_MS,))
 
 
 def _read(db: sqlite3.Connection, token_id: str) -> OnceRecord | None:
