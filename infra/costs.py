@@ -157,6 +157,8 @@ class Measured:
     long_step: Writes
     answer: Writes
     resend: Writes
+    sweep: Writes
+    """Of a sweep that finds nothing: it leaves its time in the table."""
     poll_reads: float
     sweep_reads: float
 
@@ -276,7 +278,13 @@ def idle(
     yield "secret", prices.secret
     yield (
         "sweep, each minute",
-        MINUTES * (sweep + sweep_log + measured.sweep_reads * prices.reads / MILLION),
+        MINUTES
+        * (
+            sweep
+            + sweep_log
+            + measured.sweep_reads * prices.reads / MILLION
+            + measured.sweep.together * prices.writes / MILLION
+        ),
     )
     yield (
         "queue: 5 pollers of the event source, each 20 s",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 from opentelemetry import metrics as api
@@ -56,6 +57,11 @@ def test_the_census_is_flat_in_a_log_line() -> None:
         "oldest_input_required_s": 0.0,
         "overdue_s": 2.5,
     }
+
+
+def test_a_census_that_is_capped_says_so_in_a_log_line() -> None:
+    assert "at_least" not in CENSUS.fields()
+    assert replace(CENSUS, is_capped=True).fields() == {**CENSUS.fields(), "at_least": True}
 
 
 def test_without_an_sdk_nothing_is_imported_or_measured() -> None:

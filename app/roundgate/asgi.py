@@ -83,10 +83,19 @@ async def _refusal(request: Request, error: Any) -> JSONResponse:
 def _health(replica: Replica) -> Callable[[Request], Awaitable[JSONResponse]]:
     async def healthz(request: Request) -> JSONResponse:
         server = replica.config.server
-        missing = list(replica.core.serving.catalog.missing)
-        more = {"missing": missing} if missing else {}
+        troubles = replica.troubles()
+        more = {
+            "store": replica.core.stores.id(),
+            "missing": list(replica.core.serving.catalog.missing),
+            "troubles": troubles,
+        }
         return JSONResponse(
-            {"status": "ok", "name": server.name, "version": server.version, **more}
+            {
+                "status": "degraded" if troubles else "ok",
+                "name": server.name,
+                "version": server.version,
+                **{name: value for name, value in more.items() if value},
+            }
         )
 
     return healthz

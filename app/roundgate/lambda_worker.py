@@ -68,7 +68,9 @@ def make_handler(environ: Mapping[str, str]) -> Function:
         clock = Clock()
         parts = startup.build_core(file, using, clock)
         parts.stores.prepare()  # every event needs them
-    worker, sweep = parts.worker(file.config, clock), parts.sweep(file.config, clock)
+    trust = parts.trust(file.config, clock)
+    worker = parts.worker(file.config, clock, trust)
+    sweep = parts.sweep(file.config, clock, trust)
     return Function(worker, sweep, clock, environ.get("AWS_LAMBDA_FUNCTION_NAME", ""))
 
 
@@ -186,7 +188,9 @@ def embedded(fields: Mapping[str, float], function: str, now_ms: int) -> dict[st
     """What makes CloudWatch take members of a log line for metrics (embedded
     metric format), by function."""
     metrics = [
-        {"Name": name, "Unit": "Seconds" if name.endswith("_s") else "Count"} for name in fields
+        {"Name": name, "Unit": "Seconds" if name.endswith("_s") else "Count"}
+        for name in fields
+        if name != "at_least"
     ]
     directive = {"Namespace": NAMESPACE, "Dimensions": [["function"]], "Metrics": metrics}
     return {"function": function, "_aws": {"Timestamp": now_ms, "CloudWatchMetrics": [directive]}}

@@ -30,11 +30,14 @@ class Census:
     """The age of the oldest, by status."""
     overdue_s: float
     """By how much the latest working one is late."""
+    is_capped: bool = False
+    """Whether there may be more open tasks than were counted."""
 
     def fields(self) -> dict[str, float]:
-        """As members of a log line."""
+        """As members of a log line; `at_least` is there if the counts are capped."""
         ages = {f"oldest_{status}_s": age for status, age in self.oldest_s.items()}
-        return {**self.open, **ages, "overdue_s": self.overdue_s}
+        capped = {"at_least": True} if self.is_capped else {}
+        return {**self.open, **ages, "overdue_s": self.overdue_s, **capped}
 
 
 class Metrics(Protocol):

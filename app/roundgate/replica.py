@@ -137,6 +137,11 @@ class Replica:
         )
         return made, snapshot.use
 
+    def troubles(self) -> list[str]:
+        """What keeps tasks from being worked on, as far as this process knows without asking."""
+        found = (self.core.stores.trouble(), None if self._pool is None else self._pool.trouble)
+        return [one for one in found if one is not None]
+
     def _make_pool(self) -> Pool | None:
         """Workers, if this process is to work on tasks and there is a tool
         whose calls become some."""

@@ -20,7 +20,7 @@ from roundgate.storage import OnceStore, SessionStore, TaskQueue, TaskStore
 from roundgate.values import dataclass
 
 if TYPE_CHECKING:  # who works on tasks is imported where there are tools with tasks
-    from roundgate.tasks import Pool, Sweep, Worker
+    from roundgate.tasks import ClockTrust, Pool, Sweep, Worker
     from roundgate.watchdog import Watchdog
 
 LETTING_GO_PART: Final = 0.6
@@ -46,6 +46,11 @@ class Stores:
     clock_skew_s: float = 5.0
     """By how much the clocks of those that share them may differ, unless the
     configuration knows better."""
+    trouble: Callable[[], str | None] = lambda: None
+    """Says, without asking a store, why it cannot be used, where that is known."""
+    id: Callable[[], str | None] = lambda: None
+    """What the processes that share a file have in common; `None` until it is opened, and where
+    the store is no file."""
 
     def prepare(self) -> None:
         """Make the clients of AWS before the first call needs them. No connection is opened.
@@ -70,7 +75,16 @@ class Core:
     shows_errors: bool = False
     """Whether callers see what unexpected exceptions say: in development."""
 
-    def worker(self, config: GatewayConfig, clock: Clock) -> Worker:
+    def trust(self, config: GatewayConfig, clock: Clock) -> ClockTrust:
+        """Whether the clock of this process is to be believed."""
+        from roundgate.tasks import ClockTrust
+
+        skew_ms = config.tasks.skew_ms(self.stores.clock_skew_s)
+        return ClockTrust(clock, int(config.tasks.lease_s * 1000), skew_ms)
+
+    def worker(
+        self, config: GatewayConfig, clock: Clock, trust: ClockTrust | None = None
+    ) -> Worker:
         """Takes turns at tasks."""
         from roundgate.tasks import Worker
 
@@ -87,14 +101,15 @@ class Core:
             metrics=metrics.set_up(),
             texts=lambda view: self.texts(config, clock, view),
             shows_errors=self.shows_errors,
+            trust=trust,
         )
 
-    def sweep(self, config: GatewayConfig, clock: Clock) -> Sweep:
+    def sweep(self, config: GatewayConfig, clock: Clock, trust: ClockTrust | None = None) -> Sweep:
         """Finds late tasks."""
         from roundgate.tasks import Sweep
 
-        stores = self.stores
-        return Sweep(stores.tasks, stores.queue, clock, config.tasks, skew_s=stores.clock_skew_s)
+        stores, skew_s = self.stores, self.stores.clock_skew_s
+        return Sweep(stores.tasks, stores.queue, clock, config.tasks, skew_s=skew_s, trust=trust)
 
     def texts(self, config: GatewayConfig, clock: Clock, view: str) -> KeptTexts:
         """What keeps the rest of results that are too long, for callers of a view."""
@@ -115,10 +130,11 @@ class Core:
         from roundgate.tasks import Children, Pool, child_command
 
         stores, tasks = self.stores, config.tasks
-        worker = self.worker(config, clock)
+        trust = self.trust(config, clock)
+        worker = self.worker(config, clock, trust)
         return Pool(
             worker,
-            self.sweep(config, clock),
+            self.sweep(config, clock, trust),
             stores.queue,
             tasks,
             metrics.set_up(),
@@ -239,6 +255,8 @@ def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
         [*kept.prepares, *prepares],
         again=lambda: make_stores(using, clock, shards).tasks,
         clock_skew_s=_skew_s(using),
+        trouble=kept.trouble,
+        id=kept.id,
     )
 
 
@@ -259,6 +277,8 @@ class _Kept:
     prepares: Prepares = ()
     queue: tuple[TaskQueue, Prepares] | None = None
     """A queue in the same database, whose writes go to the disk with those of the tasks."""
+    trouble: Callable[[], str | None] = lambda: None
+    id: Callable[[], str | None] = lambda: None
 
 
 def _in_dynamodb(name: str, clock: Clock, shards: int) -> _Kept:
@@ -294,6 +314,8 @@ def _in_sqlite(using: Settings, clock: Clock) -> _Kept:
         SqliteTasks(database),
         SqliteSessions(database, clock),
         queue=(SqliteQueue(database, clock), ()),
+        trouble=database.trouble,
+        id=lambda: database.id,
     )
 
 

@@ -243,8 +243,14 @@ async def test_a_service_that_is_down_for_some_polls_is_asked_again(
         assert (task["result"]["structuredContent"]["rows"], len(one.told.requests)) == (3, 5)
 
 
-async def test_a_result_that_cannot_be_had_just_now_is_fetched_again(tmp_path: Path) -> None:
-    busy, rows = answer(b"", "503 Service Unavailable"), answer(b"[1]")
+@pytest.mark.parametrize(
+    "status",
+    ["408 Request Timeout", "429 Too Many Requests", "500 Oops", "503 Service Unavailable"],
+)
+async def test_a_result_that_cannot_be_had_just_now_is_fetched_again(
+    tmp_path: Path, status: str
+) -> None:
+    busy, rows = answer(b"", status), answer(b"[1]")
     async with house(
         tmp_path, STARTED, DONE, busy, b"SSH-2.0\r\n\r\n", rows, job={"fetch": "/results/{id}"}
     ) as one:
@@ -266,7 +272,6 @@ UNUSABLE: dict[str, tuple[tuple[bytes, ...], str]] = {
     "a poll that is refused": ((STARTED, answer(b"{}", "404 Not Found")), "answered 404 Not Found to following"),
     "a poll that is a list": ((STARTED, answer(b"[1]")), "has nothing at /status"),
     "a result that is gone": ((STARTED, DONE, answer(b"{}", "410 Gone")), "The service answered 410 Gone"),
-    "a result that fails": ((STARTED, DONE, answer(b"{}", "500 Oops")), "The service answered 500 Oops"),
     "a result that is too long": ((STARTED, DONE, answer(b"x" * 2_000_000)), "answered more than 1000000 bytes"),
     "a result elsewhere": ((STARTED, DONE, sent_to("http://127.0.0.1:1/")), "redirects to another host"),
     "a poll that goes nowhere": ((STARTED, sent_to("mailto:ann")), "redirects to what is no URL"),
@@ -549,18 +554,96 @@ async def test_the_request_says_what_the_start_answered_and_what_the_call_said(
         assert one.told.body() == body
 
 
-@pytest.mark.parametrize(
-    "status", ["404 Not Found", "409 Conflict", "410 Gone", "204 No Content", "200 OK"]
-)
-async def test_a_job_that_is_over_already_is_as_good_as_cancelled(
-    tmp_path: Path, status: str
-) -> None:
+@pytest.mark.parametrize("status", ["204 No Content", "200 OK"])
+async def test_a_cancel_that_is_taken_is_sent_once(tmp_path: Path, status: str) -> None:
     told = answer(b"", status, content_type=None)
     async with house(tmp_path, STARTED, RUNNING, told, job=CANCEL) as one:
         await cancelled(one, await one.ann.begin("run", what="x"))
         one.clock.skip(600)
         await asyncio.sleep(0.3)
         assert len(one.told.requests) == 3
+
+
+NOTHING_TO_CANCEL = ["404 Not Found", "409 Conflict", "410 Gone"]
+
+
+@pytest.mark.parametrize("status", NOTHING_TO_CANCEL)
+@pytest.mark.parametrize("job", [DONE, answer(b"{}", "404 Not Found")], ids=["over", "gone"])
+async def test_a_job_that_is_over_already_is_as_good_as_cancelled(
+    tmp_path: Path, status: str, job: bytes
+) -> None:
+    told = answer(b"", status, content_type=None)
+    async with house(tmp_path, STARTED, RUNNING, told, job, job=CANCEL) as one:
+        task_id = await one.ann.begin("run", what="x")
+        await one.quiet(task_id, 2)
+        await one.ann.cancel(task_id)
+        await cleaned(one, task_id, 4)
+        assert one.told.request_lines[2:] == [
+            "POST /jobs/j-1/cancel HTTP/1.1",
+            "GET /jobs/j-1 HTTP/1.1",
+        ]
+
+
+@pytest.mark.parametrize("status", NOTHING_TO_CANCEL)
+async def test_a_service_that_says_there_is_nothing_to_cancel_while_the_job_runs_is_told_again(
+    tmp_path: Path, status: str
+) -> None:
+    told = answer(b"", status, content_type=None)
+    async with house(tmp_path, STARTED, RUNNING, told, RUNNING, CANCELLED, job=CANCEL) as one:
+        task_id = await one.ann.begin("run", what="x")
+        await one.quiet(task_id, 2)
+        await one.ann.cancel(task_id)
+        await cleaned(one, task_id, 5)
+        asked = [line for line in one.told.request_lines[2:] if line.startswith("POST")]
+        assert asked == ["POST /jobs/j-1/cancel HTTP/1.1"] * 2
+
+
+@pytest.mark.parametrize(
+    ("lost", "says"),
+    [
+        (answer(b"no", content_type="text/plain"), "not JSON"),
+        (answer(b"{}", "403 Forbidden"), "403 Forbidden to following"),
+        (answer(b'{"state":1}'), "has nothing at /status"),
+    ],
+    ids=["no JSON", "403", "no status"],
+)
+async def test_a_job_that_cannot_be_followed_any_more_is_cancelled(
+    tmp_path: Path, lost: bytes, says: str
+) -> None:
+    async with house(tmp_path, STARTED, lost, CANCELLED, job=CANCEL) as one:
+        task_id = await one.ann.begin("run", what="x")
+        task = await one.ann.over(task_id)
+        assert says in task["result"]["content"][0]["text"]
+        await cleaned(one, task_id, 3)
+        assert one.told.request_lines[2:] == ["POST /jobs/j-1/cancel HTTP/1.1"]
+
+
+@pytest.mark.parametrize(
+    "lost", [b"SSH-2.0 hello\r\n\r\n", answer(b"", "500 Oops")], ids=["no HTTP", "500"]
+)
+async def test_a_start_without_an_answer_is_asked_for_by_its_key_and_the_job_cancelled(
+    tmp_path: Path, lost: bytes
+) -> None:
+    keys: dict[str, Any] = {"idempotency_key": "Idempotency-Key"}
+    async with house(tmp_path, lost, STARTED, CANCELLED, job=CANCEL, **keys) as one:
+        task_id = await one.ann.begin("run", what="x")
+        assert (await one.ann.over(task_id))["result"]["isError"] is True
+        await cleaned(one, task_id, 3)
+        assert one.told.request_lines == [
+            *["POST /jobs HTTP/1.1"] * 2,
+            "POST /jobs/j-1/cancel HTTP/1.1",
+        ]
+        assert one.told.header("idempotency-key", 0) == one.told.header("idempotency-key", 1)
+
+
+async def test_a_start_that_is_refused_leaves_nothing_to_cancel(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"idempotency_key": "Idempotency-Key"}
+    refused = answer(b"{}", "400 Bad Request")
+    async with house(tmp_path, refused, job=CANCEL, **keys) as one:
+        task_id = await one.ann.begin("run", what="x")
+        await one.ann.over(task_id)
+        assert (await one.record(task_id)).due_ms is None
+        assert len(one.told.requests) == 1
 
 
 @pytest.mark.parametrize(

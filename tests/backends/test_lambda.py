@@ -572,6 +572,28 @@ async def test_the_function_that_knows_of_jobs_is_told_of_a_cancelled_task(
     assert told.header("x-amz-invocation-type", 2) == ["RequestResponse"]
 
 
+@pytest.mark.parametrize("idempotent", [True, False], ids=["idempotent", "not"])
+async def test_the_job_of_a_start_whose_answer_is_of_no_use_is_found_again_and_cancelled(
+    patch: pytest.MonkeyPatch, tmp_path: Path, idempotent: bool
+) -> None:
+    job = {"poll": {"look": "{id}"}, "succeeded": ["done"], "cancel": {"end": "{id}"}}
+    failed = said({"errorMessage": "out of memory"}, failed=True)
+    answers = (failed, said({"id": 7}), said(None)) if idempotent else (failed,)
+    async with service(*answers) as told:
+        use(patch, told.url)
+        declared = entry({"input_schema": ANY, "task": "required", "job": job})
+        declared["tools"][0]["idempotent"] = idempotent
+        async with gateway_with(tmp_path, declared) as mcp:
+            tasks = TaskClient(mcp)
+            task = await tasks.over(await tasks.begin("tool"))
+            assert "out of memory" in task["result"]["content"][0]["text"]
+            await sent(told, len(answers))
+            await asyncio.sleep(0.2)
+    assert len(told.requests) == len(answers)
+    if idempotent:
+        assert json.loads(told.body()) == {"end": "7"}
+
+
 # Declarations
 
 CONTRADICTIONS: dict[str, tuple[dict[str, Any], str]] = {

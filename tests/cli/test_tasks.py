@@ -24,7 +24,7 @@ from roundgate.errors import Unavailable
 from roundgate.startup import make_stores
 from roundgate.storage import Cancelled, NewTask, TaskRef
 from roundgate.storage.dynamodb import DynamoDbTasks
-from roundgate.storage.sqlite import SqliteTasks
+from roundgate.storage.sqlite import Database, SqliteTasks
 from roundgate.tasks.call import owner_of
 from tests.support.command import roundgate
 from tests.support.dynamodb import Emulator
@@ -482,6 +482,28 @@ async def test_open_tasks_are_counted(tmp_path: Path, operator: Operator) -> Non
     counted: dict[str, Any] = dict(line.split() for line in out.splitlines())
     assert (status, err, counted["working"], counted["input_required"]) == (0, "", "2", "1")
     assert float(counted["oldest_working_s"]) < 60
+
+
+async def test_a_count_that_is_capped_says_at_least(tmp_path: Path, operator: Operator) -> None:
+    database = Database(tmp_path / "gateway.sqlite3")
+    store, now_ms = SqliteTasks(database), Clock().now_ms()
+    for number in range(2):
+        await store.create(_new_task(number, now_ms))
+    assert "at least" not in (await operator("count"))[1]
+    await asyncio.gather(*(store.create(_new_task(number, now_ms)) for number in range(1_100)))
+    await database.aclose()
+    status, out, _ = await operator("count")
+    assert status == 0
+    assert ["working", "at", "least", "1000"] in [line.split() for line in out.splitlines()]
+    assert "at least" not in "".join(line for line in out.splitlines() if "_s " in line)
+    (told,) = (await operator("count", "--json"))[1].splitlines()
+    assert (json.loads(told)["working"], json.loads(told)["at_least"]) == (1_000, True)
+
+
+def _new_task(number: int, now_ms: int) -> NewTask:
+    return NewTask(
+        TaskRef("owner", str(number)), "dig", b"{}", now_ms, now_ms + 60_000, now_ms + 60_000
+    )
 
 
 def test_a_store_that_cannot_be_opened_is_exit_status_1_and_no_traceback(tmp_path: Path) -> None:

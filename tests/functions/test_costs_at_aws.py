@@ -177,16 +177,17 @@ class Meter:
         long_steps = self.turn(many) - ends
         late, _ = self.created("usual")
         self.later(REQUEUE_S)
-        resend = self.swept()
+        with_resend = self.swept()
         self.turn(late)
         queries = self.witness.used["dynamodb:Query"]
-        assert self.swept() == costs.Writes(0, 0, 0)
+        sweep = self.swept()
+        resend = with_resend - sweep
         # the emulator counts nothing for an index that is empty, AWS half a unit for each query
         sweep_reads = 0.5 * (self.witness.used["dynamodb:Query"] - queries)
         parts = (long_steps.table, long_steps.due, long_steps.owned)
         long_step = costs.Writes(*(round(part / costs.LONG_STEPS, 3) for part in parts))
         return costs.Measured(
-            create, asks, ends, third, long_step, answer, resend, polled, sweep_reads
+            create, asks, ends, third, long_step, answer, resend, sweep, polled, sweep_reads
         )
 
 
@@ -234,7 +235,7 @@ def test_a_sweep_that_finds_nothing_logs_what_is_said(
 ) -> None:
     functions.worker(recorded("schedule"), LambdaContext())
     used = counted(witness, log)
-    assert (used.writes, used.messages) == (0, 0)
+    assert (used.writes, used.messages) == (MEASURED.sweep.together, 0)
     assert costs.SWEEP_LOG_BYTES * 0.8 <= used.log_bytes <= costs.SWEEP_LOG_BYTES
 
 

@@ -23,6 +23,7 @@ from roundgate.replay.journal import Asked, Entry, Finished, Raised, from_row, r
 from roundgate.storage import TaskQueue
 from roundgate.storage.tasks import (
     NOTHING,
+    SHARD_AT_MOST_MS,
     Added,
     Answered,
     Cancelled,
@@ -195,11 +196,16 @@ async def begun(store: TaskStore, state: str) -> Lease | None:
 
 
 async def clean_up(
-    store: TaskStore, ref: TaskRef, now_ms: int = NOW, *, fence: int | None = None
+    store: TaskStore,
+    ref: TaskRef,
+    now_ms: int = NOW,
+    *,
+    fence: int | None = None,
+    journal: Sequence[bytes] | None = None,
 ) -> Claimed | None:
     until_ms = now_ms + (UNTIL - NOW)
     return await store.claim_cleanup(
-        ref, now_ms, until_ms, due_ms=until_ms, lapsed_ms=now_ms, fence=fence
+        ref, now_ms, until_ms, due_ms=until_ms, lapsed_ms=now_ms, fence=fence, journal=journal
     )
 
 
@@ -1394,6 +1400,22 @@ class TaskStoreContract:
         assert (claimed.record.attempts, claimed.record.status) == (1, Status.CANCELLED)
         assert claimed.lease.fence == lease.fence + 1
 
+    @pytest.mark.parametrize("size", SIZES)
+    async def test_who_had_the_task_adds_what_it_could_not_write(
+        self, store: TaskStore, size: int
+    ) -> None:
+        lease = await working(store, cleans_up=True, journal=[b"0", blob(9000)])
+        await store.cancel(REF, "cancelled", NOW)
+        journal = [b"0", blob(9000), blob(size)]
+        assert await clean_up(store, REF, journal=[b"another's"]) is None
+        claimed = await clean_up(store, REF, fence=lease.fence, journal=journal)
+        assert claimed is not None
+        assert list(claimed.journal) == journal
+        await store.postpone_cleanup(claimed.lease, wake_ms=SOON, due_ms=SOON)
+        again = await clean_up(store, REF, SOON)
+        assert again is not None
+        assert list(again.journal) == journal
+
     async def test_a_task_that_began_nothing_is_not_cleaned_up(self, store: TaskStore) -> None:
         await store.create(new())
         assert await store.cancel(REF, "no more", NOW, SOON) is Cancelled.OVER
@@ -1910,6 +1932,21 @@ class TaskStoreContract:
         assert await stores[0].take_shard(3, mine, NOW + 1, UNTIL) is True, "for longer"
         assert await stores[0].take_shard(3, "late", SOON, END) is False
         assert await stores[0].take_shard(3, "late", UNTIL, END) is True
+
+    async def test_a_right_to_a_shard_that_ends_too_late_was_given_by_a_wrong_clock(
+        self, store: TaskStore
+    ) -> None:
+        ahead = NOW + 3_600_000
+        assert await store.take_shard(0, "me", ahead, ahead + 5_000) is True
+        assert await store.take_shard(0, "you", NOW, NOW + SHARD_AT_MOST_MS) is True
+        assert await store.take_shard(0, "me", NOW, NOW + 5_000) is False
+
+    async def test_what_a_sweeper_says_of_its_clock_is_told_to_the_next(
+        self, store: TaskStore, reopen: Reopen
+    ) -> None:
+        assert await store.tell_time(b"first") is None
+        assert await store.tell_time(b"second") == b"first"
+        assert await reopen().tell_time(b"third") == b"second"
 
     async def test_a_shard_is_given_back(self, store: TaskStore) -> None:
         assert await store.take_shard(0, "me", NOW, UNTIL) is True

@@ -33,9 +33,14 @@ class FixedClock(SkippingClock):
     def __init__(self, now_ms: int = 1_800_000_000_000) -> None:
         super().__init__()
         self._now_ms = now_ms
+        self._set_ms = 0
+
+    def set(self, seconds: float) -> None:
+        """Set the wall clock forward or back, and nothing else."""
+        self._set_ms += int(seconds * 1000)
 
     def now_ms(self) -> int:
-        return self._now_ms + self._skipped_ms
+        return self._now_ms + self._skipped_ms + self._set_ms
 
     def monotonic_ms(self) -> float:
         return float(self._now_ms + self._skipped_ms)

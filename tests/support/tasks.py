@@ -32,6 +32,7 @@ from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.sqlite.writing import transacted
 from roundgate.storage.tasks import Claimed, NotClaimed, TaskRecord, TaskRef, TaskStore
 from roundgate.tasks.call import TaskCall, owner_of
+from roundgate.tasks.clock_trust import ClockTrust
 from roundgate.tasks.ending import Turn
 from roundgate.tasks.pool import Pool
 from roundgate.tasks.service import Tasks
@@ -94,10 +95,12 @@ class Workshop:
 
     def __post_init__(self) -> None:
         self.tasks = Tasks(self.store, self.queue, self.clock, self.config)
+        trust = ClockTrust(self.clock, int(self.config.lease_s * 1000), 5_000)
         self.worker = Worker(
-            self.catalog, self.store, self.queue, self.clock, self.config, nobody_listens
+            *(self.catalog, self.store, self.queue, self.clock, self.config, nobody_listens),
+            trust=trust,
         )
-        self.sweep = Sweep(self.store, self.queue, self.clock, self.config)
+        self.sweep = Sweep(self.store, self.queue, self.clock, self.config, trust=trust)
         self.pool = Pool(self.worker, self.sweep, self.queue, self.config)
 
     # for the owner

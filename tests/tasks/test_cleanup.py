@@ -28,7 +28,7 @@ from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import TaskRecord, TaskRef, TaskStore
-from roundgate.tasks import patience
+from roundgate.tasks import patience, turn
 from roundgate.tasks.call import TaskCall, owner_of
 from roundgate.tasks.ending import CLEANUP_PAUSES_S, Turn
 from tests.support.clocks import FixedClock
@@ -60,10 +60,16 @@ class Service:
     """What the next cancels end with."""
     pause: Callable[[], Awaitable[None]] | None = None
     """While a start is under way."""
+    at_poll: Callable[[], Awaitable[None]] | None = None
+    """While a poll is."""
+    at_fetch: Callable[[], Awaitable[None]] | None = None
+    loses_answer: bool = False
+    """Whether the answer of the next start is lost."""
 
     async def start(self, key: str) -> str:
-        if self.pause is not None:
-            await self.pause()
+        if (pause := self.pause) is not None:
+            self.pause = None
+            await pause()
         self.started += 1
         name = key if self.takes_keys else f"{key}-{self.started}"
         self.began_ms.setdefault(name, self.clock.now_ms())
@@ -107,20 +113,32 @@ class Job:
         self.life.look_alive()
         name = await self.service.start(self.key)
         self.life.look_alive()
+        if self.service.loses_answer:
+            self.service.loses_answer = False
+            raise NotNow("no answer")
         return {"id": name}
 
     async def poll(self, values: Mapping[str, str]) -> tuple[Any, Kept]:
+        self.life.look_alive()
+        if (hook := self.service.at_poll) is not None:
+            self.service.at_poll = None
+            await hook()
         self.life.look_alive()
         status = self.service.look(values["id"])
         return {"status": status}, {"status": status}
 
     async def fetch(self, values: Mapping[str, str]) -> Kept:
-        raise AssertionError("the last poll has it")
+        if (hook := self.service.at_fetch) is not None:
+            self.service.at_fetch = None
+            await hook()
+        self.life.look_alive()
+        return {"rows": 1}
 
-    async def cancel(self, values: Mapping[str, str]) -> None:
+    async def cancel(self, values: Mapping[str, str]) -> bool:
         self.life.look_alive()
         self.service.cancel(values["id"])
         self.life.look_alive()
+        return True
 
 
 class Jobs(Functions):
@@ -142,6 +160,7 @@ class House:
     plan: Plan = field(default_factory=Plan)
     config: TasksConfig = field(default_factory=TasksConfig)
     is_cancellable: bool = True
+    has_result: bool = False
     asks: bool = False
 
     def shop(self, life: Life | None = None) -> Workshop:
@@ -152,7 +171,8 @@ class House:
             if self.asks:
                 await ctx.elicit("go", "Go?", Name)
             key = await ctx.idempotency_key("job")
-            return dict(await follow(Job(self.service, life, key, self.is_cancellable), ctx))
+            job = Job(self.service, life, key, self.is_cancellable, has_result=self.has_result)
+            return dict(await follow(job, ctx))
 
         store = life.wraps(self.store)
         return Workshop(served(run), store, life.wraps(self.queue), self.clock, self.config)
@@ -368,6 +388,7 @@ async def test_a_service_that_never_takes_it_is_given_up_after_eight_hours(
     assert [one.message for one in last] == ["a job could not be cancelled, and goes on"]
     fields = last[0].fields  # type: ignore[attr-defined]
     assert (fields["attempt"], fields["reason"]) == (tries, "503 Service Unavailable")
+    assert (fields["task"], fields["job"]) == (REF.id, f"id={house.service.cancels[0]}")
 
 
 async def test_a_worker_that_does_not_serve_the_tool_leaves_it_to_another(house: House) -> None:
@@ -412,6 +433,113 @@ async def test_nobody_else_cleans_up_while_the_start_may_yet_be_answered(house: 
 
 async def claimed(shop: Workshop) -> Any:
     return await shop.worker.claim(REF)
+
+
+# every interleaving of a cancel with a start, a poll, a fetch, a death, a lost answer
+
+
+MOMENTS = ("before a worker has it", "start", "long start", "between polls", "poll", "fetch")
+TROUBLES = ("none", "the cancel is refused", "the worker dies", "the start's answer is lost")
+LOST: set[tuple[str, str]] = {("start", "the worker dies"), ("long start", "the worker dies")}
+"""Where no process is left that knows the job; a service that takes keys knows it."""
+
+
+@pytest.mark.parametrize("takes_keys", [False, True], ids=["no keys", "keys"])
+@pytest.mark.parametrize("trouble", TROUBLES)
+@pytest.mark.parametrize("moment", MOMENTS)
+async def test_a_cancel_reaches_what_was_started(
+    house: House,
+    moment: str,
+    trouble: str,
+    takes_keys: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "roundgate.tasks")
+    house.service.takes_keys = takes_keys
+    await play(house, moment, trouble)
+    is_lost = trouble == "the start's answer is lost" or (moment, trouble) in LOST
+    if moment == "before a worker has it":
+        assert house.service.jobs == {}
+    elif is_lost and not takes_keys:
+        assert len(house.service.running) == 1
+        reasons = [one.fields.get("reason", "") for one in caplog.records]  # type: ignore[attr-defined]
+        assert any("one may have been started whose answer was lost" in one for one in reasons)
+    else:
+        assert house.service.running == []
+        assert house.service.cancels or moment == "fetch"
+        assert len(house.service.jobs) == 1
+
+
+async def play(house: House, moment: str, trouble: str) -> None:
+    """One life of a task that is cancelled at a moment, to where nothing is due any more."""
+    service, life = house.service, Plan().life()
+    service.loses_answer = trouble == "the start's answer is lost"
+    service.refusals = [NotNow("503")] * (trouble == "the cancel is refused")
+    house.has_result = moment == "fetch"
+    if moment == "fetch" and not service.loses_answer:
+        service.lasts_s = 15
+
+    async def cancel() -> None:
+        await house.cancel()
+        life.dead = trouble == "the worker dies"
+
+    async def cancel_in_a_long_start() -> None:
+        await house.cancel()
+        # the handler would be ended, and the lease is over
+        house.clock.skip(60)
+        await house.shop().turns()
+        await asyncio.sleep(0.1)
+        life.dead = trouble == "the worker dies"
+
+    service.pause = {"start": cancel, "long start": cancel_in_a_long_start}.get(moment)
+    service.at_poll, service.at_fetch = (
+        cancel if moment == when else None for when in ("poll", "fetch")
+    )
+    shop = house.shop(life)
+    await house.begin(shop)
+    try:
+        if moment != "before a worker has it":
+            await shop.turns()
+        if moment == "fetch":
+            house.clock.skip(16)
+            await shop.turns()
+        if moment in ("before a worker has it", "between polls"):
+            await cancel()
+    except Crash:
+        await bury()
+    await house.work(house.shop())
+
+
+async def test_a_start_under_way_comes_to_its_answer_before_its_handler_is_ended(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn, "GRACE_S", 0.05)
+    monkeypatch.setattr(turn, "TICK_S", 0.01)
+    monkeypatch.setattr(turn, "LOOK_S", 0.01)
+
+    async def slow() -> None:
+        await house.cancel()
+        house.clock.skip(6)
+        await asyncio.sleep(2)
+
+    house.service.pause = slow
+    shop = house.shop()
+    await house.begin(shop)
+    assert await shop.turns() == [Turn.LOST]
+    assert (len(house.service.jobs), house.service.running) == (1, [])
+
+
+async def test_what_a_worker_knew_of_a_start_is_there_for_whoever_cancels_later(
+    house: House,
+) -> None:
+    house.service.pause = house.cancel
+    house.service.refusals = [NotNow("503")]
+    shop = house.shop()
+    await house.begin(shop)
+    assert await shop.turns() == [Turn.LOST]
+    assert len(house.service.running) == 1  # not taken, and this worker has gone
+    await house.work(house.shop())
+    assert (len(house.service.cancels), house.service.running) == (2, [])
 
 
 # whoever dies, wherever

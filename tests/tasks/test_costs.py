@@ -46,6 +46,7 @@ TABLE = """
 | a turn of a worker: claim, and its end | 1 + 1 | 1 + 3 | 1 each 4 KB outside the head | 0, or 1 if it goes on |
 | the claim of a task that a sweep has sent again | 1 or 2 | 2 or 4 | as above | 0 |
 | a step in it | 1 | 1 (1.3 over 10,000 steps), and 2 more each 85 s | 0 | 0 |
+| a sweep, whatever it finds | 1 for the clock, and 1 query each shard | 1 | 0.5 each shard | 0 |
 | a long step: each half lease (15 s), and each 5 s | 1, and 1 read | 1, and 2 more each 85 s | 1 | 0 |
 """
 LEASE_S = 1

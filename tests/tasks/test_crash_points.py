@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from itertools import combinations, product
 from typing import Any
 
@@ -137,10 +138,15 @@ def test_processes_die_again_and_again(
 
 @pytest.fixture
 def table(dynamodb: Emulator) -> Iterator[Callable[[], TaskStore]]:
-    """Makes stores on one table."""
+    """Makes stores, each on a table of its own: stories beside each other have different times."""
     client = dynamodb.client(max_pool_connections=50)
-    with dynamodb.table() as name:
-        yield lambda: DynamoDbTasks(dynamodb.open(name, lambda: client))
+    with ExitStack() as tables:
+
+        def make() -> TaskStore:
+            name = tables.enter_context(dynamodb.table())
+            return DynamoDbTasks(dynamodb.open(name, lambda: client))
+
+        yield make
     client.close()
 
 

@@ -3,7 +3,7 @@ and it may only start a job.
 
     dialogue   exchange 1 ──▶ asks ──▶ the client answers ──▶ exchange 2 … ──▶ the last answer
     follow     start ──▶ values     poll … (no worker is held) … poll ──▶ over     fetch ──▶ the result
-                                      └ the task ends early: cancel
+                 └ no answer          └ an answer of no use, or the task ends early: cancel
 
 Each exchange is a step, so none is repeated in a later round or by another worker; what asks back
 has its own state travel in ours, sealed, and the client never sees it. An answer is kept as JSON,
@@ -15,20 +15,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from itertools import count
-from typing import Any, Final, NoReturn, Protocol, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias
 
 from roundgate import json
 from roundgate.backends.config import JobConfig
 from roundgate.backends.input_requests import check_request
 from roundgate.backends.json_pointer import point
-from roundgate.errors import BackendError, CleanedUp, NotNow
-from roundgate.replay import NAME, Cleanup, Context, Raw, run_of
+from roundgate.errors import BackendError, CleanedUp, JobLeft, NotCancelled, NotNow
+from roundgate.replay import NAME, Cleanup, Context, Raw, Run, run_of
 from roundgate.values import dataclass
 
 Kept: TypeAlias = Mapping[str, Any]
 """An answer, as JSON: what a step returns."""
-
-_NOT_OVER: Final[Kept] = {"over": False}
 
 log = logging.getLogger("roundgate.backends")
 
@@ -95,9 +93,22 @@ def asked(envelope: Any) -> Kept:
     return {"inputRequests": dict(requests), "state": envelope.get("state")}
 
 
+def is_passing(status: int) -> bool:
+    """Return whether a status may be another one a moment later: of a poll, of a fetch, of a
+    cancel."""
+    return status >= 500 or status in (408, 425, 429)
+
+
+def is_none_left(status: int) -> bool:
+    """Return whether the status of a cancel says that there is nothing to cancel. A service may
+    also mean that it cannot do so now, or that it does not know the address, so the job is looked
+    at."""
+    return status in (404, 409, 410)
+
+
 class Job(Protocol):
-    """A job of a service, as who carries the words knows it. Every method raises BackendError where
-    there is no sense in going on."""
+    """A job of a service, as the carrier of its requests knows it. Every method raises
+    BackendError where there is no sense in trying again."""
 
     @property
     def config(self) -> JobConfig:
@@ -108,7 +119,11 @@ class Job(Protocol):
         """Whether the result is to be fetched; else the last poll's answer is it."""
 
     async def start(self) -> Any:
-        """What the service answers to the start, as JSON."""
+        """What the service answers to the start, as JSON.
+
+        Raises:
+            NotNow: there is no answer, or none that says whether a job was started.
+        """
 
     async def poll(self, values: Mapping[str, str]) -> tuple[Any, Kept]:
         """What it answers about the job with these values, as JSON, and the
@@ -122,20 +137,23 @@ class Job(Protocol):
         """The result.
 
         Raises:
-            NotNow: what took hours is not given up for a gateway's 503.
+            NotNow: what took hours is not given up for a service's 500.
         """
 
     @property
     def is_cancellable(self) -> bool:
-        """Whether the service can be told that nobody wants the job any more."""
+        """Whether the service can be told to end the job."""
 
     @property
     def starts_once(self) -> bool:
         """Whether the service knows the start of this call again, so that to send
         it twice starts one job."""
 
-    async def cancel(self, values: Mapping[str, str]) -> None:
-        """Tell it so. It may have been told before, and the job may be over: that is as good.
+    async def cancel(self, values: Mapping[str, str]) -> bool:
+        """Tell the service to end the job. It may have been told before.
+
+        Returns:
+            `False` if the service says that there is nothing to cancel.
 
         Raises:
             NotNow, BackendError: it was not taken.
@@ -148,19 +166,35 @@ async def follow(job: Job, context: Context) -> Kept:
 
     Raises:
         BackendError: the job could not be started, or failed.
-        CleanedUp, NotNow: the call is there to cancel the job.
+        JobLeft: it may run on, and is followed no more.
+        CleanedUp, NotCancelled: the call is there to cancel the job.
     """
-    if (cleanup := run_of(context).call.cleanup) is not None:
+    run = run_of(context)
+    if (cleanup := run.call.cleanup) is not None:
         await _cancel(job, context, cleanup)
-    values = await context.step("start", lambda: _start(job))
+    values = _good(await context.step("start", lambda: _begin(run, job)))["values"]
     # steps without arguments: a credential or an endpoint may change while the job runs
-    over: Kept = await context.poll("poll", lambda: _poll(job, values), every_s=job.config.every_s)
+    over = await context.poll("poll", lambda: _poll(job, values), every_s=job.config.every_s)
+    kept: Kept = _good(over)["answer"]
     if not job.has_result:
-        return over
+        return kept
     result: Kept = await context.poll(
         "fetch", lambda: _fetch(job, values), every_s=job.config.every_s
     )
     return result
+
+
+def _good(known: Kept) -> Kept:
+    """What a step of `follow` came to know.
+
+    Raises:
+        BackendError: there is no job, or none any more.
+        JobLeft: there may be one.
+    """
+    if "error" not in known:
+        return known
+    message: str = known["error"]
+    raise JobLeft(message) if known["is_left"] else BackendError(message)
 
 
 async def _cancel(job: Job, context: Context, cleanup: Cleanup) -> NoReturn:
@@ -169,70 +203,120 @@ async def _cancel(job: Job, context: Context, cleanup: Cleanup) -> NoReturn:
 
     Raises:
         CleanedUp: it is cancelled, or there is none.
-        BackendError, NotNow: it could not be cancelled.
+        NotCancelled: it could not be cancelled.
     """
-    values = await context.step("start", lambda: _start_again(job, cleanup))
-    if values is None and cleanup is Cleanup.IN_DOUBT:
-        raise CleanedUp("no job is known; one may have been started whose answer was lost")
-    if values is None:
+    started = await context.step("start", lambda: _unknown_start(cleanup))
+    over = await context.poll("poll", lambda: _not_over(), every_s=job.config.every_s)
+    if not started.get("is_left", True):
         raise CleanedUp("no job had been started")
-    over: Kept = await context.poll("poll", lambda: _not_over(), every_s=job.config.every_s)
-    if over != _NOT_OVER:
+    if not over.get("is_left", False):
         raise CleanedUp("the job was over")
     if not job.is_cancellable:
         raise CleanedUp("the tool does not say any more how its jobs are cancelled")
-    await job.cancel(values)
-    raise CleanedUp("the job was cancelled")
+    values = started.get("values") or await _found_again(job)
+    named = _named(values)
+    try:
+        if not await job.cancel(values):
+            await _be_over(job, values)
+            raise CleanedUp(f"the job was over ({named})")
+    except (NotNow, BackendError) as error:
+        raise NotCancelled(str(error), named) from error
+    raise CleanedUp(f"the job was cancelled ({named})")
 
 
-async def _start_again(job: Job, cleanup: Cleanup) -> dict[str, str] | None:
-    """What names the job whose start may have been sent and its answer lost; `None` where
-    that cannot be found out."""
-    may_ask = cleanup is Cleanup.IN_DOUBT and job.starts_once and job.is_cancellable
-    return await _start(job) if may_ask else None
+async def _found_again(job: Job) -> dict[str, str]:
+    """The values of a job whose start may have been sent and its answer lost: where the service
+    knows the start again, it answers with the same job.
+
+    Raises:
+        CleanedUp: nothing can be found out, or the service refuses to start it.
+        NotCancelled: it cannot be asked just now.
+    """
+    if not job.starts_once:
+        raise CleanedUp("no job is known; one may have been started whose answer was lost")
+    try:
+        started = await _start(job)
+    except NotNow as error:
+        raise NotCancelled(str(error)) from error
+    if "values" not in started:
+        raise CleanedUp(f"no job is known, and none is started: {started['error']}")
+    values: dict[str, str] = started["values"]
+    return values
+
+
+async def _be_over(job: Job, values: Mapping[str, str]) -> None:
+    """Return if the job is over, or unknown to its service.
+
+    Raises:
+        NotNow: it runs, or cannot be asked for.
+    """
+    try:
+        told, _ = await job.poll(values)
+        status = _text(point(told, job.config.status))
+    except (BackendError, LookupError):
+        return
+    if status not in (*job.config.succeeded, *job.config.failed):
+        raise NotNow(f"the service cancels nothing, and the job is {status[:100]}")
+
+
+def _named(values: Mapping[str, str]) -> str:
+    """What names a job, for the log."""
+    return ", ".join(f"{name}={value}" for name, value in values.items())[:200]
+
+
+async def _unknown_start(cleanup: Cleanup) -> Kept:
+    """In the place of a start that is not known: whether there may have been one."""
+    return {"error": "", "is_left": cleanup is Cleanup.IN_DOUBT}
 
 
 async def _not_over() -> Kept:
-    """In the place of the polls that nobody makes any more."""
-    return _NOT_OVER
+    """In the place of the polls that are not made any more."""
+    return {"error": "", "is_left": True}
 
 
-async def _start(job: Job) -> dict[str, str]:
-    """The values of the variables, from the answer of the start."""
-    answer = await job.start()
+async def _begin(run: Run, job: Job) -> Kept:
+    """The first start. What it starts can only be cancelled by whoever has its answer."""
+    with run.beginning():
+        return await _start(job)
+
+
+async def _start(job: Job) -> Kept:
+    """The values of the variables, from the answer of the start, or why there are none."""
     try:
+        answer = await job.start()
         found = {name: point(answer, pointer) for name, pointer in job.config.variables.items()}
     except LookupError:
-        raise BackendError("The service started a job but did not say where to follow it") from None
-    return {name: _text(value) for name, value in found.items()}
+        return _failed(BackendError("The service started a job but did not say where to follow it"))
+    except NotNow as error:
+        return _failed(error, is_left=True)
+    except BackendError as error:
+        return _failed(error)
+    return {"values": {name: _text(value) for name, value in found.items()}}
 
 
 async def _poll(job: Job, values: Mapping[str, str]) -> Kept | None:
-    """The answer of a poll that found the job over and well; `None` while it
-    runs, or cannot be asked."""
+    """The answer of a poll that found the job over; `None` while it runs, or cannot be asked."""
     try:
         told, kept = await job.poll(values)
+        status = _text(point(told, job.config.status))
     except NotNow as reason:
         _note(reason)
         return None
-    return kept if _is_over(job.config, told) else None
-
-
-def _is_over(config: JobConfig, told: Any) -> bool:
-    """Whether the job has succeeded.
-
-    Raises:
-        BackendError: it has failed, or nobody can tell.
-    """
-    try:
-        status = point(told, config.status)
     except LookupError:
-        raise BackendError(
-            f"The service's answer about the job has nothing at {config.status}"
-        ) from None
-    if _text(status) in config.failed:
-        raise BackendError(f"The job ended as {_text(status)[:100]}{_reason(config, told)}")
-    return _text(status) in config.succeeded
+        where = job.config.status
+        return _failed(
+            BackendError(f"The service's answer about the job has nothing at {where}"), is_left=True
+        )
+    except BackendError as error:
+        return _failed(error, is_left=True)
+    if status in job.config.failed:
+        return _failed(BackendError(f"The job ended as {status[:100]}{_reason(job.config, told)}"))
+    return {"answer": kept} if status in job.config.succeeded else None
+
+
+def _failed(error: Exception, *, is_left: bool = False) -> Kept:
+    """How a job could not be followed; `is_left` says whether it may run on."""
+    return {"error": str(error), "is_left": is_left}
 
 
 def _reason(config: JobConfig, told: Any) -> str:

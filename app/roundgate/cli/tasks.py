@@ -148,8 +148,11 @@ async def _count(arguments: argparse.Namespace, stores: Stores, clock: Clock) ->
     if arguments.json:
         show_json(census.fields())
         return 0
-    for name, value in census.fields().items():
-        say(f"{name:28}{value:>10}")
+    fields = census.fields()
+    fields.pop("at_least", None)
+    for name, value in fields.items():
+        shown = f"at least {value}" if census.is_capped and name in census.open else str(value)
+        say(f"{name:28}{shown:>16}")
     return 0
 
 

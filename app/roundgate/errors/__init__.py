@@ -29,6 +29,7 @@ Standard library only; the bottom of every import chain. A file is a theme: `req
     │   │   ├── BackendError              what the service behind a tool did wrong
     │   │   │   ├── FunctionAway          a function of AWS Lambda cannot be invoked just now, or has not answered
     │   │   │   ├── FunctionFailed        a function of AWS Lambda ended with an error of its own
+    │   │   │   ├── JobLeft               its job can be followed no more, and may run on
     │   │   │   ├── NoAnswer              it gave none, or not a whole one
     │   │   │   ├── TokenRefused          its authorization server gave the gateway no token
     │   │   │   └── UnexpectedAnswer      its answer is not what was promised
@@ -69,6 +70,7 @@ Standard library only; the bottom of every import chain. A file is a theme: `req
         │   ├── PayloadTooLarge           its event is larger than AWS Lambda takes
         │   └── Throttled                 as many functions run there as may run at once
         ├── KeysUnavailable               the keys of an issuer have never been read
+        ├── NotCancelled                  a service did not take the cancel of a job
         ├── NotNow                        a service's job cannot be asked for just now
         ├── NotRetryable                  a call that a failed step ended cannot be taken up again there
         ├── NotServedHere                 this worker cannot serve a task, another may
@@ -144,6 +146,7 @@ if TYPE_CHECKING:
     from roundgate.errors.inside import IndexOfAnotherVersion as IndexOfAnotherVersion
     from roundgate.errors.inside import InvocationFailed as InvocationFailed
     from roundgate.errors.inside import KeysUnavailable as KeysUnavailable
+    from roundgate.errors.inside import NotCancelled as NotCancelled
     from roundgate.errors.inside import NotNow as NotNow
     from roundgate.errors.inside import NotRetryable as NotRetryable
     from roundgate.errors.inside import NotServedHere as NotServedHere
@@ -193,6 +196,7 @@ if TYPE_CHECKING:
     from roundgate.errors.tools import Declined as Declined
     from roundgate.errors.tools import FunctionAway as FunctionAway
     from roundgate.errors.tools import FunctionFailed as FunctionFailed
+    from roundgate.errors.tools import JobLeft as JobLeft
     from roundgate.errors.tools import NoAnswer as NoAnswer
     from roundgate.errors.tools import OutcomeUnknown as OutcomeUnknown
     from roundgate.errors.tools import TaskTimeout as TaskTimeout
@@ -216,8 +220,8 @@ else:
             ),
             ".inside": (
                 "AnswerTooLarge CallCancelled CleanedUp DanglingReference HandlerExited "
-                "IndexOfAnotherVersion InvocationFailed KeysUnavailable NotNow NotRetryable "
-                "NotServedHere NotYet OAuthRefused PayloadTooLarge PortTaken "
+                "IndexOfAnotherVersion InvocationFailed KeysUnavailable NotCancelled NotNow "
+                "NotRetryable NotServedHere NotYet OAuthRefused PayloadTooLarge PortTaken "
                 "RequestMalformed SealBroken SessionOver TaskGivenUp Throttled "
                 "TryLater UnboundPlaceholder UnfitAnswer UnknownEncoding UnknownEntry "
                 "UnreadableDocument UnresolvedReference UnusableIndex UnusableOperation "
@@ -230,7 +234,7 @@ else:
                 "Unauthenticated Unavailable UnsupportedVersion"
             ),
             ".tools": (
-                "BackendError CallTimeout Declined FunctionAway FunctionFailed NoAnswer "
+                "BackendError CallTimeout Declined FunctionAway FunctionFailed JobLeft NoAnswer "
                 "OutcomeUnknown TaskTimeout TokenRefused ToolError UnexpectedAnswer"
             ),
         },

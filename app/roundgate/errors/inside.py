@@ -46,6 +46,15 @@ class KeysUnavailable(Inside):
     """The issuer's keys have never been read; nobody can be verified."""
 
 
+class NotCancelled(Inside):
+    """A service did not take the cancel of a job, and may later; its text says why. `job` is what
+    names the job, empty while that is not known."""
+
+    def __init__(self, message: str, job: str = "") -> None:
+        super().__init__(message)
+        self.job = job
+
+
 class NotNow(Inside):
     """A job cannot be asked for just now; its text says why."""
 

@@ -24,7 +24,11 @@ class BackendError(ToolError):
 
 class FunctionAway(BackendError):
     """A function of AWS Lambda is throttled, away, not ready, or has not answered:
-    another time may go better."""
+    another time may go better. `reached` is whether it may have been invoked."""
+
+    def __init__(self, message: str, *, reached: bool = True) -> None:
+        super().__init__(message)
+        self.reached = reached
 
 
 class FunctionFailed(BackendError):
@@ -40,6 +44,10 @@ class NoAnswer(BackendError):
     def __init__(self, message: str, reason: str = "", *, reached: bool = True) -> None:
         super().__init__(message, reason=reason)
         self.reached = reached
+
+
+class JobLeft(BackendError):
+    """A job of a service can be followed no more, and may run on."""
 
 
 class TokenRefused(BackendError):

@@ -55,7 +55,6 @@ class Schema:
         _check_bounds(schema)
         work = _Work(schema) if _branches(schema) else None
         try:
-        try:
             return cls(_validator(schema, _LINEAR), work, _backtracks=False)
         except _UNUSABLE:  # or with a pattern that this engine does not have
             pass

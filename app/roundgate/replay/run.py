@@ -22,7 +22,8 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import Any, Final, NoReturn, Protocol
 
@@ -113,6 +114,9 @@ class Run:
     """Steps that have come to their end in this run."""
     longest_ms = 0.0
     """How long the longest of them took."""
+    is_beginning = False
+    """Whether something is being begun elsewhere that only its answer names: whoever cancelled
+    the handler now could never end it."""
     _driver: asyncio.Task[Any] | None = None
     """Where the handler has a task of its own: the task that waits for it, and how often
     that was cancelled before."""
@@ -277,6 +281,15 @@ class Run:
         self.longest_ms = max(self.longest_ms, took_ms)
         self.steps_run += has_ended
 
+    @contextmanager
+    def beginning(self) -> Iterator[None]:
+        """While this is open, the end of the run does not cancel its handler."""
+        self.is_beginning = True
+        try:
+            yield
+        finally:
+            self.is_beginning = False
+
     def want_task(self) -> None:
         """Note that it has to go on as a task, or in another turn of its task."""
         self.wants_task = True
@@ -389,6 +402,8 @@ class Run:
         return (min(ends_ms) - self.clock.now_ms()) / 1000 if ends_ms else math.inf
 
     def _enforce(self) -> None:
-        if self.root_task is not None:
+        if self.is_beginning:
+            of_this_loop().set(self, STOP_GRACE_S, self._enforce)
+        elif self.root_task is not None:
             self.is_enforced = True
             self.root_task.cancel()

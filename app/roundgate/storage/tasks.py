@@ -361,6 +361,9 @@ class Added:
 
 NOTHING = Added()
 
+SHARD_AT_MOST_MS: Final = 60_000
+"""For how long a sweeper may have a shard to itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class OpenTask:
@@ -633,12 +636,14 @@ class TaskStore(Protocol):
         due_ms: int,
         lapsed_ms: int,
         fence: int | None = None,
+        journal: Sequence[bytes] | None = None,
     ) -> Claimed | None:
         """Lease a task that is over, to clean up after it; `None` if there is
         nothing to clean up, or not now.
 
         It is free if no lease of it ends after `lapsed_ms`, and for who has had the lease of this
-        `fence`. Raises the fence and `attempts`, and sets `due_ms` as told.
+        `fence`. Raises the fence and `attempts`, and sets `due_ms` as told. With a `journal` its
+        entries replace those that are kept.
         """
 
     async def postpone_cleanup(self, lease: Lease, *, wake_ms: int, due_ms: int) -> bool:
@@ -667,7 +672,12 @@ class TaskStore(Protocol):
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
         """Have a shard to oneself until then; `False` if another sweeper has it. With `until_ms` in
-        the past: give it back."""
+        the past: give it back. A right that ends later than `SHARD_AT_MOST_MS` from now was given
+        by a clock that was ahead, and counts for nothing."""
+
+    async def tell_time(self, said: bytes) -> bytes | None:
+        """Keep what a sweeper says of its clock, in place of what another said. Return that; `None`
+        if there is nothing yet. One call."""
 
     async def go_on(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
         """Make a task `working` that asks and whose `wake_ms` has come; what

@@ -15,6 +15,7 @@ from roundgate.lazy import face
 if TYPE_CHECKING:
     from roundgate.tasks.call import TaskCall as TaskCall
     from roundgate.tasks.call import owner_of as owner_of
+    from roundgate.tasks.clock_trust import ClockTrust as ClockTrust
     from roundgate.tasks.ending import Turn as Turn
     from roundgate.tasks.isolation import Children as Children
     from roundgate.tasks.isolation import Lone as Lone
@@ -42,6 +43,7 @@ else:
         __name__,
         {
             ".call": "TaskCall owner_of",
+            ".clock_trust": "ClockTrust",
             ".ending": "Turn",
             ".isolation": "Children Lone child_command",
             ".named": "NamedTask NamedTasks",

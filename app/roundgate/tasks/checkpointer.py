@@ -40,6 +40,7 @@ from roundgate.replay import (
 )
 from roundgate.storage import Added, Claimed, Lease, TaskRef, TaskStore
 from roundgate.tasks.call import TaskCall
+from roundgate.tasks.clock_trust import ClockTrust
 from roundgate.tasks.lease import LeaseTime, Moment
 from roundgate.tasks.outcome import Ended
 from roundgate.tasks.patience import Patience, to_its_end
@@ -60,11 +61,14 @@ class Checkpointer:
         clock: Clock,
         config: TasksConfig,
         skew_ms: int,
+        trust: ClockTrust,
     ) -> None:
         self._store = store
+        self.claimed = claimed
         self._lease = claimed.lease
         self._record = claimed.record
         self._clock = clock
+        self._trust = trust
         self._max_bytes = config.max_journal_bytes
         self._time = LeaseTime(clock, int(config.lease_s * 1000), skew_ms)
         self._time.claimed(claimed.record.lease_until_ms)
@@ -107,9 +111,13 @@ class Checkpointer:
         """Whether the task may have begun something elsewhere that has to be ended with it."""
         return self._record.cleans_up
 
-    def entries(self) -> list[bytes]:
-        """All that the run has come to know, written or not."""
-        return [encode(row(entry)) for entry in self.run.journal.entries()]
+    def news(self) -> list[bytes] | None:
+        """The whole journal, if the run has come to know something that is not written; else
+        `None`."""
+        entries = self.run.journal.entries()
+        if all(self._saved.get(_place(entry)) == entry for entry in entries):
+            return None
+        return [encode(row(entry)) for entry in entries]
 
     # for the engine
 
@@ -188,7 +196,7 @@ class Checkpointer:
             LeaseLost
             Exception: whatever the store raises.
         """
-        if self._clock.now_ms() >= self._record.expires_ms:
+        if self._clock.now_ms() >= self._record.expires_ms and self._trust.expires:
             raise LeaseLost(self.ref.id)
         is_due = self._time.is_half_over or self._time.is_due_soon(self._due_ms)
         if is_due or self._news() is not None:

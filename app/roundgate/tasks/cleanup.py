@@ -9,27 +9,33 @@ nothing is written, and in the place of what it would do next it ends what it be
 (`replay.Cleanup`). So a worker that dies before it has written that it did has another do it again:
 at least once. After `ending.CLEANUP_PAUSES_S` nobody tries any more.
 
-Who had the task when it was cancelled does this at once, with what it knew and had not written yet.
-Others wait until its lease is over.
+Who had the task when it was cancelled does this at once, and writes what it knew and had not written
+yet: the answer of a start that was under way. Others wait until its lease is over. If the start took
+longer than that, and others have found nothing to cancel, it cancels without a lease (`_alone`).
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from roundgate import json
 from roundgate.clock import Clock, Deadline
-from roundgate.errors import CleanedUp, NotServedHere
+from roundgate.errors import CleanedUp, NotCancelled, NotServedHere
 from roundgate.metrics import Metrics
+from roundgate.protocol import Status
 from roundgate.replay import Cleanup, Failed, Journal, Suspended, from_row
 from roundgate.storage import Claimed, TaskRef, TaskStore
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.ending import Endings, Turn
+from roundgate.tasks.patience import Patience
 from roundgate.tasks.turn import Outcome
 from roundgate.values import dataclass
 
+ALONE_PAUSES_S: Final = (5, 30)
+"""Between tries of a worker that has no lease to clean up."""
 SHARE: Final = 0.8
 """How much of a lease a try may take: the rest is for writing how it went."""
 
@@ -40,13 +46,13 @@ log = logging.getLogger("roundgate.tasks")
 class Left:
     """What the worker that had the task knows of it."""
 
-    fence: int
-    entries: Sequence[bytes]
-    """All entries of its journal, those included that the store does not have."""
+    claimed: Claimed
+    journal: Sequence[bytes] | None
+    """All entries of its journal, if the store does not have all of them."""
 
 
-Again: TypeAlias = Callable[[Claimed, Sequence[bytes], Deadline], Awaitable[Outcome]]
-"""Runs the handler of a task on these entries, by the deadline; raises NotServedHere."""
+Again: TypeAlias = Callable[[Claimed, Deadline], Awaitable[Outcome]]
+"""Runs the handler of a task on its journal, by the deadline; raises NotServedHere."""
 
 
 class Cleaning:
@@ -78,35 +84,62 @@ class Cleaning:
         Raises:
             Unavailable: a sweep finds the task again.
         """
-        claimed = await self._claim(ref, None if left is None else left.fence)
+        if left is None:
+            claimed = await self._claim(ref)
+        else:  # nobody else knows what it knows
+            patience = Patience(lambda: deadline.is_past, task=ref.id)
+            claimed = await patience.attempt("a cleanup's claim", lambda: self._claim(ref, left))
         if claimed is None:
-            return Turn.NOT_CLAIMED
+            return await self._alone(ref, again, left)
         begun_ms = self._clock.monotonic_ms()
-        entries = claimed.journal if left is None else left.entries
-        error = await self._try(claimed, again, entries, self._bounded(deadline))
+        error = await self._try(claimed, again, self._bounded(deadline))
         turn = await self._end(claimed, error)
         self._note(claimed, turn, self._clock.monotonic_ms() - begun_ms, error)
         return turn
 
-    async def _claim(self, ref: TaskRef, fence: int | None) -> Claimed | None:
+    async def _claim(self, ref: TaskRef, left: Left | None = None) -> Claimed | None:
         now_ms = self._clock.now_ms()
         until_ms = now_ms + self._lease_ms
         due_ms, lapsed_ms = until_ms + self._skew_ms, now_ms - self._skew_ms
         return await self._store.claim_cleanup(
-            ref, now_ms, until_ms, due_ms=due_ms, lapsed_ms=lapsed_ms, fence=fence
+            ref,
+            now_ms,
+            until_ms,
+            due_ms=due_ms,
+            lapsed_ms=lapsed_ms,
+            fence=None if left is None else left.claimed.lease.fence,
+            journal=None if left is None else left.journal,
         )
+
+    async def _alone(self, ref: TaskRef, again: Again, left: Left | None) -> Turn:
+        """Clean up after a task that others clean up after, or did, without what this worker
+        knows."""
+        if left is None or left.journal is None:
+            return Turn.NOT_CLAIMED
+        record = await self._store.read(ref, 0)  # an expired one too
+        if record is not None and record.status not in (Status.CANCELLED, Status.FAILED):
+            return Turn.NOT_CLAIMED
+        for attempt, pause_s in enumerate((*ALONE_PAUSES_S, None), 1):
+            known = replace(left.claimed.record, attempts=attempt)
+            claimed = replace(left.claimed, record=known, journal=left.journal)
+            begun_ms = self._clock.monotonic_ms()
+            error = await self._try(claimed, again, self._bounded(Deadline(self._clock, None)))
+            turn = _turn_of(error, is_last=pause_s is None)
+            self._note(claimed, turn, self._clock.monotonic_ms() - begun_ms, error)
+            if turn is not Turn.TO_CLEAN_UP:
+                break
+            await self._clock.sleep(pause_s or 0)
+        return turn
 
     def _bounded(self, deadline: Deadline) -> Deadline:
         left_ms = deadline.remaining_ms()
         most_ms = self._lease_ms * SHARE
         return self._clock.deadline(most_ms if left_ms is None else min(most_ms, left_ms))
 
-    async def _try(
-        self, claimed: Claimed, again: Again, entries: Sequence[bytes], deadline: Deadline
-    ) -> Exception:
+    async def _try(self, claimed: Claimed, again: Again, deadline: Deadline) -> Exception:
         """How it went: `CleanedUp`, or what is in the way."""
         try:
-            return _end_of(await again(claimed, entries, deadline))
+            return _end_of(await again(claimed, deadline))
         except NotServedHere as needs:
             return NotServedHere(f"there is no worker here that {needs}")
         except Exception as error:
@@ -117,7 +150,7 @@ class Cleaning:
             await self._store.end_cleanup(claimed.lease)
             return Turn.CLEANED_UP
         is_tried_again = await self._endings.clean_up_again(claimed)
-        return Turn.TO_CLEAN_UP if is_tried_again else Turn.NOT_CLEANED_UP
+        return _turn_of(error, is_last=not is_tried_again)
 
     def _note(self, claimed: Claimed, turn: Turn, took_ms: float, error: Exception) -> None:
         record = claimed.record
@@ -129,6 +162,7 @@ class Cleaning:
             "attempt": record.attempts,
             "ms": round(took_ms, 2),
             "reason": str(error)[:500],
+            **({"job": error.job} if isinstance(error, NotCancelled) and error.job else {}),
         }
         match turn:
             case Turn.CLEANED_UP:
@@ -146,15 +180,22 @@ def doubt(claimed: Claimed) -> Cleanup:
     return Cleanup.OF_WHAT_IS_KNOWN if is_known else Cleanup.IN_DOUBT
 
 
-def journal_of(claimed: Claimed, task_call: TaskCall, entries: Sequence[bytes]) -> Journal:
-    """The journal of a task, made of these entries and of the answers that were taken.
+def _turn_of(error: Exception, *, is_last: bool) -> Turn:
+    """How a try ended."""
+    if isinstance(error, CleanedUp):
+        return Turn.CLEANED_UP
+    return Turn.NOT_CLEANED_UP if is_last else Turn.TO_CLEAN_UP
+
+
+def journal_of(claimed: Claimed, task_call: TaskCall) -> Journal:
+    """The journal of a task, with the answers that were taken.
 
     Raises:
         ParseError, ValueError, TypeError, KeyError: this version did not write it.
     """
     version, generation = claimed.record.journal_version, task_call.generation
     journal = Journal(state=json.decode(claimed.state), version=version, generation=generation)
-    for entry in entries:
+    for entry in claimed.journal:
         journal.add(from_row(json.decode(entry)))
     journal.receive({key: json.decode(answer) for key, answer in claimed.answers.items()})
     return journal

@@ -24,6 +24,7 @@ from roundgate.config import TasksConfig
 from roundgate.errors import (
     CallTimeout,
     InternalError,
+    JobLeft,
     LeaseLost,
     NondeterminismError,
     NotJson,
@@ -44,6 +45,7 @@ from roundgate.storage import (
     TaskStore,
 )
 from roundgate.tasks.checkpointer import Checkpointer
+from roundgate.tasks.clock_trust import ClockTrust
 from roundgate.tasks.hints import wake
 from roundgate.tasks.outcome import Ended, ended, failed, log_failure
 from roundgate.tasks.turn import Outcome
@@ -98,6 +100,7 @@ class Endings:
         queue: TaskQueue,
         clock: Clock,
         config: TasksConfig,
+        trust: ClockTrust,
         *,
         shows_errors: bool = False,
     ) -> None:
@@ -105,6 +108,7 @@ class Endings:
         self._queue = queue
         self._clock = clock
         self._config = config
+        self._trust = trust
         self._shows_errors = shows_errors
 
     async def commit(self, checkpointer: Checkpointer, tool: str, outcome: Outcome) -> Turn:
@@ -144,7 +148,9 @@ class Endings:
                     self._config.max_result_bytes,
                     shows_errors=self._shows_errors,
                 )
-                is_early = isinstance(outcome, Failed) and isinstance(outcome.error, TaskTimeout)
+                is_early = isinstance(outcome, Failed) and isinstance(
+                    outcome.error, (TaskTimeout, JobLeft)
+                )
                 await self._finish(checkpointer, end, is_early=is_early)
                 if end.ending is not Ending.STEP_FAILED:
                     return Turn.FINISHED
@@ -214,7 +220,7 @@ class Endings:
         record, now_ms = claimed.record, self._clock.now_ms()
         since_ms = record.declined_ms or now_ms
         waited_ms = now_ms - since_ms
-        if waited_ms >= self._config.unserved_s * 1000:
+        if waited_ms >= self._config.unserved_s * 1000 and self._trust.expires:
             return await self.give_up(
                 claimed, TaskGivenUp(f"for {waited_ms // 1000} s there was no worker that {needs}")
             )

@@ -93,6 +93,11 @@ class Pool:
         if self._children is not None:
             self._children.request_stop()
 
+    @property
+    def trouble(self) -> str | None:
+        """Why the sweep does nothing, if this process's clock is not trusted."""
+        return self._sweep.trouble
+
     def renew_children(self) -> None:
         """Replace the processes for suspects, so that they serve the present catalog.
         Running turns end first."""

@@ -30,8 +30,11 @@ from roundgate.errors import Unavailable
 from roundgate.metrics import Census
 from roundgate.protocol import OPEN, Event, Status, sources
 from roundgate.storage import Move, OpenTask, Postponed, TaskQueue, TaskRef, TaskStore
+from roundgate.tasks.clock_trust import LONGEST_LEASE_MS, ClockTrust
 
 AT_ONCE: Final = 200
+PULLED: Final = 10_000
+"""How many tasks are looked at after the clock was set back."""
 SHARD_MS: Final = 5_000
 """For how long a sweeper has a shard to itself: usually enough for `AT_ONCE` tasks, and how long
 one that dies delays them."""
@@ -63,9 +66,10 @@ class Sweep:
         config: TasksConfig,
         *,
         skew_s: float = 5.0,
+        trust: ClockTrust | None = None,
     ) -> None:
         """`skew_s` is by how much the clocks of those who share the store may differ,
-        unless `config` says so."""
+        unless `config` says so; `trust` is the process's, if it has more than this sweep."""
         self._store = store
         self._queue = queue
         self._clock = clock
@@ -73,6 +77,12 @@ class Sweep:
         self._skew_ms = config.skew_ms(skew_s)
         self._longest_ms = max(self._pause_ms, int(config.requeue_at_most_s * 1000))
         self._me = clock.new_id()
+        self._trust = trust or ClockTrust(clock, int(config.lease_s * 1000), self._skew_ms)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing is done by this process's clock, if so."""
+        return self._trust.trouble
 
     async def sweep(self, deadline: Deadline | None = None) -> int:
         """Sweep once; returns how many tasks were late. What is left at the deadline
@@ -82,6 +92,11 @@ class Sweep:
             Unavailable: the same.
         """
         deadline = deadline or Deadline(self._clock, None)
+        await self._trust.look(self._store)
+        if not self._trust.acts:
+            return 0
+        if set_back_ms := self._trust.take_set_back():
+            await self._pull_back(set_back_ms)
         found = 0
         while late := await self._store.late_shards(self._clock.now_ms()):
             # sweepers that begin together are to begin with different shards, and not to ask for
@@ -90,7 +105,11 @@ class Sweep:
             found += done
             if not done:
                 break
-        while not deadline.is_past and await self._store.forget(self._clock.now_ms()):
+        while (
+            self._trust.expires
+            and not deadline.is_past
+            and await self._store.forget(self._clock.now_ms())
+        ):
             pass  # in bites, so that others can write in between
         if found:
             log.info("late tasks", extra={"fields": {"count": found}})
@@ -110,8 +129,9 @@ class Sweep:
         found = 0
         while not deadline.is_past and await self._take(shard, SHARD_MS):
             late = await self._store.due(self._clock.now_ms(), AT_ONCE, shard)
-            found += await self._see_to(late)
-            if len(late) < AT_ONCE:
+            done = await self._see_to(late)
+            found += done
+            if len(late) < AT_ONCE or not done:
                 break
         if found:
             await self._take(shard, 0)
@@ -126,10 +146,12 @@ class Sweep:
         index is a moment behind."""
         now_ms = self._clock.now_ms()
         past = [task for task in late if task.expires_ms <= now_ms and task.status in OPEN]
-        await self._expire(past, now_ms)
         waiting = [task for task in late if task.expires_ms > now_ms or task.status not in OPEN]
         asking = [task for task in waiting if task.status in sources(Event.GO_ON)]
         working = [task for task in waiting if task.status not in sources(Event.GO_ON)]
+        if not self._trust.expires:
+            past, asking = [], []
+        await self._expire(past, now_ms)
         gone_on = await self._have_go_on(asking, now_ms) if asking else 0
         return len(past) + gone_on + (await self._postpone(working, now_ms) if working else 0)
 
@@ -142,6 +164,22 @@ class Sweep:
         refs = [task.ref for task, cleans_up in zip(past, ends, strict=True) if cleans_up]
         if refs:
             await self._queue.send_many(refs)
+
+    async def _pull_back(self, by_ms: int) -> None:
+        """Make due what a clock that was ahead by so much has put off; end leases that end later
+        than any can. The worker of such a lease would have renewed it since."""
+        now_ms = self._clock.now_ms()
+        for task in await self._store.due(now_ms + by_ms, PULLED):
+            if task.due_ms <= now_ms or task.status in sources(Event.GO_ON):
+                continue
+            record = await self._store.read(task.ref, 0)
+            if record is None or record.wake_ms > now_ms:
+                continue
+            if record.lease_until_ms > now_ms + LONGEST_LEASE_MS + self._skew_ms:
+                await self._store.let_go(task.ref, record.fence, now_ms, now_ms, blame=True)
+            else:
+                move = Move(task, now_ms, task.resends, unsent=True)
+                await self._store.postpone_many([move], now_ms, self._skew_ms)
 
     async def _have_go_on(self, asking: Sequence[OpenTask], now_ms: int) -> int:
         """Let these tasks go on without answers: the time of a question, or of a
@@ -205,4 +243,5 @@ class Sweep:
                 for status in sorted(OPEN)
             },
             overdue_s=round(max(0, *late_ms, 0) / 1000, 1),
+            is_capped=len(tasks) >= COUNTED,
         )

@@ -3,6 +3,8 @@ cancelled, then abandoned.
 
     told to stop (lease lost, time is up, asked and goes on) ── GRACE_S ── cancelled ── GRACE_S ── abandoned
 
+A handler that is beginning something elsewhere (`Run.beginning`) is first let come to its answer.
+
 The handler runs in an asyncio task of its own, so that a turn ends whatever the
 handler makes of a cancellation.
 """
@@ -21,6 +23,7 @@ from roundgate.clock import Clock
 from roundgate.errors import CallTimeout, LeaseLost, TaskTimeout, ToolError
 from roundgate.replay import Failed, Stop, Suspended, engine
 from roundgate.tasks.checkpointer import Checkpointer
+from roundgate.tasks.clock_trust import ClockTrust
 from roundgate.tasks.heartbeat import Heartbeat
 from roundgate.watchdog import RUNNING
 
@@ -48,6 +51,7 @@ class Running:
         checkpointer: Checkpointer,
         tool: str,
         clock: Clock,
+        trust: ClockTrust,
         *,
         lease_s: float,
         give_up_ms: int,
@@ -57,6 +61,7 @@ class Running:
         self.checkpointer = checkpointer
         self.tool = tool
         self._clock = clock
+        self._trust = trust
         self._every_s = min(1.0, lease_s / 6)
         self._give_up_ms = give_up_ms
         self._last_look_ms = clock.monotonic_ms()
@@ -151,7 +156,7 @@ class Running:
 
     @property
     def _is_late(self) -> bool:
-        return self._clock.now_ms() >= self._give_up_ms
+        return self._clock.now_ms() >= self._give_up_ms and self._trust.expires
 
     def _is_time_to_look(self) -> bool:
         now_ms = self._clock.monotonic_ms()
@@ -164,7 +169,7 @@ class Running:
         """Whether it was told to stop so long ago that it is abandoned. Halfway
         to that it is cancelled."""
         run = self.checkpointer.run
-        if run.stopped is None and not run.call.deadline.is_past:
+        if not run.call.deadline.is_past and (run.stopped is None or run.is_beginning):
             return False
         now_s = asyncio.get_running_loop().time()
         self._told_s = now_s if self._told_s is None else self._told_s

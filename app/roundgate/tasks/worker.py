@@ -50,6 +50,7 @@ from roundgate.storage import (
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.checkpointer import Checkpointer
 from roundgate.tasks.cleanup import Cleaning, Left, doubt, journal_of
+from roundgate.tasks.clock_trust import ClockTrust
 from roundgate.tasks.ending import Endings, Turn
 from roundgate.tasks.outcome import reason_of
 from roundgate.tasks.patience import to_its_end
@@ -79,9 +80,11 @@ class Worker:
         metrics: Metrics | None = None,
         texts: Callable[[str], Texts] | None = None,
         shows_errors: bool = False,
+        trust: ClockTrust | None = None,
     ) -> None:
         """`texts` keeps what is too long for a result of a view. `skew_s` is by how much the clocks
-        of those who share the store may differ, unless `config` says so."""
+        of those who share the store may differ, unless `config` says so; `trust` is that of the
+        sweep of this process, if it has one."""
         self._texts = texts
         self._catalogs = catalogs
         self._store = store
@@ -92,7 +95,10 @@ class Worker:
         self._publish = publish
         self._tracing = tracing or NoTracing()
         self._metrics = metrics or NoMetrics()
-        self._endings = Endings(store, queue, clock, config, shows_errors=shows_errors)
+        self._trust = trust or ClockTrust(clock, self._lease_ms, self._skew_ms)
+        self._endings = Endings(
+            *(store, queue, clock, config, self._trust), shows_errors=shows_errors
+        )
         self._cleaning = Cleaning(
             *(store, clock, self._endings, self._metrics),
             lease_ms=self._lease_ms,
@@ -116,7 +122,8 @@ class Worker:
         """
         now_ms = self._clock.now_ms()
         until_ms = now_ms + self._lease_ms
-        lapsed_ms, due_ms = now_ms - self._skew_ms, until_ms + self._skew_ms
+        lapsed_ms = now_ms - self._skew_ms if self._trust.acts else 0
+        due_ms = until_ms + self._skew_ms
         return await self._store.claim(
             ref, now_ms, until_ms, due_ms=due_ms, lapsed_ms=lapsed_ms, alone=alone
         )
@@ -179,13 +186,11 @@ class Worker:
         deadline = deadline or Deadline(self._clock, None)
         return await self._cleaning.take(ref, self._run_again, deadline, left)
 
-    async def _run_again(
-        self, claimed: Claimed, entries: Sequence[bytes], deadline: Deadline
-    ) -> Outcome:
+    async def _run_again(self, claimed: Claimed, deadline: Deadline) -> Outcome:
         with self._catalogs.use() as catalog:
             task_call, served = self._served(claimed, catalog)
             call = self._call(claimed.record.ref, task_call, catalog, deadline, doubt(claimed))
-            run = Run(call, journal_of(claimed, task_call, entries))
+            run = Run(call, journal_of(claimed, task_call))
             handler = partial(served.call, Context(run), dict(task_call.arguments))
             return await engine.run_handler(handler, run)
 
@@ -285,13 +290,16 @@ class Worker:
         config, call = self._config, self._call(claimed.record.ref, task_call, catalog, deadline)
         try:
             checkpointer = Checkpointer(
-                self._store, claimed, task_call, call, self._clock, config, self._skew_ms
+                *(self._store, claimed, task_call, call, self._clock, config, self._skew_ms),
+                self._trust,
             )
         except _UNREADABLE as error:
             raise NotServedHere("can read its journal") from error
         give_up_ms = claimed.record.created_ms + int(config.task_timeout_s * 1000)
         return Running(
-            checkpointer, task_call.tool, self._clock, lease_s=config.lease_s, give_up_ms=give_up_ms
+            *(checkpointer, task_call.tool, self._clock, self._trust),
+            lease_s=config.lease_s,
+            give_up_ms=give_up_ms,
         )
 
     def _call(
@@ -338,7 +346,7 @@ class Worker:
         if not checkpointer.cleans_up:
             return
         ref, deadline = checkpointer.ref, checkpointer.run.call.deadline
-        left = Left(checkpointer.lease.fence, checkpointer.entries())
+        left = Left(checkpointer.claimed, checkpointer.news())
         try:
             await to_its_end(self.clean_up(ref, deadline, left))
         except Unavailable as error:

@@ -183,7 +183,7 @@ async def _answered(one: OneCall, context: Context) -> Answer:
         if known is not None:
             asked = target(known, None, calling.backend.region)
         begin, look = partial(one.say, payload), partial(one.look, asked)
-        job = LambdaJob(tool.job, begin, look, one.arguments)
+        job = LambdaJob(tool.job, begin, look, one.arguments, tool.idempotent is True)
         return Answer.revived(await follow(job, context))
     if tool.durable is not None:
         return Answer.revived(await follow(_execution(one), context))

@@ -64,9 +64,15 @@ class Execution:
         """Start it, or find that it has been started.
 
         Raises:
+            NotNow: AWS Lambda has not answered; it may have been started.
             BackendError: the function is not durable, or cannot be invoked.
         """
-        invoked = await self.begin()
+        try:
+            invoked = await self.begin()
+        except FunctionAway as error:
+            if error.reached:
+                raise NotNow(str(error)) from None
+            raise
         if invoked.execution_arn is None:
             raise BackendError(
                 "AWS Lambda started no durable execution: the function has to be a durable one, and named with a"
@@ -103,8 +109,8 @@ class Execution:
         """There is one execution under a name."""
         return True
 
-    async def cancel(self, values: Mapping[str, str]) -> None:
-        """Stop it.
+    async def cancel(self, values: Mapping[str, str]) -> bool:
+        """Stop it; one that is over or gone is as good.
 
         Raises:
             FunctionAway: AWS Lambda cannot be asked just now.
@@ -120,6 +126,7 @@ class Execution:
             status = (await self.look(arn)).get("Status")
             if status not in (*self.config.succeeded, *self.config.failed):
                 raise
+        return True
 
     def _result(self, said: Mapping[str, Any]) -> Answer:
         if said.get("Status") != "SUCCEEDED":

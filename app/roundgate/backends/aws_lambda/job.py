@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import field
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from roundgate import json
 from roundgate.backends.aws_lambda.config import LambdaJobConfig
-from roundgate.backends.exchange import Kept
+from roundgate.backends.exchange import Kept, is_none_left, is_passing
 from roundgate.backends.http.arguments import PATH_VARIABLE
 from roundgate.backends.http.messages import Answer
 from roundgate.backends.http.template import Template
@@ -19,10 +19,6 @@ from roundgate.values import dataclass
 Start: TypeAlias = Callable[[], Awaitable[Answer]]
 Look: TypeAlias = Callable[[Any], Awaitable[Answer]]
 """Invokes the function that knows of jobs with a payload; again, if need be."""
-
-
-_OVER: Final = (404, 409, 410)
-"""To a cancel: the job has ended, or is not there any more."""
 
 
 def check_job(job: LambdaJobConfig, arguments: Collection[str]) -> None:
@@ -50,6 +46,9 @@ class LambdaJob:
     look: Look
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Of the call, for the payload of a cancel."""
+    starts_once: bool = False
+    """Whether the function is said to be idempotent: it gets the key of the call. Of any other
+    nobody knows whether it looks at it."""
 
     @property
     def has_result(self) -> bool:
@@ -60,9 +59,20 @@ class LambdaJob:
         """Invoke the function.
 
         Raises:
-            BackendError: it failed, or did not answer with JSON.
+            NotNow: it may have been invoked, and its answer does not say so.
+            BackendError: it may not be invoked, or did not answer with JSON.
         """
-        return _json(_good(await self.begin(), "starting the job"))
+        try:
+            answer = await self.begin()
+        except FunctionFailed as error:
+            raise NotNow(str(error)) from None
+        except FunctionAway as error:
+            if error.reached:
+                raise NotNow(str(error)) from None
+            raise
+        if answer.status >= 500:
+            raise NotNow(f"The function answered {answer.status_line} to starting the job")
+        return _json(_good(answer, "starting the job"))
 
     async def poll(self, values: Mapping[str, str]) -> tuple[Any, Kept]:
         """Ask how it is.
@@ -88,13 +98,8 @@ class LambdaJob:
         """Whether there is a payload for it."""
         return self.config.cancel is not None
 
-    @property
-    def starts_once(self) -> bool:
-        """Nobody knows whether a function looks at the key that it is told."""
-        return False
-
-    async def cancel(self, values: Mapping[str, str]) -> None:
-        """Have the function end it.
+    async def cancel(self, values: Mapping[str, str]) -> bool:
+        """Have the function end it; `False` if there is none to end.
 
         Raises:
             NotNow: the function cannot be invoked just now, or failed itself.
@@ -102,8 +107,10 @@ class LambdaJob:
         """
         payload = Template(self.config.cancel or {}).filled({**self.arguments, **values})
         answer = await self._said(payload)
-        if answer.status not in _OVER:
-            _good(answer, "cancelling the job")
+        if is_none_left(answer.status):
+            return False
+        _good(answer, "cancelling the job")
+        return True
 
     async def _ask(self, template: Mapping[str, Any], values: Mapping[str, str]) -> Answer:
         return await self._said(filled(template, values))
@@ -113,7 +120,7 @@ class LambdaJob:
             answer = await self.look(payload)
         except (FunctionAway, FunctionFailed) as error:
             raise NotNow(str(error)) from None
-        if answer.status >= 500 or answer.status == 429:
+        if is_passing(answer.status):
             raise NotNow(answer.status_line)
         return answer
 

@@ -86,11 +86,13 @@ def error_of(refused: Refusal, target: Target) -> BackendError:
         again_s = max(1, round(pause_s(refused, 1)))
         return FunctionAway(
             f"The function {name} is throttled: as many of its invocations run as may; nothing was "
-            f"done. Try again in {again_s} s"
+            f"done. Try again in {again_s} s",
+            reached=False,
         )
     if code in NOT_READY:
         return FunctionAway(
-            f"The function {name} is not ready ({code}); nothing was done. Try again in a minute"
+            f"The function {name} is not ready ({code}); nothing was done. Try again in a minute",
+            reached=False,
         )
     if code in _CREDENTIALS:
         return BackendError(
@@ -116,7 +118,8 @@ def _not_answered(refused: Refusal, name: str) -> BackendError:
     if not refused.was_sent:
         return FunctionAway(
             f"The function {name} could not be reached ({refused.code}); nothing was done. Try "
-            "again later"
+            "again later",
+            reached=False,
         )
     return FunctionAway(
         f"The function {name} was invoked, and its answer was lost ({refused.code}); it may have "

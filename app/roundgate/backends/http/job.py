@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
-from typing import Any, Final
+from typing import Any
 
-from roundgate.backends.exchange import Kept
+from roundgate.backends.exchange import Kept, is_none_left, is_passing
 from roundgate.backends.http.arguments import PATH_VARIABLE, Argument
 from roundgate.backends.http.config import HttpCancelConfig, HttpJobConfig
 from roundgate.backends.http.keys import Key, with_key
@@ -16,13 +16,16 @@ from roundgate.backends.http.messages import Answer, Outgoing, Send
 from roundgate.backends.http.paths import path_text
 from roundgate.backends.http.template import Template
 from roundgate.backends.http.writing import BodyPlan, body_of
-from roundgate.errors import BackendError, NotNow, ParseError, ToolError, UnexpectedAnswer
+from roundgate.errors import (
+    BackendError,
+    NoAnswer,
+    NotNow,
+    ParseError,
+    ToolError,
+    UnexpectedAnswer,
+)
 from roundgate.protocol import ABSENT
 from roundgate.values import dataclass
-
-_NOT_NOW: Final = (429, 502, 503, 504)
-_OVER: Final = (404, 409, 410)
-"""To a cancel: the job has ended, or is not there any more."""
 
 
 def check_job(job: HttpJobConfig, arguments: Sequence[Argument]) -> None:
@@ -110,11 +113,19 @@ class HttpJob:
         """Send the request.
 
         Raises:
+            NotNow: it may have come to the service, whose answer does not say so.
             BackendError: the service did not take it, or did not answer with JSON.
         """
+        doing = "starting the job"
         try:
             answer = await self.send(with_key(self.outgoing, self.key))
-            return _good(answer, "starting the job").value()
+            if answer.status >= 500:
+                raise NotNow(f"The service answered {answer.status_line} to {doing}")
+            return _good(answer, doing).value()
+        except NoAnswer as error:
+            if error.reached:
+                raise NotNow(str(error)) from None
+            raise
         except ParseError:
             raise BackendError(
                 "The service started a job but did not say where to follow it"
@@ -128,8 +139,6 @@ class HttpJob:
             BackendError: it does not know the job, or does not answer with JSON.
         """
         answer = await self._get(self.config.poll, values)
-        if answer.status >= 500 or answer.status == 429:
-            raise NotNow(answer.status_line)
         try:
             return _good(answer, "following the job").value(), answer.kept()
         except ParseError:
@@ -145,8 +154,6 @@ class HttpJob:
             UnexpectedAnswer: it is longer than answers may be, or elsewhere.
         """
         answer = await self._get(self.config.fetch or self.config.poll, values)
-        if answer.status in _NOT_NOW:
-            raise NotNow(answer.status_line)
         return answer.kept()
 
     @property
@@ -156,19 +163,21 @@ class HttpJob:
 
     @property
     def starts_once(self) -> bool:
-        """Whether the service takes keys."""
-        return self.key is not None and self.key.is_declared
+        """Whether the start is known again by its key, or may be repeated anyway."""
+        return with_key(self.outgoing, self.key).is_repeatable
 
-    async def cancel(self, values: Mapping[str, str]) -> None:
-        """Send the request that ends the job.
+    async def cancel(self, values: Mapping[str, str]) -> bool:
+        """Send the request that ends the job; `False` if there is none to end.
 
         Raises:
             BackendError: the service cannot be reached, or refuses.
         """
         assert self.config.cancel is not None, "only what is cancellable is cancelled"
         answer = await self.send(self._cancelling(self.config.cancel, values))
-        if answer.status not in _OVER:
-            _good(answer, "cancelling the job")
+        if is_none_left(answer.status):
+            return False
+        _good(answer, "cancelling the job")
+        return True
 
     def _cancelling(self, cancel: HttpCancelConfig, values: Mapping[str, str]) -> Outgoing:
         known = {**self.arguments, **values}
@@ -190,11 +199,14 @@ class HttpJob:
         request = _request(template, values, self.parents, self.outgoing)
         request = replace(request, query=list(self.query))
         try:
-            return await self.send(request)
+            answer = await self.send(request)
         except UnexpectedAnswer:
             raise  # it would be the same the next time
         except BackendError as error:
             raise NotNow(str(error)) from None
+        if is_passing(answer.status):
+            raise NotNow(answer.status_line)
+        return answer
 
 
 def _pairs(name: str, value: Any) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from roundgate.errors import LeaseLost, Unavailable
 from roundgate.protocol import OPEN, Event, Status, sources, target
 from roundgate.storage.dynamodb.finding import Search, parts_of
+from roundgate.storage.dynamodb.journal import packed
 from roundgate.storage.dynamodb.root_items import (
     BLAMED,
     CLEANED_UP,
@@ -79,6 +80,7 @@ from roundgate.storage.noted import Doubt, Noted
 from roundgate.storage.tasks import (
     ANY,
     NOTHING,
+    SHARD_AT_MOST_MS,
     Added,
     Answered,
     Cancelled,
@@ -104,6 +106,8 @@ that are due first of all."""
 
 
 _READ_TRIES: Final = 5
+_TOLD: Final = "S#told"
+"""The key of the row that has what a sweeper said of its clock last."""
 _DAY_S: Final = 86_400
 
 
@@ -457,11 +461,17 @@ class DynamoDbTasks:
         due_ms: int,
         lapsed_ms: int,
         fence: int | None = None,
+        journal: Sequence[bytes] | None = None,
     ) -> Claimed | None:
-        """See `TaskStore`."""
+        """See `TaskStore`. A journal that is not written after all is left to `ttl`."""
+        sets = claimed_to_clean_up(until_ms, due_ms)
+        if journal is not None:
+            draft = self._table.draft(pk_of(ref), ttl_of(now_ms))
+            sets |= {"chunks": [draft.spill("2", packed(journal))], "tail": []}
+            await self._table.put(draft)
         # fences begin with 0
         values = values_of(now_ms, lapsed=lapsed_ms, fence=-1 if fence is None else fence)
-        change = Change(claimed_to_clean_up(until_ms, due_ms), may_be_cleaned_up(), values)
+        change = Change(sets, may_be_cleaned_up(), values)
         match await self._table.update(pk_of(ref), change, returns="ALL_NEW"):
             case Applied(row=dict() as root):
                 return await self._claimed(ref, root, was_lapsed=False)
@@ -554,14 +564,26 @@ class DynamoDbTasks:
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
         """See `TaskStore`."""
-        # Nobody has ever had it, or had it until now, or it is ours.
-        is_free = "(attribute_not_exists(#pk) OR #until_ms <= :now OR #sweeper = :sweeper)"
+        # Nobody has ever had it, or had it until now, or for longer than can be, or it is ours.
+        is_free = (
+            "(attribute_not_exists(#pk) OR #until_ms <= :now OR #until_ms > :latest"
+            " OR #sweeper = :sweeper)"
+        )
         change = Change(
             {"sweeper": sweeper, "until_ms": until_ms, "ttl": until_ms // 1000 + _DAY_S},
             when=[is_free],
-            values=values_of(now_ms, sweeper=sweeper),
+            values=values_of(now_ms, sweeper=sweeper, latest=now_ms + SHARD_AT_MOST_MS),
         )
         return isinstance(await self._table.update(f"S#{shard}", change), Applied)
+
+    async def tell_time(self, said: bytes) -> bytes | None:
+        """See `TaskStore`."""
+        change = Change({"said": said}, when=[], values={})
+        match await self._table.update(_TOLD, change, returns="ALL_OLD"):
+            case Applied(row=dict() as before):
+                kept: bytes | None = before.get("said")
+                return kept
+        return None
 
     async def postpone_many(
         self, moves: Sequence[Move], now_ms: int, skew_ms: int = 0
@@ -613,8 +635,9 @@ class DynamoDbTasks:
         return [task for task in await self._index(None, limit) if task.status in OPEN]
 
     async def _index(self, until_ms: int | None, limit: int) -> list[OpenTask]:
-        # exact where few are asked for; of many, each part of the index gives its share
-        share = limit if limit <= EXACTLY else -(-limit // self.shards)
+        # Exact where few are asked for. Of many, each part of the index gives twice its share: so
+        # fewer than the limit are all that there are, unless the parts are very uneven.
+        share = limit if limit <= EXACTLY else -(-2 * limit // self.shards)
         shards = (self._table.index(str(shard), until_ms, share) for shard in range(self.shards))
         rows = [row for rows in await asyncio.gather(*shards) for row in rows]
         return sorted(map(open_task_of, rows), key=lambda task: task.due_ms)[:limit]

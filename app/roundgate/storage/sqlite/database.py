@@ -3,11 +3,16 @@
 WAL, so that several processes on one file read while one writes. Every write is a function that
 runs in a transaction and has its condition in it (`storage.sqlite.writing`). Calls hop to threads
 here; one at a time uses a connection.
+
+A file that is deleted, or replaced by another of its name, stays open here: what is written to it
+is seen by no other process, and gone with this one. So each call compares the files under the name
+with those that were opened, and raises `Unavailable` where they are others.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import weakref
@@ -15,7 +20,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
@@ -30,9 +35,14 @@ else:
 
 T = TypeVar("T")
 
+log = logging.getLogger("roundgate.storage")
+
 BUSY_S: Final = 10
 MAX_CONNECTIONS: Final = 8
 _SWEEP_EVERY_MS: Final = 60_000
+_CLOCKS_AHEAD_MS: Final = 2 * 86_400_000
+"""For how much longer than needed a claimed round is remembered: a process whose clock is ahead must
+not let another run it again."""
 _WAL_ATTEMPTS: Final = 200
 
 MIGRATIONS: Final = (
@@ -145,6 +155,14 @@ update tasks set ending = case status when 'completed' then 'ok' when 'failed' t
 drop index tasks_ended;
 create index tasks_ended on tasks (ending) where ending in ('step_failed', 'error', 'cancelled');
 """,
+    """
+create table store (id text not null);
+insert into store (id) values (lower(hex(randomblob(8))));
+create table told (
+    only_row integer primary key check (only_row = 1),
+    said blob not null
+);
+""",
 )
 """What makes a file of version n one of version n + 1 (`pragma user_version`);
 only ever appended to."""
@@ -152,6 +170,12 @@ only ever appended to."""
 
 _writing: Final[dict[Path, threading.Lock]] = {}
 """Who writes to a file in this process just now."""
+
+_BESIDE: Final = ("", "-wal", "-shm")
+"""What SQLite adds to the name of a file for the files that it has open with it."""
+
+FileId: TypeAlias = tuple[int, int]
+"""Device and inode."""
 
 
 class Database:
@@ -163,12 +187,17 @@ class Database:
     """
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
+        self.id: str | None = None
+        """Drawn when the file was made; `None` until it is opened."""
         self._path = path
         self._durable = durable
         self._idle: list[sqlite3.Connection] = []
         self._writing = _writing.setdefault(path.absolute(), threading.Lock())
         self._threads: list[ThreadPoolExecutor] = []
         self._writer: Writer | None = None
+        self._opened: list[FileId | None] = []
+        """The files that were opened first; empty while none is."""
+        self._is_lost = False
         # where no lifespan ends, as on AWS Lambda, nobody calls `aclose`
         weakref.finalize(self, _close, self._idle, self._threads)
 
@@ -212,6 +241,7 @@ class Database:
             with self._writing:
                 db.execute(f"pragma synchronous = {'full' if durable else 'normal'}")
                 work(db)
+            self._check_files()  # what was written may have gone with the file
 
         self._borrow(alone)
 
@@ -234,8 +264,40 @@ class Database:
         """Close the connections."""
         self._writer = None
         _close(self._idle, self._threads)
+        self._opened = []
+
+    def trouble(self) -> str | None:
+        """Return why the file cannot be used, if it was deleted or replaced since it was opened."""
+        if not self._opened:
+            return None
+        now = [_file_id(self._beside(suffix)) for suffix in _BESIDE]
+        if all(then in (None, one) for then, one in zip(self._opened, now, strict=True)):
+            self._is_lost = False
+            return None
+        what = "deleted" if None in now[:1] else "replaced"
+        if now[0] == self._opened[0]:
+            what = "robbed of its -wal or -shm file"
+        return (
+            f"the file {self._path.name} was {what} while it was in use, and nothing more is kept in"
+            " it; stop all processes that use it, put the file in its place, and start them again"
+        )
+
+    def _check_files(self) -> None:
+        """Raise OSError if the files are not those that were opened."""
+        trouble = self.trouble()
+        if trouble is None:
+            return
+        if not self._is_lost:
+            self._is_lost = True
+            fields = {"path": str(self._path), "error": trouble}
+            log.error("the store was taken away", extra={"fields": fields})
+        raise OSError(trouble)
+
+    def _beside(self, suffix: str) -> Path:
+        return self._path.with_name(self._path.name + suffix)
 
     def _borrow(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        self._check_files()
         try:
             db = self._idle.pop()
         except IndexError:
@@ -260,11 +322,20 @@ class Database:
         try:
             _use_wal(db)
             db.execute("pragma foreign_keys = on")
-            _migrate(db, self._path)
+            is_new = _migrate(db, self._path)
+            self._note_opened(db, is_new=is_new)
         except BaseException:
             db.close()
             raise
         return db
+
+    def _note_opened(self, db: sqlite3.Connection, *, is_new: bool) -> None:
+        if self._opened:
+            return
+        self.id = db.execute("select id from store").fetchone()[0]
+        self._opened = [_file_id(self._beside(suffix)) for suffix in _BESIDE]
+        fields = {"path": str(self._path.absolute()), "store": self.id, "new": is_new}
+        log.info("store opened", extra={"fields": fields})
 
 
 def connect_in_memory() -> sqlite3.Connection:
@@ -321,7 +392,7 @@ class SqliteOnce:
         now_ms = self._clock.now_ms()
         if now_ms - self._swept_ms > _SWEEP_EVERY_MS:
             self._swept_ms = now_ms
-            db.execute("delete from once where forget_ms < ?", (now_ms,))
+            db.execute("delete from once where forget_ms < ?", (now_ms - _CLOCKS_AHEAD_MS,))
 
 
 def _read(db: sqlite3.Connection, token_id: str) -> OnceRecord | None:
@@ -358,14 +429,24 @@ def _use_wal(db: sqlite3.Connection) -> None:
             pause.wait(BUSY_S / _WAL_ATTEMPTS)
 
 
-def _migrate(db: sqlite3.Connection, path: Path) -> None:
-    """Bring the file to this version, whoever else is doing so at the same time.
+def _file_id(path: Path) -> FileId | None:
+    """Return what tells a file from another of its name; `None` if there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _migrate(db: sqlite3.Connection, path: Path) -> bool:
+    """Bring the file to this version, whoever else is doing so at the same time; return whether
+    it was empty.
 
     Raises:
         sqlite3.OperationalError: a later version of the gateway wrote it.
     """
     if _version(db) == len(MIGRATIONS):
-        return
+        return False
     with transaction(db):
         version = _version(db)
         if version > len(MIGRATIONS):
@@ -377,6 +458,7 @@ def _migrate(db: sqlite3.Connection, path: Path) -> None:
             for statement in filter(str.strip, script.split(";")):
                 db.execute(statement)
         db.execute(f"pragma user_version = {len(MIGRATIONS)}")
+    return version == 0
 
 
 def _version(db: sqlite3.Connection) -> int:

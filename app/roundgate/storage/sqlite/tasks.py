@@ -15,6 +15,7 @@ from roundgate.storage.tasks import (
     ANY,
     ENDING_OF,
     NOTHING,
+    SHARD_AT_MOST_MS,
     UNHAPPY,
     Added,
     Answered,
@@ -364,6 +365,7 @@ class SqliteTasks:
         due_ms: int,
         lapsed_ms: int,
         fence: int | None = None,
+        journal: Sequence[bytes] | None = None,
     ) -> Claimed | None:
         """See `TaskStore`."""
 
@@ -383,6 +385,10 @@ class SqliteTasks:
                 "unsent": 1,
             }
             _set(db, row["n"], changes)
+            if journal is not None:
+                kept = "delete from payloads where task = ? and kind = 'journal'"
+                db.execute(kept, (row["n"],))
+                _put(db, row["n"], "journal", (("", entry) for entry in journal))
             return _claimed(db, ref, row | changes)
 
         return await self._database.write(write)
@@ -434,18 +440,33 @@ class SqliteTasks:
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
         """See `TaskStore`."""
-        held = "select 1 from sweepers where shard = ? and sweeper <> ? and until_ms > ?"
+        latest_ms = now_ms + SHARD_AT_MOST_MS
+        held = (
+            "select 1 from sweepers where shard = ? and sweeper <> ? and until_ms > ?"
+            " and until_ms <= ?"
+        )
         if await self._database.read(
-            lambda db: db.execute(held, (shard, sweeper, now_ms)).fetchone()
+            lambda db: db.execute(held, (shard, sweeper, now_ms, latest_ms)).fetchone()
         ):
             return False  # without a lock that whoever has it would have to wait for
         statement = (
             "insert into sweepers (shard, sweeper, until_ms) values (?, ?, ?) on conflict (shard) do update"
             " set sweeper = excluded.sweeper, until_ms = excluded.until_ms"
-            " where sweepers.until_ms <= ? or sweepers.sweeper = excluded.sweeper"
+            " where sweepers.until_ms <= ? or sweepers.until_ms > ?"
+            " or sweepers.sweeper = excluded.sweeper"
         )
-        facts = (shard, sweeper, until_ms, now_ms)
+        facts = (shard, sweeper, until_ms, now_ms, latest_ms)
         return await self._database.write(lambda db: db.execute(statement, facts).rowcount == 1)
+
+    async def tell_time(self, said: bytes) -> bytes | None:
+        """See `TaskStore`."""
+
+        def write(db: sqlite3.Connection) -> bytes | None:
+            before = db.execute("select said from told").fetchone()
+            db.execute("insert or replace into told values (1, ?)", (said,))
+            return None if before is None else before[0]
+
+        return await self._database.write(write, durable=False)
 
     async def postpone_many(
         self, moves: Sequence[Move], now_ms: int, skew_ms: int = 0

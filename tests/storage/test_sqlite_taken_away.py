@@ -1,0 +1,166 @@
+"""A SQLite file that is deleted or replaced while it is in use: nothing is accepted that nobody
+would find again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from roundgate.config import TasksConfig
+from roundgate.config.settings import Settings
+from roundgate.errors import Unavailable
+from roundgate.main import build_app
+from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.queue import SqliteQueue
+from roundgate.storage.sqlite.tasks import SqliteTasks
+from roundgate.storage.tasks import NewTask, TaskRef
+from roundgate.tasks.sweep import Sweep
+from tests.support.asgi import STATE_KEY, client, config_file, stoppable
+from tests.support.clocks import FixedClock
+from tests.support.functions import add
+
+NOW = FixedClock().now_ms()
+DAY_MS = 86_400_000
+
+
+def new(name: str) -> NewTask:
+    return NewTask(TaskRef("owner", name), "tool", b"{}", NOW, NOW + DAY_MS, NOW)
+
+
+def delete(path: Path) -> None:
+    path.unlink()
+
+
+def delete_all(path: Path) -> None:
+    for file in path.parent.glob(f"{path.name}*"):
+        file.unlink()
+
+
+def delete_folder(path: Path) -> None:
+    shutil.rmtree(path.parent)
+
+
+def replace(path: Path) -> None:
+    other = path.with_suffix(".backup")
+    Database(other)._connect().close()
+    other.replace(path)
+
+
+def delete_wal(path: Path) -> None:
+    path.with_name(f"{path.name}-wal").unlink()
+
+
+def delete_shm(path: Path) -> None:
+    path.with_name(f"{path.name}-shm").unlink()
+
+
+HARM: dict[str, tuple[Callable[[Path], None], str]] = {
+    "deleted": (delete, "deleted"),
+    "deleted with what is beside it": (delete_all, "deleted"),
+    "its folder deleted": (delete_folder, "deleted"),
+    "replaced": (replace, "replaced"),
+    "its -wal deleted": (delete_wal, "robbed of its -wal or -shm file"),
+    "its -shm deleted": (delete_shm, "robbed of its -wal or -shm file"),
+}
+
+
+@pytest.fixture
+def clock() -> FixedClock:
+    return FixedClock()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "kept" / "gateway.db"
+
+
+@pytest.mark.parametrize(("harm", "says"), HARM.values(), ids=HARM.keys())
+async def test_nothing_is_accepted_into_a_file_that_was_taken_away(
+    path: Path, harm: Callable[[Path], None], says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = Database(path)
+    store = SqliteTasks(database)
+    assert await store.create(new("before"))
+    assert database.trouble() is None
+    harm(path)
+    for name in ("after", "once more"):
+        with pytest.raises(Unavailable, match=says):
+            await store.create(new(name))
+    with pytest.raises(Unavailable, match=says):
+        await store.read(TaskRef("owner", "before"), NOW)
+    assert says in (database.trouble() or "")
+    assert [one.message for one in caplog.records] == ["the store was taken away"]
+    await database.aclose()
+
+
+async def test_a_file_that_is_put_back_is_used_again(path: Path) -> None:
+    database = Database(path)
+    store = SqliteTasks(database)
+    await store.create(new("before"))
+    aside = path.with_suffix(".aside")
+    os.replace(path, aside)
+    with pytest.raises(Unavailable, match="deleted"):
+        await store.create(new("after"))
+    os.replace(aside, path)
+    assert await store.create(new("after"))
+    assert database.trouble() is None
+    await database.aclose()
+
+
+async def test_of_two_gateways_on_two_files_of_one_name_the_first_says_so(path: Path) -> None:
+    first = Database(path)
+    await SqliteTasks(first).create(new("first"))
+    delete_all(path)
+    second = Database(path)
+    assert await SqliteTasks(second).create(new("second"))
+    assert second.trouble() is None
+    with pytest.raises(Unavailable, match="replaced"):
+        await SqliteTasks(first).create(new("third"))
+    assert first.id != second.id
+    for database in (first, second):
+        await database.aclose()
+
+
+async def test_processes_on_one_file_know_it_by_one_id(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "roundgate.storage")
+    first, second = Database(path), Database(path)
+    for database in (first, second):
+        await SqliteTasks(database).count_open("owner", 1)
+    assert first.id == second.id is not None
+    told = [one.fields for one in caplog.records]  # type: ignore[attr-defined]
+    where = {"path": str(path), "store": first.id}
+    assert told == [{**where, "new": True}, {**where, "new": False}]
+    for database in (first, second):
+        await database.aclose()
+
+
+async def test_the_sweep_finds_it(path: Path, clock: FixedClock) -> None:
+    database = Database(path)
+    store, queue = SqliteTasks(database), SqliteQueue(database, clock)
+    sweep = Sweep(store, queue, clock, TasksConfig())
+    await sweep.sweep()
+    delete_all(path)
+    with pytest.raises(Unavailable, match="deleted"):
+        await sweep.sweep()
+    await database.aclose()
+
+
+async def test_healthz_says_it(path: Path) -> None:
+    using = Settings(store=f"sqlite:///{path}", state_keys=STATE_KEY)
+    async with stoppable(build_app(config_file(add), using)) as app, client(app) as mcp:
+        health = (await mcp.http.get("/healthz")).json()
+        assert (health["status"], "store" in health) == ("ok", False)
+        stores = app.state.core.stores
+        await stores.tasks.count_open("owner", 1)
+        assert (await mcp.http.get("/healthz")).json()["store"] == stores.id()
+        delete_all(path)
+        health = (await mcp.http.get("/healthz")).json()
+        assert health["status"] == "degraded"
+        assert "gateway.db was deleted while it was in use" in health["troubles"][0]
