@@ -76,7 +76,8 @@ def refused(error: errors.GatewayError, *, has_lines: bool = False) -> int:
                 }
             )
         )
-    said = escaped_lines(str(error)) if has_lines else escaped(str(error))
+    text = error.on_command_line if isinstance(error, errors.ClientError) else str(error)
+    said = escaped_lines(text) if has_lines else escaped(text)
     print(Style(sys.stderr)(said, "red"), file=sys.stderr)
     return next(status for kind, status in _STATUSES if isinstance(error, kind))
 

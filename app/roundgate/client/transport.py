@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from roundgate.carrier import carrier
 from roundgate.client.http1 import END_OF_HEAD, Body, Head, parse_head, request_head
 from roundgate.client.limits import Limits
-from roundgate.errors import BadAnswer, ClientError, ConnectionLost, TimedOut
+from roundgate.errors import BadAnswer, ClientError, ConnectionLost, Remedy, TimedOut
 
 _READ: Final = 256 * 1024
 _IDLE_PER_ORIGIN: Final = 16
@@ -52,7 +52,10 @@ class Url:
                 "The URL of a server starts with http:// or https:// and names a host"
             )
         if parts.username is not None or parts.password is not None:
-            raise ClientError("Leave user name and password out of the URL, and give them as auth=")
+            raise ClientError(
+                "Leave user name and password out of the URL, which logs and histories keep",
+                Remedy.CREDENTIALS,
+            )
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         if not target.isascii() or not target.isprintable() or " " in target:
             raise ClientError("The URL has characters that must be percent-encoded")
@@ -229,7 +232,8 @@ class SocketTransport:
         except TimeoutError:
             seconds = self._limits.connect_s
             raise TimedOut(
-                f"No connection to {url.authority} within {seconds:g} s (limit connect_s)"
+                f"No connection to {url.authority} within {seconds:g} s (limit connect_s)",
+                was_sent=False,
             ) from None
         except ssl.SSLError as error:
             reason = getattr(error, "verify_message", "") or error.reason or "TLS failed"
