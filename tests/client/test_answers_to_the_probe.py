@@ -89,10 +89,12 @@ ANSWERS_OF_OLDER_SERVERS = {
 
 @pytest.mark.parametrize("name", ANSWERS_OF_OLDER_SERVERS)
 async def test_an_older_server_is_connected_to_whatever_it_answers_to_the_probe(name: str) -> None:
-    async with scripted(older(ANSWERS_OF_OLDER_SERVERS[name])) as server:
-        async with Client(server.url) as client:
-            assert (await client.connect()).protocol_version == OLD
-            assert (await client.call("t")).value == "old"
+    async with (
+        scripted(older(ANSWERS_OF_OLDER_SERVERS[name])) as server,
+        Client(server.url) as client,
+    ):
+        assert (await client.connect()).protocol_version == OLD
+        assert (await client.call("t")).value == "old"
 
 
 async def test_a_redirect_within_the_server_is_followed_to_the_handshake() -> None:
@@ -143,17 +145,21 @@ async def test_a_probe_without_an_answer_ends_in_time_and_names_the_way_around_i
             yield b": still here\n\n"
             await asyncio.sleep(0.1)
 
-    async with scripted(older(silent)) as server:
-        async with Client(server.url, limits=Limits(request_s=0.5)) as client:
-            with pytest.raises(TimedOut, match="versions"):
-                await client.connect()
+    async with (
+        scripted(older(silent)) as server,
+        Client(server.url, limits=Limits(request_s=0.5)) as client,
+    ):
+        with pytest.raises(TimedOut, match="versions"):
+            await client.connect()
 
 
 async def test_a_website_is_told_from_a_server() -> None:
-    async with scripted(lambda asked: http(200, b"<html>", "text/html")) as server:
-        async with Client(server.url) as client:
-            with pytest.raises(BadAnswer, match="text/html"):
-                await client.connect()
+    async with (
+        scripted(lambda asked: http(200, b"<html>", "text/html")) as server,
+        Client(server.url) as client,
+    ):
+        with pytest.raises(BadAnswer, match="text/html"):
+            await client.connect()
 
 
 async def test_a_result_with_the_id_of_another_request_is_not_believed() -> None:

@@ -150,9 +150,7 @@ def _is_response(message: Json, *, any_error: bool) -> bool:
     may send an `error` of another shape: with `any_error` that counts, too."""
     if "method" in message:
         return False
-    return "result" in message or (
-        "error" in message and (any_error or is_error(message["error"]))
-    )
+    return "result" in message or ("error" in message and (any_error or is_error(message["error"])))
 
 
 def _no_message(response: HttpResponse, reason: str) -> TryLater | HttpRefused:

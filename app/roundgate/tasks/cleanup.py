@@ -123,7 +123,7 @@ class Cleaning:
         record = claimed.record
         self._metrics.turn(record.tool, turn.value, took_ms)
         fields = {
-            "task": record.ref.id,
+            "task": str(record.ref),
             "name": record.tool,
             "outcome": turn.value,
             "attempt": record.attempts,

@@ -146,7 +146,7 @@ class Endings:
     async def _park(
         self, checkpointer: Checkpointer, tool: str, error: NondeterminismError
     ) -> None:
-        reference = log_failure(f"task {checkpointer.ref.id} (tool {tool})", error, self._clock)
+        reference = log_failure(f"task {checkpointer.ref} (tool {tool})", error, self._clock)
         await checkpointer.park(
             f"{PARKED}: its handler went another way than before, at {error.key!r} (reference "
             f"{reference})"
@@ -187,7 +187,7 @@ class Endings:
         except (LeaseLost, Unavailable) as error:
             log.warning(
                 "a task could not be let go of",
-                extra={"fields": {"task": ref.id, "error": str(error)}},
+                extra={"fields": {"task": str(ref), "error": str(error)}},
             )
 
     async def decline(self, claimed: Claimed, needs: NotServedHere) -> Turn:
@@ -228,7 +228,7 @@ class Endings:
             LeaseLost, Unavailable
         """
         record, attempt = claimed.record, claimed.record.attempts + 1
-        what = f"task {record.ref.id} (tool {record.tool}, attempt {attempt})"
+        what = f"task {record.ref} (tool {record.tool}, attempt {attempt})"
         reference = log_failure(what, error, self._clock)
         if attempt >= self._config.max_attempts:
             reason = (
@@ -257,7 +257,7 @@ class Endings:
             LeaseLost, Unavailable
         """
         reference = log_failure(
-            f"task {claimed.record.ref.id} (tool {claimed.record.tool})", error, self._clock
+            f"task {claimed.record.ref} (tool {claimed.record.tool})", error, self._clock
         )
         return await self._fail(claimed, f"because {error}", reference)
 

@@ -17,5 +17,5 @@ async def wake(queue: TaskQueue, ref: TaskRef, delay_ms: int = 0) -> None:
     try:
         await queue.send(ref, delay_ms)
     except Unavailable as error:
-        fields = {"task": ref.id, "error": str(error)}
+        fields = {"task": str(ref), "error": str(error)}
         log.warning("no message for a task, the sweep will send one", extra={"fields": fields})

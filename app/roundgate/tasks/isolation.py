@@ -211,7 +211,7 @@ class Children:
         return ending
 
     async def _died(self, ref: TaskRef, fence: int | None, status: int) -> bool:
-        fields = {"task": ref.id, "status": status}
+        fields = {"task": str(ref), "status": status}
         if fence is None:
             if not self._stop_requested:
                 log.error(

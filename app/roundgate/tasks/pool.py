@@ -173,10 +173,10 @@ class Pool:
         except Unavailable as error:  # the message comes again, or the sweep finds the task
             log.warning(
                 "a task has to wait",
-                extra={"fields": {"task": message.ref.id, "error": str(error)}},
+                extra={"fields": {"task": str(message.ref), "error": str(error)}},
             )
         except Exception as error:  # one task's trouble is no other's
-            log.error("a turn failed", exc_info=error, extra={"fields": {"task": message.ref.id}})
+            log.error("a turn failed", exc_info=error, extra={"fields": {"task": str(message.ref)}})
         finally:
             self._running_of -= Counter([owner])
             self._free.release()

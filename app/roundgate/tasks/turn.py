@@ -65,7 +65,7 @@ class Running:
 
     def facts(self) -> dict[str, Any]:
         """Fields for the log."""
-        return {"task": self.checkpointer.ref.id, "name": self.tool}
+        return {"task": str(self.checkpointer.ref), "name": self.tool}
 
     def request_stop(self) -> None:
         """Ask it to free its task at its next step."""

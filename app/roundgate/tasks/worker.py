@@ -160,7 +160,7 @@ class Worker:
                 return await self.clean_up(ref, deadline)
             case NotClaimed() as reason:
                 log.debug(
-                    "task not claimed", extra={"fields": {"task": ref.id, "reason": reason.value}}
+                    "task not claimed", extra={"fields": {"task": str(ref), "reason": reason.value}}
                 )
                 return Turn.NOT_CLAIMED
             case Claimed() as claimed:
@@ -211,7 +211,7 @@ class Worker:
             "ms": took_ms,
             **({} if reason is None else {"reason": reason}),
         }
-        log.info("task", extra={"fields": {"task": record.ref.id, **facts}})
+        log.info("task", extra={"fields": {"task": str(record.ref), **facts}})
 
     def request_stop(self) -> None:
         """Ask every run to free its task at its next step, including those that have not begun."""
@@ -334,7 +334,7 @@ class Worker:
         try:
             await to_its_end(self.clean_up(ref, deadline, left))
         except Unavailable as error:
-            fields = {"task": ref.id, "error": str(error)}
+            fields = {"task": str(ref), "error": str(error)}
             log.warning("a cancelled task has to wait to be cleaned up", extra={"fields": fields})
 
     async def _outcome(self, running: Running, task_call: TaskCall, served: ServedTool) -> Outcome:
