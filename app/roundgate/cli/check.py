@@ -11,6 +11,7 @@ from roundgate import config
 from roundgate.backends import Catalog, kind_of, loading
 from roundgate.cli import starting
 from roundgate.cli.arguments import configuration_file
+from roundgate.cli.client_remarks import client_remarks
 from roundgate.config import AuthorizerConfig, ConfigFile
 from roundgate.errors import ConfigError, Problem
 
@@ -66,7 +67,7 @@ def _print_served(file: ConfigFile, served: Catalog, fetched: dict[str, bytes]) 
         _print_catalog(served.of_view(view.name))
     if served.left_out:
         print(f"left out ({len(served.left_out)})", *served.left_out, sep="\n")
-    if remarks := _remarks(file, fetched):
+    if remarks := [*_remarks(file, fetched), *client_remarks(file, served)]:
         print(f"remarks ({len(remarks)})", *remarks, sep="\n")
 
 

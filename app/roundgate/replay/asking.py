@@ -146,10 +146,13 @@ def _open(
     names = ", ".join(entry.key for _, entry, _ in opened)
     required = merged(question.requires for _, _, question in opened)
     capabilities, what_for = run.call.capabilities, f"asking {names}"
-    if any(isinstance(question, Form) and question.is_approval for _, _, question in opened):
+    is_for_a_person = any(
+        isinstance(question, Form) and question.is_approval for _, _, question in opened
+    )
+    if is_for_a_person:
         what_for = f"asking a person for approval ({names}), which no text can do,"
         capabilities = capabilities.with_substitutes({})
-    capabilities.require(required, what_for)
+    capabilities.require(required, what_for, has_substitute=not is_for_a_person)
     untils: list[int] = []
     for name, entry, question in opened:
         if entry.key not in run.journal.questions:
