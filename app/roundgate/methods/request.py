@@ -5,7 +5,7 @@ from __future__ import annotations
 from roundgate.auth import Principal
 from roundgate.carrier import carrier
 from roundgate.protocol import Inbound
-from roundgate.replay import Notify
+from roundgate.replay import Notify, PageDone
 from roundgate.tracing import Span
 
 
@@ -20,3 +20,5 @@ class RequestContext:
     span: Span
     remaining_ms: float | None = None
     """For how long the environment lets the request run, in milliseconds, if it says so."""
+    page_done: PageDone | None = None
+    """Tells the client that its user is done with a page; `None` where clients are not told."""
