@@ -28,6 +28,7 @@ from roundgate.cli.remote_options import SECRET_VARIABLE
 from roundgate.cli.terminal import escaped_lines, say
 from roundgate.client import VERSIONS, Auth, Client, Observer, Transport
 from roundgate.clock import Clock
+from roundgate.files import open_private
 from roundgate.logs import Style, escaped
 
 DONE: Final = 0
@@ -142,6 +143,11 @@ def _auth(arguments: argparse.Namespace) -> Auth | str | None:
             raise errors.UsageError(
                 f"--client-id needs the client's secret in {SECRET_VARIABLE}, or --login"
             )
+        if not arguments.issuer:
+            raise errors.UsageError(
+                "--client-id needs --issuer URL, the authorization server that knows this client: "
+                "otherwise the secret would go to any that the MCP server names"
+            )
         return ClientCredentials(arguments.client_id, secret, issuer=arguments.issuer)
     return os.environ.get(arguments.token_env) or None
 
@@ -173,7 +179,7 @@ def _transcript(path: Path | None, files: ExitStack) -> Observer | None:
     if path is None:
         return None
     try:
-        file = files.enter_context(path.open("w"))
+        file = files.enter_context(os.fdopen(open_private(path), "w", encoding="utf-8"))
     except OSError as error:
         raise errors.UsageError(f"--transcript: {path} cannot be written: {error}") from None
     clock = Clock()

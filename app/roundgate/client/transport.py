@@ -19,6 +19,7 @@ from roundgate.carrier import carrier
 from roundgate.client.http1 import END_OF_HEAD, Body, Head, parse_head, request_head
 from roundgate.client.limits import Limits
 from roundgate.errors import BadAnswer, ClientError, ConnectionLost, Remedy, TimedOut
+from roundgate.protocol import is_plain_host
 
 _READ: Final = 256 * 1024
 _IDLE_PER_ORIGIN: Final = 16
@@ -85,9 +86,7 @@ def _host(name: str) -> str:
     except UnicodeError:
         host = ""
     labels = host.removesuffix(".").split(".") if ":" not in host else [host]
-    if any(not label or len(label) > _LONGEST_LABEL for label in labels) or not (
-        host.isprintable() and " " not in host
-    ):
+    if any(not label or len(label) > _LONGEST_LABEL for label in labels) or not is_plain_host(host):
         raise ClientError("The URL names a host that cannot be: write it as https://host/path")
     return host
 
