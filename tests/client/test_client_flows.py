@@ -137,7 +137,7 @@ def test_a_server_that_never_stops_asking_is_stopped() -> None:
                 "s",
                 a={"method": "elicitation/create", "params": {"mode": "url", "url": "file:///etc"}},
             ),
-            "URL",
+            "a page that is not opened",
         ),
         (asking("s", a={"method": "sampling/createMessage", "params": {}}), "without messages"),
         ({"resultType": "surprise"}, "unknown type"),

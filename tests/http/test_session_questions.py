@@ -9,12 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from fastapi import FastAPI
 from mcp_types import _v2025_11_25 as official
 from pydantic import BaseModel
 
-from roundgate import Context, Form, Roots, Sample, prompt, tool
+from roundgate import Context, Form, Roots, Sample, SyncContext, prompt, tool
+from roundgate.client import Client, Question
+from roundgate.client.questions import Kind
 from roundgate.config.settings import Settings
 from roundgate.http.older import asking
 from tests.support.asgi import gateway
@@ -58,6 +61,37 @@ async def page(ctx: Context) -> str:
     """Sends the user to a page."""
     await ctx.elicit_url("login", "Log in", "https://example.com/login")
     return "gone there"
+
+
+@tool
+async def connect(ctx: Context) -> str:
+    """Sends the user to two pages, says that they are done with, and asks."""
+    await ctx.elicit_url("login", "Log in", "https://example.com/login")
+    await ctx.elicit_url("pay", "Pay", "https://example.com/pay")
+    await ctx.elicit_url_done("login")
+    await ctx.elicit_url_done("pay")
+    who = await ctx.elicit("who", "Who?", Name)
+    await ctx.elicit_url_done("pay")
+    return f"connected, {who.name}"
+
+
+@tool
+def connect_blocking(ctx: SyncContext) -> str:
+    """Does it in a thread, twice under one name."""
+    for _ in range(2):
+        ctx.elicit_url("login", "Log in", "https://example.com/login")
+        ctx.elicit_url_done("login")
+    return "connected"
+
+
+@tool
+async def early(ctx: Context) -> str:
+    """Says that a page is done with to which it sent nobody."""
+    try:
+        await ctx.elicit_url_done("login")
+    except ValueError as error:
+        return str(error)
+    return "no error"
 
 
 @tool
@@ -105,7 +139,19 @@ async def letter(ctx: Context) -> str:
     return f"Dear {(await ctx.elicit('who', 'To whom?', Name)).name}"
 
 
-TOOLS = (greet, three, page, choose, shed, sampled_, counted, letter)
+TOOLS = (
+    greet,
+    three,
+    page,
+    connect,
+    connect_blocking,
+    early,
+    choose,
+    shed,
+    sampled_,
+    counted,
+    letter,
+)
 
 
 @pytest.fixture
@@ -178,6 +224,76 @@ async def test_a_page_to_open_has_an_id_of_its_own(two: tuple[FastAPI, FastAPI])
         await session.answer(two[1], question, {"action": "accept"})
         (response,) = await stream.over()
     assert text(response) == "gone there"
+
+
+COMPLETE = "notifications/elicitation/complete"
+BOTH_MODES: dict[str, Any] = {"elicitation": {"url": {}, "form": {}}}
+
+
+async def test_a_client_is_told_once_that_its_user_is_done_with_a_page(
+    two: tuple[FastAPI, FastAPI],
+) -> None:
+    """In whatever order and however many rounds later, with the id of the page's question."""
+    session = await opened(two[0], capabilities=BOTH_MODES)
+    async with session.stream(two[0], calling("connect")) as stream:
+        pages = []
+        for _ in range(2):
+            pages.append(await stream.asked())
+            await session.answer(two[1], pages[-1], {"action": "accept"})
+        ids = [page.asked["params"]["elicitationId"] for page in pages]
+        assert len(set(ids)) == 2
+        told = [await stream.message(), await stream.message()]
+        for one in told:
+            official.ElicitationCompleteNotification.model_validate(one)
+        assert [one["method"] for one in told] == [COMPLETE, COMPLETE]
+        assert [one["params"]["elicitationId"] for one in told] == ids
+        await session.answer(two[1], await stream.asked(), accept(name="Bob"))
+        (response,) = await stream.over()
+    assert text(response) == "connected, Bob"
+
+
+async def test_a_page_of_a_name_that_was_used_before_has_an_id_of_its_own(
+    two: tuple[FastAPI, FastAPI],
+) -> None:
+    session = await opened(two[0], capabilities=BOTH_MODES)
+    async with session.stream(two[0], calling("connect_blocking")) as stream:
+        asked, done = [], []
+        for _ in range(2):
+            page = await stream.asked()
+            asked.append(page.asked["params"]["elicitationId"])
+            await session.answer(two[1], page, {"action": "accept"})
+            done.append((await stream.message())["params"]["elicitationId"])
+        (response,) = await stream.over()
+    assert (text(response), len(set(asked)), done) == ("connected", 2, asked)
+
+
+async def test_a_page_that_nobody_was_sent_to_is_a_mistake(two: tuple[FastAPI, FastAPI]) -> None:
+    session = await opened(two[0], capabilities=BOTH_MODES)
+    response = await session.send(two[0], calling("early"))
+    assert "call ctx.elicit_url('login', …)" in text(response.json())
+
+
+async def test_a_client_of_2026_07_28_is_not_told_because_that_has_no_such_notification(
+    two: tuple[FastAPI, FastAPI],
+) -> None:
+    seen: list[Any] = []
+
+    def answer(question: Question) -> Any:
+        return {"name": "Bob"} if question.kind is Kind.FORM else True
+
+    async with (
+        httpx.AsyncClient(transport=httpx.ASGITransport(two[0])) as http,
+        Client(
+            "http://127.0.0.1/mcp",
+            http=http,
+            versions=["2026-07-28"],
+            answers=answer,
+            observer=lambda direction, message, status: seen.append(message),
+        ) as client,
+    ):
+        done = await client.call("connect", on_progress=lambda progress: None)
+    assert done.value == "connected, Bob"
+    assert not [one for one in seen if one.get("method") == COMPLETE]
 
 
 @pytest.mark.parametrize(

@@ -128,3 +128,30 @@ def test_declaring_what_was_missing_as_well_is_enough_and_needed(
     lacking = missing(required, declared)
     assert missing(required, merged(declared, lacking)) == {}
     assert missing(lacking, declared) == lacking
+
+
+@pytest.mark.parametrize(
+    ("required", "remedy"),
+    [
+        ({"elicitation": {"form": {}}}, "set fallback.ask_in_words: true in the server's gateway"),
+        ({"sampling": {}}, "set fallback.ask_in_words: true in"),
+        (
+            {"extensions": {TASKS: {}}},
+            "set fallback.without_tasks: wait in",
+        ),
+        (
+            {"roots": {}, "extensions": {TASKS: {}}},
+            "ask_in_words: true and fallback.without_tasks: wait in",
+        ),
+        ({"extensions": {"x/y": {}}}, "Use a client that has them"),
+    ],
+)
+def test_the_text_says_what_to_do(required: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(MissingCapability) as caught:
+        ClientCapabilities({}).require(required, "tool t")
+    said = str(caught.value)
+    assert "Use a client that has them" in said
+    assert remedy in said
+    with pytest.raises(MissingCapability) as caught:
+        ClientCapabilities({}).require(required, "approving", has_substitute=False)
+    assert "fallback" not in str(caught.value)

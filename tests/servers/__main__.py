@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from roundgate.client import Client
+from roundgate.client import VERSIONS, Client
 from roundgate.errors import ClientError, ConnectionLost
 
 ROOT = Path(__file__).parents[2]
@@ -40,13 +40,21 @@ class Check:
 
 @dataclass(frozen=True)
 class Subject:
-    """A server in one revision; `{port}` in its command and environment is where it listens."""
+    """A server in one revision; `{port}` in its command and environment is where it listens.
+
+    `is_named` says whether the client is told the revision; otherwise it finds it, as by default.
+    """
 
     name: str
     revision: str
     command: Sequence[str]
     checks: Sequence[Check]
     environment: Mapping[str, str] = field(default_factory=dict)
+    is_named: bool = True
+
+    @property
+    def versions(self) -> Sequence[str]:
+        return [self.revision] if self.is_named else VERSIONS
 
 
 PYTHON = [str(CACHE / "venv" / "bin" / "python"), str(HERE / "served_by_fastmcp.py"), "{port}"]
@@ -60,6 +68,28 @@ SIGN = Check("question", "sign", "signed, Ada", answers=ADA)
 STEPS = Check("stream", "steps", "done")
 DIG = Check("task", "dig", "3 m", {"depth": 3})
 USER = {"name": "Ada", "email": "ada@example.org", "age": 36}
+MODES = ("stateful", "stateless", "json")
+
+
+def by_default(environment: str, name: str, revision: str, mode: str) -> Subject:
+    """Return a server of an older SDK, whose revision the client has to find by itself."""
+    command = [str(CACHE / environment / "bin" / "python"), str(HERE / "served_by_sdk_1.py")]
+    # Only a stateful server with streams can ask on the stream of a call.
+    checks = {"stateful": [ADD, STEPS, GREET], "stateless": [ADD, STEPS], "json": [ADD]}[mode]
+    return Subject(f"{name}, {mode}", revision, [*command, "{port}", mode], checks, is_named=False)
+
+
+def bridged(server: str, *checks: Check, stateless: bool = False) -> Subject:
+    """Return a server that speaks over its standard input and output, behind mcp-proxy."""
+    programs = CACHE / "mcp-proxy" / "bin"
+    mode = ["--stateless"] if stateless else []
+    command = [str(programs / "mcp-proxy"), "--port", "{port}", *mode, str(programs / server)]
+    said = f"mcp-proxy 0.13, {server}" + (", stateless" if stateless else "")
+    return Subject(said, "2025-11-25", command, checks, is_named=False)
+
+
+NOW = Check("call", "get_current_time", "Europe/Vienna", {"timezone": "Europe/Vienna"})
+LOG = Check("call", "git_log", "Commit", {"repo_path": str(ROOT), "max_count": 1})
 
 SUBJECTS = [
     Subject(
@@ -104,6 +134,12 @@ SUBJECTS = [
         ],
         {"PORT": "{port}"},
     ),
+    *[by_default("sdk-1.12", "Python SDK 1.12", "2025-06-18", mode) for mode in MODES],
+    *[by_default("sdk-1.30", "Python SDK 1.30", "2025-11-25", mode) for mode in MODES],
+    *[by_default("fastmcp-3", "FastMCP 3.4", "2025-11-25", mode) for mode in MODES],
+    bridged("mcp-server-git", LOG),
+    bridged("mcp-server-time", NOW),
+    bridged("mcp-server-time", NOW, stateless=True),
 ]  # fmt: skip
 COLUMNS = ("list", "call", "stream", "question", "task", "task that asks")
 
@@ -125,7 +161,10 @@ async def examined(subject: Subject) -> dict[str, str]:
     """What came of each check: `yes`, or what went wrong."""
     found: dict[str, str] = {}
     async with served(subject) as url:
-        async with Client(url, versions=[subject.revision]) as client:
+        async with Client(url, versions=subject.versions) as client:
+            spoken = (await client.connect()).protocol_version
+            if spoken != subject.revision:
+                return {"list": f"revision {spoken} was agreed on"}
             found["list"] = "yes" if await client.tools() else "no tools"
         for check in subject.checks:
             try:
@@ -142,7 +181,7 @@ async def examined(subject: Subject) -> dict[str, str]:
 
 async def called(subject: Subject, check: Check, url: str) -> str:
     """A call with the library; a task is started, and waited for by its handle."""
-    async with Client(url, versions=[subject.revision], answers=check.answers) as client:
+    async with Client(url, versions=subject.versions, answers=check.answers) as client:
         if not check.column.startswith("task"):
             return (await client.call(check.tool, check.arguments)).text
         task = await client.start(check.tool, check.arguments)
@@ -161,7 +200,8 @@ async def commanded(subject: Subject, check: Check, url: str) -> str:
         answers.flush()
         process = await asyncio.create_subprocess_exec(
             *[sys.executable, "-m", "roundgate.cli", "call", url, check.tool, *words],
-            *["--revision", subject.revision, "--answers", answers.name, "--timeout", str(CALL_S)],
+            *(["--revision", subject.revision] if subject.is_named else []),
+            *["--answers", answers.name, "--timeout", str(CALL_S)],
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -177,7 +217,7 @@ async def served(subject: Subject) -> AsyncGenerator[str, None]:
     """The address of a server that runs."""
     port = str(free_port())
     filled = {name: one.replace("{port}", port) for name, one in subject.environment.items()}
-    log = CACHE / f"{subject.name.split()[0]}-{subject.revision}.log"
+    log = CACHE / f"{subject.name}-{subject.revision}.log".replace(" ", "-").replace(",", "")
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
             *[one.replace("{port}", port) for one in subject.command],

@@ -102,6 +102,8 @@ class Tool:
     `None` where there is none."""
     asks_first: bool = False
     """Whether `call` asks whether to go ahead."""
+    may_ask: bool = False
+    """Whether it is known to ask the client something in some of its calls, beside approvals."""
     cleans_up: bool = False
     """Whether a task of it that ends early is to be called once more to end what it
     began elsewhere (`replay.Cleanup`).

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -60,7 +61,9 @@ def _check_size(path: Path) -> None:
 
 
 def write(cassette: Cassette, path: Path) -> None:
-    """Write a cassette, all of it or nothing.
+    """Write a cassette, all of it or nothing, as a file that nobody but its owner reads.
+
+    A link at its place is replaced, not followed.
 
     Raises:
         UsageError: the file cannot be written, or would be larger than a cassette may be.
@@ -71,13 +74,17 @@ def write(cassette: Cassette, path: Path) -> None:
             f"{path}: the conversation takes {len(text)} bytes, and a cassette has at most "
             f"{MAX_BYTES}"
         )
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(text)
+        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
+        beside = Path(name)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text)
         beside.replace(path)
     except OSError as error:
-        beside.unlink(missing_ok=True)
+        if beside is not None:
+            beside.unlink(missing_ok=True)
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 
 

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Final
 
 from roundgate.cli.deployment_options import with_stack
+from roundgate.cli.parsing import CommandParser
 from roundgate.cli.remote_options import MODULES
 from roundgate.errors import ConfigError, UsageError
 from roundgate.garbage import kept
@@ -89,7 +90,7 @@ def make_parser(groups: Iterable[str] = tuple(_GROUPS)) -> argparse.ArgumentPars
         prog="roundgate", description="A stateless MCP gateway (revision 2026-07-28)."
     )
     parser.add_argument("--version", action=_Version, help="print the version, and end")
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=CommandParser)
     for group in groups:
         import_module(f"roundgate.cli.{group}").add_commands(commands)
     return parser

@@ -12,6 +12,7 @@ from roundgate import config
 from roundgate.backends import Catalog, kind_of, loading
 from roundgate.cli import starting
 from roundgate.cli.arguments import configuration_file
+from roundgate.cli.client_remarks import client_remarks
 from roundgate.config import AuthorizerConfig, ConfigFile
 from roundgate.errors import ConfigError, Problem
 
@@ -70,7 +71,12 @@ def _print_served(file: ConfigFile, served: Catalog, fetched: dict[str, bytes]) 
         _print_catalog(served.of_view(view.name))
     if served.left_out:
         print(f"left out ({len(served.left_out)})", *served.left_out, sep="\n")
-    if remarks := [*_unasked_scopes(file, served), *_remarks(file, fetched)]:
+    remarks = [
+        *_unasked_scopes(file, served),
+        *_remarks(file, fetched),
+        *client_remarks(file, served),
+    ]
+    if remarks:
         print(f"remarks ({len(remarks)})", *remarks, sep="\n")
 
 

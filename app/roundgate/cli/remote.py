@@ -28,6 +28,7 @@ from roundgate.cli.remote_options import SECRET_VARIABLE
 from roundgate.cli.terminal import escaped_lines, say
 from roundgate.client import VERSIONS, Auth, Client, Observer, Transport
 from roundgate.clock import Clock
+from roundgate.files import open_private
 from roundgate.logs import Style, escaped
 
 DONE: Final = 0
@@ -76,7 +77,8 @@ def refused(error: errors.GatewayError, *, has_lines: bool = False) -> int:
                 }
             )
         )
-    said = escaped_lines(str(error)) if has_lines else escaped(str(error))
+    text = error.on_command_line if isinstance(error, errors.ClientError) else str(error)
+    said = escaped_lines(text) if has_lines else escaped(text)
     print(Style(sys.stderr)(said, "red"), file=sys.stderr)
     return next(status for kind, status in _STATUSES if isinstance(error, kind))
 
@@ -141,6 +143,11 @@ def _auth(arguments: argparse.Namespace) -> Auth | str | None:
             raise errors.UsageError(
                 f"--client-id needs the client's secret in {SECRET_VARIABLE}, or --login"
             )
+        if not arguments.issuer:
+            raise errors.UsageError(
+                "--client-id needs --issuer URL, the authorization server that knows this client: "
+                "otherwise the secret would go to any that the MCP server names"
+            )
         return ClientCredentials(arguments.client_id, secret, issuer=arguments.issuer)
     return os.environ.get(arguments.token_env) or None
 
@@ -172,7 +179,7 @@ def _transcript(path: Path | None, files: ExitStack) -> Observer | None:
     if path is None:
         return None
     try:
-        file = files.enter_context(path.open("w"))
+        file = files.enter_context(os.fdopen(open_private(path), "w", encoding="utf-8"))
     except OSError as error:
         raise errors.UsageError(f"--transcript: {path} cannot be written: {error}") from None
     clock = Clock()

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from roundgate.cli import output, remote, remote_options
+from roundgate.cli.parsing import CommandParser
 from roundgate.cli.suggesting import Server, Suggesting
 from roundgate.cli.terminal import say
 from roundgate.client import Client, Observer, handle_of
@@ -210,7 +211,7 @@ class _Noted:
             self.tasks[result["taskId"]] = self._called.get(message.get("id"), "")
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(CommandParser):
     """Raises where the standard one would end the process because of a mistake."""
 
     def error(self, message: str) -> NoReturn:

@@ -98,7 +98,7 @@ async def _list(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> 
     else:
         print_table(HEAD, [row_of(record, now_ms) for record in records])
     if cursor is not None:
-        say(f"there are more: --cursor {cursor}", to=sys.stderr)
+        say(f"there are more: --cursor={cursor}", to=sys.stderr)
     return 0
 
 

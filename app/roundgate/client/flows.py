@@ -23,8 +23,10 @@ from roundgate.errors import (
     BadAnswer,
     HttpRefused,
     NoCommonVersion,
+    Remedy,
     RpcError,
     TaskEnded,
+    TimedOut,
     TooManyRounds,
 )
 from roundgate.json import encode
@@ -271,13 +273,18 @@ def rpc_error(error: Any) -> RpcError:
     Raises:
         BadAnswer: it is none.
     """
-    if (
+    if is_error(error):
+        return RpcError(error["code"], error["message"][:2_000], error.get("data"))
+    raise BadAnswer("The server sent an error without a code and a message")
+
+
+def is_error(error: Any) -> bool:
+    """Return whether this is the `error` of a JSON-RPC response."""
+    return (
         isinstance(error, dict)
         and isinstance(error.get("code"), int)
         and isinstance(error.get("message"), str)
-    ):
-        return RpcError(error["code"], error["message"][:2_000], error.get("data"))
-    raise BadAnswer("The server sent an error without a code and a message")
+    )
 
 
 _UNSUPPORTED: Final = -32022
@@ -310,8 +317,14 @@ def negotiate(
             elif error.code in _MODERN_ERRORS:
                 raise
         except HttpRefused as error:
-            if not 400 <= error.status < 500 or error.status in (401, 403, 407, 408, 429):
+            if not _is_of_older_servers(error.status):
                 raise
+        except BadAnswer:
+            pass  # no message of this revision; what the handshake meets is the better error
+        except TimedOut as error:
+            if not error.was_sent:
+                raise
+            raise TimedOut(str(error), Remedy.REVISION) from None
         else:
             if offered := _versions(result, "supportedVersions"):
                 if (chosen := next((one for one in modern if one in offered), None)) is not None:
@@ -321,6 +334,12 @@ def negotiate(
     if not legacy or (supported and not any(one in supported for one in legacy)):
         raise _no_common(versions, supported)
     return (yield from _initialize(info, capabilities, legacy, supported))
+
+
+def _is_of_older_servers(status: int) -> bool:
+    """Return whether an older server may answer a request that it does not know with this
+    status, rather than because of who asks or of how it is doing."""
+    return status == 501 or (400 <= status < 500 and status not in (401, 403, 407, 408, 429))
 
 
 def _initialize(

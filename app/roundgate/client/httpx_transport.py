@@ -67,7 +67,7 @@ class _HttpxResponse:
 def _translated(error: httpx.HTTPError, authority: str) -> ClientError:
     match error:
         case httpx.ConnectTimeout() | httpx.PoolTimeout():
-            return TimedOut(f"No connection to {authority} in time")
+            return TimedOut(f"No connection to {authority} in time", was_sent=False)
         case httpx.TimeoutException():
             return TimedOut(f"Nothing came from {authority} in time (limit idle_s)")
         case httpx.ConnectError():

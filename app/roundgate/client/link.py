@@ -24,6 +24,7 @@ from roundgate.client.headers import of_request
 from roundgate.client.limits import Limits
 from roundgate.client.older_request import OlderRequest
 from roundgate.client.reading import Observer, Reader, is_stream, result_of
+from roundgate.client.reasons import reason_of
 from roundgate.client.sender import Sender
 from roundgate.client.session_stream import SessionStream
 from roundgate.client.transport import HttpResponse, Transport, Url
@@ -158,10 +159,13 @@ class Link:
         """Send what has no answer but a status."""
         async with self._in_time(what):
             response = await self.post(message, version, NO_LISTENER)
+            is_taken = 200 <= response.status < 300
+            reason = "" if is_taken else await reason_of(response, self._sender.sent)
             await response.close()
-        if not 200 <= response.status < 300:
+        if not is_taken:
             raise HttpRefused(
-                response.status, f"The server refused {what} with HTTP status {response.status}"
+                response.status,
+                f"The server refused {what} with HTTP status {response.status}{reason}",
             )
 
     async def stream(
@@ -340,7 +344,9 @@ class Link:
     async def json_result(self, response: HttpResponse, request_id: Any) -> Json:
         """The result in a response that is one JSON object, as `Reader.json_result`."""
         in_session = self.session_id is not None
-        return await self.reader.json_result(response, request_id, in_session=in_session)
+        return await self.reader.json_result(
+            response, request_id, in_session=in_session, sent=self._sender.sent
+        )
 
     async def _stream_result(
         self, response: HttpResponse, request_id: Any, listener: Listener

@@ -21,6 +21,7 @@ from typing import Any, Final
 from roundgate.carrier import carrier
 from roundgate.client.types import Json
 from roundgate.errors import AnswerInvalid, BadAnswer
+from roundgate.protocol import page_host
 
 ELICITATION: Final = "elicitation/create"
 SAMPLING: Final = "sampling/createMessage"
@@ -77,6 +78,11 @@ class Question:
     def url(self) -> str | None:
         """Where a URL question sends the user."""
         return self.params["url"] if self.kind is Kind.URL else None
+
+    @property
+    def host(self) -> str | None:
+        """The host that a URL question sends the user to, as a browser will have it."""
+        return page_host(self.params["url"]) if self.kind is Kind.URL else None
 
     @property
     def schema(self) -> Json:
@@ -152,11 +158,12 @@ def _kind(key: str, method: str, params: Json) -> Kind:
         raise BadAnswer(f"The server asks {key[:80]!r} by the unknown method {method[:80]!r}")
     mode = params.get("mode", "form")
     if mode == "url":
-        url = params.get("url")
-        if not isinstance(url, str) or not url.startswith(("https://", "http://")):
+        try:
+            page_host(params.get("url"))
+        except ValueError as error:
             raise BadAnswer(
-                f"The server asks {key[:80]!r} for a visit to something that is no http(s) URL"
-            )
+                f"The server asks {key[:80]!r} for a visit to a page that is not opened: {error}"
+            ) from None
         return Kind.URL
     if mode != "form" or not isinstance(params.get("requestedSchema", {}), dict):
         raise BadAnswer(

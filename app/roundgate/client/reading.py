@@ -3,13 +3,14 @@ becomes a result or an error."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Final, TypeAlias
 
 from roundgate.client.events import EventReader, ServerEvent
-from roundgate.client.flows import rpc_error
+from roundgate.client.flows import is_error, rpc_error
 from roundgate.client.limits import Limits
+from roundgate.client.reasons import reason_in, reason_of
 from roundgate.client.transport import HttpResponse, read_body, refuse_compressed
 from roundgate.client.types import Json
 from roundgate.errors import BadAnswer, HttpRefused, ParseError, SessionOver, TryLater
@@ -30,7 +31,12 @@ class Reader:
         self._observer = observer
 
     async def json_result(
-        self, response: HttpResponse, request_id: Any, *, in_session: bool
+        self,
+        response: HttpResponse,
+        request_id: Any,
+        *,
+        in_session: bool,
+        sent: Sequence[tuple[str, str]] = (),
     ) -> Json:
         """The result in a response that is one JSON object.
 
@@ -39,6 +45,7 @@ class Reader:
             request_id: of the request that it answers.
             in_session: whether the request named a session of an older server: then
                 404 says that it is over.
+            sent: the headers of the request, which no error may repeat.
 
         Raises:
             RpcError: the server answered with an error.
@@ -58,20 +65,21 @@ class Reader:
                     f"The server answered with {media_type or 'no content'} instead of JSON or an "
                     "event stream"
                 )
-            raise _no_message(response)
+            raise _no_message(response, await reason_of(response, sent))
         body = await read_body(response, self._limits.max_message)
         try:
             message = self.message(body, status)
         except BadAnswer:
             if not 200 <= status < 300:
-                raise _refusal(status) from None
+                raise _refusal(status, reason_in(body, response, sent)) from None
             raise
         if status == 404 and in_session:
             raise SessionOver
-        if message is None or not _is_response(message):
-            if 200 <= status < 300:
+        is_success = 200 <= status < 300
+        if message is None or not _is_response(message, any_error=is_success):
+            if is_success:
                 raise BadAnswer("The server answered with JSON that is no JSON-RPC response")
-            raise _no_message(response)
+            raise _no_message(response, reason_in(body, response, sent))
         return result_of(message, request_id)
 
     async def events(self, response: HttpResponse) -> AsyncGenerator[ServerEvent, None]:
@@ -107,15 +115,18 @@ class Reader:
 
 
 def result_of(message: Json, request_id: Any) -> Json:
-    """The result in a response.
+    """Return the result in a response.
+
+    An HTTP request gets one JSON-RPC response, so an error is its error whatever id it has:
+    servers on the Python SDK 1.x send "server-error" as the id of a request that they refuse.
 
     Raises:
         RpcError: it has an error.
         BadAnswer: it is the response to another request, or has no result.
     """
-    answered = message.get("id")
-    if "error" in message and (answered is None or answered == request_id):
+    if "error" in message:
         raise rpc_error(message["error"])
+    answered = message.get("id")
     if answered != request_id or isinstance(answered, bool):
         raise BadAnswer("The server answered with the id of another request")
     result = message.get("result")
@@ -134,22 +145,25 @@ def media_type_of(response: HttpResponse) -> str:
     return response.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def _is_response(message: Json) -> bool:
-    return "method" not in message and ("result" in message or "error" in message)
+def _is_response(message: Json, *, any_error: bool) -> bool:
+    """Return whether this is a JSON-RPC response. What refuses a request in front of the server
+    may send an `error` of another shape: with `any_error` that counts, too."""
+    if "method" in message:
+        return False
+    return "result" in message or ("error" in message and (any_error or is_error(message["error"])))
 
 
-def _no_message(response: HttpResponse) -> TryLater | HttpRefused:
-    """What an error is that has no JSON-RPC message."""
+def _no_message(response: HttpResponse, reason: str) -> TryLater | HttpRefused:
+    """Return the error that a response without a JSON-RPC message stands for."""
     status = response.status
     if status not in _TRY_LATER_STATUSES:
-        return _refusal(status)
+        return _refusal(status, reason)
     retry_after = response.headers.get("retry-after", "")
     is_number = retry_after.isascii() and retry_after.isdigit() and len(retry_after) < 6
     asked_s = int(retry_after) if is_number else 1
-    return TryLater(status, min(asked_s, _LONGEST_RETRY_AFTER_S))
+    return TryLater(status, min(asked_s, _LONGEST_RETRY_AFTER_S), reason)
 
 
-def _refusal(status: int) -> HttpRefused:
-    return HttpRefused(
-        status, f"The server answered with HTTP status {status} and no JSON-RPC message"
-    )
+def _refusal(status: int, reason: str) -> HttpRefused:
+    said = reason or " and no JSON-RPC message"
+    return HttpRefused(status, f"The server answered with HTTP status {status}{said}")

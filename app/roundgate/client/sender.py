@@ -8,8 +8,9 @@ from typing import Final
 
 from roundgate.client.auth import Auth, Refusal
 from roundgate.client.limits import Limits
+from roundgate.client.reasons import reason_of
 from roundgate.client.transport import HttpRequest, HttpResponse, Transport, Url
-from roundgate.errors import AuthorizationFailed, ClientError, HttpRefused
+from roundgate.errors import AuthorizationFailed, ClientError, HttpRefused, Remedy
 
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS: Final = 3
@@ -42,6 +43,8 @@ class Sender:
         self._transport = transport
         self._auth = auth
         self._headers = tuple(headers)
+        self.sent: Sequence[tuple[str, str]] = ()
+        """The headers of the last request, which no error may repeat."""
 
     async def send(
         self, method: str, headers: Sequence[tuple[str, str]], body: bytes | None
@@ -63,10 +66,11 @@ class Sender:
         url = self.url
         attempts = redirects = 0
         while True:
-            response = await self.send_once(method, headers, body, url)
+            own = await self._own_headers(method, headers)
+            response = await self._send(method, own, body, url)
             if response.status in (401, 403):
                 attempts += 1
-                await self._refused(response, attempts)
+                await self._refused(response, attempts, own)
             elif response.status in _REDIRECTS:
                 redirects += 1
                 await response.close()
@@ -94,8 +98,14 @@ class Sender:
             ConnectionLost, TimedOut: by the transport.
         """
         own = await self._own_headers(method, headers)
+        return await self._send(method, own, body, url or self.url)
+
+    async def _send(
+        self, method: str, headers: Sequence[tuple[str, str]], body: bytes | None, url: Url
+    ) -> HttpResponse:
+        self.sent = headers
         try:
-            return await self._transport.send(HttpRequest(method, url or self.url, own, body))
+            return await self._transport.send(HttpRequest(method, url, headers, body))
         except ValueError as error:
             raise ClientError(f"The request cannot be sent: {error}") from None
 
@@ -107,8 +117,11 @@ class Sender:
             own += await self._auth.headers(method, self.url)
         return own
 
-    async def _refused(self, response: HttpResponse, attempt: int) -> None:
-        """Return if the request is to be sent again."""
+    async def _refused(
+        self, response: HttpResponse, attempt: int, sent: Sequence[tuple[str, str]]
+    ) -> None:
+        """Return if the request should be sent again; raise `AuthorizationFailed` otherwise."""
+        reason = await reason_of(response, sent)
         await response.close()
         challenge = response.headers.get("www-authenticate", "")
         if self._auth is not None and attempt < _MAX_AUTH_ATTEMPTS:
@@ -119,15 +132,12 @@ class Sender:
             if await self._auth.renew(refusal):
                 return
         if response.status == 403:
-            raise AuthorizationFailed(
-                403, "The server refuses access (403): the credentials do not allow this"
-            )
-        given = (
-            "does not take the credentials"
-            if self._auth is not None
-            else "wants credentials: give them as auth="
-        )
-        raise AuthorizationFailed(401, f"The server {given} (401)")
+            raise AuthorizationFailed(403, f"The server refuses access (403){reason}")
+        if self._auth is not None:
+            fact, remedy = "does not take the credentials", Remedy.OTHER_CREDENTIALS
+        else:
+            fact, remedy = "wants credentials", Remedy.CREDENTIALS
+        raise AuthorizationFailed(401, f"The server {fact} (401){reason}", remedy)
 
     def _redirected(self, response: HttpResponse, url: Url, redirects: int) -> Url:
         """Where to go on: only within the server, and only if the request stays what it is."""
@@ -140,11 +150,7 @@ class Sender:
         except ClientError:
             aim = None
         if aim is None or aim.origin != url.origin or response.status not in (307, 308):
-            where = (
-                ""
-                if aim is None or aim.origin == url.origin
-                else f" to {aim.scheme}://{aim.authority}"
-            )
+            where = "" if aim is None else f" to {_public_part(aim)}"
             raise HttpRefused(
                 response.status,
                 f"The server redirects{where} ({response.status}), which is not followed: use the "
@@ -153,3 +159,8 @@ class Sender:
         if redirects > _MAX_REDIRECTS:
             raise HttpRefused(response.status, "The server redirects in a circle")
         return aim
+
+
+def _public_part(url: Url) -> str:
+    """Return a URL without its query, which may hold what only the server should see."""
+    return f"{url.scheme}://{url.authority}{url.target.partition('?')[0]}"

@@ -18,7 +18,8 @@ from urllib.parse import urlsplit
 from roundgate.carrier import carrier
 from roundgate.client.http1 import END_OF_HEAD, Body, Head, parse_head, request_head
 from roundgate.client.limits import Limits
-from roundgate.errors import BadAnswer, ClientError, ConnectionLost, TimedOut
+from roundgate.errors import BadAnswer, ClientError, ConnectionLost, Remedy, TimedOut
+from roundgate.protocol import is_plain_host
 
 _READ: Final = 256 * 1024
 _IDLE_PER_ORIGIN: Final = 16
@@ -52,7 +53,10 @@ class Url:
                 "The URL of a server starts with http:// or https:// and names a host"
             )
         if parts.username is not None or parts.password is not None:
-            raise ClientError("Leave user name and password out of the URL, and give them as auth=")
+            raise ClientError(
+                "Leave user name and password out of the URL, which logs and histories keep",
+                Remedy.CREDENTIALS,
+            )
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         if not target.isascii() or not target.isprintable() or " " in target:
             raise ClientError("The URL has characters that must be percent-encoded")
@@ -82,9 +86,7 @@ def _host(name: str) -> str:
     except UnicodeError:
         host = ""
     labels = host.removesuffix(".").split(".") if ":" not in host else [host]
-    if any(not label or len(label) > _LONGEST_LABEL for label in labels) or not (
-        host.isprintable() and " " not in host
-    ):
+    if any(not label or len(label) > _LONGEST_LABEL for label in labels) or not is_plain_host(host):
         raise ClientError("The URL names a host that cannot be: write it as https://host/path")
     return host
 
@@ -229,7 +231,8 @@ class SocketTransport:
         except TimeoutError:
             seconds = self._limits.connect_s
             raise TimedOut(
-                f"No connection to {url.authority} within {seconds:g} s (limit connect_s)"
+                f"No connection to {url.authority} within {seconds:g} s (limit connect_s)",
+                was_sent=False,
             ) from None
         except ssl.SSLError as error:
             reason = getattr(error, "verify_message", "") or error.reason or "TLS failed"

@@ -119,6 +119,7 @@ if TYPE_CHECKING:
     from roundgate.errors.client import ConnectionLost as ConnectionLost
     from roundgate.errors.client import HttpRefused as HttpRefused
     from roundgate.errors.client import NoCommonVersion as NoCommonVersion
+    from roundgate.errors.client import Remedy as Remedy
     from roundgate.errors.client import RpcError as RpcError
     from roundgate.errors.client import TaskEnded as TaskEnded
     from roundgate.errors.client import TimedOut as TimedOut
@@ -210,7 +211,7 @@ else:
             ".base": "GatewayError Inside RoundgateError",
             ".client": (
                 "AnswerInvalid AuthorizationFailed BadAnswer ClientError ConnectionLost "
-                "HttpRefused NoCommonVersion RpcError TaskEnded TimedOut TooManyRounds "
+                "HttpRefused NoCommonVersion Remedy RpcError TaskEnded TimedOut TooManyRounds "
                 "Unanswered WrongHandle"
             ),
             ".configuration": "ConfigError Problem UsageError VersionsConflict",

@@ -3,13 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
 from typing import Any
 
 from roundgate.errors.base import GatewayError
 
 
+class Remedy(Enum):
+    """What mends an error, in code that uses the client and on the command line."""
+
+    CREDENTIALS = (
+        "give the client auth=",
+        "set ROUNDGATE_TOKEN to a bearer token, or add --login",
+    )
+    OTHER_CREDENTIALS = (
+        "give the client another auth=",
+        "set ROUNDGATE_TOKEN to another token, or add --login",
+    )
+    REVISION = (
+        "if it is of an older revision, name that: versions=['2025-11-25']",
+        "if it is of an older revision, name that: --revision 2025-11-25",
+    )
+    BROWSER = (
+        "pass open_url=, a function that shows the user the URL",
+        "log in where there is one, or set ROUNDGATE_TOKEN to a bearer token",
+    )
+    REGISTERED_CLIENT = (
+        "give the login the client_id= that is registered there",
+        "name the client that is registered there: --client-id ID",
+    )
+
+    def __init__(self, in_code: str, on_command_line: str) -> None:
+        self.in_code = in_code
+        self.on_command_line = on_command_line
+
+
 class ClientError(GatewayError):
     """What `roundgate.client` raises. Its text holds no credentials, no state and no answers."""
+
+    def __init__(self, message: str = "", remedy: Remedy | None = None) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return self._with(None if self.remedy is None else self.remedy.in_code)
+
+    @property
+    def on_command_line(self) -> str:
+        """The text, with the remedy that a command line has."""
+        return self._with(None if self.remedy is None else self.remedy.on_command_line)
+
+    def _with(self, remedy: str | None) -> str:
+        fact = super().__str__()
+        return fact if remedy is None else f"{fact}: {remedy}"
 
 
 class ConnectionLost(ClientError):
@@ -24,14 +70,23 @@ class ConnectionLost(ClientError):
 
 
 class TimedOut(ClientError):
-    """No answer within the time that was given; the request was cancelled by closing its stream."""
+    """No answer within the time that was given; the request was cancelled by closing its stream.
+
+    `was_sent` says whether there was a connection, so that the server may have got the request.
+    """
+
+    def __init__(
+        self, message: str, remedy: Remedy | None = None, *, was_sent: bool = True
+    ) -> None:
+        super().__init__(message, remedy)
+        self.was_sent = was_sent
 
 
 class HttpRefused(ClientError):
     """An HTTP status without a JSON-RPC message; `status` is the number."""
 
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, status: int, message: str, remedy: Remedy | None = None) -> None:
+        super().__init__(message, remedy)
         self.status = status
 
 

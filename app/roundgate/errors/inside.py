@@ -105,8 +105,8 @@ class TaskGivenUp(Inside):
 class TryLater(Inside):
     """A server cannot answer its client now; `wait_s` is when to ask again."""
 
-    def __init__(self, status: int, wait_s: float) -> None:
-        super().__init__(f"The server is not available now (HTTP status {status})")
+    def __init__(self, status: int, wait_s: float, reason: str = "") -> None:
+        super().__init__(f"The server is not available now (HTTP status {status}){reason}")
         self.status = status
         self.wait_s = wait_s
 

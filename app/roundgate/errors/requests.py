@@ -89,20 +89,40 @@ class MissingCapability(ProtocolError):
     """`missing` is shaped like `ClientCapabilities`: exactly what the client would
     have to declare in addition.
 
-    `what_for` is what needs it; the text names both, because many clients show nothing else.
+    `what_for` is what needs it; `has_substitute` whether a `fallback` of the configuration would do
+    instead. The text says all of it and what to do, because many clients show nothing else.
     """
 
-    def __init__(self, what_for: str, missing: Mapping[str, Any]) -> None:
+    def __init__(
+        self, what_for: str, missing: Mapping[str, Any], has_substitute: bool = True
+    ) -> None:
         named = ", ".join(_paths(missing))
         super().__init__(
-            f"{what_for} needs client capabilities that this request does not declare: {named}"
+            f"{what_for} needs client capabilities that this request does not declare: {named}. "
+            f"Use a client that has them{_substitutes(missing) if has_substitute else ''}"
         )
         self.what_for = what_for
         self.missing = missing
+        self.has_substitute = has_substitute
 
     @property
     def data(self) -> dict[str, Any] | None:
         return {"requiredCapabilities": dict(self.missing)}
+
+
+_QUESTIONS: Final = frozenset({"elicitation", "sampling", "roots"})
+
+
+def _substitutes(missing: Mapping[str, Any]) -> str:
+    """Return the settings with which the server would do without these capabilities."""
+    settings = []
+    if _QUESTIONS & missing.keys():
+        settings.append("fallback.ask_in_words: true")
+    if "io.modelcontextprotocol/tasks" in missing.get("extensions", {}):
+        settings.append("fallback.without_tasks: wait")
+    if not settings:
+        return ""
+    return f", or set {' and '.join(settings)} in the server's gateway.yaml"
 
 
 def _paths(missing: Mapping[str, Any], above: str = "") -> Iterator[str]:

@@ -91,6 +91,7 @@ class Calls:
             meta=context.inbound.meta,
             deadline=self._clock.deadline(min(limit_ms, self._timeout_ms)),
             notify=context.notify,
+            page_done=context.page_done,
             publish=self._publish,
             may_become_task=mode != "forbidden"
             and context.inbound.meta.capabilities.has(tasks.REQUIRED),

@@ -212,10 +212,11 @@ class FallbackTools:
         if capabilities.has_declared(required):
             return reply
         # approvals are never asked in words, also not because of what is asked beside them
-        if asked.name not in self._fallback.in_words or any(map(is_approval, requests.values())):
-            what_for = f"asking {', '.join(requests)}"
-            capabilities.require(required, what_for)
-            raise MissingCapability(what_for, required)
+        is_for_a_person = any(map(is_approval, requests.values()))
+        if asked.name not in self._fallback.in_words or is_for_a_person:
+            what_for, has_substitute = f"asking {', '.join(requests)}", not is_for_a_person
+            capabilities.require(required, what_for, has_substitute=has_substitute)
+            raise MissingCapability(what_for, required, has_substitute)
         return self._results.tool(
             await self._in_words.asked(requests, request_state, asked, context.principal)
         )

@@ -33,7 +33,8 @@ def kept_error(error: GatewayError) -> bytes:
     becomes `InvalidParams` with its words."""
     match error:
         case MissingCapability():
-            facts: list[Any] = ["MissingCapability", error.what_for, dict(error.missing)]
+            about = [error.what_for, dict(error.missing), error.has_substitute]
+            facts: list[Any] = ["MissingCapability", *about]
         case ResourceNotFound():
             facts = ["ResourceNotFound", error.uri]
         case InternalError():

@@ -6,7 +6,7 @@ from roundgate.auth import Principal
 from roundgate.carrier import carrier
 from roundgate.correlation import Correlation
 from roundgate.protocol import Inbound
-from roundgate.replay import Notify
+from roundgate.replay import Notify, PageDone
 from roundgate.tracing import Span
 
 
@@ -23,3 +23,5 @@ class RequestContext:
     """What the log knows the call by; whoever serves the request completes it."""
     remaining_ms: float | None = None
     """For how long the environment lets the request run, in milliseconds, if it says so."""
+    page_done: PageDone | None = None
+    """Tells the client that its user is done with a page; `None` where clients are not told."""

@@ -103,7 +103,9 @@ class SubscriptionMethods:
         """
         if not task_ids:
             return []
-        context.inbound.meta.capabilities.require(REQUIRED, "listening to tasks")
+        context.inbound.meta.capabilities.require(
+            REQUIRED, "listening to tasks", has_substitute=False
+        )
         if "tasks" not in self._features:
             return []
         known: list[tuple[NamedTask, TaskView | None]] = []

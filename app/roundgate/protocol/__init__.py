@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from roundgate.protocol.notifications import RESOURCE_UPDATED as RESOURCE_UPDATED
     from roundgate.protocol.opening import SESSION_HEADER as SESSION_HEADER
     from roundgate.protocol.opening import VERSION_HEADER as VERSION_HEADER
+    from roundgate.protocol.page_url import is_plain_host as is_plain_host
+    from roundgate.protocol.page_url import page_host as page_host
     from roundgate.protocol.pages import Page as Page
     from roundgate.protocol.pages import Pages as Pages
     from roundgate.protocol.params import CallToolParams as CallToolParams
@@ -108,6 +110,7 @@ else:
             ".messages": "Response",
             ".notifications": "RESOURCE_UPDATED",
             ".opening": "SESSION_HEADER VERSION_HEADER",
+            ".page_url": "is_plain_host page_host",
             ".pages": "Page Pages",
             ".params": "CallToolParams CompleteParams GetPromptParams InputParams ListParams "
             "ListenParams Params PromptReference ReadResourceParams SubscriptionFilter "

@@ -42,14 +42,21 @@ class ClientCapabilities:
         """The same client, with other means for what it lacks of this."""
         return replace(self, substituted=substituted)
 
-    def require(self, required: Mapping[str, Any], what_for: str) -> None:
+    def require(
+        self, required: Mapping[str, Any], what_for: str, *, has_substitute: bool = True
+    ) -> None:
         """Do nothing if all of `required` is declared, or there are other means.
+
+        Args:
+            required: capabilities.
+            what_for: what needs them.
+            has_substitute: whether a `fallback` of the configuration could be such means.
 
         Raises:
             MissingCapability: names exactly what is not.
         """
         if missing := self._missing(required):
-            raise MissingCapability(what_for, missing)
+            raise MissingCapability(what_for, missing, has_substitute)
 
     def has(self, required: Mapping[str, Any]) -> bool:
         """Whether all of `required` is declared, or there are other means."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from roundgate.replay.call import Call as Call
     from roundgate.replay.call import Cleanup as Cleanup
     from roundgate.replay.call import Notify as Notify
+    from roundgate.replay.call import PageDone as PageDone
     from roundgate.replay.call import Publish as Publish
     from roundgate.replay.call import Read as Read
     from roundgate.replay.call import TextPart as TextPart
@@ -63,7 +64,7 @@ else:
         __name__,
         {
             ".branches": "Branch here inside number_tasks",
-            ".call": "Call Cleanup Notify Publish Read TextPart Texts",
+            ".call": "Call Cleanup Notify PageDone Publish Read TextPart Texts",
             ".steps": "WATCH StepWatch",
             ".context": "Context MAX_STATUS_CHARS run_of",
             ".engine": "Completed Failed Restarted Suspended",

@@ -91,6 +91,16 @@ async def ask_anew(run: Run, asked: Mapping[str, Question]) -> NoReturn:
     await run.park(branch)
 
 
+def answered_key(run: Run, name: str) -> str | None:
+    """Return what the client knows the last answered question of a name by; `None` without one."""
+    found = [
+        entry
+        for entry in run.journal.questions.values()
+        if isinstance(entry, Answered) and entry.key.rpartition("/")[2].partition("#")[0] == name
+    ]
+    return wire_key(found[-1].wire or found[-1].key, found[-1].attempt) if found else None
+
+
 def _known(run: Run, key: str, name: str, question: Question) -> Answer | Asked:
     """The usable answer to a question, or the question as it has to be asked now."""
     entry, shown = _received(run, key, name), digest_of(name, question)
@@ -146,10 +156,13 @@ def _open(
     names = ", ".join(entry.key for _, entry, _ in opened)
     required = merged(question.requires for _, _, question in opened)
     capabilities, what_for = run.call.capabilities, f"asking {names}"
-    if any(isinstance(question, Form) and question.is_approval for _, _, question in opened):
+    is_for_a_person = any(
+        isinstance(question, Form) and question.is_approval for _, _, question in opened
+    )
+    if is_for_a_person:
         what_for = f"asking a person for approval ({names}), which no text can do,"
         capabilities = capabilities.with_substitutes({})
-    capabilities.require(required, what_for)
+    capabilities.require(required, what_for, has_substitute=not is_for_a_person)
     untils: list[int] = []
     for name, entry, question in opened:
         if entry.key not in run.journal.questions:

@@ -181,6 +181,25 @@ class Context:
         """
         (await self.ask({name: Url(message, url)}))[name].get()
 
+    async def elicit_url_done(self, name: str) -> None:
+        """Tell the client that its user is done with the page of `elicit_url`.
+
+        A client of revision 2025-11-25 gets `notifications/elicitation/complete`, on the stream of
+        its call, and stops showing that the page is waited for. Other revisions have no such
+        notification, and a task has no stream: nothing is sent there.
+
+        Args:
+            name: as `elicit_url` had it; the last page that was asked for under this name.
+
+        Raises:
+            ValueError: none was, or its answer has not come.
+        """
+        key = asking.answered_key(self._run, name)
+        if key is None:
+            raise ValueError(f"no page {name!r} was agreed to: call ctx.elicit_url({name!r}, …)")
+        if self._call.page_done is not None:
+            await self._call.page_done(key)
+
     async def sample(
         self,
         name: str,

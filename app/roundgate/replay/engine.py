@@ -187,7 +187,11 @@ def _cause_in(group: BaseExceptionGroup[BaseException]) -> Exception:
     leaves = list(_leaves(group))
     missing = [leaf for leaf in leaves if isinstance(leaf, MissingCapability)]
     if len(missing) == len(leaves):
-        return MissingCapability(missing[0].what_for, merged(leaf.missing for leaf in missing))
+        return MissingCapability(
+            missing[0].what_for,
+            merged(leaf.missing for leaf in missing),
+            all(leaf.has_substitute for leaf in missing),
+        )
     if isinstance(leaves[0], GatewayError) and all(
         isinstance(leaf, GatewayError) for leaf in leaves
     ):

@@ -7,18 +7,15 @@ A question is pinned by the digest of what is shown. An answer that does not fit
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from ipaddress import ip_address
-from typing import Any, Final, Literal, Protocol, TypeAlias
-from urllib.parse import urlsplit
+from typing import Any, Literal, Protocol, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
 from roundgate.errors import Declined, UnfitAnswer
 from roundgate.json import digest
-from roundgate.protocol import PromptMessage, Schema, without_none
+from roundgate.protocol import PromptMessage, Schema, page_host, without_none
 from roundgate.replay import forms
 from roundgate.replay.journal import plain
 from roundgate.values import dataclass
@@ -144,7 +141,7 @@ class Url:
     url: str
 
     def __post_init__(self) -> None:
-        check_page(self.url)
+        page_host(self.url)
 
     @property
     def requires(self) -> Mapping[str, Any]:
@@ -270,7 +267,7 @@ class Raw:
     def __post_init__(self) -> None:
         match self.request:
             case {"method": "elicitation/create", "params": {"mode": "url", **params}}:
-                check_page(params.get("url"))
+                page_host(params.get("url"))
 
     @property
     def requires(self) -> Mapping[str, Any]:
@@ -299,42 +296,6 @@ class Raw:
         return Answer(name, "accept", response)
 
 
-def check_page(url: Any) -> None:
-    """A page that a user may be sent to: https, or http on their own machine, shown
-    as the place it leads to.
-
-    Raises:
-        ValueError: it is another; says what to give instead.
-    """
-    if not isinstance(url, str):
-        raise ValueError(f"the url of a page to open is text, not {type(url).__name__}")
-    shown = ascii(url[:200])
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError as error:
-        raise ValueError(f"{shown} is not a URL: {error}") from None
-    if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(host)):
-        raise ValueError(
-            f"{shown} is no page to send a user to: give https, or http on a loopback address"
-        )
-    if not host:
-        raise ValueError(f"{shown} has no host")
-    if "@" in parts.netloc:
-        raise ValueError(f"{shown} has a user name, which a person may take for the host")
-    if not _URL.fullmatch(url):
-        raise ValueError(
-            f"{shown} has characters that no URL has: percent-encode them, and write hosts in Punycode"
-        )
-
-
-def _is_loopback(host: str | None) -> bool:
-    try:
-        return host == "localhost" or ip_address(host or "").is_loopback
-    except ValueError:
-        return False
-
-
 def _with_problem(message: str, problem: str | None) -> str:
     return (
         message if problem is None else f"{message}\n\nThe last answer could not be used: {problem}"
@@ -352,7 +313,3 @@ def _is_block(block: Mapping[str, Any]) -> bool:
     return isinstance(block.get("type"), str) and (
         block["type"] != "text" or isinstance(block.get("text"), str)
     )
-
-
-_URL: Final = re.compile(r"[!#-;=?-\[\]_a-z~]+")
-"""RFC 3986's characters: no blanks, quotes, backslashes, controls, and nothing beyond ASCII."""

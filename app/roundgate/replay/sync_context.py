@@ -128,6 +128,10 @@ class SyncContext:
         """`Context.elicit_url`, blocking."""
         self._wait(self._context.elicit_url, name, message, url)
 
+    def elicit_url_done(self, name: str) -> None:
+        """`Context.elicit_url_done`, blocking."""
+        self._wait(self._context.elicit_url_done, name)
+
     def sample(
         self,
         name: str,

@@ -142,7 +142,8 @@ class Run:
                         message, differing = found
                         return self._told(number, title, line, message, differing)
         except (ClientError, UsageError, ValueError) as error:
-            return self._told(number, title, line, str(error), [])
+            said = error.on_command_line if isinstance(error, ClientError) else str(error)
+            return self._told(number, title, line, said, [])
         return None
 
     def _told(
@@ -406,7 +407,7 @@ def _question(question: Question) -> dict[str, Any]:
 
 def _error(error: ClientError) -> dict[str, Any]:
     """An error as patterns see it; `hint` is for the report."""
-    found: dict[str, Any] = {"kind": type(error).__name__, "message": str(error)}
+    found: dict[str, Any] = {"kind": type(error).__name__, "message": error.on_command_line}
     match error:
         case RpcError():
             found |= {"code": error.code, "message": error.message, "data": error.details}

@@ -122,8 +122,11 @@ class Variables:
         return value
 
     def _file(self, name: str) -> str:
+        folder, place = self._folder.resolve(), (self._folder / name).resolve()
+        if not place.is_relative_to(folder):
+            raise ValueError(f"the file {name}: is not beside the suite or below its folder")
         try:
-            with (self._folder / name).open("rb") as file:
+            with place.open("rb") as file:
                 data = file.read(MAX_FILE_BYTES + 1)
             text = data.decode()
         except (OSError, ValueError) as error:

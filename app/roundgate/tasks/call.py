@@ -14,10 +14,13 @@ from roundgate.values import dataclass
 
 
 def owner_of(principal: Principal, view: str = "") -> str:
-    """What stands for a caller in a task's key: a digest of issuer, subject and client, and
-    of the view it called."""
+    """Return what stands for a caller in a task's key: a digest of issuer, subject and client,
+    and of the view it called.
+
+    It begins with a letter: no command line takes `OWNER.ID` for an option.
+    """
     identity = [principal.issuer, principal.subject, principal.client_id]
-    return digest([*identity, view] if view else identity)
+    return "u" + digest([*identity, view] if view else identity)
 
 
 @dataclass(frozen=True, slots=True)

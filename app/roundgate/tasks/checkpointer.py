@@ -73,7 +73,7 @@ class Checkpointer:
         self._time = LeaseTime(clock, int(config.lease_s * 1000), skew_ms)
         self._time.claimed(claimed.record.lease_until_ms)
         self._due_ms = claimed.record.due_ms or 0
-        self._patience = Patience(lambda: call.deadline.is_past, task=claimed.record.ref.id)
+        self._patience = Patience(lambda: call.deadline.is_past, task=str(claimed.record.ref))
         self._keeping = asyncio.Lock()
         self._renewing = asyncio.Lock()
         self._message = claimed.record.status_message

@@ -166,7 +166,7 @@ class Endings:
     async def _park(
         self, checkpointer: Checkpointer, tool: str, error: NondeterminismError
     ) -> None:
-        reference = log_failure(f"task {checkpointer.ref.id} (tool {tool})", error, self._clock)
+        reference = log_failure(f"task {checkpointer.ref} (tool {tool})", error, self._clock)
         await checkpointer.park(
             f"{PARKED}: its handler went another way than before, at {error.key!r} (reference "
             f"{reference})"
@@ -248,7 +248,7 @@ class Endings:
             LeaseLost, Unavailable
         """
         record, attempt = claimed.record, claimed.record.attempts + 1
-        what = f"task {record.ref.id} (tool {record.tool}, attempt {attempt})"
+        what = f"task {record.ref} (tool {record.tool}, attempt {attempt})"
         reference = log_failure(what, error, self._clock)
         if attempt >= self._config.max_attempts:
             reason = (
@@ -277,7 +277,7 @@ class Endings:
             LeaseLost, Unavailable
         """
         reference = log_failure(
-            f"task {claimed.record.ref.id} (tool {claimed.record.tool})", error, self._clock
+            f"task {claimed.record.ref} (tool {claimed.record.tool})", error, self._clock
         )
         return await self._fail(claimed, f"because {error}", reference)
 

@@ -24,7 +24,8 @@ from roundgate.clock import Clock
 from roundgate.config import TasksConfig
 from roundgate.errors import BackendError, GatewayError, InternalError, TaskNotFound, Unavailable
 from roundgate.protocol import NEWEST, Status, TaskView, ToolResult, detailed, to_wire
-from roundgate.storage import TaskRecord
+from roundgate.storage import TaskRecord, TaskRef
+from roundgate.tasks.call import owner_of
 from roundgate.tasks.outcome import log_failure
 from roundgate.tasks.service import Tasks
 from roundgate.tokens import TaskIds, TaskPlace
@@ -41,6 +42,10 @@ class NamedTask(Protocol):
     @property
     def id(self) -> str:
         """As the caller has it."""
+
+    @property
+    def log_id(self) -> str:
+        """As an operator has it: what `roundgate tasks show` takes, if it is ours."""
 
     @property
     def key(self) -> Hashable:
@@ -142,6 +147,10 @@ class _OwnTask:
         self._read: TaskRecord | None = None
 
     @property
+    def log_id(self) -> str:
+        return str(TaskRef(owner_of(self._principal, self._tasks.view), self.id))
+
+    @property
     def key(self) -> Hashable:
         return (self._principal.identity, self.id)
 
@@ -187,6 +196,10 @@ class _SourceTask:
         self._place = place
         self._max_bytes = max_bytes
         self.id = task_id
+
+    @property
+    def log_id(self) -> str:
+        return self.id[:64]
 
     @property
     def key(self) -> Hashable:

@@ -168,14 +168,14 @@ class _Poller:
             self._forget(watched)
             return True
         except (Unavailable, InternalError) as error:  # told later
-            fields = {"task": task.id[:64], "error": str(error)}
+            fields = {"task": task.log_id, "error": str(error)}
             log.warning("a watched task could not be read", extra={"fields": fields})
             return False
         except Exception as error:  # the others are looked at all the same
             log.error(
                 "a watched task could not be read",
                 exc_info=error,
-                extra={"fields": {"task": task.id[:64]}},
+                extra={"fields": {"task": task.log_id}},
             )
             return False
         if self._watched.get(task.key) is not watched:

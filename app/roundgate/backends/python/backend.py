@@ -25,6 +25,7 @@ from roundgate.backends.declare import (
 )
 from roundgate.backends.policy import with_approval
 from roundgate.backends.python import modules
+from roundgate.backends.python.asking import may_ask
 from roundgate.backends.python.config import PythonBackendConfig
 from roundgate.backends.python.importing import remedy_for
 from roundgate.backends.python.modules import Modules
@@ -191,6 +192,7 @@ def _tool(callee: Callee, declaration: ToolDeclaration) -> Tool:
         task=declaration.task,
         unasked_answers=declaration.unasked_answers,
         approval=declaration.approval,
+        may_ask=signature.takes_context is not None and may_ask(callee.function),
     )
 
 

@@ -12,7 +12,6 @@ import json
 import webbrowser
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from roundgate.cli.dialogue.fields import Field
 from roundgate.cli.dialogue.prompts import Prompts
@@ -85,7 +84,7 @@ class Person:
         url = question.url or ""
         self._prompts.say(_bounded(question.message))
         self._prompts.say(f"  to be opened: {_bounded(url)}")
-        self._prompts.say(f"  at the host:  {urlsplit(url).hostname}")
+        self._prompts.say(f"  at the host:  {question.host}")
         ways = [OPEN, OPENED, DECLINED, DISMISSED]
         chosen = ways[await self._prompts.choice("", ways, ways.index(DECLINED))]
         if chosen == OPEN and not await asyncio.to_thread(webbrowser.open, url):

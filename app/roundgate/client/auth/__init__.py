@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from roundgate.client.auth.machine import ClientCredentials as ClientCredentials
     from roundgate.client.auth.machine import EnterpriseIdentity as EnterpriseIdentity
     from roundgate.client.auth.machine import WorkloadIdentity as WorkloadIdentity
+    from roundgate.client.auth.metadata import challenge_parameters as challenge_parameters
     from roundgate.client.auth.storage import InMemory as InMemory
     from roundgate.client.auth.storage import SystemKeyring as SystemKeyring
     from roundgate.client.auth.storage import TokenStorage as TokenStorage
@@ -28,6 +29,7 @@ else:
             ".base": "Auth Bearer Refusal",
             ".browser": "BrowserLogin",
             ".machine": "ClientCredentials EnterpriseIdentity WorkloadIdentity",
+            ".metadata": "challenge_parameters",
             ".storage": "InMemory SystemKeyring TokenStorage",
         },
     )

@@ -27,7 +27,7 @@ from roundgate.client.auth.machine import pinned
 from roundgate.client.auth.metadata import Fetcher, Server, text_member
 from roundgate.client.auth.oauth import Kept, OAuth, secret_authentication
 from roundgate.client.types import Json
-from roundgate.errors import AuthorizationFailed, ClientError, OAuthRefused
+from roundgate.errors import AuthorizationFailed, ClientError, OAuthRefused, Remedy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -144,8 +144,8 @@ class BrowserLogin(OAuth):
         if endpoint is None:
             raise AuthorizationFailed(
                 401,
-                "The authorization server registers no clients: give a client_id that is "
-                "registered there",
+                "The authorization server registers no clients",
+                Remedy.REGISTERED_CLIENT,
             )
         methods = server.document.get("token_endpoint_auth_methods_supported")
         method = (
@@ -218,9 +218,7 @@ async def _open_browser(url: str) -> None:
 
     # A browser on a terminal is waited for, while the callback has to answer it.
     if not await asyncio.to_thread(webbrowser.open, url):
-        raise ClientError(
-            "There is no browser here: pass open_url=, a function that shows the user the URL"
-        )
+        raise ClientError("There is no browser here", Remedy.BROWSER)
 
 
 @asynccontextmanager

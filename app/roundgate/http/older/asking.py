@@ -101,19 +101,22 @@ class Asking:
         if told >= len(call.requests):
             return
         event_id = await self._calls.event_id(call, caller)
-        for number, request in enumerate(call.requests.values()):
+        for number, (key, request) in enumerate(call.requests.items()):
             if number >= told:
-                message = self._question(asked, number, request, caller)
+                message = self._question(asked, number, request, caller, call.pages.get(key))
                 await stream.message(message, after(event_id, number + 1))
 
     def _question(
-        self, asked: Asked, number: int, request: Mapping[str, Any], caller: Caller
+        self,
+        asked: Asked,
+        number: int,
+        request: Mapping[str, Any],
+        caller: Caller,
+        page: str | None,
     ) -> bytes:
         """A question as a request to the client."""
         question_id = self._questions.ask(asked, number, caller.session, caller.principal)
-        params = request_params(
-            caller.revision, request["method"], request.get("params", {}), question_id
-        )
+        params = request_params(caller.revision, request["method"], request.get("params", {}), page)
         message = {"jsonrpc": "2.0", "id": question_id, "method": request["method"]}
         return json.encode({**message, "params": params} if params else message)
 

@@ -35,7 +35,15 @@ from roundgate.http.older.open_calls import OpenCall, OpenCalls
 from roundgate.http.older.questions import Questions
 from roundgate.http.older.stream import SessionStream
 from roundgate.methods import CurrentMethods, Reply, RequestContext, Sessions, Stream
-from roundgate.protocol import ClientCapabilities, Inbound, Request, RequestId, ToolResult, jsonrpc
+from roundgate.protocol import (
+    ClientCapabilities,
+    Inbound,
+    Request,
+    RequestId,
+    ToolResult,
+    jsonrpc,
+    notifications,
+)
 from roundgate.protocol.v2025 import Results, Revision, inbound_of
 from roundgate.protocol.v2025.results import asked as read_asked
 from roundgate.storage import SessionStore
@@ -205,7 +213,7 @@ class SessionCalls:
             requests, state = read_asked(ran.reply.result)
             if requests and stream.is_unheard:  # whoever comes back is asked, or nobody
                 raise CallCancelled
-            call = OpenCall(call.request, requests, state, ran.next_round, ran.until_ms)
+            call = call.asking(requests, state, ran.next_round, ran.until_ms)
             # its handler wants a turn of its own
             if not requests and stream.can_tell and stream.resumes:
                 await stream.leave(await self.open_calls.event_id(call, caller))
@@ -275,7 +283,15 @@ class SessionCalls:
         caller = going.caller
         left_ms = caller.deadline.remaining_ms()
         ids = going.correlation
-        context = RequestContext(inbound, caller.principal, going.notify, going.span, ids, left_ms)
+
+        async def page_done(key: str) -> None:
+            page = call.pages.pop(key, None)  # told once, however often the handler is replayed
+            if page is not None and going.notify is not None:
+                await going.notify(notifications.ELICITATION_COMPLETE, {"elicitationId": page})
+
+        context = RequestContext(
+            inbound, caller.principal, going.notify, going.span, ids, left_ms, page_done
+        )
         request_id, session = call.request.id, caller.session
 
         async def is_cancelled() -> bool:

@@ -10,7 +10,8 @@ is too long for a header, or for a model to copy, is a row, and the token has it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from dataclasses import field
+from typing import Any, Final, Self
 
 from roundgate.carrier import carrier
 from roundgate.clock import Clock
@@ -36,6 +37,18 @@ class OpenCall:
     round: str
     until_ms: int
     """Until when somebody waits for the answers, in milliseconds since the epoch."""
+    pages: dict[str, str] = field(default_factory=dict)
+    """The `elicitationId` of each page that the client was sent to and is not done with, by the
+    key of its question."""
+
+    def asking(self, requests: Mapping[str, Any], state: str, round_: str, until_ms: int) -> Self:
+        """Return the call after a round that asks."""
+        pages = {
+            key: f"{round_}.{number}"
+            for number, (key, request) in enumerate(requests.items())
+            if request.get("params", {}).get("mode") == "url"
+        }
+        return type(self)(self.request, requests, state, round_, until_ms, {**self.pages, **pages})
 
     def to_json(self) -> list[Any]:
         """For an event's id."""
@@ -48,6 +61,7 @@ class OpenCall:
             self.state,
             self.round,
             self.until_ms,
+            self.pages,
         ]
 
     @classmethod
@@ -58,13 +72,14 @@ class OpenCall:
             InvalidRequest: another version wrote it.
         """
         try:
-            request_id, method, params, requests, state, round_, until_ms = facts
+            request_id, method, params, requests, state, round_, until_ms, pages = facts
             return cls(
                 Request(request_id, method, params),
                 dict(requests),
                 state,
                 str(round_),
                 int(until_ms),
+                dict(pages),
             )
         except (TypeError, ValueError):
             raise InvalidRequest(
@@ -131,7 +146,7 @@ class OpenCalls:
         epoch, which is known without the store; 0 if the id is none of this session's."""
         token, _, _ = event_id.rpartition(".")
         match self._ids.open_call(token, caller.session.id, caller.principal):
-            case {"until_ms": int(until_ms)} | [*_, int(until_ms)]:
+            case {"until_ms": int(until_ms)} | [*_, int(until_ms), dict()]:
                 return until_ms
         return 0
 

@@ -32,13 +32,13 @@ _FIELD: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
 
 
 def request_params(
-    revision: Revision, method: str, params: Mapping[str, Any], question_id: str
+    revision: Revision, method: str, params: Mapping[str, Any], page: str | None
 ) -> dict[str, Any]:
-    """The params of a question in the shape of a revision; `question_id` names it
-    where it is a page to open."""
+    """Return the params of a question in the shape of a revision; `page` is the
+    `elicitationId` where it is a page to open."""
     match method:
         case "elicitation/create" if params.get("mode") == "url":
-            return {**params, "elicitationId": question_id}
+            return {**params, "elicitationId": page}
         case "elicitation/create" if not revision.has_rich_forms:
             form = params.get("requestedSchema", {})
             fields = {

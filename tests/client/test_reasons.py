@@ -1,0 +1,104 @@
+"""Why a server refuses: its own words are in the error, and nothing that the client sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from roundgate.client import Client
+from roundgate.errors import ClientError, HttpRefused, Remedy
+from tests.support.scripted import http, says, scripted
+
+ENDPOINT = {"error": "There is nothing here; the MCP endpoint is POST /mcp"}
+PLAYWRIGHT = b"Access is only allowed at localhost:8931"
+FORBIDDEN = {"jsonrpc": "2.0", "id": None, "error": {"code": -32000, "message": "Origin refused"}}
+CHALLENGE = 'Bearer error="invalid_token", error_description="The token has expired"'
+
+REFUSALS = {
+    "a challenge": (http(401, WWW_Authenticate=CHALLENGE), "The token has expired"),
+    "OAuth's JSON": (
+        says({"error": "invalid_token", "error_description": "Signature is wrong"}, 401),
+        "Signature is wrong",
+    ),
+    "plain text": (http(403, PLAYWRIGHT, "text/plain; charset=utf-8"), PLAYWRIGHT.decode()),
+    "JSON-RPC": (says(FORBIDDEN, 403), "Origin refused"),
+    "a wrong path": (says(ENDPOINT, 404), "the MCP endpoint is POST /mcp"),
+    "FastAPI's JSON": (says({"detail": "Not Found"}, 404), "Not Found"),
+    "an error of another kind": (says({"error": {"message": "Over quota"}}, 400), "Over quota"),
+    "a problem document": (
+        http(422, b'{"title": "No such tenant"}', "application/problem+json"),
+        "No such tenant",
+    ),
+    "text of a proxy": (http(413, b"Too large:\n 1 MB at most", "text/plain"), "Too large: 1 MB"),
+    "later": (http(503, b"Back at noon", "text/plain", Retry_After="0"), "Back at noon"),
+}
+
+
+async def refused(answer: Any, **options: Any) -> ClientError:
+    async with scripted(lambda asked: answer) as server, Client(server.url, **options) as client:
+        with pytest.raises(ClientError) as caught:
+            await client.connect()
+    return caught.value
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+async def test_the_reason_of_the_server_is_in_the_error(name: str) -> None:
+    answer, reason = REFUSALS[name]
+    assert reason in str(await refused(answer))
+
+
+async def test_the_reason_of_a_refused_notification_is_in_the_error() -> None:
+    def script(asked: Any) -> Any:
+        if asked.rpc == "initialize":
+            about = {"protocolVersion": "2025-11-25", "capabilities": {}}
+            return says({"jsonrpc": "2.0", "id": asked.message["id"], "result": about})
+        return http(400, b"Not in this state", "text/plain")
+
+    async with scripted(script) as server, Client(server.url) as client:
+        with pytest.raises(HttpRefused, match="Not in this state"):
+            await client.connect()
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404])
+async def test_a_reason_that_repeats_a_credential_is_not_shown(status: int) -> None:
+    echo = http(status, b"Unknown key: Bearer hushhush-1", "text/plain")
+    error = await refused(echo, auth="hushhush-1", headers={"X-Api-Key": "other-secret"})
+    assert "hushhush" not in str(error)
+    echo = http(status, b"Unknown key other-secret", "text/plain")
+    error = await refused(echo, headers={"X-Api-Key": "other-secret"})
+    assert "other-secret" not in str(error)
+
+
+async def test_a_reason_is_one_short_line() -> None:
+    text = ("\x1b[31mred\nroundgate: all is well\r" + "x" * 10_000).encode()
+    said = str(await refused(http(403, text, "text/plain")))
+    assert said.isprintable()
+    assert len(said) < 400
+
+
+@pytest.mark.parametrize("kind", ["text/html", "image/png", ""])
+async def test_what_is_no_text_for_people_is_not_shown(kind: str) -> None:
+    assert "<b>" not in str(await refused(http(404, b"<b>no</b>", kind)))
+
+
+async def test_a_reason_without_an_end_is_cut() -> None:
+    async def endless() -> AsyncGenerator[bytes, None]:
+        yield b"HTTP/1.1 403 No\r\nContent-Type: text/plain\r\n\r\n"
+        while True:
+            yield b"no" * 4_096
+            await asyncio.sleep(0)
+
+    async with scripted(lambda asked: endless()) as server, Client(server.url) as client:
+        with pytest.raises(HttpRefused, match="nono"):
+            await client.connect()
+
+
+@pytest.mark.parametrize("remedy", Remedy)
+def test_each_remedy_has_words_for_code_and_for_the_command_line(remedy: Remedy) -> None:
+    error = ClientError("It is so", remedy)
+    assert str(error) == f"It is so: {remedy.in_code}"
+    assert error.on_command_line == f"It is so: {remedy.on_command_line}"
+    assert "=" not in remedy.on_command_line
