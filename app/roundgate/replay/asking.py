@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 from roundgate.errors import UnfitAnswer
+from roundgate.json import fresh
 from roundgate.protocol import merged
 from roundgate.replay.cuts import be_cut_if_before, noting_cut
-from roundgate.replay.journal import Answered, Asked, Unanswered, wire_key
+from roundgate.replay.journal import Answered, Asked, Unanswered, plain, wire_key
 from roundgate.replay.learning import learn
 from roundgate.replay.questions import Answer, Form, Question, digest_of
 from roundgate.replay.run import Run
@@ -51,7 +52,7 @@ async def ask(
             known = _known(run, keys[name], name, question)
             if isinstance(known, Answer):
                 answers[name] = (
-                    replace(known, value=default) if known.action == "timeout" else known
+                    replace(known, value=fresh(default)) if known.action == "timeout" else known
                 )
             else:
                 opened.append((name, known, question))
@@ -103,7 +104,7 @@ def _known(run: Run, key: str, name: str, question: Question) -> Answer | Asked:
             return _in_time(run, entry) or Answer(name, "timeout")
         case Answered(digest=before) if before is None or before == shown:
             try:
-                answer = question.read(name, entry.response)
+                answer = question.read(name, fresh(entry.response))
             except UnfitAnswer as error:
                 return Asked(key, shown, entry.attempt + 1, 0, str(error)[:500], entry.wire)
             if before is None or entry.changed:
@@ -160,8 +161,9 @@ def _open(
             untils.append(until_ms)
         run.journal.add(entry)
         run.wire_names.take(entry.wire or entry.key)
-        run.requests[wire_key(entry.wire or entry.key, entry.attempt)] = question.to_wire(
-            entry.problem
+        # a copy: another branch may change what the question was made of before the round ends
+        run.requests[wire_key(entry.wire or entry.key, entry.attempt)] = plain(
+            question.to_wire(entry.problem), f"question {name!r}"
         )
     return min(untils, default=None)
 

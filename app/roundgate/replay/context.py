@@ -24,6 +24,7 @@ from pydantic import BaseModel
 from roundgate.auth import Principal
 from roundgate.clock import Deadline
 from roundgate.errors import MissingCapability
+from roundgate.json import fresh
 from roundgate.protocol import LOG_LEVELS, PromptMessage, notifications, without_none
 from roundgate.replay import asking, stepping, waiting
 from roundgate.replay.branches import inside
@@ -265,7 +266,7 @@ class Context:
         response = self._run.journal.response(key)
         if response is None and self._call.takes_unasked:
             response = self._run.journal.unasked.get(key)
-        return response if isinstance(response, dict) else None
+        return fresh(response) if isinstance(response, dict) else None
 
     async def request_input(self, requests: Mapping[str, Mapping[str, Any]]) -> NoReturn:
         """The low-level form: end this round with questions; `state` is there in the next.
@@ -389,7 +390,8 @@ class Context:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Continuation data of the handler's own: JSON that is there again in the next round."""
+        """Return the handler's own data for its next round: a dict that it may change, JSON all
+        through. Kept is what it holds when the round ends, and when a task notes a step."""
         return self._run.journal.state
 
     async def shed(self, name: str = "shed") -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from roundgate.errors import NondeterminismError, Suspend
-from roundgate.json import digest
+from roundgate.json import digest, fresh
 from roundgate.replay.branches import Branch, InStep, inside
 from roundgate.replay.cuts import be_cut_again, noting_cut
 from roundgate.replay.identity import identity
@@ -100,14 +100,15 @@ async def poll(
 def _value_of(
     run: Run, entry: Finished | Raised | Began, name: str, function: Callable[..., Any]
 ) -> Any:
-    """What the handler gets: made of what is remembered by the annotation of the function.
+    """Return the handler's own copy of a remembered value, converted by the annotation of the
+    function.
 
     Raises:
         Suspend: the annotation has no such value, and the run has ended with `NondeterminismError`.
     """
     value, conversion = outcome_of(entry, name), conversion_of(function)
     if conversion is None:
-        return value
+        return fresh(value)
     try:
         return conversion.from_json(value, entry.key)
     except NondeterminismError as error:
