@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, field, fields, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 from roundgate.errors import NotJson, UnknownEntry
 from roundgate.json import encode
@@ -145,12 +145,13 @@ class Told:
     """The place, among the outcomes of steps, of something that has no outcome of its own: a sleep
     was over, questions were answered. Kept in a handler that has branches."""
 
+    PREFIX: ClassVar[str] = "told:"
     key: str
 
     @classmethod
     def of(cls, place: str) -> Told:
         """That of a place."""
-        return cls(f"told:{place}")
+        return cls(f"{cls.PREFIX}{place}")
 
 
 QuestionEntry: TypeAlias = Asked | Answered | Unanswered
