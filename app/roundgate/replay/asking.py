@@ -42,7 +42,7 @@ async def ask(
         MissingCapability: the client did not declare what a question needs; nothing is asked.
     """
     branch = await run.enter("question", *asked)
-    keys = {name: run.place(branch).key("question", name) for name in asked}
+    keys = {name: run.come_to(branch, "question", name) for name in asked}
     given_up = f"{branch.path}question:{'+'.join(keys.values()).removeprefix(branch.path)}"
     await be_cut_if_before(run, branch, given_up)
     while True:
@@ -59,6 +59,8 @@ async def ask(
         if not opened:
             async with noting_cut(run, given_up):
                 await learn(run, branch, given_up)
+            for key in keys.values():
+                run.has_learned(key)
             return answers
         async with noting_cut(run, given_up):
             await within_scopes(run, branch)
@@ -154,6 +156,7 @@ def _open(
     untils: list[int] = []
     for name, entry, question in opened:
         if entry.key not in run.journal.questions:
+            run.go_beyond()
             entry = replace(entry, wire=_wire(run, entry.key, name))
         if timeout_s is not None:
             until_ms = entry.until_ms or run.clock.now_ms() + round(timeout_s * 1000)

@@ -106,6 +106,7 @@ def _value_of(
     Raises:
         Suspend: the annotation has no such value, and the run has ended with `NondeterminismError`.
     """
+    run.has_learned(entry.key)
     value, conversion = outcome_of(entry, name), conversion_of(function)
     if conversion is None:
         return fresh(value)
@@ -126,7 +127,7 @@ def _task(
     kwargs: Mapping[str, Any],
 ) -> Task:
     """The step at its place; ends the run if something else was there before."""
-    key = run.place(branch).key("step", name)
+    key = run.come_to(branch, "step", name)
     what = None if run.journal.version == 1 else identity(kind, function, args, kwargs)
     compare(run, key, what)
     return Task(key, what, function, args, kwargs)
@@ -157,6 +158,8 @@ async def _run_step(
     only_values: bool = False,
 ) -> Entry | None:
     """Run a step; returns what is remembered of it, or `None` if nothing is."""
+    run.go_beyond()
+    run.new_steps.append(task.key)
     with run.quiescence.moving():
         watch, begun_ms = WATCH.get(), run.clock.monotonic_ms()
         if options.at_most_once:
@@ -204,11 +207,12 @@ async def key_for(run: Run, name: str) -> str:
     """An idempotency key: the same in every run of the call, another for
     each place in its handler."""
     branch = await run.enter("key", name)
-    key = run.place(branch).key("key", name)
+    key = run.come_to(branch, "key", name)
     known = run.journal.steps.get(key)
     if not isinstance(known, Finished):
         source = run.call.idempotency or run.call.task_id
         known = Finished(key, run.clock.new_id() if source is None else digest([source, key]))
         run.journal.add(known)
+    run.has_learned(key)
     text: str = known.value
     return text

@@ -11,15 +11,19 @@ import typing
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
 from roundgate.aio import Threads
 from roundgate.auth import Principal
 from roundgate.errors import NotJson, OutcomeUnknown, StepFailed, StepTimeout, ToolError
 from roundgate.replay.journal import NOT_JSON, TIMED_OUT, Began, Finished, Raised, Step, plain
+from roundgate.replay.own_context import InOwnContext, awaiting
 from roundgate.replay.step_values import conversion_of, is_converted
 from roundgate.values import dataclass
+
+if TYPE_CHECKING:
+    from roundgate.replay.run import Run
 
 log = logging.getLogger("roundgate.replay")
 
@@ -66,6 +70,9 @@ class StepWatch(Protocol):
 
     async def is_remembered(self, key: str) -> None:
         """Its outcome is remembered."""
+
+    def run_ended(self, run: Run) -> None:
+        """A run has ended, whatever came of it."""
 
 
 WATCH: Final[ContextVar[StepWatch | None]] = ContextVar("roundgate_step_watch", default=None)
@@ -165,9 +172,9 @@ def _text(error: BaseException) -> str:
 
 async def _call(task: Task, threads: Threads, caller: Principal) -> Any:
     if inspect.iscoroutinefunction(task.function):
-        return await task.function(*task.args, **task.kwargs)
+        return await InOwnContext(task.function(*task.args, **task.kwargs))
     value = await threads.run(lambda: task.function(*task.args, **task.kwargs), caller)
-    return await value if inspect.isawaitable(value) else value
+    return await InOwnContext(awaiting(value)) if inspect.isawaitable(value) else value
 
 
 _threads: WeakKeyDictionary[asyncio.AbstractEventLoop, Threads] = WeakKeyDictionary()

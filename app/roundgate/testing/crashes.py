@@ -25,6 +25,7 @@ from roundgate.testing.memory import Life
 from roundgate.values import dataclass
 
 if TYPE_CHECKING:
+    from roundgate.replay import Run
     from roundgate.testing.gateway import Gateway, Source
 
 Moment: TypeAlias = Literal["begins", "has run", "is remembered"]
@@ -99,6 +100,9 @@ class Watched:
             )
         self._seen = size
 
+    def run_ended(self, run: Run) -> None:
+        """Note how a run of its handler ended."""
+
     def _size(self) -> int:
         if self._observe is None:
             return 0
@@ -133,6 +137,9 @@ class _Steps:
 
     async def is_remembered(self, key: str) -> None:
         await self._moment(key, "is remembered")
+
+    def run_ended(self, run: Run) -> None:
+        self._watched.run_ended(run)
 
     async def _moment(self, key: str, moment: Moment) -> None:
         if self._watched.comes_to(key, moment):
