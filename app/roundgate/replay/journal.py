@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, field, fields, replace
+from dataclasses import MISSING, field, fields
 from typing import Any, ClassVar, Final, TypeAlias
 
 from roundgate.errors import NotJson, UnknownEntry
@@ -236,12 +236,6 @@ class Journal:
         """Take responses that a client sends along without any state; only who asks
         for such looks at them."""
         self.unasked = dict(responses)
-
-    def withdraw_unanswered(self) -> None:
-        """Ask what is still open under new keys, because the task went on without the answers. An
-        answer to an old key must not count for the new question."""
-        for entry in self.outstanding():
-            self.add(replace(entry, attempt=entry.attempt + 1))
 
     def response(self, wire: str) -> Any:
         """The last response under a wire key as it came, or `None`."""
