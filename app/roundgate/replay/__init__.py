@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from roundgate.replay.journal import JOURNAL_VERSION as JOURNAL_VERSION
     from roundgate.replay.journal import Answered as Answered
     from roundgate.replay.journal import Asked as Asked
+    from roundgate.replay.journal import Began as Began
+    from roundgate.replay.journal import Cut as Cut
     from roundgate.replay.journal import Entry as Entry
     from roundgate.replay.journal import Journal as Journal
     from roundgate.replay.journal import Unanswered as Unanswered
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from roundgate.replay.questions import Form as Form
     from roundgate.replay.questions import Raw as Raw
     from roundgate.replay.questions import Url as Url
+    from roundgate.replay.quiescence import Parked as Parked
     from roundgate.replay.run import HOLD_MS as HOLD_MS
     from roundgate.replay.run import NAME as NAME
     from roundgate.replay.run import Run as Run
@@ -60,9 +63,10 @@ else:
             ".context": "Context MAX_STATUS_CHARS run_of",
             ".engine": "Completed Failed Restarted Suspended",
             ".forms": "form_schema",
-            ".journal": "Answered Asked Entry JOURNAL_VERSION Journal Unanswered from_row plain "
+            ".journal": "Answered Asked Began Cut Entry JOURNAL_VERSION Journal Unanswered from_row plain "
             "row",
             ".questions": "Form Raw Url",
+            ".quiescence": "Parked",
             ".run": "HOLD_MS NAME Run Stop",
             ".sync_context": "SyncContext",
         },

@@ -263,7 +263,7 @@ class Context:
         One that came without having been asked for is there only if the tool
         takes such (`unasked_answers`).
         """
-        self._run.go_beyond()
+        self._run.decide_by_state()
         response = self._run.journal.response(key)
         if response is None and self._call.takes_unasked:
             response = self._run.journal.unasked.get(key)
@@ -279,6 +279,7 @@ class Context:
             MissingCapability: the client did not declare what one of them needs.
             ValueError: one is none of the protocol's.
         """
+        self._run.decide_by_state()
         await asking.ask_anew(self._run, {key: Raw(request) for key, request in requests.items()})
 
     # remembering
@@ -393,7 +394,7 @@ class Context:
     def state(self) -> dict[str, Any]:
         """Return the handler's own data for its next round: a dict that it may change, JSON all
         through. Kept is what it holds when the round ends, and when a task notes a step."""
-        self._run.go_beyond()
+        self._run.decide_by_state()
         return self._run.journal.state
 
     async def shed(self, name: str = "shed") -> None:

@@ -124,6 +124,8 @@ class Run:
     """Whether the handler was cancelled because it went on after its run had ended."""
     stop_requested = False
     """Whether it is to let go at its next step, because the process is about to stop."""
+    decides_by_state = False
+    """Whether its handler looks up by itself where it goes on."""
     steps_run = 0
     """Steps that have come to their end in this run."""
     longest_ms = 0.0
@@ -219,9 +221,13 @@ class Run:
         return self.root if self.journal.version == 1 else branch
 
     def go_beyond(self) -> None:
-        """Note that it has come further than every earlier run, or that its handler decides by
-        itself where it goes on (`ctx.state`, `ctx.input_response`)."""
+        """Note that it has come further than every earlier run."""
         self._is_beyond = True
+
+    def decide_by_state(self) -> None:
+        """Note that its handler looks up where it goes on (`ctx.state`, `ctx.input_response`):
+        nobody else knows how far earlier runs came."""
+        self.decides_by_state = self._is_beyond = True
 
     def is_repeating(self, branch: Branch) -> bool:
         """Return whether an earlier run came further than this branch has."""

@@ -166,7 +166,7 @@ async def _run_step(
             await remember(run, Began(task.key, task.what))
             await be_admitted(run)  # to write that may have taken longer than the lease lasts
         if watch is not None:
-            await watch.begins(task.key)
+            await watch.begins(task.key, task.what)
         entry: Finished | Raised | None = None
         try:
             with inside(InStep(run.owner, task.key)):

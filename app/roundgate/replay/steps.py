@@ -62,8 +62,8 @@ class StepWatch(Protocol):
     """Is told of each step of the runs in its context. It is for tests: one that does not return
     has ended the run's process, as far as its steps can tell."""
 
-    async def begins(self, key: str) -> None:
-        """The function is about to be called."""
+    async def begins(self, key: str, what: str | None) -> None:
+        """The function is about to be called; `what` is the step's identity."""
 
     async def has_run(self, key: str) -> None:
         """It has ended, and nothing is remembered of it yet."""

@@ -58,8 +58,8 @@ from roundgate.storage.dynamodb.root_items import (
     values_of,
     why_not,
     woken,
-    working,
     work,
+    working,
 )
 from roundgate.storage.dynamodb.table import (
     ROOT,
