@@ -75,6 +75,17 @@ def encode(value: Any) -> bytes:
         )
 
 
+def fresh(value: Any) -> Any:
+    """Return a copy of a JSON value that shares no dict or list with it. Objects that JSON does
+    not have are not copied."""
+    match value:
+        case dict():
+            return {key: fresh(item) for key, item in value.items()}
+        case list():
+            return [fresh(item) for item in value]
+    return value
+
+
 def digest(value: Any) -> str:
     """128 bits that stand for a JSON value: the same whatever the order of members and
     the spelling of numbers."""

@@ -18,6 +18,7 @@ from tests.support.lives import DiesAt, Story
 from tests.support.replay import Effects, Name, value_of
 from tests.support.rounds import accept
 from tests.support.task_runs import SharedJournal
+from tests.support.virtual_loop import passed_s
 
 Part = Callable[[Context], Awaitable[str]]
 
@@ -221,3 +222,81 @@ async def test_a_handler_without_branches_keeps_nothing_of_the_kind() -> None:
     home = SharedJournal(clock=SkippingClock())
     assert await lived(home, handler) == "Ada"
     assert not [entry for entry in home.journal.entries() if isinstance(entry, Told)]
+
+
+def rounds_of(*names: str, last: tuple[str, ...] = ()) -> Callable[[Context], Awaitable[None]]:
+    """Make a handler of two branches with these steps in each of 30 rounds, and at the end `last`."""
+
+    async def part(ctx: Context) -> None:
+        for _ in range(30):
+            for name in names:
+                await ctx.step(name, echo, name)
+        for name in last:
+            await ctx.step(name, echo, name)
+
+    async def handler(ctx: Context) -> None:
+        await asyncio.gather(part(ctx), part(ctx))
+        await ctx.elicit("who", "Who?", Name)
+
+    return handler
+
+
+@pytest.mark.parametrize(
+    ("last", "left", "seconds"),
+    [((), (), 0.0), (("last",), (), 0.0), (("last",), ("renamed",), 0.5)],
+    ids=["dropped between others", "dropped at the end", "renamed at the end"],
+)
+def test_steps_that_a_new_version_has_dropped_hold_up_a_replay_once_at_most(
+    last: tuple[str, ...], left: tuple[str, ...], seconds: float
+) -> None:
+    async def upgraded() -> None:
+        home = SharedJournal()
+        assert isinstance(await home.run(rounds_of("kept", "dropped", last=last)), Suspended)
+        assert asyncio.get_running_loop().time() == 0
+        assert isinstance(await home.run(rounds_of("kept", last=left)), Suspended)
+
+    assert passed_s(upgraded())[1] == seconds
+
+
+def test_so_do_those_at_the_ends_of_any_number_of_branches() -> None:
+    def handler(*names: str) -> Callable[[Context], Awaitable[None]]:
+        async def part(ctx: Context) -> None:
+            for name in names:
+                await ctx.step(name, echo, name)
+
+        async def twenty(ctx: Context) -> None:
+            for _ in range(20):
+                await asyncio.gather(part(ctx), part(ctx))
+
+        return twenty
+
+    async def upgraded() -> None:
+        home = SharedJournal()
+        await home.run(handler("kept", "dropped"))
+        await home.run(handler("kept"))
+
+    assert passed_s(upgraded())[1] == 0.5
+
+
+def test_a_branch_that_came_late_once_is_waited_for_again() -> None:
+    """It waits for something outside of the engine, in the replay for longer than before."""
+    order: list[str] = []
+
+    async def part(ctx: Context, name: str, waits_s: list[float]) -> None:
+        for number, wait_s in enumerate(waits_s):
+            await asyncio.sleep(wait_s)
+            await ctx.step(f"{name}{number}", echo, name)
+            order.append(f"{name}{number}")
+
+    async def replayed() -> None:
+        home = SharedJournal()
+        for slow in ([0.1, 0.2], [0.8, 0.3]):
+            order.clear()
+
+            async def handler(ctx: Context, slow: list[float] = slow) -> None:
+                await asyncio.gather(part(ctx, "a", slow), part(ctx, "b", [0.2, 0.2]))
+
+            await home.run(handler)
+
+    passed_s(replayed())
+    assert order == ["b0", "a0", "a1", "b1"]  # a0 was too late, a1 was not

@@ -499,6 +499,35 @@ class TaskStoreContract:
         assert not await store.go_on(REF, SOON, UNTIL)
         assert (await claim(store, now_ms=SOON)).answers == {}
 
+    async def test_while_it_goes_on_no_answer_to_what_it_asked_is_taken_and_lost(
+        self, store: TaskStore
+    ) -> None:
+        questions = {"a": b"?", "b": b"?"}
+        await store.suspend(await working(store), NOTHING, questions, NOW, wake_ms=SOON)
+        assert await store.go_on(REF, SOON, UNTIL)
+        for answers in ({"b": b"!"}, {"a": b"!", "b": b"!"}, {"b": b"!", "nobody": b"!"}):
+            assert await store.answer(REF, answers, SOON, UNTIL) is Answered.LATER
+        assert await store.answer(REF, {"nobody": b"!"}, SOON, UNTIL) is Answered.NOT_NEEDED
+        claimed = await claim(store, now_ms=SOON)
+        assert await store.answer(REF, {"b": b"!"}, SOON, UNTIL) is Answered.LATER
+        await store.suspend(claimed.lease, NOTHING, {"b": b"?"}, SOON)
+        assert (await record(store)).requests == {"b": b"?"}
+        assert await store.answer(REF, {"a": b"!"}, SOON, UNTIL) is Answered.NOT_NEEDED
+        assert await store.answer(REF, {"b": b"!"}, SOON, UNTIL) is Answered.FULLY
+        assert (await claim(store, now_ms=SOON)).answers == {"b": b"!"}
+
+    @pytest.mark.parametrize("keeps_blame", [True, False])
+    async def test_what_it_asked_may_be_asked_again_after_a_fault_and_not_after_it_let_go(
+        self, store: TaskStore, keeps_blame: bool
+    ) -> None:
+        await store.suspend(await working(store), NOTHING, {"a": b"?"}, NOW, wake_ms=SOON)
+        assert await store.go_on(REF, SOON, UNTIL)
+        lease = (await claim(store, now_ms=SOON)).lease
+        times = {"wake_ms": 0, "due_ms": UNTIL}
+        await store.release(lease, NOTHING, SOON, **times, keeps_blame=keeps_blame)
+        expected = Answered.LATER if keeps_blame else Answered.NOT_NEEDED
+        assert await store.answer(REF, {"a": b"!"}, SOON, UNTIL) is expected
+
     async def test_one_that_is_answered_before_goes_on_at_once(self, store: TaskStore) -> None:
         await store.suspend(
             await working(store), NOTHING, {"a": b"?", "b": b"?"}, NOW, wake_ms=SOON

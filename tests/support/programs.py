@@ -40,7 +40,7 @@ STEPS = (
     "at most once",
 )
 LEAVES = ("step", "step", "step", "ask", "ask", "sleep", "long sleep", "poll", "shed", "wait", "wait", "fails", "cut",
-          "cut sleep", "limited", "key")  # fmt: skip
+          "cut sleep", "limited", "key", "changed", "changed")  # fmt: skip
 TREES = ("loop", "try", "gather", "group", "create", "map", "map at most", "completed", "first", "wait for", "named",
          "in time", "in limit", "shielded", "orphan", "race")  # fmt: skip
 BLOCKING_LEAVES = (
@@ -268,6 +268,8 @@ async def _one(ctx: Any, operation: list[Any], world: World, place: str, about: 
         case ("ask",):
             said = (await ctx.ask({"who": question(about)}))["who"]
             return [said.action, repr(said.value)]
+        case ("changed",):
+            return await _changed(ctx, world, about)
         case ("sleep",):
             return await ctx.sleep(0.001)
         case ("long sleep",):
@@ -296,6 +298,25 @@ async def _one(ctx: Any, operation: list[Any], world: World, place: str, about: 
             return await _in_vain(ctx.timeout(5), lambda: ctx.sleep(60))
     what, bodies = operation
     return await _of_bodies(ctx, what, bodies, world, place)
+
+
+async def _changed(ctx: Any, world: World, about: str) -> Any:
+    """Change what a step and an answer gave, before and after it is given to another step."""
+    function, args, _ = world.step("returns", about)
+    value = await ctx.step("do", function, *args)
+    await ctx.step("use", _use, value)
+    value.append("more")
+    value[1]["of"] += "!"
+    fields = {"type": "object", "properties": {"name": {"type": "string"}}}
+    said = (await ctx.ask({"who": Form(f"Who changes {about}?", fields)}))["who"]
+    if said.accepted:
+        said.value["name"] = [said.value["name"], "changed"]
+        await ctx.step("use", _use, said.value)
+    return [value, said.action, said.value]
+
+
+async def _use(value: Any) -> int:
+    return len(json.dumps(value))
 
 
 def _poll(world: World, about: str) -> Any:

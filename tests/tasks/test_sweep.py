@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from roundgate.errors import Unavailable
 from roundgate.protocol.tasks import Status
 from roundgate.replay.context import Context
 from roundgate.storage.queue import TaskQueue
@@ -16,6 +17,7 @@ from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import Claimed, Move, Postponed, TaskRef, TaskStore
 from roundgate.tasks import sweep
 from roundgate.tasks.ending import Turn
+from roundgate.tasks.service import ANSWER_WAIT_S
 from roundgate.tasks.sweep import Sweep
 from tests.support.clocks import FixedClock
 from tests.support.replay import Name
@@ -383,7 +385,7 @@ async def test_a_question_whose_time_is_over_has_its_default_and_the_next_one_an
     assert await shop.value(ref) == ["nobody", "me"]
 
 
-async def test_a_sleep_beside_a_question_wakes_and_the_question_is_asked_under_another_key(
+async def test_a_sleep_beside_a_question_wakes_and_the_question_keeps_its_key(
     shared: Shared, clock: FixedClock
 ) -> None:
     async def both(ctx: Context) -> list[str]:
@@ -403,7 +405,71 @@ async def test_a_sleep_beside_a_question_wakes_and_the_question_is_asked_under_a
     clock.skip(61)
     await shop.sweep.sweep()
     assert await shop.all_turns() == [Turn.ASKED]
-    assert list((await shop.shown(ref))["inputRequests"]) == ["who~2"]
-    await shop.answer(ref, who__2=accept(name="me"))
+    assert list((await shop.shown(ref))["inputRequests"]) == ["who"]
+    await shop.answer(ref, who=accept(name="me"))
     await shop.all_turns()
     assert await shop.value(ref) == ["slept", "me"]
+
+
+async def two_questions(ctx: Context) -> list[str]:
+    async def limited() -> str:
+        try:
+            found = await ctx.elicit("limited", "Who, within a minute?", Name, timeout_s=60)
+        except TimeoutError:
+            late: str = await ctx.step("late", lambda: "nobody")
+            return late
+        return found.name
+
+    async def patient() -> str:
+        return (await ctx.elicit("patient", "Who?", Name)).name
+
+    return list(await asyncio.gather(limited(), patient()))
+
+
+@pytest.mark.parametrize("when", ["before", "after the sweep", "during the turn", "after it"])
+async def test_an_answer_is_not_lost_when_the_limit_of_a_question_beside_it_passes(
+    shared: Shared, clock: FixedClock, when: str
+) -> None:
+    shop = shared.workshop(two=two_questions)
+    ref = await shop.begin("two")
+
+    async def answer() -> None:
+        await shop.answer(ref, patient=accept(name="me"))
+
+    assert await shop.all_turns() == [Turn.ASKED]
+    if when == "before":
+        await answer()
+    clock.skip(61)
+    await shop.sweep.sweep()
+    if when == "after the sweep":
+        answering = asyncio.ensure_future(answer())
+        await asyncio.sleep(0)
+        await shop.all_turns()
+        await answering
+    elif when == "during the turn":
+        await asyncio.gather(shop.all_turns(), answer())
+    elif when == "after it":
+        await shop.all_turns()
+        assert list((await shop.shown(ref))["inputRequests"]) == ["patient"]
+        await answer()
+    await shop.all_turns()
+    assert await shop.value(ref) == ["nobody", "me"]
+
+
+async def test_an_answer_that_would_wait_for_too_long_is_refused_and_not_taken(
+    shared: Shared, clock: FixedClock
+) -> None:
+    shop = shared.workshop(two=two_questions)
+    ref = await shop.begin("two")
+    await shop.all_turns()
+    clock.skip(61)
+    await shop.sweep.sweep()
+    answering = asyncio.ensure_future(shop.answer(ref, patient=accept(name="me")))
+    assert not (await asyncio.wait([answering], timeout=0.05))[0]
+    clock.skip(ANSWER_WAIT_S)
+    with pytest.raises(Unavailable, match="may ask this again; send the answer again"):
+        await answering
+    await shop.all_turns()
+    await shop.answer(ref, patient=accept(name="me"))
+    await shop.all_turns()
+    assert await shop.value(ref) == ["nobody", "me"]

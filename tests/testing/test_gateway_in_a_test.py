@@ -11,7 +11,13 @@ from pydantic import BaseModel
 
 from roundgate import Context, SyncContext, ToolError, resource, tool
 from roundgate.client import DECLINE, Question
-from roundgate.errors import HttpRefused, NothingGoesOn, RpcError, Unanswered
+from roundgate.errors import (
+    HttpRefused,
+    NondeterminismError,
+    NothingGoesOn,
+    RpcError,
+    Unanswered,
+)
 from roundgate.testing import Gateway, VirtualClock
 
 AUTH = {"issuer": "https://issuer.test", "jwks_url": "https://issuer.test/keys"}
@@ -123,7 +129,7 @@ async def test_time_passes_when_the_test_says_so() -> None:
 
 async def test_a_task_that_waits_for_nothing_is_no_endless_test() -> None:
     async with Gateway(stuck) as gateway:
-        with pytest.raises(NothingGoesOn, match="went another way than before"):
+        with pytest.raises(NondeterminismError, match="went another way than before"):
             await gateway.call("stuck")
 
 

@@ -33,6 +33,7 @@ from pydantic_core import CoreSchema, to_jsonable_python
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
 from roundgate.backends.type_branching import branching_of
+from roundgate.json import fresh
 from roundgate.protocol import Branching
 from roundgate.replay import Context, SyncContext
 from roundgate.values import dataclass
@@ -98,9 +99,8 @@ class Signature:
         return schema
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Keyword arguments, converted to the annotated types. Where a default is a list
-        or the like, each call gets one of its own: a handler that is run again has to
-        begin with what it began with.
+        """Return keyword arguments, converted to the annotated types. Lists and dicts are copies,
+        defaults too: a handler that changes one changes neither the call nor its task.
 
         Raises:
             ValueError: names each argument that does not fit, and why, or the arguments take too
@@ -112,7 +112,7 @@ class Signature:
                 f"they can be read in more than {MAX_READINGS:,} ways; send less, or nest it less deeply"
             )
         try:
-            bound: dict[str, Any] = self._adapter.validator.validate_python(arguments)
+            bound: dict[str, Any] = self._adapter.validator.validate_python(fresh(arguments))
         except ValidationError as error:
             if (count := error.error_count()) > _MAX_ERRORS:  # to list a million takes ten seconds
                 raise ValueError(f"{count} values in them do not fit") from None

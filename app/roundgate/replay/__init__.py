@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from roundgate.replay.questions import Form as Form
     from roundgate.replay.questions import Raw as Raw
     from roundgate.replay.questions import Url as Url
+    from roundgate.replay.quiescence import Parked as Parked
     from roundgate.replay.retry import before_failure as before_failure
     from roundgate.replay.retry import failed_steps_of as failed_steps_of
     from roundgate.replay.run import HOLD_MS as HOLD_MS
@@ -72,6 +73,7 @@ else:
             ".journal": "Answered Asked Began Cut Entry Finished JOURNAL_VERSION Journal Raised Slept Tried "
             "Unanswered from_row plain row",
             ".questions": "Form Raw Url",
+            ".quiescence": "Parked",
             ".retry": "before_failure failed_steps_of",
             ".run": "HOLD_MS NAME Run Stop",
             ".sync_context": "SyncContext",

@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 from roundgate.errors import UnfitAnswer
+from roundgate.json import fresh
 from roundgate.protocol import merged
 from roundgate.replay.cuts import be_cut_if_before, noting_cut
-from roundgate.replay.journal import Answered, Asked, Unanswered, wire_key
+from roundgate.replay.journal import Answered, Asked, Unanswered, plain, wire_key
 from roundgate.replay.learning import learn
 from roundgate.replay.questions import Answer, Form, Question, digest_of
 from roundgate.replay.run import Run
@@ -41,7 +42,7 @@ async def ask(
         MissingCapability: the client did not declare what a question needs; nothing is asked.
     """
     branch = await run.enter("question", *asked)
-    keys = {name: run.place(branch).key("question", name) for name in asked}
+    keys = {name: run.come_to(branch, "question", name) for name in asked}
     given_up = f"{branch.path}question:{'+'.join(keys.values()).removeprefix(branch.path)}"
     await be_cut_if_before(run, branch, given_up)
     while True:
@@ -51,13 +52,15 @@ async def ask(
             known = _known(run, keys[name], name, question)
             if isinstance(known, Answer):
                 answers[name] = (
-                    replace(known, value=default) if known.action == "timeout" else known
+                    replace(known, value=fresh(default)) if known.action == "timeout" else known
                 )
             else:
                 opened.append((name, known, question))
         if not opened:
             async with noting_cut(run, given_up):
                 await learn(run, branch, given_up)
+            for key in keys.values():
+                run.has_learned(key)
             return answers
         async with noting_cut(run, given_up):
             await within_scopes(run, branch)
@@ -113,7 +116,7 @@ def _known(run: Run, key: str, name: str, question: Question) -> Answer | Asked:
             return _in_time(run, entry) or Answer(name, "timeout")
         case Answered(digest=before) if before is None or before == shown:
             try:
-                answer = question.read(name, entry.response)
+                answer = question.read(name, fresh(entry.response))
             except UnfitAnswer as error:
                 return Asked(key, shown, entry.attempt + 1, 0, str(error)[:500], entry.wire)
             if before is None or entry.changed:
@@ -166,6 +169,7 @@ def _open(
     untils: list[int] = []
     for name, entry, question in opened:
         if entry.key not in run.journal.questions:
+            run.go_beyond()
             entry = replace(entry, wire=_wire(run, entry.key, name))
         if timeout_s is not None:
             until_ms = entry.until_ms or run.clock.now_ms() + round(timeout_s * 1000)
@@ -173,8 +177,9 @@ def _open(
             untils.append(until_ms)
         run.journal.add(entry)
         run.wire_names.take(entry.wire or entry.key)
-        run.requests[wire_key(entry.wire or entry.key, entry.attempt)] = question.to_wire(
-            entry.problem
+        # a copy: another branch may change what the question was made of before the round ends
+        run.requests[wire_key(entry.wire or entry.key, entry.attempt)] = plain(
+            question.to_wire(entry.problem), f"question {name!r}"
         )
     return min(untils, default=None)
 

@@ -24,9 +24,10 @@ from pydantic import BaseModel
 from roundgate.auth import Principal
 from roundgate.clock import Deadline
 from roundgate.errors import MissingCapability
+from roundgate.json import fresh
 from roundgate.protocol import LOG_LEVELS, PromptMessage, notifications, without_none
 from roundgate.replay import asking, stepping, waiting
-from roundgate.replay.branches import inside
+from roundgate.replay.branches import Branch, here, inside
 from roundgate.replay.call import Call
 from roundgate.replay.fan_out import branches, side_by_side
 from roundgate.replay.limits import TimeLimit
@@ -281,10 +282,11 @@ class Context:
         One that came without having been asked for is there only if the tool
         takes such (`unasked_answers`).
         """
+        self._run.decide_by_state()
         response = self._run.journal.response(key)
         if response is None and self._call.takes_unasked:
             response = self._run.journal.unasked.get(key)
-        return response if isinstance(response, dict) else None
+        return fresh(response) if isinstance(response, dict) else None
 
     async def request_input(self, requests: Mapping[str, Mapping[str, Any]]) -> NoReturn:
         """The low-level form: end this round with questions; `state` is there in the next.
@@ -296,6 +298,7 @@ class Context:
             MissingCapability: the client did not declare what one of them needs.
             ValueError: one is none of the protocol's.
         """
+        self._run.decide_by_state()
         await asking.ask_anew(self._run, {key: Raw(request) for key, request in requests.items()})
 
     # remembering
@@ -408,7 +411,9 @@ class Context:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Continuation data of the handler's own: JSON that is there again in the next round."""
+        """Return the handler's own data for its next round: a dict that it may change, JSON all
+        through. Kept is what it holds when the round ends, and when a task notes a step."""
+        self._run.decide_by_state()
         return self._run.journal.state
 
     async def shed(self, name: str = "shed") -> None:
@@ -530,7 +535,8 @@ class Context:
         """Send a log message to the client, if it asked for messages of this level
         or below with `logLevel`.
 
-        Inside a task it goes to the server's log.
+        Inside a task it goes to the server's log. A replay does not say again what an earlier run
+        has said.
 
         Args:
             level: one of RFC 5424's names, "debug" to "emergency".
@@ -542,6 +548,9 @@ class Context:
         """
         if level not in LOG_LEVELS:
             raise ValueError(f"{level!r} is not a log level; use one of {', '.join(LOG_LEVELS)}")
+        place = here.get()
+        if isinstance(place, Branch) and self._run.is_repeating(place):
+            return
         if self._call.task_id is not None:
             fields = {"level": level, "logger": logger, "data": data}
             log.info("a task says", extra={"fields": fields})

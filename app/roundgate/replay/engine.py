@@ -14,6 +14,7 @@ all that any process needs to go on.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from types import CoroutineType
@@ -25,11 +26,17 @@ from roundgate.errors import CallTimeout, GatewayError, MissingCapability, Suspe
 from roundgate.protocol import merged
 from roundgate.replay.branches import Driven, here, number_tasks, spawn
 from roundgate.replay.journal import Journal
+from roundgate.replay.own_context import InOwnContext, awaiting
 from roundgate.replay.run import Run, Stop
+from roundgate.replay.steps import WATCH
 from roundgate.values import dataclass
 
 T = TypeVar("T")
 
+log = logging.getLogger("roundgate.replay")
+
+MAX_NAMED: Final = 10
+"""Steps that one line of the log names."""
 ABANDON_S: Final = 2.0
 """For how long the end of a handler is waited for that was cancelled."""
 
@@ -86,21 +93,53 @@ async def run_handler(handler: Callable[[], Awaitable[T]], run: Run) -> Outcome[
     remaining_ms = run.call.deadline.remaining_ms()
     limit = Limit(None if remaining_ms is None else remaining_ms / 1000)
     token = here.set(run.root)  # `inside` would cost half a microsecond
+    outcome: Outcome[T]
     try:
-        with limit:
-            value = await (
-                _driven(handler, run)
-                if run.call.task_id is None
-                else _in_its_own_task(handler, run)
-            )
-        # a handler that swallowed the suspension does not get away with a result
-        # that skipped a question
-        return Completed(value) if run.stopped is None else _suspended(run)
-    except BaseException as error:
-        return _ended_by(error, run, limit)
+        try:
+            with limit:
+                value = await (
+                    _driven(handler, run)
+                    if run.call.task_id is None
+                    else _in_its_own_task(handler, run)
+                )
+            # a handler that swallowed the suspension does not get away with a result
+            # that skipped a question
+            outcome = Completed(value) if run.stopped is None else _suspended(run)
+        except BaseException as error:
+            outcome = _ended_by(error, run, limit)
+        if (watch := WATCH.get()) is not None:
+            watch.run_ended(run)
+        if _shows_what_is_gone(run, outcome):
+            _warn_of_unasked(run)
+        return outcome
     finally:
         here.reset(token)
         run.close()
+
+
+def _shows_what_is_gone(run: Run, outcome: Outcome[Any]) -> bool:
+    """Return whether the handler has come to everything that it still asks for: it ended, or a
+    step began, which no step does before what is remembered."""
+    match outcome:
+        case Completed():
+            return True
+        case Failed(error):
+            return run.error is None and not isinstance(error, CallTimeout)
+        case Suspended():
+            return run.stopped is Stop.SUSPENDED and bool(run.new_steps)
+    return False
+
+
+def _warn_of_unasked(run: Run) -> None:
+    if not (unasked := run.unasked()):
+        return
+    names = {"steps": unasked[:MAX_NAMED], "new": run.new_steps[:MAX_NAMED]}
+    log.warning(
+        "the handler no longer asks for steps that are remembered; one that was renamed is run again",
+        extra={
+            "fields": {**({} if run.call.task_id is None else {"task": run.call.task_id}), **names}
+        },
+    )
 
 
 def _ended_by(error: BaseException, run: Run, limit: Limit) -> Suspended | Restarted | Failed:
@@ -133,15 +172,13 @@ async def _coroutine(handler: Callable[[], Awaitable[T]]) -> T:
     return await handler()
 
 
-async def _awaiting(awaitable: Awaitable[T]) -> T:
-    return await awaitable
-
-
-def _driven(handler: Callable[[], Awaitable[T]], run: Run) -> Driven[T]:
+def _driven(handler: Callable[[], Awaitable[T]], run: Run) -> InOwnContext[T]:
     """The handler, to be awaited in the current task."""
     run.begin()
     coroutine = handler()
-    return Driven(coroutine if isinstance(coroutine, CoroutineType) else _awaiting(coroutine))
+    return InOwnContext(
+        Driven(coroutine if isinstance(coroutine, CoroutineType) else awaiting(coroutine))
+    )
 
 
 async def _in_its_own_task(handler: Callable[[], Awaitable[T]], run: Run) -> T:

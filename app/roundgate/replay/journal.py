@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, field, fields, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
 
 from roundgate.errors import NotJson, UnknownEntry
 from roundgate.json import encode
@@ -150,12 +150,13 @@ class Told:
     """The place, among the outcomes of steps, of something that has no outcome of its own: a sleep
     was over, questions were answered. Kept in a handler that has branches."""
 
+    PREFIX: ClassVar[str] = "told:"
     key: str
 
     @classmethod
     def of(cls, place: str) -> Told:
         """That of a place."""
-        return cls(f"told:{place}")
+        return cls(f"{cls.PREFIX}{place}")
 
 
 QuestionEntry: TypeAlias = Asked | Answered | Unanswered
@@ -244,12 +245,6 @@ class Journal:
         """Take responses that a client sends along without any state; only who asks
         for such looks at them."""
         self.unasked = dict(responses)
-
-    def withdraw_unanswered(self) -> None:
-        """Ask what is still open under new keys, because the task went on without the answers. An
-        answer to an old key must not count for the new question."""
-        for entry in self.outstanding():
-            self.add(replace(entry, attempt=entry.attempt + 1))
 
     def response(self, wire: str) -> Any:
         """The last response under a wire key as it came, or `None`."""

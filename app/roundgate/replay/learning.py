@@ -30,6 +30,8 @@ async def in_order(run: Run, branch: Branch, key: str) -> None:
         order.pass_by(key)
         return
     cancelled: list[asyncio.Task[Any]] = []
+    if not order.is_new(key):
+        order.leave_behind(branch.path, order.rank(key))
     while True:
         try:
             await _turn(run, branch, order, order.rank(key))

@@ -8,9 +8,10 @@ sibling cancels it, go the same way in every run. What is learned is the outcome
 of a sleep, answers, and that something was given up. Each has a *rank*: the place of its entry in
 the journal, and while a run goes on one behind all others.
 
-Nothing new is learned before all that is remembered has been told. What nobody asks for holds the
-others up for `GRACE_S` once: a new version of the handler may have dropped it, and branches that
-wait for something outside of the engine come when they come.
+Nothing new is learned before all that is remembered has been told. A new version of the handler may
+have dropped something. What a branch passes by holds nobody up: its places come in order. What no
+branch asks for holds the others up for `GRACE_S`, once in a run: branches that wait for something
+outside of the engine come when they come.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -39,6 +41,12 @@ def _has_rank(entry: Entry) -> bool:
     )
 
 
+def _path_of(key: str) -> str:
+    """The path of the branch that a key belongs to."""
+    place = key.removeprefix(Told.PREFIX)
+    return place[: place.rfind("/") + 1]
+
+
 class Order:
     """Whose turn it is to learn something. Without branches it is always the caller's."""
 
@@ -48,12 +56,14 @@ class Order:
         "_expected",
         "_generation",
         "_gone",
+        "_has_waited",
         "_is_open",
         "_is_settling",
         "_issued",
         "_known",
         "_loop",
         "_next",
+        "_of_branch",
         "_ranks",
         "_waiting",
     )
@@ -61,6 +71,9 @@ class Order:
     def __init__(self, entries: Iterable[Entry]) -> None:
         """`entries` are those of the journal as the run begins."""
         self._ranks = {entry.key: rank for rank, entry in enumerate(filter(_has_rank, entries))}
+        self._of_branch: defaultdict[str, deque[int]] = defaultdict(deque)
+        for key, rank in self._ranks.items():
+            self._of_branch[_path_of(key)].append(rank)
         self._known = self._issued = len(self._ranks)
         self._next = 0
         self._gone: set[int] = set()
@@ -71,6 +84,7 @@ class Order:
         self._generation = 0
         self._depth = 1
         self._is_settling = False
+        self._has_waited = False
         self._is_open = False
 
     @property
@@ -90,6 +104,13 @@ class Order:
     def pass_by(self, key: str) -> None:
         """The only line of the handler learns something: there is nobody to wait for."""
         self._next = max(self._next, self._ranks.get(key, -1) + 1)
+
+    def leave_behind(self, path: str, rank: float) -> None:
+        """Drop everything of a branch that has a lower rank: it has passed that by, because its
+        places come in order."""
+        ranks = self._of_branch[path]
+        while ranks and ranks[0] < rank:
+            self.drop(ranks.popleft())
 
     def new_rank(self) -> int:
         """The rank of something that has just become known. It has to be given
@@ -126,6 +147,7 @@ class Order:
         Whatever the handler can do without that happens before, now as in every later run.
         """
         if self._is_open or rank < self._next or (rank == math.inf and self.is_over):
+            self._has_waited = False  # it was only late, and others may be
             return
         self._depth = max(self._depth, depth)
         future = self._loop.create_future()
@@ -158,6 +180,7 @@ class Order:
         if turns > 0:
             self._loop.call_soon(self._look, generation, turns - 1)
             return
+        self._has_waited = self._has_waited or turns < 0
         while self._waiting and self._waiting[0][2].done():  # its branch was cancelled
             heapq.heappop(self._waiting)
         if self._waiting and (self._waiting[0][0] <= self._next or turns < 0):
@@ -167,7 +190,8 @@ class Order:
         elif not self._waiting or self._next in self._expected or self.is_over:
             self._is_settling = False  # who is next comes, or is dropped
         else:
-            self._loop.call_later(GRACE_S, self._look, generation, -1)
+            grace_s = 0 if self._has_waited else GRACE_S
+            self._loop.call_later(grace_s, self._look, generation, -1)
 
     def _tell_next(self, rank: float) -> None:
         self._next = max(self._next, self._known if rank == math.inf else int(rank) + 1)

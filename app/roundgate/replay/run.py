@@ -31,7 +31,19 @@ from roundgate.aio import of_this_loop
 from roundgate.errors import Suspend
 from roundgate.replay.branches import END, Branch, here
 from roundgate.replay.call import Call
-from roundgate.replay.journal import Entry, Journal
+from roundgate.replay.journal import (
+    Answered,
+    Began,
+    Cut,
+    Entry,
+    Finished,
+    Journal,
+    Passed,
+    Raised,
+    Told,
+    Tried,
+    Unanswered,
+)
 from roundgate.replay.order import Order
 from roundgate.replay.quiescence import Parked, Quiescence
 from roundgate.replay.scopes import around
@@ -55,6 +67,9 @@ STOP_GRACE_S: Final = 5.0
 _TICK_MS: Final = 10
 """A limit that is over ends its block within this: the timers of an event
 loop are late by a moment."""
+
+
+_LEARNED: Final = (Finished, Raised, Answered, Unanswered, Passed)
 
 
 class Stop(StrEnum):
@@ -110,6 +125,8 @@ class Run:
     """Whether the handler was cancelled because it went on after its run had ended."""
     stop_requested = False
     """Whether it is to let go at its next step, because the process is about to stop."""
+    decides_by_state = False
+    """Whether its handler looks up by itself where it goes on."""
     steps_run = 0
     """Steps that have come to their end in this run."""
     longest_ms = 0.0
@@ -159,6 +176,16 @@ class Run:
         """What is written with the next step."""
         self.running_steps: set[str] = set()
         """The places of steps that run now: begun, and not yet remembered."""
+        self.new_steps: list[str] = []
+        """The places of steps whose functions it has called."""
+        self._is_beyond = False
+        self._ahead = {
+            entry.key for entry in journal.entries() if not isinstance(entry, (Cut, Told))
+        }
+        """The places that earlier runs came to, and this one has not yet."""
+        self._to_learn = {entry.key for entry in journal.entries() if isinstance(entry, _LEARNED)}
+        """The places of what is remembered, until the handler has it: all of it comes before
+        anything new does."""
         if message is not None:
             self.message = message
 
@@ -184,10 +211,46 @@ class Run:
         self.root.is_thread = True
         self.quiescence.begin()
 
+    def come_to(self, branch: Branch, kind: str, name: str) -> str:
+        """Return the place of the next use of a name in a branch. The handler has come to it."""
+        key = self.place(branch).key(kind, name)
+        self._ahead.discard(key)
+        return key
+
+    def has_learned(self, key: str) -> None:
+        """Note that the handler has what is remembered under a place."""
+        self._to_learn.discard(key)
+
     def place(self, branch: Branch) -> Branch:
         """Where uses of a name are counted: in the branch, or under version 1
         in the run as a whole."""
         return self.root if self.journal.version == 1 else branch
+
+    def go_beyond(self) -> None:
+        """Note that it has come further than every earlier run."""
+        self._is_beyond = True
+
+    def decide_by_state(self) -> None:
+        """Note that its handler looks up where it goes on (`ctx.state`, `ctx.input_response`):
+        nobody else knows how far earlier runs came."""
+        self.decides_by_state = self._is_beyond = True
+
+    def is_repeating(self, branch: Branch) -> bool:
+        """Return whether an earlier run came further than this branch has."""
+        if self._is_beyond or not (self._ahead or self._to_learn):
+            return False
+        path = self.place(branch).path
+        return bool(self._to_learn) or any(key.startswith(path) for key in self._ahead)
+
+    def unasked(self) -> list[str]:
+        """Return the places of steps that an earlier run began and this one has not come to."""
+        steps = self.journal.steps
+        return [
+            key
+            for key in self._ahead
+            if isinstance(step := steps.get(key), (Finished, Raised, Began, Tried))
+            and step.what is not None
+        ]
 
     async def enter(self, kind: str, *names: str) -> Branch:
         """The branch that calls the engine, checked.

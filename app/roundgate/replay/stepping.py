@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from roundgate.errors import NondeterminismError, Suspend
-from roundgate.json import digest
+from roundgate.json import digest, fresh
 from roundgate.replay.branches import Branch, InStep, inside
 from roundgate.replay.cuts import be_cut_again, noting_cut
 from roundgate.replay.identity import identity
@@ -111,14 +111,16 @@ async def poll(
 def _value_of(
     run: Run, entry: Finished | Raised | Began, name: str, function: Callable[..., Any]
 ) -> Any:
-    """What the handler gets: made of what is remembered by the annotation of the function.
+    """Return the handler's own copy of a remembered value, converted by the annotation of the
+    function.
 
     Raises:
         Suspend: the annotation has no such value, and the run has ended with `NondeterminismError`.
     """
+    run.has_learned(entry.key)
     value, conversion = outcome_of(entry, name), conversion_of(function)
     if conversion is None:
-        return value
+        return fresh(value)
     try:
         return conversion.from_json(value, entry.key)
     except NondeterminismError as error:
@@ -136,7 +138,7 @@ def _task(
     kwargs: Mapping[str, Any],
 ) -> Task:
     """The step at its place; ends the run if something else was there before."""
-    key = run.place(branch).key("step", name)
+    key = run.come_to(branch, "step", name)
     what = None if run.journal.version == 1 else identity(kind, function, args, kwargs)
     compare(run, key, what)
     return Task(key, what, function, args, kwargs)
@@ -167,6 +169,8 @@ async def _run_step(
     only_values: bool = False,
 ) -> Entry | None:
     """Run a step; returns what is remembered of it, or `None` if nothing is."""
+    run.go_beyond()
+    run.new_steps.append(task.key)
     running = Running(task.key, attempts + 1, run.running_steps)
     with run.quiescence.moving(), running:
         watch, begun_ms = WATCH.get(), run.clock.monotonic_ms()
@@ -174,7 +178,7 @@ async def _run_step(
             await remember(run, Began(task.key, task.what))
             await be_admitted(run)  # to write that may have taken longer than the lease lasts
         if watch is not None:
-            await watch.begins(task.key)
+            await watch.begins(task.key, task.what)
         entry: Finished | Raised | None = None
         try:
             with inside(InStep(run.owner, task.key)):
@@ -226,11 +230,12 @@ async def key_for(run: Run, name: str) -> str:
     """An idempotency key: the same in every run of the call, another for
     each place in its handler."""
     branch = await run.enter("key", name)
-    key = run.place(branch).key("key", name)
+    key = run.come_to(branch, "key", name)
     known = run.journal.steps.get(key)
     if not isinstance(known, Finished):
         source = run.call.idempotency or run.call.task_id
         known = Finished(key, run.clock.new_id() if source is None else digest([source, key]))
         run.journal.add(known)
+    run.has_learned(key)
     text: str = known.value
     return text

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
 from roundgate.aio import Threads, of_this_loop
@@ -27,8 +27,12 @@ from roundgate.errors import (
     ToolError,
 )
 from roundgate.replay.journal import NOT_JSON, TIMED_OUT, Began, Finished, Raised, Step, plain
+from roundgate.replay.own_context import InOwnContext, awaiting
 from roundgate.replay.step_values import conversion_of, is_converted
 from roundgate.values import dataclass
+
+if TYPE_CHECKING:
+    from roundgate.replay.run import Run
 
 log = logging.getLogger("roundgate.replay")
 
@@ -69,14 +73,17 @@ class StepWatch(Protocol):
     """Is told of each step of the runs in its context. It is for tests: one that does not return
     has ended the run's process, as far as its steps can tell."""
 
-    async def begins(self, key: str) -> None:
-        """The function is about to be called."""
+    async def begins(self, key: str, what: str | None) -> None:
+        """The function is about to be called; `what` is the step's identity."""
 
     async def has_run(self, key: str) -> None:
         """It has ended, and nothing is remembered of it yet."""
 
     async def is_remembered(self, key: str) -> None:
         """Its outcome is remembered."""
+
+    def run_ended(self, run: Run) -> None:
+        """A run has ended, whatever came of it."""
 
 
 WATCH: Final[ContextVar[StepWatch | None]] = ContextVar("roundgate_step_watch", default=None)
@@ -239,9 +246,9 @@ def _text(error: BaseException) -> str:
 
 async def _call(task: Task, threads: Threads, caller: Principal) -> Any:
     if inspect.iscoroutinefunction(task.function):
-        return await task.function(*task.args, **task.kwargs)
+        return await InOwnContext(task.function(*task.args, **task.kwargs))
     value = await threads.run(lambda: task.function(*task.args, **task.kwargs), caller)
-    return await value if inspect.isawaitable(value) else value
+    return await InOwnContext(awaiting(value)) if inspect.isawaitable(value) else value
 
 
 _threads: WeakKeyDictionary[asyncio.AbstractEventLoop, Threads] = WeakKeyDictionary()

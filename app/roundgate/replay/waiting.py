@@ -28,7 +28,7 @@ async def shed(run: Run, name: str) -> None:
     """End this round or turn once; the client's next retry, or another
     worker, goes on from here."""
     branch = await run.enter("shed", name)
-    key = run.place(branch).key("shed", name)
+    key = run.come_to(branch, "shed", name)
     if key not in run.journal.steps:
         async with noting_cut(run, key):
             await remember(run, Passed(key))
@@ -40,7 +40,7 @@ async def continue_as_task(run: Run) -> None:
     """End the ordinary call here, if it may go on as a task; nothing happens if it may
     not, or already is one."""
     branch = await run.enter("task")
-    key = run.place(branch).key("task", "task")
+    key = run.come_to(branch, "task", "task")
     if run.call.may_become_task:
         run.want_task()
         async with noting_cut(run, key):
@@ -53,6 +53,7 @@ async def _pass(run: Run, branch: Branch, key: str) -> None:
     await be_cut_if_before(run, branch, key)
     async with noting_cut(run, key):
         await learn(run, branch, key)
+    run.has_learned(key)
 
 
 async def restart(run: Run, arguments: Mapping[str, Any]) -> NoReturn:
@@ -66,7 +67,7 @@ async def sleep(run: Run, name: str, seconds: float) -> None:
     """Wait `seconds` once; a later run waits for what is left of them. A task
     holds no worker meanwhile."""
     branch = await run.enter("sleep", name)
-    key = run.place(branch).key("sleep", name)
+    key = run.come_to(branch, "sleep", name)
     until_ms = _time_of(run, key, "sleep", seconds)
     await be_cut_if_before(run, branch, key)
     async with noting_cut(run, key, _time_identity(run, "sleep", seconds)):
@@ -76,7 +77,7 @@ async def sleep(run: Run, name: str, seconds: float) -> None:
 async def sleep_until(run: Run, name: str, until_ms: int) -> None:
     """Wait for a moment, in milliseconds since the epoch."""
     branch = await run.enter("sleep", name)
-    key = run.place(branch).key("sleep", name)
+    key = run.come_to(branch, "sleep", name)
     what = None if run.journal.version == 1 else f"sleep until {until_ms}"
     compare(run, key, what)
     await be_cut_if_before(run, branch, key)
@@ -95,7 +96,7 @@ async def begin_limit(run: Run, name: str, seconds: float) -> tuple[Branch, int]
     """Begin a time limit; returns its branch, and when it is over in
     milliseconds since the epoch."""
     branch = await run.enter("timeout", name)
-    key = run.place(branch).key("timeout", name)
+    key = run.come_to(branch, "timeout", name)
     return branch, _time_of(run, key, "timeout", seconds)
 
 

@@ -342,6 +342,9 @@ class Answered(StrEnum):
     UNKNOWN_TASK = "unknown task"
     NOT_NEEDED = "not needed"
     """None of them is for an outstanding question: all were dropped."""
+    LATER = "later"
+    """Nothing was taken: the task goes on because a time limit passed, and may ask these questions
+    again. Its turn will show."""
     PARTLY = "partly"
     """Taken; other questions are still outstanding."""
     FULLY = "fully"
@@ -470,6 +473,9 @@ class TaskStore(Protocol):
     ) -> Answered:
         """Take the answers to outstanding questions and drop the others; what is
         answered is outstanding no more.
+
+        After `go_on`, until the worker asks again or lets go, nothing is taken of what was
+        outstanding before: `LATER`.
 
         With the last outstanding question answered the task is `working` and due at `due_ms`.
         The next `read` shows it. One call where all outstanding questions are answered at once
@@ -681,7 +687,7 @@ class TaskStore(Protocol):
 
     async def go_on(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
         """Make a task `working` that asks and whose `wake_ms` has come; what
-        it asked is asked no more.
+        it asked is shown no more, and may be asked again: see `answer`.
 
         `False` if there is none, or no more, or it is not to go on yet.
         """

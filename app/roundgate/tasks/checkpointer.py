@@ -86,7 +86,6 @@ class Checkpointer:
         # what is there at the beginning is there the next time too, answers by way of their
         # questions
         self._saved = {_place(entry): entry for entry in self.run.journal.entries()}
-        self.run.journal.withdraw_unanswered()
 
     def _begin(self, claimed: Claimed, call: Call) -> Run:
         version, generation = claimed.record.journal_version, self._task_call.generation

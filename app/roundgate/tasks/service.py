@@ -37,6 +37,9 @@ from roundgate.tasks.call import TaskCall, owner_of
 from roundgate.tasks.hints import wake
 from roundgate.tasks.outcome import Ended
 
+ANSWER_WAIT_S: Final = 5.0
+"""For how long an answer waits while the task goes on without it."""
+ANSWER_PAUSE_S: Final = 0.1
 CANCELLED_BY_CLIENT: Final = "The client cancelled the task"
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -200,16 +203,29 @@ class Tasks:
     ) -> None:
         """Take answers; those that are not for an outstanding question are dropped.
 
+        While the task goes on because a time limit passed beside a question, an answer to that
+        question waits until it is asked again.
+
         Raises:
             TaskNotFound: the caller has no such task.
+            Unavailable: the task has gone on for `ANSWER_WAIT_S`; nothing was taken.
         """
         ref = self._ref(principal, task_id)
         if ref is None:
             raise TaskNotFound
-        now_ms = self._clock.now_ms()
         answers = {key: encode(response) for key, response in responses.items()}
-        decided = await self._decided(ref, responses, now_ms)
-        answered = await self._store.answer(ref, answers, now_ms, self._due_ms(now_ms))
+        decided = await self._decided(ref, responses, self._clock.now_ms())
+        until_ms = self._clock.monotonic_ms() + ANSWER_WAIT_S * 1000
+        while True:
+            now_ms = self._clock.now_ms()
+            answered = await self._store.answer(ref, answers, now_ms, self._due_ms(now_ms))
+            if answered is not Answered.LATER:
+                break
+            if self._clock.monotonic_ms() >= until_ms:
+                raise Unavailable(
+                    "The task goes on just now, and may ask this again; send the answer again"
+                )
+            await self._clock.sleep(ANSWER_PAUSE_S)
         if decided is not None and answered in (Answered.FULLY, Answered.PARTLY):
             record, is_approved = decided
             ids = {"call": record.call_id, "task": str(ref), "tool": record.tool}

@@ -17,8 +17,9 @@ from typing import Any, Final
 from roundgate.auth import LOCAL, Principal
 from roundgate.client import Answers, AnswersLike, Question, answer_all
 from roundgate.clock import Deadline
+from roundgate.errors import Suspend
 from roundgate.protocol import ClientCapabilities, Meta
-from roundgate.replay import Call, Context, Journal, Run, inside, number_tasks
+from roundgate.replay import Branch, Call, Context, Journal, Parked, Run, Stop, inside, number_tasks
 from roundgate.testing.clock import VirtualClock
 
 CAPABILITIES: Final[Mapping[str, Any]] = {
@@ -57,7 +58,7 @@ def fake_context(
         deadline=Deadline(clock or VirtualClock(), None),
         task_id=task_id,
     )
-    run = _AnsweredRun(call, Answers.of(answers))
+    run = AnsweredRun(call, Answers.of(answers))
     number_tasks(asyncio.get_running_loop())
     run.begin()
     try:
@@ -67,11 +68,11 @@ def fake_context(
         run.close()
 
 
-class _AnsweredRun(Run):
+class AnsweredRun(Run):
     """A run whose questions are answered as soon as all its branches wait."""
 
-    def __init__(self, call: Call, answers: Answers) -> None:
-        super().__init__(call, Journal())
+    def __init__(self, call: Call, answers: Answers, journal: Journal | None = None) -> None:
+        super().__init__(call, journal or Journal())
         self._answers = answers
         self._answering: asyncio.Task[None] | None = None
 
@@ -81,8 +82,21 @@ class _AnsweredRun(Run):
                 self._answering = asyncio.ensure_future(self._answer())
         elif self.clock.pass_time():
             self.quiescence.stir()
+        elif self.restart_arguments is None and (left := [*self._that_gave_their_turn_back()]):
+            for one in left:
+                one.future.set_result(None)
         else:
             super()._come_to_rest()
+
+    async def park(self, branch: Branch) -> None:  # type: ignore[override]
+        """Wait until every branch has come to rest, then go on: nothing takes the turn away."""
+        await self.quiescence.park(branch)
+        if self.decides_by_state:  # the low-level form asks, and has to begin again for the answers
+            self.stop(Stop.SUSPENDED)
+            raise Suspend
+
+    def _that_gave_their_turn_back(self) -> Iterator[Parked]:
+        return (one for one in self._parked if one.until_ms is None and not one.future.done())
 
     async def _answer(self) -> None:
         asked = [Question.read(key, request) for key, request in self.requests.items()]

@@ -4,28 +4,31 @@
     round 1       ─────────────────────────────────── answered    and the answer of each round may be lost
 
 Whoever called sends the request again, as clients do; a task goes on with another worker. Each
-such call has to end as the one did in which nobody died, and nothing may be done outside of a
-step: it would be done again.
+such call has to do what one does that is never replayed (`unreplayed`), and nothing may be done
+outside of a step: it would be done again. Other processes replay it as well (`elsewhere`).
 """
 
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 from roundgate.carrier import carrier
 from roundgate.client import Answers, AnswersLike, CallResult, Question
 from roundgate.config import ConfigFile
-from roundgate.errors import ClientError, Diverged, NothingGoesOn
+from roundgate.errors import ClientError, Diverged, NondeterminismError, NothingGoesOn
+from roundgate.replay import Began, Cut
 from roundgate.testing.effects import collecting_effects
+from roundgate.testing.endings import Ending, ending_of_result, without_reference
 from roundgate.testing.memory import Life
 from roundgate.values import dataclass
 
 if TYPE_CHECKING:
-    from roundgate.testing.gateway import Gateway, Source
+    from roundgate.replay import Run
+    from roundgate.testing.elsewhere import Source
+    from roundgate.testing.gateway import Gateway
 
 Moment: TypeAlias = Literal["begins", "has run", "is remembered"]
 Crash: TypeAlias = Literal["everywhere"] | tuple[str, Moment]
@@ -34,8 +37,6 @@ _UNKNOWN: Final = ("ended without a known outcome", "it is not known whether it 
 """Of a tool that is `once`, and of a step that is `at_most_once`."""
 MAX_MOMENTS: Final = 1_000
 """Moments in one call at which it is made to die. A call that has more is too long for this."""
-_REFERENCE: Final = re.compile(r"(?<=the server's log has the details under reference )[\w-]{22}")
-"""What an error that nobody expected is found by in the log: another one each time."""
 
 
 @carrier
@@ -62,6 +63,12 @@ class Watched:
         self.points: list[Point] = []
         self.outside: list[str] = []
         """What was done outside of a step, in words."""
+        self.steps: set[str] = set()
+        """The steps that were run: place, kind and function."""
+        self.errors: list[NondeterminismError] = []
+        self.last_run: Run | None = None
+        self.is_open = False
+        """Whether what it does may depend on a time: something was cut, or its outcome is not known."""
         self.upgrade: ConfigFile | None = None
         self.has_died = False
         self.begins_upgraded = False
@@ -99,6 +106,13 @@ class Watched:
             )
         self._seen = size
 
+    def run_ended(self, run: Run) -> None:
+        """Note how a run of its handler ended."""
+        self.last_run = run
+        if isinstance(run.error, NondeterminismError):
+            self.errors.append(run.error)
+        self.is_open |= any(isinstance(one, Began | Cut) for one in run.journal.entries())
+
     def _size(self) -> int:
         if self._observe is None:
             return 0
@@ -120,7 +134,8 @@ class _Steps:
         self._life = life
         self._running = 0
 
-    async def begins(self, key: str) -> None:
+    async def begins(self, key: str, what: str | None) -> None:
+        self._watched.steps.add(" ".join([key, *(what or "").split(" ")[:2]]))
         if not self._running:
             self._watched.look(f"step {key}")
         await self._moment(key, "begins")
@@ -133,6 +148,9 @@ class _Steps:
 
     async def is_remembered(self, key: str) -> None:
         await self._moment(key, "is remembered")
+
+    def run_ended(self, run: Run) -> None:
+        self._watched.run_ended(run)
 
     async def _moment(self, key: str, moment: Moment) -> None:
         if self._watched.comes_to(key, moment):
@@ -149,14 +167,11 @@ class _Play:
     asked: dict[str, list[str]] = field(default_factory=dict)
 
     @property
-    def ending(self) -> Any:
+    def ending(self) -> Ending:
         """What is compared."""
         if self.result is None:
-            return "raised", self.error and _REFERENCE.sub("…", self.error)
-        if self.result.is_error:
-            said = self.result.value
-            return "failed", _REFERENCE.sub("…", said) if isinstance(said, str) else said
-        return "returned", self.result.value
+            return Ending("raised", self.error and without_reference(self.error))
+        return ending_of_result(self.result)
 
     @property
     def is_unknown(self) -> bool:
@@ -174,11 +189,63 @@ class _Play:
             if len(set(texts)) > 1
         ]
 
+    def compared(self, truth: Truth) -> list[str]:
+        """What it did otherwise than a call that is never replayed, in words."""
+        watched = self.watched
+        different = (
+            [] if self.ending == truth.ending else [f"{self.ending} instead of: {truth.ending}"]
+        )
+        if watched.is_open or truth.watched.is_open or different:
+            return different
+        return [
+            *(f"it runs step {key}, and does not otherwise" for key in watched.steps - truth.steps),
+            *(
+                f"it does not run step {key}, and does otherwise"
+                for key in truth.steps - watched.steps
+            ),
+            *(f"it asks {key}, and does not otherwise" for key in self.asked.keys() - truth.asked),
+            *(
+                f"it does not ask {key}, and does otherwise"
+                for key in truth.asked - self.asked.keys()
+            ),
+        ]
+
+
+@dataclass
+class Truth:
+    """What a call does that is never replayed."""
+
+    ending: Ending
+    watched: Watched
+    asked: set[str]
+
+    @property
+    def steps(self) -> set[str]:
+        """The steps that it ran."""
+        return self.watched.steps
+
 
 class Another(Protocol):
-    """Makes a gateway that begins as the one under test did."""
+    """Makes what a call of the gateway under test is compared with."""
 
-    def __call__(self, watch: Watched, upgrade: Sequence[Source]) -> Gateway: ...
+    def gateway(self, watch: Watched, upgrade: Sequence[Source]) -> Gateway:
+        """A gateway that begins as the one under test did."""
+
+    async def truth(
+        self,
+        tool: str,
+        arguments: Mapping[str, Any],
+        answers: AnswersLike,
+        watched: Watched,
+        reset: Callable[[], Any] | None,
+    ) -> Truth | None:
+        """What the call does that is never replayed; `watched` saw it as a client has it. `None`
+        if that cannot be said."""
+
+    async def elsewhere(
+        self, tool: str, arguments: Mapping[str, Any], watched: Watched, expected: Ending
+    ) -> list[str]:
+        """What is different where other processes replay what `watched` has seen."""
 
 
 async def survive(
@@ -202,15 +269,30 @@ async def survive(
         if reset is not None and inspect.isawaitable(done := reset()):
             await done
         watched.look(None)
-        async with another(watched, upgrade) as gateway:
+        async with another.gateway(watched, upgrade) as gateway:
             return await _played(gateway, watched, tool, arguments, answers)
 
     with collecting_effects() as effects:
         first = await play(Watched(None, observe))
+    for error in first.watched.errors:
+        raise error
     if first.result is None:
-        raise Diverged(tool, [f"it {_said(first.ending)}, although nothing happens to it"])
+        raise Diverged(tool, [f"{first.ending}, although nothing happens to it"])
     findings = [*first.watched.outside, *effects]
     endings = [first.ending]
+    truth = None
+    if crash == "everywhere" and not upgrade:
+        truth = await another.truth(tool, arguments, answers, first.watched, reset)
+    if truth is not None:
+        differences = first.compared(truth)
+        findings += [
+            f"where it is run again from the top after each question: {one}" for one in differences
+        ]
+        findings += (
+            []
+            if findings
+            else await another.elsewhere(tool, arguments, first.watched, first.ending)
+        )
     if upgrade:
         whole = Watched(None)
         whole.begins_upgraded = True
@@ -224,23 +306,20 @@ async def survive(
             f"the call has {len(points)} moments to die at, and {MAX_MOMENTS} can be gone through: name one"
         )
     then = "the other version goes on" if upgrade else "its process dies"
+    errors: list[NondeterminismError] = []
     for number in points:
         played = await play(Watched(number))
+        errors += played.watched.errors
         happened = f"when {first.watched.points[number]}, and {then}"
-        if played.ending not in endings and not played.is_unknown:
-            findings.append(
-                f"{happened}: it {_said(played.ending)} instead of: it {_said(first.ending)}"
-            )
+        if not played.is_unknown:
+            if played.ending not in endings:
+                findings.append(f"{happened}: {played.ending} instead of: {first.ending}")
+            elif truth is not None and not findings:
+                findings += [f"{happened}: {one}" for one in played.compared(truth)]
         findings += [f"{happened}: {one}" for one in played.asked_again()]
     if findings:
-        raise Diverged(tool, list(dict.fromkeys(findings)))
+        raise Diverged(tool, list(dict.fromkeys(findings))) from next(iter(errors), None)
     return first.result
-
-
-def _said(ending: Any) -> str:
-    how, what = ending
-    text = what if isinstance(what, str) else repr(what)
-    return f"{how}: {text[:500]}"
 
 
 async def _played(
@@ -250,19 +329,27 @@ async def _played(
     arguments: Mapping[str, Any],
     answers: AnswersLike,
 ) -> _Play:
-    played, given = _Play(watched), Answers.of(answers)
+    played = _Play(watched)
+    try:
+        played.result = await gateway.call(tool, arguments, answers=noting(answers, played.asked))
+    except (ClientError, NothingGoesOn) as error:
+        played.error = f"{type(error).__name__}: {error}"
+    watched.look("its end")
+    return played
+
+
+def noting(
+    answers: AnswersLike, asked: dict[str, list[str]]
+) -> Callable[[Question], Awaitable[Any]]:
+    """Return a source of answers that notes the texts of what it answers, by key."""
+    given = Answers.of(answers)
 
     async def answer(question: Question) -> Any:
         key = question.key.partition("~")[0]  # what is asked again has another one
         found = await given(replace(question, key=key))
         if found is not None:
-            texts = played.asked.setdefault(key, [])
+            texts = asked.setdefault(key, [])
             texts.append(question.message or repr(question.params))
         return found
 
-    try:
-        played.result = await gateway.call(tool, arguments, answers=answer)
-    except (ClientError, NothingGoesOn) as error:
-        played.error = f"{type(error).__name__}: {error}"
-    watched.look("its end")
-    return played
+    return answer

@@ -42,11 +42,26 @@ def collecting_effects() -> Iterator[list[str]]:
         _collected = before
 
 
+def refuse_effects() -> None:
+    """From now on, for as long as the process lives, let handlers do nothing outside of steps:
+    it raises PermissionError."""
+
+    def heard(event: str, args: tuple[Any, ...]) -> None:
+        if isinstance(here.get(), Branch) and (said := _effect(event, args)):
+            raise PermissionError(f"a replay does nothing, but it {said}")
+
+    sys.addaudithook(heard)
+
+
 def _heard(event: str, args: tuple[Any, ...]) -> None:
     if _collected is None or not isinstance(here.get(), Branch):
         return
-    if said := _writing(*args) if event == "open" else _EVENTS.get(event, "").format(*args):
+    if said := _effect(event, args):
         _collected.append(f"it {said} outside of a step")
+
+
+def _effect(event: str, args: tuple[Any, ...]) -> str | None:
+    return _writing(*args) if event == "open" else _EVENTS.get(event, "").format(*args)
 
 
 def _writing(path: Any, mode: Any, flags: Any) -> str | None:

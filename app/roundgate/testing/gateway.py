@@ -13,34 +13,36 @@ memory, and time passes when nothing else is left to do: a `ctx.sleep` of a day 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from roundgate import config
 from roundgate.auth import LOCAL, Principal
-from roundgate.client import AnswersLike, CallResult, Client, Task
+from roundgate.client import Answers, AnswersLike, CallResult, Client, Task
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig, Origin, Settings, yaml_file
-from roundgate.errors import NothingGoesOn, Unauthenticated
+from roundgate.errors import ClientError, NondeterminismError, NothingGoesOn, Unauthenticated
 from roundgate.main import build_app
-from roundgate.replay import WATCH, StepWatch
+from roundgate.replay import WATCH, Call, Run, StepWatch
 from roundgate.startup import Core, build_core
 from roundgate.storage import Claimed, Message, NotClaimed
 from roundgate.testing.clock import VirtualClock
-from roundgate.testing.crashes import Crash, Watched, survive
+from roundgate.testing.crashes import Crash, Truth, Watched, noting, survive
+from roundgate.testing.elsewhere import Source, findings_elsewhere, recorded
+from roundgate.testing.endings import Ending
 from roundgate.testing.memory import Life, Memory
 from roundgate.testing.transport import AsgiTransport, ResendingTransport
+from roundgate.testing.unreplayed import ending_without_replay
 from roundgate.tokens import keys
-
-Source: TypeAlias = str | Path | ModuleType | Callable[..., Any]
-"""A gateway.yaml, a Python file, a module, or a function with a decorator such as `@tool`."""
 
 ORIGIN: Final = "http://127.0.0.1"
 _IDLE_TURNS: Final = 3
@@ -173,6 +175,8 @@ class Gateway:
             crash: `"everywhere"` runs the call again for each moment at which its process can die,
                 and once with each answer lost; `("charge", "begins" | "has run" | "is remembered")`
                 for the moments of one step. Every such run has to end as the call does without.
+                "everywhere" also compares with a run that is never replayed, and with replays in
+                other processes.
             upgrade: sources that are served instead once a process has died; also to be
                 found out: at each moment.
             observe: returns what the tool has done so far, as something with a length, or as a
@@ -181,20 +185,38 @@ class Gateway:
             more: further arguments of the tool.
 
         Raises:
+            NondeterminismError: its handler went another way in a later run.
             Diverged: it ended otherwise somewhere, or did something outside of a step.
             ClientError: the call failed; a tool that fails is a result with `is_error`.
         """
         given = {**(arguments or {}), **more}
         if crash is None and not upgrade:
-            return await self._client.call(tool, given, answers=answers)
+            return await self._called(tool, given, answers)
         new = (
             (upgrade,)
             if callable(upgrade) or isinstance(upgrade, str | Path | ModuleType)
             else tuple(upgrade)
         )
         return await survive(
-            tool, given, answers, self._another, crash or "everywhere", new, observe, reset
+            tool, given, answers, _Others(self), crash or "everywhere", new, observe, reset
         )
+
+    async def _called(
+        self, tool: str, arguments: Mapping[str, Any], answers: AnswersLike
+    ) -> CallResult:
+        errors: list[NondeterminismError] = []
+        token = _errors.set(errors)
+        try:
+            result = await self._client.call(tool, arguments, answers=answers)
+        except (ClientError, NothingGoesOn):
+            if errors and self._watch is None:
+                raise errors[0] from None
+            raise
+        finally:
+            _errors.reset(token)
+        if errors and self._watch is None:
+            raise errors[0]
+        return result
 
     async def start(
         self,
@@ -289,7 +311,7 @@ class Gateway:
     async def _living(self, life: Life, work: Any) -> None:
         """Do what an instance does, until it dies. What a dead one leaves behind
         neither goes on nor ends."""
-        watch: StepWatch | None = None if self._watch is None else self._watch.of(life)
+        watch: StepWatch = _Noting() if self._watch is None else self._watch.of(life)
         token = WATCH.set(watch)
         try:
             working = asyncio.ensure_future(work)
@@ -335,18 +357,19 @@ class Gateway:
     def _file_now(self) -> ConfigFile:
         return self._file if self._watch is None else self._watch.file or self._file
 
-    def _another(self, watch: Watched, upgrade: Sequence[Source]) -> Gateway:
-        """A gateway that begins as this one did, whose steps are watched."""
-        made = Gateway(
-            *self._sources,
-            environ=self._environ,
-            scopes=self._scopes,
-            clock=VirtualClock(self.clock.now_ms()),
-            **self._sections,
-        )
-        made._watch = watch
-        watch.upgrade = configuration(upgrade, self._environ, self._sections) if upgrade else None
-        return made
+    async def _unreplayed(
+        self, tool: str, arguments: Mapping[str, Any], call: Call, answers: Answers
+    ) -> Ending:
+        """How a call ends whose handler runs once."""
+        core = build_core(self._file, self._using, self.clock, self._memory.stores(Life()))
+        try:
+            with core.serving.use() as catalog:
+                served = catalog.tool(tool)
+                texts = core.texts(self._file.config, self.clock, "")
+                here = replace(call, texts=texts, read=catalog.read_resource)
+                return await ending_without_replay(served, arguments, here, answers, self.clock)
+        finally:
+            await core.serving.aclose()
 
     def _usual_caller(self) -> Principal:
         auth = self._file.config.auth
@@ -360,6 +383,80 @@ class Gateway:
 
 
 _ISSUER: Final = "https://issuer.test"
+_errors: Final[ContextVar[list[NondeterminismError] | None]] = ContextVar("errors", default=None)
+"""Where it is noted that a handler of the current call went another way than before."""
+
+
+class _Noting:
+    """Notes for the current call that a handler went another way (a `StepWatch`)."""
+
+    async def begins(self, key: str, what: str | None) -> None:
+        """Anything may begin."""
+
+    async def has_run(self, key: str) -> None:
+        """Nobody wants to know."""
+
+    async def is_remembered(self, key: str) -> None:
+        """Nor this."""
+
+    def run_ended(self, run: Run) -> None:
+        noted = _errors.get()
+        if noted is not None and isinstance(run.error, NondeterminismError):
+            noted.append(run.error)
+
+
+class _Others:
+    """What calls of a gateway are compared with (an `Another`)."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def gateway(self, watch: Watched, upgrade: Sequence[Source]) -> Gateway:
+        """See `Another`."""
+        of = self._gateway
+        made = Gateway(
+            *of._sources,
+            environ=of._environ,
+            scopes=of._scopes,
+            clock=VirtualClock(of.clock.now_ms()),
+            **of._sections,
+        )
+        made._watch = watch
+        watch.upgrade = configuration(upgrade, of._environ, of._sections) if upgrade else None
+        return made
+
+    async def truth(
+        self,
+        tool: str,
+        arguments: Mapping[str, Any],
+        answers: AnswersLike,
+        watched: Watched,
+        reset: Callable[[], Any] | None,
+    ) -> Truth | None:
+        """See `Another`."""
+        if watched.last_run is None:  # a tool of no handler
+            return None
+        if reset is not None and inspect.isawaitable(done := reset()):
+            await done
+        seen, asked = Watched(None), dict[str, list[str]]()
+        token = WATCH.set(seen.of(Life()))
+        try:
+            async with self.gateway(seen, ()) as other:
+                given = Answers.of(noting(answers, asked))
+                ending = await other._unreplayed(tool, arguments, watched.last_run.call, given)
+        finally:
+            WATCH.reset(token)
+        return None if ending.how in ("raised", "went on") else Truth(ending, seen, {*asked})
+
+    async def elsewhere(
+        self, tool: str, arguments: Mapping[str, Any], watched: Watched, expected: Ending
+    ) -> list[str]:
+        """See `Another`."""
+        run, of = watched.last_run, self._gateway
+        if run is None or run.decides_by_state or run.journal.generation > 1:
+            return []
+        facts = recorded(of._sources, of._environ, of._sections, tool, arguments, run)
+        return [] if facts is None else await findings_elsewhere(facts, expected)
 
 
 class _Callers:

@@ -286,8 +286,13 @@ def seen(now_ms: int) -> dict[str, Any]:
 
 def woken(now_ms: int, due_ms: int) -> dict[str, Any]:
     """Nothing is outstanding any more."""
-    working = target(Event.ANSWER_ALL).value
-    return {**seen(now_ms), "status": working, "requests": {}, "due_ms": due_ms, "wake_ms": 0}
+    return {**working(now_ms, due_ms), "requests": {}}
+
+
+def working(now_ms: int, due_ms: int) -> dict[str, Any]:
+    """A worker is to go on."""
+    status = target(Event.ANSWER_ALL).value
+    return {**seen(now_ms), "status": status, "due_ms": due_ms, "wake_ms": 0}
 
 
 def over(
@@ -546,6 +551,7 @@ def record_of(root: Row, rows: Mapping[str, Row] | None) -> TaskRecord:
         return rows is not None or not is_spilled(kept)
 
     asked = sorted(root["requests"].items(), key=lambda item: item[1]["n"])
+    asks = root["status"] in sources(Event.ANSWER_ALL)
     outcome = root.get("outcome")
     return TaskRecord(
         ref=TaskRef.parse(root["pk"].removeprefix("T#")),
@@ -556,7 +562,9 @@ def record_of(root: Row, rows: Mapping[str, Row] | None) -> TaskRecord:
         updated_ms=root["updated_ms"],
         expires_ms=root["expires_ms"],
         revision=root["revision"],
-        requests={key: load(one["b"], rows or {}) for key, one in asked if known(one["b"])},
+        requests={
+            key: load(one["b"], rows or {}) for key, one in asked if asks and known(one["b"])
+        },
         outcome=load(outcome, rows or {}) if outcome is not None and known(outcome) else None,
         fence=root["fence"],
         lease_until_ms=root["lease_until_ms"],

@@ -62,6 +62,7 @@ from roundgate.storage.dynamodb.root_items import (
     woken,
     work,
     work_of,
+    working,
 )
 from roundgate.storage.dynamodb.table import (
     ROOT,
@@ -221,8 +222,10 @@ class DynamoDbTasks:
         kept: dict[str, Kept] = {}
         while root := unexpired(root, now_ms):
             taken = [key for key in answers if key in root["requests"]]
-            if not taken or root["status"] not in sources(Event.ANSWER_SOME):
+            if not taken:
                 return Answered.NOT_NEEDED
+            if root["status"] not in sources(Event.ANSWER_SOME):
+                return Answered.LATER
             draft = draft or self._table.draft(pk_of(ref), root["ttl"])
             fresh = {key: answers[key] for key in taken if key not in kept}
             kept |= draft.keep_each("2", fresh, ROOM - root["answered"])
@@ -384,7 +387,8 @@ class DynamoDbTasks:
         unsent = 1 if is_for_a_sweep(wake_ms, due_ms) else None
         times = {**NOT_LEASED, "wake_ms": wake_ms, "due_ms": due_ms, "unsent": unsent}
         told = {"attempts": attempts, "declined_ms": declined_ms or None}
-        sets = {**times, **told, **({} if keeps_blame else NO_BLAME)}
+        # after a fault the next turn may still ask what was asked before
+        sets = {**times, **told, **({} if keeps_blame else {**NO_BLAME, "requests": {}})}
         await self._write(lease, added, now_ms, lambda draft: sets)
 
     async def restart(
@@ -684,7 +688,7 @@ class DynamoDbTasks:
         # ... which has come.
         is_time = "#wake_ms <= :now"
         change = Change(
-            {**woken(now_ms, due_ms), "unsent": None},
+            {**working(now_ms, due_ms), "unsent": None},
             when=[IS_FOUND, is_in(Event.GO_ON), is_to_go_on, is_time],
             values=values_of(now_ms, none=0),
         )

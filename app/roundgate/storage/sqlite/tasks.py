@@ -146,12 +146,12 @@ class SqliteTasks:
             row = _row(db, ref)
             if row is None or row["expires_ms"] <= now_ms:
                 return Answered.UNKNOWN_TASK
-            if row["status"] not in sources(Event.ANSWER_ALL):
-                return Answered.NOT_NEEDED
             outstanding = {name for name, _ in _payloads(db, row["n"], "request")}
             taken = outstanding & answers.keys()
             if not taken:
                 return Answered.NOT_NEEDED
+            if row["status"] not in sources(Event.ANSWER_ALL):
+                return Answered.LATER
             for name in taken:
                 db.execute(
                     "delete from payloads where task = ? and kind = 'request' and name = ?",
@@ -248,6 +248,7 @@ class SqliteTasks:
         """See `TaskStore`."""
 
         def ask(db: sqlite3.Connection, n: int) -> None:
+            _forget_requests(db, n)
             _put(db, n, "request", requests.items())
             db.execute(
                 "update tasks set status = ?, due_ms = min(expires_ms, coalesce(nullif(?, 0), expires_ms)),"
@@ -278,7 +279,9 @@ class SqliteTasks:
         }
         told = {"attempts": attempts, "declined_ms": declined_ms}
         blame = {} if keeps_blame else _CLEARED
-        await self._under_lease(lease, added, {**changes, **told, **blame}, now_ms)
+        # after a fault the next turn may still ask what was asked before
+        forget = None if keeps_blame else _forget_requests
+        await self._under_lease(lease, added, {**changes, **told, **blame}, now_ms, forget)
 
     async def restart(
         self,
@@ -579,18 +582,11 @@ class SqliteTasks:
         statement = (
             "update tasks set status = ?, wake_ms = 0, due_ms = ?, unsent = 0, updated_ms = ?, revision = revision + 1"
             " where owner = ? and id = ? and status = ? and wake_ms > 0 and wake_ms <= ? and expires_ms > ?"
-            " returning n"
         )
         working = target(Event.GO_ON).value
         facts = (working, due_ms, now_ms, ref.owner, ref.id, asking.value, now_ms, now_ms)
 
-        def write(db: sqlite3.Connection) -> bool:
-            found = db.execute(statement, facts).fetchone()
-            if found is not None:
-                db.execute("delete from payloads where task = ? and kind = 'request'", found)
-            return found is not None
-
-        return await self._database.write(write)
+        return await self._database.write(lambda db: db.execute(statement, facts).rowcount > 0)
 
     async def requeue(
         self, ref: TaskRef, now_ms: int, due_ms: int, *, fence: int | None = None
@@ -747,9 +743,9 @@ def _named(row: tuple[Any, ...]) -> dict[str, Any]:
 
 def _record(db: sqlite3.Connection, row: dict[str, Any]) -> TaskRecord:
     outcome = [value for _, value in _payloads(db, row["n"], "outcome")]
-    return _to_record(
-        row, dict(_payloads(db, row["n"], "request")), outcome[0] if outcome else None
-    )
+    asks = row["status"] in sources(Event.ANSWER_ALL)
+    requests = dict(_payloads(db, row["n"], "request")) if asks else {}
+    return _to_record(row, requests, outcome[0] if outcome else None)
 
 
 def _to_record(
@@ -815,9 +811,13 @@ def _set(db: sqlite3.Connection, n: int, changes: Mapping[str, Any]) -> None:
         db.execute(f"update tasks set {assignments} where n = ?", (*changes.values(), n))
 
 
+def _forget_requests(db: sqlite3.Connection, n: int) -> None:
+    db.execute("delete from payloads where task = ? and kind = 'request'", (n,))
+
+
 def _end(db: sqlite3.Connection, n: int, status: Status, message: str | None, now_ms: int) -> None:
     """Make a task terminal: nothing is due any more, nothing outstanding, nobody has it."""
-    db.execute("delete from payloads where task = ? and kind = 'request'", (n,))
+    _forget_requests(db, n)
     db.execute(
         "update tasks set status = ?, status_message = ?, updated_ms = ?, revision = revision + 1,"
         " lease_until_ms = 0, wake_ms = 0, due_ms = null, cleans_up = 0, ending = ? where n = ?",
