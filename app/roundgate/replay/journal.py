@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, field, fields, replace
+from dataclasses import MISSING, field, fields
 from typing import Any, ClassVar, Final, TypeAlias
 
 from roundgate.errors import NotJson, UnknownEntry
