@@ -36,7 +36,7 @@ from roundgate import config, metrics
 from roundgate.backends import Catalog, Modules, Serving, Snapshot, loading
 from roundgate.config import ConfigFile, GatewayConfig, Origin
 from roundgate.effective_policy import effective_policy, losses
-from roundgate.errors import ConfigError
+from roundgate.errors import ConfigError, Unconfirmed
 from roundgate.files import Stamp, stamp
 
 POLL_S: Final = 0.25
@@ -58,14 +58,6 @@ Swap: TypeAlias = Callable[[GatewayConfig, Snapshot], None]
 """Serves a snapshot from now on; runs in the event loop, at once."""
 
 log = logging.getLogger("roundgate.reload")
-
-
-class _Unconfirmed(Exception):
-    """A change removes protection, and has been read only once, or without a reload."""
-
-    def __init__(self, lost: list[str]) -> None:
-        super().__init__()
-        self.lost = lost
 
 
 class Reloader:
@@ -137,9 +129,9 @@ class Reloader:
                     lost = self._losses(usable.config, snapshot)
                     if confirms and lost and lost != self._unconfirmed:
                         await snapshot.aclose()
-                        raise _Unconfirmed(lost)
+                        raise Unconfirmed(lost)
                     self._swap(usable.config, snapshot)
-            except _Unconfirmed as unconfirmed:
+            except Unconfirmed as unconfirmed:
                 self._has_failed, self._unconfirmed = False, unconfirmed.lost
                 self._tell_unconfirmed()
                 return False
@@ -216,9 +208,9 @@ class Reloader:
                     raise ConfigError([problem for one in found for problem in one.problems])
                 if lost := self._losses(self._file.config, snapshot):
                     await snapshot.aclose()
-                    raise _Unconfirmed(lost)
+                    raise Unconfirmed(lost)
                 self._swap(self._file.config, snapshot)
-            except _Unconfirmed as unconfirmed:
+            except Unconfirmed as unconfirmed:
                 log.warning(
                     "back ends are not served again: a changed file would remove protection",
                     extra={"fields": {"lost": unconfirmed.lost}},

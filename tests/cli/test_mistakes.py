@@ -3,6 +3,7 @@ what to write instead."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,8 +35,12 @@ FINE = function("def f(a: int) -> int")
 
 
 @pytest.fixture
-def check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Check:
+def check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Check:
     """What `roundgate check` says of a repository: its status and its text."""
+    for name in ("tools", "other"):  # another repository's, which this process has loaded
+        monkeypatch.delitem(sys.modules, name, raising=False)
 
     def run(tools: str | bytes = FINE, config: str | bytes = PYTHON) -> tuple[int, str]:
         for name, text in (("tools.py", tools), ("gateway.yaml", config)):
@@ -100,7 +105,7 @@ WRONG = {
         "'function' object is not subscriptable",
     ),
     "relative import": (f"from .other import x\n{FINE}", "by their names (import other)"),
-    "circular import": (f"import other\n{FINE}", None),
+    "circular import": (f"import other\n{FINE}", "cannot import name 'f'"),
     "module that is not installed": (f"import pandaz\n{FINE}", "install it and add it to your"),
     "misspelt import": ("from roundgate import Tool\n", "is tool meant?"),
     "script": (f"{FINE}import sys\nsys.exit(0)\n", 'below `if __name__ == "__main__":`'),

@@ -273,7 +273,7 @@ async def test_a_record_is_forgotten_once_its_token_has_expired(
     store = tmp_path / "gateway.sqlite3"
     async with client(replica(store)) as mcp:
         await text(mcp, await confirmed(mcp, amount=8))
-    async with client(replica(store, later_s=3600)) as mcp:
+    async with client(replica(store, later_s=3 * 86_400)) as mcp:
         await text(mcp, await confirmed(mcp, amount=9))
     with sqlite3.connect(store) as db:
         assert db.execute("select count(*) from once").fetchone() == (1,)

@@ -388,7 +388,7 @@ async def test_a_service_that_never_takes_it_is_given_up_after_eight_hours(
     assert [one.message for one in last] == ["a job could not be cancelled, and goes on"]
     fields = last[0].fields  # type: ignore[attr-defined]
     assert (fields["attempt"], fields["reason"]) == (tries, "503 Service Unavailable")
-    assert (fields["task"], fields["job"]) == (REF.id, f"id={house.service.cancels[0]}")
+    assert (fields["task"], fields["job"]) == (str(REF), f"id={house.service.cancels[0]}")
 
 
 async def test_a_worker_that_does_not_serve_the_tool_leaves_it_to_another(house: House) -> None:

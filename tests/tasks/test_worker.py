@@ -200,7 +200,8 @@ async def test_a_question_that_the_client_cannot_answer_fails_the_task_and_names
     await shop.turns()
     expected: Any = (
         -32021,
-        "the question needs client capabilities that this request does not declare: sampling.tools",
+        "the question needs client capabilities that this request does not declare: sampling.tools."
+        " Use a client that has them, or set fallback.ask_in_words: true in the server's gateway.yaml",
         {"requiredCapabilities": {"sampling": {"tools": {}}}},
     )
     assert await failure_of(shop, ref) == expected

@@ -1,6 +1,6 @@
 """Remarks of `roundgate check` on tools that some clients cannot use.
 
-Most frameworks know no tasks, and several cannot be asked (docs/clients.md). A call of such a
+Most frameworks know no tasks, and several cannot be asked (`roundgate docs clients`). A call of such a
 client ends with -32021, so the operator should know before a user does.
 """
 
@@ -26,14 +26,14 @@ def client_remarks(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
     if asking:
         yield at.problem(
             f"{_named(asking)}: a client that cannot be asked gets an error (-32021)",
-            "set ask_in_words: true if a model may answer for its user; docs/clients.md says "
-            "which clients can be asked",
+            "set ask_in_words: true if a model may answer for its user; `roundgate docs clients` "
+            "says which clients can be asked",
         )
     if approved := [name for name, one in tools.items() if one.asks_first]:
         yield at.problem(
             f"{_named(approved)}: a client that shows no forms gets an error (-32021), because a "
             "person has to approve each call",
-            "use clients that show forms (docs/clients.md); there is no substitute",
+            "use clients that show forms (`roundgate docs clients`); there is no substitute",
         )
     substituted = fallback.waiting | fallback.with_handles
     tasks = [

@@ -83,6 +83,7 @@ Standard library only; the bottom of every import chain. A file is a theme: `req
         ├── TaskGivenUp                   a task fails now, whatever its handler would do
         ├── TryLater                      a server said that it cannot answer its client now
         ├── UnboundPlaceholder            a placeholder of a cassette that stands for nothing yet
+        ├── Unconfirmed                   a reload would remove protection, and has been read only once
         ├── UnfitAnswer                   a response does not fit the question that was asked
         ├── UnknownEncoding               a service's answer is packed in a way that was not asked for
         ├── UnknownEntry                  a journal's entry of a kind that a later version wrote
@@ -162,6 +163,7 @@ if TYPE_CHECKING:
     from roundgate.errors.inside import Throttled as Throttled
     from roundgate.errors.inside import TryLater as TryLater
     from roundgate.errors.inside import UnboundPlaceholder as UnboundPlaceholder
+    from roundgate.errors.inside import Unconfirmed as Unconfirmed
     from roundgate.errors.inside import UnfitAnswer as UnfitAnswer
     from roundgate.errors.inside import UnknownEncoding as UnknownEncoding
     from roundgate.errors.inside import UnknownEntry as UnknownEntry
@@ -224,7 +226,7 @@ else:
                 "IndexOfAnotherVersion InvocationFailed KeysUnavailable NotCancelled NotNow "
                 "NotRetryable NotServedHere NotYet OAuthRefused PayloadTooLarge PortTaken "
                 "RequestMalformed SealBroken SessionOver TaskGivenUp Throttled "
-                "TryLater UnboundPlaceholder UnfitAnswer UnknownEncoding UnknownEntry "
+                "TryLater UnboundPlaceholder Unconfirmed UnfitAnswer UnknownEncoding UnknownEntry "
                 "UnreadableDocument UnresolvedReference UnusableIndex UnusableOperation "
                 "UnusableReturn WorkerFault YamlTooCostly"
             ),

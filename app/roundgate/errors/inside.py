@@ -123,6 +123,15 @@ class RequestMalformed(Inside):
         self.status = status
 
 
+class Unconfirmed(Inside):
+    """A change of the configuration removes protection, and has been read only once. `lost` names
+    each loss."""
+
+    def __init__(self, lost: list[str]) -> None:
+        super().__init__()
+        self.lost = lost
+
+
 class UnfitAnswer(Inside):
     """A response that does not fit its question; says what is wrong, for whoever answers."""
 

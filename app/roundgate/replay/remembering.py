@@ -36,7 +36,7 @@ def compare(run: Run, key: str, what: str | None) -> None:
     """
     known = run.journal.steps.get(key)
     before = getattr(known, "what", None)
-    if before is not None and before != what:
+    if before is not None and not run.is_same(before, what):
         run.fail(NondeterminismError(key, before, what))
         raise Suspend
 

@@ -400,6 +400,10 @@ class Run:
         if self.order is not None:
             self.order.open()
 
+    def is_same(self, before: str, now: str | None) -> bool:
+        """Return whether the `identity` of what is done at a place is the remembered one."""
+        return before == now
+
     def fail(self, error: Exception) -> None:
         """End the run with an error that its handler cannot catch."""
         self.error = self.error or error

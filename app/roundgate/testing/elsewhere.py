@@ -190,11 +190,24 @@ class _NothingNew:
         self.new += [f"it asks for step {key} no more" for key in run.unasked() if not self.new]
 
 
+class _Replay(Run):
+    """A run in a process without the fakes of the test: their functions have other names."""
+
+    def is_same(self, before: str, now: str | None) -> bool:
+        """Return whether kind and arguments are the remembered ones, whatever the function."""
+        return now is not None and _without_function(before) == _without_function(now)
+
+
+def _without_function(identity: str) -> list[str]:
+    kind, _, *arguments = identity.split(" ")
+    return [kind, *arguments]
+
+
 async def replayed(
     served: ServedTool, arguments: Mapping[str, Any], call: Call, journal: Any, clock: Clock
 ) -> tuple[Ending, list[str]]:
     """Replay a call from its whole journal; returns how it ends, and what is new in it."""
-    run = Run(call, Journal.from_json(journal))
+    run = _Replay(call, Journal.from_json(journal))
     watch, given = _NothingNew(run), fresh(dict(arguments))
     token = WATCH.set(watch)
     try:
