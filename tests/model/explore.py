@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -211,7 +212,7 @@ class _Story:
             for plan in self._plans:
                 client = Process(shared, f"client of {plan.id}")
                 shared.all.append(client)
-                client.begin(self._want(client, plan))
+                client.begin(partial(self._want, client, plan))
             if self._profile.away_s:
                 world.after(world.chance.uniform(5, 40), self._go_away)
             world.after(CALM_AFTER_S, shared.calm_down)

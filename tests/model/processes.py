@@ -79,13 +79,13 @@ class Process:
     def weather(self) -> Weather:
         return self.shared.weather
 
-    def begin(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """Have it run something."""
+    def begin(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        """Have it run something; nothing is begun if it dies before."""
         context = Context()
-        self.loop.call_soon(lambda: context.run(self._keep, coroutine), context=Context())
+        self.loop.call_soon(lambda: context.run(self._keep, work), context=Context())
 
-    def _keep(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        self.main = asyncio.create_task(coroutine)
+    def _keep(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        self.main = asyncio.create_task(work())
         self.main.add_done_callback(self._main_ended)
 
     def _main_ended(self, main: asyncio.Task[Any]) -> None:
@@ -158,7 +158,7 @@ class WorkerProcess(Process):
         sweep = Sweep(self.store, self.queue, self.clock, config)
         self.pool = Pool(self.worker, sweep, self.queue, config)
         self.pool._turns = InOrder()
-        self.begin(self._work())
+        self.begin(self._work)
 
     async def _work(self) -> None:
         self.pool.start()
@@ -168,7 +168,7 @@ class WorkerProcess(Process):
         if self.told_to_end_s is None and not self.is_dead:
             self.world.tell(f"{self.name} is told to end")
             self.told_to_end_s = self.world.now_s
-            self.begin(self._end())
+            self.begin(self._end)
 
     async def _end(self) -> None:
         await self.pool.stop()
