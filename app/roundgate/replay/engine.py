@@ -23,7 +23,9 @@ from roundgate.aio import Limit
 from roundgate.carrier import carrier
 from roundgate.errors import CallTimeout, GatewayError, MissingCapability, Suspend
 from roundgate.protocol import merged
-from roundgate.replay.branches import Driven, here, number_tasks, spawn
+from roundgate.replay.branch_tasks import number_tasks, spawn
+from roundgate.replay.branches import here
+from roundgate.replay.driving import Driven
 from roundgate.replay.journal import Journal
 from roundgate.replay.run import Run, Stop
 from roundgate.values import dataclass
@@ -141,7 +143,9 @@ def _driven(handler: Callable[[], Awaitable[T]], run: Run) -> Driven[T]:
     """The handler, to be awaited in the current task."""
     run.begin()
     coroutine = handler()
-    return Driven(coroutine if isinstance(coroutine, CoroutineType) else _awaiting(coroutine))
+    return Driven(
+        coroutine if isinstance(coroutine, CoroutineType) else _awaiting(coroutine), run.owner
+    )
 
 
 async def _in_its_own_task(handler: Callable[[], Awaitable[T]], run: Run) -> T:
