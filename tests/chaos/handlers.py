@@ -1,6 +1,6 @@
 """Random handlers of branches with the same names, each lived through many processes: in memory,
 then as tasks of real workers on SQLite and on DynamoDB Local, whose calls of the store and the
-queue are cut at random."""
+queue are cut at random. Handlers with limits around any wait and with long yields live in memory."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Any
 from roundgate.auth.principal import LOCAL
 from roundgate.config import TasksConfig
 from tests.replay.test_any_branches import check, doubled, expected_of
+from tests.replay.test_any_limits import check_limits
 from tests.support import dynamodb
 from tests.support.clocks import SkippingClock
 from tests.support.crashes import Crash, How, Plan, bury
@@ -104,6 +105,7 @@ def main(arguments: argparse.Namespace) -> bool:
     logging.disable(logging.CRITICAL)
     first, count = arguments.seed, arguments.count
     good = run("memory", range(first, first + count), check)
+    good &= run("limits", range(first, first + count // 5), check_limits)
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
         files = Files(directory)

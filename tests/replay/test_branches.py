@@ -82,8 +82,8 @@ async def by_tasks(order: Callable[[int], Any]) -> list[Any]:
     return [task.result() for task in tasks]
 
 
-async def by_shielded_tasks_with_a_timeout(order: Callable[[int], Any]) -> list[Any]:
-    waiting = (asyncio.wait_for(asyncio.shield(order(number)), 60) for number in ORDERS)
+async def by_tasks_with_a_timeout(order: Callable[[int], Any]) -> list[Any]:
+    waiting = (asyncio.wait_for(order(number), 60) for number in ORDERS)
     return list(await asyncio.gather(*waiting))
 
 
@@ -96,7 +96,7 @@ ARRANGEMENTS: list[Arrange] = [
     by_group,
     by_nested_gathers,
     by_tasks,
-    by_shielded_tasks_with_a_timeout,
+    by_tasks_with_a_timeout,
     by_completion,
 ]
 

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from roundgate.errors import NondeterminismError
+from roundgate.replay import order as order_module
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Suspended
 from roundgate.replay.journal import Told
 from tests.support.clocks import SkippingClock
 from tests.support.lives import DiesAt, Story
-from tests.support.replay import Effects, Name, value_of
+from tests.support.replay import Effects, Name, error_of, value_of
 from tests.support.rounds import accept
 from tests.support.task_runs import SharedJournal
 from tests.support.virtual_loop import passed_s
@@ -300,3 +302,126 @@ def test_a_branch_that_came_late_once_is_waited_for_again() -> None:
 
     passed_s(replayed())
     assert order == ["b0", "a0", "a1", "b1"]  # a0 was too late, a1 was not
+
+
+# branches that yield
+
+
+async def yields(turns: int) -> None:
+    for _ in range(turns):
+        await asyncio.sleep(0)
+
+
+async def makes_tasks(turns: int) -> None:
+    """Goes on by itself as long, without a bare yield."""
+    for _ in range(turns // 2):
+        await asyncio.create_task(yields(0))
+
+
+async def passes_a_queue(turns: int) -> None:
+    """Two that hand each other things, one at a time."""
+    there: asyncio.Queue[int] = asyncio.Queue(1)
+    back: asyncio.Queue[int] = asyncio.Queue(1)
+
+    async def returns() -> None:
+        for _ in range(turns // 2):
+            await back.put(await there.get())
+
+    async def sends() -> None:
+        for number in range(turns // 2):
+            await there.put(number)
+            await back.get()
+
+    await asyncio.gather(sends(), returns())
+
+
+Going = Callable[[int], Awaitable[None]]
+Arranged = Callable[[Context, list[Callable[[], Any]]], Awaitable[str]]
+
+
+async def by_wait(ctx: Context, parts: list[Callable[[], Any]]) -> str:
+    tasks = [asyncio.create_task(part()) for part in parts]
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    first = min(task.result() for task in done)
+    await asyncio.gather(*tasks)
+    return str(first)
+
+
+async def by_completion(ctx: Context, parts: list[Callable[[], Any]]) -> str:
+    return " ".join([await one for one in asyncio.as_completed([part() for part in parts])])
+
+
+async def by_group(ctx: Context, parts: list[Callable[[], Any]]) -> str:
+    ended: list[str] = []
+
+    async def one(part: Callable[[], Any]) -> None:
+        ended.append(await part())
+
+    async with asyncio.TaskGroup() as group:
+        for part in parts:
+            group.create_task(one(part))
+    return " ".join(ended)
+
+
+async def by_map(ctx: Context, parts: list[Callable[[], Any]]) -> str:
+    ended: list[str] = []
+
+    async def one(number: int) -> None:
+        ended.append(await parts[number]())
+
+    await ctx.map(one, range(len(parts)))
+    return " ".join(ended)
+
+
+async def by_nesting(ctx: Context, parts: list[Callable[[], Any]]) -> str:
+    async def deeper(part: Callable[[], Any], levels: int) -> Any:
+        if levels == 0:
+            return await part()
+        return (await asyncio.gather(deeper(part, levels - 1)))[0]
+
+    return await by_completion(ctx, [lambda part=part: deeper(part, 3) for part in parts])  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("turns", [1, 20, 25, 100, 1000])
+@pytest.mark.parametrize(
+    "going", [yields, makes_tasks, passes_a_queue], ids=lambda one: one.__name__
+)
+@pytest.mark.parametrize(
+    "arranged", [by_wait, by_completion, by_group, by_map, by_nesting], ids=lambda one: one.__name__
+)
+async def test_a_race_is_won_by_the_same_branch_however_long_that_goes_on_by_itself(
+    arranged: Arranged, going: Going, turns: int
+) -> None:
+    async def handler(ctx: Context) -> str:
+        async def part(name: str, takes_s: float, turns: int) -> str:
+            await ctx.step(name, asyncio.sleep, takes_s)
+            await going(turns)
+            return name
+
+        parts = [
+            lambda: part("last", 0.15, 0),
+            lambda: part("second", 0.08, turns // 3),
+            lambda: part("first", 0.0, turns),
+        ]
+        return await arranged(ctx, parts)
+
+    home = SharedJournal()
+    first = value_of(await home.run(handler))
+    assert first.startswith("first")
+    assert [value_of(await home.run(handler)) for _ in range(2)] == [first, first]
+
+
+async def test_a_branch_that_never_waits_is_an_error_that_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(order_module, "MAX_TURNS", 1_000)
+
+    async def handler(ctx: Context) -> str:
+        task = asyncio.create_task(ctx.step("work", asyncio.sleep, 0.01))
+        while not task.done():  # noqa: ASYNC110  # as people write it
+            await asyncio.sleep(0)
+        return "done"
+
+    error = error_of(await SharedJournal().run(handler))
+    assert isinstance(error, NondeterminismError)
+    assert "without waiting" in str(error)

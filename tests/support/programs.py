@@ -15,7 +15,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeAlias
@@ -427,13 +427,23 @@ async def _first(ctx: Any, bodies: list[Program], world: World, place: str) -> A
     pending: set[asyncio.Task[Any]] = {first, *others}
     while not first.done():
         _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-    while (
-        others
-    ):  # `asyncio.wait_for` of Python 3.11 swallows a cancellation that comes as its wait ends
-        for task in others:
-            task.cancel()
-        others = [*(await asyncio.wait(others, timeout=1))[1]]
+    await _cancel(others)
     return first.result()
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks until all have ended: `asyncio.wait_for` of Python 3.11 swallows a cancellation that
+    comes as its wait ends."""
+    left = {task for task in tasks if not task.done()}
+    while left:
+        for task in left:
+            task.cancel()
+        ends = asyncio.ensure_future(asyncio.wait(left))
+        nap = asyncio.ensure_future(asyncio.sleep(1))
+        await asyncio.wait([ends, nap], return_when=asyncio.FIRST_COMPLETED)
+        for task in (ends, nap):
+            task.cancel()
+        left = {task for task in left if not task.done()}
 
 
 @contextmanager
@@ -474,10 +484,7 @@ async def _race(ctx: Any, bodies: list[Program], world: World, place: str) -> An
     done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     firsts = [at for at, task in enumerate(tasks) if task in done]
     await _note(ctx, world, f"?{place} {firsts}")
-    while pending:
-        for task in pending:
-            task.cancel()
-        pending = (await asyncio.wait(pending, timeout=1))[1]
+    await _cancel(pending)
     for task in tasks:
         task.cancelled() or task.exception()
     return "raced"

@@ -12,18 +12,31 @@ class NotJson(GatewayError, TypeError):
 
 
 class NondeterminismError(GatewayError):
-    """At one place a handler asked for something else than is remembered there.
+    """A handler went another way than in an earlier run, or one that no later run could repeat.
 
-    `key` is the place; `remembered` and `asked` are identities: a kind, a function,
-    a digest of its arguments.
+    `key` is the place, if it is known. Where something else is remembered there than the handler asks
+    for, `remembered` and `asked` are identities: a kind, a function, a digest of its arguments.
     """
 
-    def __init__(self, key: str, remembered: str, asked: str | None) -> None:
-        super().__init__(
-            f"{key!r} is remembered as {remembered!r}, and the handler now asks for {asked!r} there: it went another "
-            "way than before. What it does must follow from its arguments, answers and steps alone; "
-            "a time or a random value belongs into ctx.step, and parts that run side by side into ctx.map or ctx.branch"
-        )
+    def __init__(
+        self,
+        key: str,
+        remembered: str | None = None,
+        asked: str | None = None,
+        *,
+        reason: str | None = None,
+    ) -> None:
+        """`reason` is said in place of what is remembered and asked for."""
+        if reason is None:
+            reason = (
+                f"{key!r} is remembered as {remembered!r}, and the handler now asks for {asked!r} there: it went "
+                "another way than before. What it does must follow from its arguments, answers and steps alone; a "
+                "time or a random value belongs into ctx.step, and parts that run side by side into ctx.map or "
+                "ctx.branch"
+            )
+        elif key:
+            reason = f"{key!r}: {reason}"
+        super().__init__(reason)
         self.key = key
         self.remembered = remembered
         self.asked = asked

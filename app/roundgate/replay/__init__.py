@@ -12,10 +12,10 @@ from roundgate.lazy import face
 
 if TYPE_CHECKING:
     from roundgate.replay import engine as engine
+    from roundgate.replay.branch_tasks import number_tasks as number_tasks
     from roundgate.replay.branches import Branch as Branch
     from roundgate.replay.branches import here as here
     from roundgate.replay.branches import inside as inside
-    from roundgate.replay.branches import number_tasks as number_tasks
     from roundgate.replay.call import Call as Call
     from roundgate.replay.call import Cleanup as Cleanup
     from roundgate.replay.call import Notify as Notify
@@ -64,7 +64,8 @@ else:
     __getattr__, __all__ = face(
         __name__,
         {
-            ".branches": "Branch here inside number_tasks",
+            ".branch_tasks": "number_tasks",
+            ".branches": "Branch here inside",
             ".call": "Call Cleanup Notify PageDone Publish Read TextPart Texts",
             ".steps": "WATCH StepWatch",
             ".context": "Context MAX_STATUS_CHARS run_of",

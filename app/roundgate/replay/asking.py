@@ -15,6 +15,7 @@ from roundgate.errors import UnfitAnswer
 from roundgate.json import fresh
 from roundgate.protocol import merged
 from roundgate.replay.cuts import be_cut_if_before, noting_cut
+from roundgate.replay.insides import engine_call
 from roundgate.replay.journal import Answered, Asked, Unanswered, plain, wire_key
 from roundgate.replay.learning import learn
 from roundgate.replay.questions import Answer, Form, Question, digest_of
@@ -25,6 +26,7 @@ MAX_CHANGES: Final = 3
 """How often in a row a question may read differently from the round before."""
 
 
+@engine_call
 async def ask(
     run: Run, asked: Mapping[str, Question], timeout_s: float | None = None, default: Any = None
 ) -> dict[str, Answer]:
@@ -81,6 +83,7 @@ def _withdraw(run: Run, opened: Sequence[tuple[str, Asked, Question]]) -> None:
         run.requests.pop(wire_key(getattr(kept, "wire", None) or entry.key, entry.attempt), None)
 
 
+@engine_call
 async def ask_anew(run: Run, asked: Mapping[str, Question]) -> NoReturn:
     """Ask even if there are answers: the low-level form, whose handler looks up answers itself."""
     branch = await run.enter("question", *asked)

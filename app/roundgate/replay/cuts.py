@@ -3,6 +3,10 @@ cancelled again in a replay.
 
 Otherwise a step that was cancelled in the first run could be found finished in the next one, and
 the handler would take another path.
+
+A call of ctx notes its own cancellation. Where a limit of asyncio or anyio ends any other wait (an
+event, a queue, a request of the handler's own), that is noted where branches are driven. It has a
+rank, so a later run tells nobody what was learned after it until it has come again.
 """
 
 from __future__ import annotations
@@ -12,18 +16,25 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final, NoReturn
 
-from roundgate.errors import StepFailed
+from roundgate.errors import NondeterminismError, StepFailed
 from roundgate.replay.branches import Branch, here
 from roundgate.replay.journal import Cut, Told
-from roundgate.replay.learning import tell
+from roundgate.replay.learning import in_order, tell
+from roundgate.replay.order import is_cut_wait
 from roundgate.replay.remembering import remember
 from roundgate.replay.run import Run
-from roundgate.replay.scopes import around, fire_scopes
+from roundgate.replay.scopes import around
 
 CUT_GRACE_S: Final = 5.0
 """For how much longer than the first time a step that was cut waits to be cut again."""
 CUT_HOLD_S: Final = 0.5
 """For how much of that it holds up a run that is at rest otherwise."""
+
+CUT_EARLY: Final = (
+    "the handler went on here in an earlier run, and now a limit of asyncio or anyio has ended "
+    "a wait of its own before that: use `async with ctx.timeout(seconds)`, whose end is "
+    "the same in every run, and put what takes its own time into ctx.step"
+)
 
 
 @asynccontextmanager
@@ -40,8 +51,12 @@ async def noting_cut(run: Run, key: str, what: str | None = None) -> AsyncIterat
     except asyncio.CancelledError:
         place = here.get()
         branch = place if isinstance(place, Branch) else run.root
-        if run.stopped is None and not run.is_being_ended and not _is_cut_as_before(run, branch):
-            await remember(run, Cut(key, round(run.clock.monotonic_ms() - begun_ms), what), branch)
+        if run.stopped is None and not run.is_being_ended:
+            if _is_cut_as_before(run, branch):
+                _drop_cut_wait(run, branch)
+            else:
+                after_ms = round(run.clock.monotonic_ms() - begun_ms)
+                await remember(run, Cut(key, after_ms, what), branch)
         raise
 
 
@@ -52,6 +67,41 @@ def _is_cut_as_before(run: Run, branch: Branch) -> bool:
         return False
     is_timer = run.root.timeouts is not None and run.root.timeouts.is_ending(branch.path)
     return not is_timer and not any(scope.has_fired for scope in around(branch))
+
+
+def _drop_cut_wait(run: Run, branch: Branch) -> None:
+    """The cancellation that came to a wait of the branch's own before has come to a call of ctx."""
+    order = run.order_here
+    upcoming = order.upcoming(branch.path)
+    if upcoming is not None and is_cut_wait(run.journal.steps.get(upcoming[1])):
+        branch.key("cut", "wait")
+        order.drop(upcoming[0])
+
+
+async def cut_wait(run: Run, branch: Branch) -> None:
+    """Note that a limit has cancelled a wait that is no call of ctx, before the branch sees it; in a
+    later run, wait for its place in the order.
+
+    The end of a `ctx.timeout` has an entry of its own. A branch that is cancelled where it learned
+    something before ends the run with `NondeterminismError`.
+    """
+    if run.is_being_ended or any(scope.has_fired for scope in around(branch)):
+        return
+    order = run.order
+    upcoming = None if order is None or order.is_over else order.upcoming(branch.path)
+    if upcoming is not None:
+        _, key = upcoming
+        known = run.journal.steps.get(key)
+        if not isinstance(known, Cut):
+            run.fail(NondeterminismError(key, reason=CUT_EARLY))
+            return
+        if is_cut_wait(known):
+            branch.key("cut", "wait")
+        await in_order(run, branch, key)
+        return
+    key = branch.key("cut", "wait")
+    await in_order(run, branch, key)
+    await remember(run, Cut(key, run.owner.elapsed_ms()), branch)
 
 
 async def be_cut_if_before(run: Run, branch: Branch, key: str) -> None:
@@ -66,7 +116,6 @@ async def be_cut_again(run: Run, branch: Branch, cut: Cut) -> NoReturn:
 
     If that does not happen any more, it raises after `CUT_GRACE_S`.
     """
-    fire_scopes(run, branch)
     order = run.order_here
     order.drop(order.rank(Told.of(cut.key).key))
     rank = order.rank(cut.key)

@@ -24,7 +24,9 @@ from roundgate.aio import Limit
 from roundgate.carrier import carrier
 from roundgate.errors import CallTimeout, GatewayError, MissingCapability, Suspend
 from roundgate.protocol import merged
-from roundgate.replay.branches import Driven, here, number_tasks, spawn
+from roundgate.replay.branch_tasks import number_tasks, spawn
+from roundgate.replay.branches import here
+from roundgate.replay.driving import Driven
 from roundgate.replay.journal import Journal
 from roundgate.replay.own_context import InOwnContext, awaiting
 from roundgate.replay.run import Run, Stop
@@ -177,7 +179,9 @@ def _driven(handler: Callable[[], Awaitable[T]], run: Run) -> InOwnContext[T]:
     run.begin()
     coroutine = handler()
     return InOwnContext(
-        Driven(coroutine if isinstance(coroutine, CoroutineType) else awaiting(coroutine))
+        Driven(
+            coroutine if isinstance(coroutine, CoroutineType) else awaiting(coroutine), run.owner
+        )
     )
 
 

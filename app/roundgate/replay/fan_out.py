@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
-from roundgate.replay.branches import Branch, spawn
+from roundgate.replay.branch_tasks import spawn
+from roundgate.replay.branches import Branch
 from roundgate.replay.identity import digest_of_value
 from roundgate.replay.run import NAME
 

@@ -138,17 +138,22 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class Slept:
-    """A sleep or a time limit that began, and when it is over, in milliseconds since the epoch."""
+    """A sleep or a time limit that began, and when it is over, in milliseconds since the epoch.
+
+    `was_left` is `True` once the block of a limit was left in time: it passes in no later run.
+    """
 
     key: str
     until_ms: int
     what: str | None = None
+    was_left: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
     """The place, among the outcomes of steps, of something that has no outcome of its own: a sleep
-    was over, questions were answered. Kept in a handler that has branches."""
+    was over, questions were answered, a time limit passed. Kept in a handler that has branches; of
+    limits in any."""
 
     PREFIX: ClassVar[str] = "told:"
     key: str

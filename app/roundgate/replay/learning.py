@@ -26,7 +26,7 @@ async def in_order(run: Run, branch: Branch, key: str) -> None:
     order = run.order
     if order is None or order.is_over:
         return
-    if not run.root.has_branched:
+    if not run.root.has_branched and not order.is_cut_before(order.rank(key)):
         order.pass_by(key)
         return
     cancelled: list[asyncio.Task[Any]] = []
@@ -70,6 +70,6 @@ async def tell(run: Run, branch: Branch, rank: float) -> None:
 
 async def _turn(run: Run, branch: Branch, order: Order, rank: float) -> None:
     with run.quiescence.moving():
-        await order.turn(rank, branch.path.count("/"))
+        await order.turn(rank)
     if run.stopped is not None:
         await run.refuse()

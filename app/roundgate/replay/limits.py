@@ -1,20 +1,34 @@
 """A time limit that outlives its process: `async with ctx.timeout(3600): …`
 around anything that waits.
 
-It begins when it is first come to, and is over at that moment plus its seconds, whichever process
-runs the handler by then. A task whose limit ends a wait is woken for it. What is remembered inside
-is served also when the limit is over; the first thing that is not ends the block with
-`TimeoutError`, as it did when the time ran out.
+It begins when it is first come to, and passes at that moment plus its seconds, whichever process
+runs the handler by then. A task is woken for it. How it ended is remembered, whatever it was around:
+
+    passed     an entry with a place in the order, written before the block ends with `TimeoutError`;
+               later runs end the block at that place, whatever their clock says
+    left       the block was left in time; the limit passes in no later run
+
+A limit that is over before anything is known of its end lets the branches have all that is
+remembered first, and ends its block where that asks for something new.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+from asyncio import CancelledError
+from collections.abc import Coroutine
+from dataclasses import replace
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 from roundgate.clock import Timer
-from roundgate.replay.branches import Branch
+from roundgate.errors import Suspend
+from roundgate.replay.branches import Branch, inside
+from roundgate.replay.insides import engine_call
+from roundgate.replay.journal import Slept, Told
+from roundgate.replay.quiescence import wake
+from roundgate.replay.remembering import write
 from roundgate.replay.run import Run
 from roundgate.replay.waiting import begin_limit
 
@@ -31,9 +45,18 @@ class TimeLimit:
         self._name = name
         self._seconds = seconds
         self._task: asyncio.Task[object] | None = None
-        self._timer: Timer | None = None
-        self._branch: Branch | None = None
         self._cancelling = 0
+        self._branch: Branch | None = None
+        self._begun: Slept | None = None
+        self._timer: Timer | None = None
+        self._passing: asyncio.Task[None] | None = None
+        self._hurry: asyncio.Future[None] | None = None
+        """Set while it waits only for code that does not ask the engine for anything."""
+        self._error: BaseException | None = None
+        """Why it could not be noted that it passed."""
+        self._is_ending = False
+        self._is_noted = False
+        """Whether it is remembered, or is about to be, that it passed."""
         self.has_fired = False
         """Whether it has ended its block, or is about to."""
         self._left = asyncio.Event()
@@ -54,35 +77,132 @@ class TimeLimit:
         await self._left.wait()
 
     async def __aenter__(self) -> TimeLimit:
-        self._branch, self.until_ms = await begin_limit(self._run, self._name, self._seconds)
+        self._branch, self._begun = await begin_limit(self._run, self._name, self._seconds)
+        self.until_ms = self._begun.until_ms
+        if self._begun.was_left:
+            return self
         self._task = asyncio.current_task()
         self._cancelling = 0 if self._task is None else self._task.cancelling()
         self._branch.scopes += (self,)
+        self._run.limits.add(self)
         left_s = (self.until_ms - self._run.clock.now_ms()) / 1000
-        self._timer = self._run.clock.call_later(left_s if left_s > 0 else LATE_S, self.fire)
+        if self._told.key in self._run.journal.steps:
+            self._is_noted = True
+            self._begin_passing(self._pass_again())
+        elif left_s > 0:
+            self._timer = self._run.clock.call_later(left_s, self.fire)
+        else:
+            self._hurry = asyncio.get_running_loop().create_future()
+            self._begin_passing(self._pass_first())
         return self
 
+    @engine_call
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        is_late = self._is_noted and not self.has_fired and _is_own_end(kind)
+        self._is_ending = True
+        try:
+            if is_late:
+                await self._wait_until_passed()
+        finally:
+            self._leave()
+        if self._error is not None and (self.has_fired or is_late):
+            raise self._error
+        if self._task is not None and self.has_fired:
+            # ours alone becomes a time-out: a cancellation that came from elsewhere as well goes on
+            is_ours = self._task.uncancel() <= self._cancelling
+            is_late = is_ours and kind is not None and issubclass(kind, CancelledError)
+        if is_late and self._run.stopped is None:
+            raise TimeoutError(f"the limit of {self._seconds:g} s is over") from error
+        if self._begun is not None and not self._is_noted and self._may_note(kind):
+            left = replace(self._begun, was_left=True)
+            self._run.journal.add(left)
+            self._run.unwritten.append(left)
+
+    async def _wait_until_passed(self) -> None:
+        order = self._run.order_here
+        if order.is_new(self._told.key) and self._passing is not None:
+            await asyncio.wait([self._passing])
+        elif not order.is_new(self._told.key):
+            await order.turn(order.rank(self._told.key))
+
+    def fire(self) -> None:
+        """Have it pass now, if its block does not end before all that is remembered is told."""
+        if self._hurry is not None:
+            wake(self._hurry)
+        elif self.is_pending and self._passing is None and self._run.stopped is None:
+            self._begin_passing(self._pass_first())
+
+    @property
+    def _told(self) -> Told:
+        """The entry that says that it passed."""
+        return Told.of("" if self._begun is None else self._begun.key)
+
+    def _begin_passing(self, passing: Coroutine[Any, Any, None]) -> None:
+        with inside(None):
+            self._passing = asyncio.ensure_future(self._end_block(passing))
+
+    async def _end_block(self, passing: Coroutine[Any, Any, None]) -> None:
+        """End the block once the limit has passed, or could not be noted."""
+        try:
+            with self._run.quiescence.moving():
+                await passing
+        except CancelledError:
+            return  # the block was left
+        except (Suspend, Exception) as error:
+            self._error = error
+        is_over = self._run.stopped is not None and self._error is None
+        if self._task is not None and not self._is_ending and not is_over:
+            self.has_fired = True
+            self._task.cancel()
+
+    async def _pass_again(self) -> None:
+        """Return at the place in the order at which it passed in an earlier run."""
+        order = self._run.order_here
+        rank = order.rank(self._told.key)
+        try:
+            await order.reach(rank)
+        except CancelledError:
+            order.drop(rank)
+            raise
+
+    async def _pass_first(self) -> None:
+        """Note that it passes, once all that is remembered has been told and nobody waits to be told
+        anything; return at the place of that in the order."""
+        if self._hurry is not None:
+            await asyncio.wait([self._hurry], timeout=LATE_S)
+        order = self._run.order_here
+        await order.reach(math.inf)
+        if self._run.stopped is not None:
+            return
+        self._is_noted = True
+        rank = order.new_rank()
+        try:
+            await write(self._run, self._told)
+            await order.turn(rank)
+        except BaseException:
+            order.drop(rank)
+            raise
+
+    def _leave(self) -> None:
         self._left.set()
         if self._timer is not None:
             self._timer.cancel()
+        if self._passing is not None:
+            self._passing.cancel()
+        self._run.limits.discard(self)
         if self._branch is not None:
             self._branch.scopes = tuple(scope for scope in self._branch.scopes if scope is not self)
-        if not self.has_fired or self._task is None:
-            return
-        # ours alone becomes a time-out: a cancellation that came from elsewhere as well goes on
-        is_ours = self._task.uncancel() <= self._cancelling
-        if is_ours and kind is not None and issubclass(kind, asyncio.CancelledError):
-            raise TimeoutError(f"the limit of {self._seconds:g} s is over") from error
 
-    def fire(self) -> None:
-        """End the block, if it has not ended."""
-        if self.has_fired or self._task is None or self._run.stopped is not None:
-            return
-        self.has_fired = True
-        self._task.cancel()
+    def _may_note(self, kind: type[BaseException] | None) -> bool:
+        """Whether it is the handler that has left the block: not the end of its run, or of the loop."""
+        is_own = _is_own_end(kind) or (kind is not None and issubclass(kind, CancelledError))
+        return is_own and self._run.stopped is None and not self._run.is_being_ended
+
+
+def _is_own_end(kind: type[BaseException] | None) -> bool:
+    return kind is None or issubclass(kind, Exception)

@@ -5,13 +5,18 @@
 
 So `asyncio.as_completed`, `asyncio.wait(…, FIRST_COMPLETED)`, and what a branch does when a failed
 sibling cancels it, go the same way in every run. What is learned is the outcome of a step, the end
-of a sleep, answers, and that something was given up. Each has a *rank*: the place of its entry in
-the journal, and while a run goes on one behind all others.
+of a sleep, answers, that a time limit passed, and that something was given up. Each has a *rank*:
+the place of its entry in the journal, and while a run goes on one behind all others.
+
+Whatever follows has happened once no branch has gone on by itself for `TURNS` turns of the event
+loop (`Owner.resumed`), however long that takes: a branch may yield, or make and await as many tasks
+as it likes. One that does so without end has no order: the run ends with an error.
 
 Nothing new is learned before all that is remembered has been told. A new version of the handler may
 have dropped something. What a branch passes by holds nobody up: its places come in order. What no
 branch asks for holds the others up for `GRACE_S`, once in a run: branches that wait for something
-outside of the engine come when they come.
+outside of the engine come when they come. A cancellation of such a wait that is remembered
+(`cuts.cut_wait`) has to come again.
 """
 
 from __future__ import annotations
@@ -24,15 +29,32 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from roundgate.errors import NondeterminismError
+from roundgate.replay.branches import Owner
 from roundgate.replay.journal import Cut, Entry, Finished, Raised, Told
 from roundgate.replay.quiescence import wake
 
-TURNS: Final = 5
-"""Turns of the event loop in which the end of a branch reaches who waits for it, for
-each level of branches."""
-LEVELS: Final = 3
-"""Levels that are added: those of branches that ask the engine for nothing."""
+TURNS: Final = 15
+"""Turns of the event loop in which what one branch does reaches the next one, with room."""
+MAX_TURNS: Final = 100_000
+"""Turns in which branches go on by themselves while another one is to be told something."""
 GRACE_S: Final = 0.5
+LIMIT_GRACE_S: Final = 5.0
+"""The same for a time limit that passed in an earlier run, while its block goes on."""
+CUT_GRACE_S: Final = 1.0
+"""How much later than in the run that noted it a wait of the handler's own is cancelled again."""
+
+
+CUT_IS_MISSING: Final = (
+    "a limit of asyncio or anyio ended a wait of the handler that is no call of ctx in an earlier run, and "
+    "does not in this one: use `async with ctx.timeout(seconds)`, "
+    "whose end is the same in every run, and put what takes its own time into ctx.step"
+)
+
+
+def is_cut_wait(entry: Entry | None) -> bool:
+    """Whether an entry says that a wait was cancelled that was no call of ctx."""
+    return isinstance(entry, Cut) and entry.key.rpartition("/")[2].startswith("cut:")
 
 
 def _has_rank(entry: Entry) -> bool:
@@ -41,48 +63,45 @@ def _has_rank(entry: Entry) -> bool:
     )
 
 
+def _is_impatient(waiting: tuple[float, bool, int, asyncio.Future[None]]) -> bool:
+    rank, is_patient, *_ = waiting
+    return not is_patient or rank == math.inf
+
+
 def _path_of(key: str) -> str:
-    """The path of the branch that a key belongs to."""
-    place = key.removeprefix(Told.PREFIX)
+    """Return the path of the branch that a key belongs to."""
+    place = key.removeprefix(Told.PREFIX).partition("+")[0]
     return place[: place.rfind("/") + 1]
 
 
 class Order:
     """Whose turn it is to learn something. Without branches it is always the caller's."""
 
-    __slots__ = (
-        "_arrivals",
-        "_depth",
-        "_expected",
-        "_generation",
-        "_gone",
-        "_has_waited",
-        "_is_open",
-        "_is_settling",
-        "_issued",
-        "_known",
-        "_loop",
-        "_next",
-        "_of_branch",
-        "_ranks",
-        "_waiting",
-    )
-
-    def __init__(self, entries: Iterable[Entry]) -> None:
+    def __init__(self, entries: Iterable[Entry], owner: Owner) -> None:
         """`entries` are those of the journal as the run begins."""
-        self._ranks = {entry.key: rank for rank, entry in enumerate(filter(_has_rank, entries))}
+        ranked = [entry for entry in entries if _has_rank(entry)]
+        self._ranks = {entry.key: rank for rank, entry in enumerate(ranked)}
+        self._cut_waits = {
+            rank: entry
+            for rank, entry in enumerate(ranked)
+            if isinstance(entry, Cut) and is_cut_wait(entry)
+        }
         self._of_branch: defaultdict[str, deque[int]] = defaultdict(deque)
         for key, rank in self._ranks.items():
-            self._of_branch[_path_of(key)].append(rank)
+            if rank not in self._cut_waits:
+                self._of_branch[_path_of(key)].append(rank)
+        self._owner = owner
         self._known = self._issued = len(self._ranks)
         self._next = 0
         self._gone: set[int] = set()
         self._expected: set[int] = set()
-        self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._waiting: list[tuple[float, bool, int, asyncio.Future[None]]] = []
+        """A heap of who waits: the rank, whether only all lower ones matter, the order of arrival."""
         self._loop = asyncio.get_running_loop()
         self._arrivals = 0
         self._generation = 0
-        self._depth = 1
+        self._seen = owner.resumed
+        self._turns_unquiet = 0
         self._is_settling = False
         self._has_waited = False
         self._is_open = False
@@ -104,6 +123,8 @@ class Order:
     def pass_by(self, key: str) -> None:
         """The only line of the handler learns something: there is nobody to wait for."""
         self._next = max(self._next, self._ranks.get(key, -1) + 1)
+        if self._waiting:
+            self._settle()
 
     def leave_behind(self, path: str, rank: float) -> None:
         """Drop everything of a branch that has a lower rank: it has passed that by, because its
@@ -140,30 +161,50 @@ class Order:
             self._expected.discard(int(rank))
             self._settle()
 
-    async def turn(self, rank: float, depth: int) -> None:
-        """Return when a branch that deep may learn what has a rank; or something
-        new, if that is infinite.
+    async def turn(self, rank: float) -> None:
+        """Return when a branch may learn what has a rank; or something new, if that is infinite.
 
         Whatever the handler can do without that happens before, now as in every later run.
         """
         if self._is_open or rank < self._next or (rank == math.inf and self.is_over):
             self._has_waited = False  # it was only late, and others may be
             return
-        self._depth = max(self._depth, depth)
-        future = self._loop.create_future()
-        self._arrivals += 1
-        heapq.heappush(self._waiting, (rank, self._arrivals, future))
-        # of what has just become known the ranks say all
-        if not (self.is_over and self._is_settling):
-            self._settle()
-        await future
+        await self._wait(rank)
+
+    async def reach(self, rank: float) -> None:
+        """Return when all that has a lower rank has been told, or `LIMIT_GRACE_S` have passed; if the
+        rank is infinite, when nobody waits to be told anything either."""
+        if not self._is_open and rank >= self._next:
+            await self._wait(rank, is_patient=True)
+
+    def upcoming(self, path: str) -> tuple[float, str] | None:
+        """The rank and the key of what the branch of a path learns next of what was remembered."""
+        left = (
+            (rank, key)
+            for key, rank in self._ranks.items()
+            if rank >= self._next and rank not in self._gone and _path_of(key) == path
+        )
+        return min(left, default=None)
+
+    def is_cut_before(self, rank: float) -> bool:
+        """Whether a wait of the handler's own is still to be cancelled before a rank."""
+        return any(self._next <= cut < rank and cut not in self._gone for cut in self._cut_waits)
 
     def open(self) -> None:
         """The run has ended: nobody waits any more."""
         self._is_open = True
-        for _, _, future in self._waiting:
+        for *_, future in self._waiting:
             wake(future)
         self._waiting.clear()
+
+    async def _wait(self, rank: float, *, is_patient: bool = False) -> None:
+        future = self._loop.create_future()
+        self._arrivals += 1
+        heapq.heappush(self._waiting, (rank, is_patient, self._arrivals, future))
+        # of what has just become known the ranks say all
+        if not (self.is_over and self._is_settling):
+            self._settle()
+        await future
 
     def _settle(self) -> None:
         """Look who is next when whatever follows from the last thing told has happened,
@@ -172,28 +213,81 @@ class Order:
         self._generation += 1
         # as when Python closes what is left of a handler
         if not self._is_open and not self._loop.is_closed():
-            self._loop.call_soon(self._look, self._generation, TURNS * (self._depth + LEVELS))
+            self._loop.call_soon(self._look, self._generation, TURNS)
 
     def _look(self, generation: int, turns: int) -> None:
         if generation != self._generation or self._is_open:
             return
+        while self._waiting and self._waiting[0][-1].done():  # its branch was cancelled
+            heapq.heappop(self._waiting)
+        if turns >= 0 and self._goes_on():
+            turns = TURNS
         if turns > 0:
             self._loop.call_soon(self._look, generation, turns - 1)
-            return
-        self._has_waited = self._has_waited or turns < 0
-        while self._waiting and self._waiting[0][2].done():  # its branch was cancelled
-            heapq.heappop(self._waiting)
-        if self._waiting and (self._waiting[0][0] <= self._next or turns < 0):
-            rank, _, future = heapq.heappop(self._waiting)
+        elif self._waiting and (self._waiting[0][0] <= self._next or self._is_last()):
+            rank, *_, future = heapq.heappop(self._waiting)
             wake(future)
             self._tell_next(rank)
         elif not self._waiting or self._next in self._expected or self.is_over:
             self._is_settling = False  # who is next comes, or is dropped
+        elif turns < 0:
+            self._skip()
         else:
-            grace_s = 0 if self._has_waited else GRACE_S
-            self._loop.call_later(grace_s, self._look, generation, -1)
+            self._loop.call_later(self._patience_s(), self._look, generation, -1)
+
+    def _is_last(self) -> bool:
+        """Whether nobody waits any more but for all others to be told."""
+        return self.is_over and self._waiting[0][0] == math.inf
+
+    def _goes_on(self) -> bool:
+        """Whether a branch has gone on by itself since the last look, while another one waits."""
+        seen, self._seen = self._seen, self._owner.resumed
+        if seen == self._seen or not self._waiting:
+            return False
+        self._turns_unquiet += 1
+        if self._turns_unquiet > MAX_TURNS:
+            self._fail(
+                f"a branch of the handler went on for {MAX_TURNS:,} turns of the event loop without "
+                "waiting for anything, while another one was to be told an outcome: await the task, "
+                "or an asyncio.Event, instead of asking again and again with asyncio.sleep(0)"
+            )
+        return True
+
+    def _patience_s(self) -> float:
+        """For how many seconds who waits is held up by what has not been asked for."""
+        cut = self._cut_waits.get(self._next)
+        if cut is None:
+            if not any(map(_is_impatient, self._waiting)):
+                return LIMIT_GRACE_S
+            return 0.0 if self._has_waited else GRACE_S
+        again_s = (cut.after_ms - self._owner.elapsed_ms()) / 1000
+        return max(GRACE_S, again_s + CUT_GRACE_S)
+
+    def _skip(self) -> None:
+        """Tell the first who waits: what comes before is not asked for. A cancellation is not
+        skipped."""
+        self._has_waited = True
+        waiting = [one for one in self._waiting if not one[-1].done()]
+        rank, *_, future = first = min(filter(_is_impatient, waiting), default=min(waiting))
+        cuts = [cut for cut in self._cut_waits if self._next <= cut < rank]
+        cut = min((cut for cut in cuts if cut not in self._gone), default=None)
+        if cut is None:
+            self._waiting.remove(first)
+            heapq.heapify(self._waiting)
+            wake(future)
+            self._tell_next(rank)
+        elif cut > self._next:
+            self._next = cut
+            self._settle()
+        else:
+            self._fail(CUT_IS_MISSING, self._cut_waits[cut].key)
+
+    def _fail(self, reason: str, key: str = "") -> None:
+        if self._owner.run is not None:
+            self._owner.run.fail(NondeterminismError(key, reason=reason))
 
     def _tell_next(self, rank: float) -> None:
+        self._turns_unquiet = 0
         self._next = max(self._next, self._known if rank == math.inf else int(rank) + 1)
         self._advance()
         self._settle()
@@ -203,6 +297,6 @@ class Order:
             self._gone.remove(self._next)
             self._next += 1
         if self.is_over:
-            for rank, _, future in self._waiting:
-                if rank == math.inf:
+            for rank, is_patient, _, future in self._waiting:
+                if rank == math.inf and not is_patient:
                     wake(future)

@@ -48,18 +48,22 @@ async def remember(run: Run, entry: Entry, told_to: Branch | None = None) -> Non
     If the handler is cancelled meanwhile, that is raised only once the entry is durable.
     """
     if told_to is None or not run.root.has_branched or run.journal.version == 1:
-        await _write(run, entry)
+        await write(run, entry)
         return
     rank = run.order_here.new_rank()
     try:
-        await _write(run, entry)
+        await write(run, entry)
     except BaseException:
         run.order_here.drop(rank)
         raise
     await tell(run, told_to, rank)
 
 
-async def _write(run: Run, entry: Entry) -> None:
+async def write(run: Run, entry: Entry) -> None:
+    """Make an entry durable, with all that waits to be written.
+
+    If the caller is cancelled meanwhile, that is raised only once the entry is durable.
+    """
     run.journal.add(entry)
     if run.checkpointer is None:
         return

@@ -29,7 +29,7 @@ from typing import Any, Final, NoReturn, Protocol
 
 from roundgate.aio import of_this_loop
 from roundgate.errors import Suspend
-from roundgate.replay.branches import END, Branch, here
+from roundgate.replay.branches import END, Branch, Owner, here
 from roundgate.replay.call import Call
 from roundgate.replay.journal import (
     Answered,
@@ -46,7 +46,7 @@ from roundgate.replay.journal import (
 )
 from roundgate.replay.order import Order
 from roundgate.replay.quiescence import Parked, Quiescence
-from roundgate.replay.scopes import around
+from roundgate.replay.scopes import Scope, around
 from roundgate.replay.wire_names import WireNames
 
 log = logging.getLogger("roundgate.replay")
@@ -165,11 +165,13 @@ class Run:
         self.clock = call.deadline.clock
         self.requests: dict[str, Any] = {}
         """The questions that it leaves open, by wire key."""
-        self.owner = object()
+        self.owner = Owner()
         """Stands for the run in its branches."""
         self.root = Branch(self.owner)
         self.order = (
-            Order(journal.steps.values()) if journal.steps and journal.version > 1 else None
+            Order(journal.steps.values(), self.owner)
+            if journal.steps and journal.version > 1
+            else None
         )
         """In which order branches get what is known; `None` while nothing is."""
         self.unwritten: list[Entry] = []
@@ -186,6 +188,8 @@ class Run:
         self._to_learn = {entry.key for entry in journal.entries() if isinstance(entry, _LEARNED)}
         """The places of what is remembered, until the handler has it: all of it comes before
         anything new does."""
+        self.limits: set[Scope] = set()
+        """The durable time limits whose blocks the handler has entered and not left."""
         if message is not None:
             self.message = message
 
@@ -199,6 +203,7 @@ class Run:
     def begin(self, root: asyncio.Task[Any] | None = None) -> None:
         """The handler is about to run: in the current task, or in `root`, which the
         current one waits for."""
+        self.owner.run, self.owner.begun_ms = self, self.clock.monotonic_ms()
         if root is None:
             self.root_task = asyncio.current_task()
             return
@@ -321,7 +326,7 @@ class Run:
         """The order in which branches get what is known; made if a handler has
         branches from the start."""
         if self.order is None:
-            self.order = Order(())
+            self.order = Order((), self.owner)
         return self.order
 
     @property
@@ -331,6 +336,11 @@ class Run:
             taken = (entry.wire or entry.key for entry in self.journal.questions.values())
             self._made_wire_names = WireNames(taken)
         return self._made_wire_names
+
+    @property
+    def has_own_task(self) -> bool:
+        """Whether its handler runs in a task of its own, not in that of a request."""
+        return self._driver is not None
 
     # what is noted of it
 
@@ -389,7 +399,7 @@ class Run:
             self.stopped = why
             self._stopped_at_ms = self.clock.monotonic_ms()
             waits = [one.until_ms for one in self._parked if one.until_ms is not None]
-            limits = [scope.until_ms for one in self._parked for scope in around(one.branch)]
+            limits = [limit.until_ms for limit in self.limits]
             soon = [] if self.requests else self._timeouts_s()
             timeouts = [self.clock.now_ms() + max(0, round(left_s * 1000)) for left_s in soon]
             self.wake_ms = (
@@ -415,7 +425,7 @@ class Run:
             self.stopped, self._stopped_at_ms = Stop.OVER, self.clock.monotonic_ms()
         else:
             of_this_loop().cancel(self)
-        self.root_task = None
+        self.root_task = self.owner.run = None
         if self._made_quiescence is not None:
             self._made_quiescence.close()
 
@@ -440,9 +450,8 @@ class Run:
         """
         if self.call.task_id is None or self.requests or self.stop_requested or self._must_go_on():
             return 0.0
-        branches = [one.branch for one in self._parked]
-        limits = {scope for branch in branches for scope in around(branch) if scope.is_pending}
-        left = (scope.until_ms - self.clock.now_ms() for scope in limits)
+        limits = [limit for limit in self.limits if limit.is_pending]
+        left = (limit.until_ms - self.clock.now_ms() for limit in limits)
         soon = [max(left_ms, _TICK_MS) / 1000 for left_ms in left if left_ms <= HOLD_MS]
         return max(0.0, min([*soon, *self._timeouts_s()], default=0.0))
 

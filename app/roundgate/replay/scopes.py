@@ -14,10 +14,21 @@ class Scope(Protocol):
     """A durable time limit around a part of a handler; over at `until_ms`, in
     milliseconds since the epoch."""
 
-    until_ms: int
-    is_left: bool
-    is_pending: bool
-    has_fired: bool
+    @property
+    def until_ms(self) -> int:
+        """The moment."""
+
+    @property
+    def is_left(self) -> bool:
+        """Whether that part has ended."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it is about to end that part, now or later."""
+
+    @property
+    def has_fired(self) -> bool:
+        """Whether it has ended that part, or is about to."""
 
     def fire(self) -> None:
         """End that part."""

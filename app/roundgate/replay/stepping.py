@@ -12,6 +12,7 @@ from roundgate.json import digest, fresh
 from roundgate.replay.branches import Branch, InStep, inside
 from roundgate.replay.cuts import be_cut_again, noting_cut
 from roundgate.replay.identity import identity
+from roundgate.replay.insides import engine_call
 from roundgate.replay.journal import Began, Cut, Entry, Finished, Raised, Tried
 from roundgate.replay.learning import in_order, learn
 from roundgate.replay.remembering import be_admitted, compare, remember
@@ -36,6 +37,7 @@ SLOWER: Final = 1.25
 by more than a margin."""
 
 
+@engine_call
 async def step(
     run: Run,
     name: str,
@@ -83,6 +85,7 @@ async def step(
     return _value_of(run, known, name, function)
 
 
+@engine_call
 async def poll(
     run: Run, name: str, function: Callable[..., Any], args: tuple[Any, ...], every_s: float
 ) -> Any:
@@ -226,6 +229,7 @@ async def _note(
     return entry
 
 
+@engine_call
 async def key_for(run: Run, name: str) -> str:
     """An idempotency key: the same in every run of the call, another for
     each place in its handler."""

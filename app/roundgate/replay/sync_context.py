@@ -226,13 +226,15 @@ class SyncContext:
     def timeout(self, seconds: float, name: str = "timeout") -> Iterator[None]:
         """`Context.timeout`: looked at whenever the handler asks something, because no
         thread can be interrupted."""
-        branch, until_ms = self._wait(waiting.begin_limit, self._run, name, seconds)
-        outside = branch.scopes
-        branch.scopes = (*outside, ThreadLimit(until_ms))
+        branch, begun = self._wait(waiting.begin_limit, self._run, name, seconds)
+        outside, limit = branch.scopes, ThreadLimit(begun.until_ms)
+        branch.scopes = (*outside, limit)
+        self._run.limits.add(limit)
         try:
             yield
         finally:
             branch.scopes = outside
+            self._run.limits.discard(limit)
 
     def restart(self, **arguments: Any) -> NoReturn:
         """`Context.restart`, blocking."""

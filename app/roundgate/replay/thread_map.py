@@ -35,6 +35,7 @@ class ThreadLimit:
 
     until_ms: int
     is_left: bool = False
+    has_fired: bool = False
 
     async def wait_until_left(self) -> None:
         """Nobody waits: see `fire`."""

@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn
 
 from roundgate.replay.branches import Branch
 from roundgate.replay.cuts import be_cut_if_before, noting_cut
+from roundgate.replay.insides import engine_call
 from roundgate.replay.journal import Cut, Passed, Slept, Told, plain
 from roundgate.replay.learning import learn
 from roundgate.replay.remembering import compare, remember
@@ -24,6 +25,7 @@ SHED_MARGIN_MS: Final = 250
 for another to be begun."""
 
 
+@engine_call
 async def shed(run: Run, name: str) -> None:
     """End this round or turn once; the client's next retry, or another
     worker, goes on from here."""
@@ -36,6 +38,7 @@ async def shed(run: Run, name: str) -> None:
     await _pass(run, branch, key)
 
 
+@engine_call
 async def continue_as_task(run: Run) -> None:
     """End the ordinary call here, if it may go on as a task; nothing happens if it may
     not, or already is one."""
@@ -56,6 +59,7 @@ async def _pass(run: Run, branch: Branch, key: str) -> None:
     run.has_learned(key)
 
 
+@engine_call
 async def restart(run: Run, arguments: Mapping[str, Any]) -> NoReturn:
     """End this run, and begin another with a fresh journal and these arguments."""
     branch = await run.enter("restart")
@@ -63,6 +67,7 @@ async def restart(run: Run, arguments: Mapping[str, Any]) -> NoReturn:
     await run.park(branch)
 
 
+@engine_call
 async def sleep(run: Run, name: str, seconds: float) -> None:
     """Wait `seconds` once; a later run waits for what is left of them. A task
     holds no worker meanwhile."""
@@ -74,6 +79,7 @@ async def sleep(run: Run, name: str, seconds: float) -> None:
         await _sleep(run, branch, key, until_ms)
 
 
+@engine_call
 async def sleep_until(run: Run, name: str, until_ms: int) -> None:
     """Wait for a moment, in milliseconds since the epoch."""
     branch = await run.enter("sleep", name)
@@ -92,26 +98,36 @@ async def _sleep(run: Run, branch: Branch, key: str, until_ms: int) -> None:
     await learn(run, branch, key)
 
 
-async def begin_limit(run: Run, name: str, seconds: float) -> tuple[Branch, int]:
-    """Begin a time limit; returns its branch, and when it is over in
-    milliseconds since the epoch."""
+@engine_call
+async def begin_limit(run: Run, name: str, seconds: float) -> tuple[Branch, Slept]:
+    """Begin a time limit; returns its branch, and what is remembered of it. The next step
+    writes that, so the limit outlives the process."""
     branch = await run.enter("timeout", name)
     key = run.come_to(branch, "timeout", name)
-    return branch, _time_of(run, key, "timeout", seconds)
+    is_new = key not in run.journal.steps
+    compare(run, key, _time_identity(run, "timeout", seconds))
+    begun = _begun(run, key, "timeout", seconds)
+    if is_new:
+        run.unwritten.append(begun)
+    return branch, begun
 
 
 def _time_of(run: Run, key: str, kind: str, seconds: float) -> int:
     """When a sleep or time limit is over, in milliseconds since the epoch. A new one is written
     with whatever the run writes next; if that is nothing, no later run depends on it."""
-    what = _time_identity(run, kind, seconds)
-    compare(run, key, what)
-    known = run.journal.steps.get(key)
-    if isinstance(known, Cut):
+    compare(run, key, _time_identity(run, kind, seconds))
+    if isinstance(run.journal.steps.get(key), Cut):
         return run.clock.now_ms()
+    return _begun(run, key, kind, seconds).until_ms
+
+
+def _begun(run: Run, key: str, kind: str, seconds: float) -> Slept:
+    known = run.journal.steps.get(key)
     if not isinstance(known, Slept):
-        known = Slept(key, run.clock.now_ms() + round(seconds * 1000), what)
+        until_ms = run.clock.now_ms() + round(seconds * 1000)
+        known = Slept(key, until_ms, _time_identity(run, kind, seconds))
         run.journal.add(known)
-    return known.until_ms
+    return known
 
 
 def _time_identity(run: Run, kind: str, seconds: float) -> str | None:

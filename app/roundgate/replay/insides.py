@@ -1,0 +1,163 @@
+"""All that the engine takes of the insides of asyncio: which limits a handler sets, what asked for a
+new task, and where a suspended coroutine stands.
+
+Nothing of asyncio is patched. Public functions are recognized by their code object, and their
+arguments are read from their frames under their documented names. What a coroutine awaits is read
+with the attributes that `inspect` documents (`cr_await`, `gi_yieldfrom`, `ag_await`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import sys
+from collections.abc import Callable
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
+from typing import Any, Final, Protocol, TypeVar
+from weakref import WeakSet
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Timer(Protocol):
+    """A timer that ends a wait of a handler: an `asyncio.Timeout`, or that of `wait_for`."""
+
+    def when(self) -> float | None:
+        """On the loop's clock, in seconds."""
+
+
+def state(timer: Timer) -> str:
+    """`active`, `expiring` once it has fired, and something else when its block has been left."""
+    return repr(timer).partition("[")[2].partition("]")[0]
+
+
+class WaitForTimer:
+    """The timer of `asyncio.wait_for` in Python 3.11, which has no `asyncio.Timeout`."""
+
+    def __init__(self, handle: asyncio.TimerHandle) -> None:
+        self._handle = handle
+
+    def when(self) -> float | None:
+        return self._handle.when()
+
+    def __repr__(self) -> str:
+        if self._handle.cancelled():
+            return "[finished]"
+        return (
+            "[active]" if self._handle.when() > asyncio.get_running_loop().time() else "[expiring]"
+        )
+
+
+_ENTERS_TIMEOUT: Final = asyncio.Timeout.__aenter__.__code__
+
+
+def entered_timeout(frame: FrameType) -> Timer | None:
+    """Return the `asyncio.timeout` that is being entered, if this is the frame that enters one."""
+    timer: Timer | None = frame.f_locals["self"] if frame.f_code is _ENTERS_TIMEOUT else None
+    return timer
+
+
+# Who creates a task
+
+_WAIT_FOR: Final = asyncio.wait_for.__code__
+_MAKES_A_TASK: Final = sys.version_info < (3, 12)
+"""Python 3.11 runs what `asyncio.wait_for` waits for in a task of its own, later ones in the caller's."""
+_AS_COMPLETED: Final = (
+    asyncio.as_completed
+    if sys.version_info < (3, 13)
+    else vars(asyncio.tasks)["_AsCompletedIterator"].__init__
+).__code__
+_FRAMES: Final = 12
+"""Between the creation of a task and the function of asyncio that asked for it."""
+_IS_ASYNC: Final = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+def creator(frame: FrameType | None) -> tuple[str, FrameType] | None:
+    """Return the call of `wait_for` (where that makes tasks) or of `as_completed` that creates a task
+    in this frame, and its frame."""
+    for _ in range(_FRAMES):
+        if frame is None:
+            return None
+        if frame.f_code is _WAIT_FOR and _MAKES_A_TASK:
+            return "wait_for", frame
+        if frame.f_code is _AS_COMPLETED:
+            return "as_completed", frame
+        if frame.f_code.co_flags & _IS_ASYNC:
+            return None  # whoever awaits this one has not created the task
+        frame = frame.f_back
+    return None
+
+
+def refuse_as_completed(frame: FrameType) -> None:
+    """Raise `RuntimeError` if this is the frame of an `as_completed` that has a limit."""
+    if frame.f_code is _AS_COMPLETED and frame.f_locals.get("timeout") is not None:
+        raise _refusal("asyncio.as_completed(timeout=…)")
+
+
+# Where a suspended coroutine stands
+
+_calls: Final[set[int]] = set()
+made_by_wait_for: Final[WeakSet[asyncio.Task[Any]]] = WeakSet()
+"""Tasks that `asyncio.wait_for` has made of coroutines: their cancellation is seen."""
+_WAIT: Final = asyncio.wait.__code__
+_LIMITED: Final = frozenset({id(_WAIT), id(_WAIT_FOR)})
+
+
+def engine_call(function: F) -> F:
+    """Mark a coroutine function as a call of ctx: what a branch learns in it has its place in the
+    order. A decorator."""
+    _calls.add(id(inspect.unwrap(function).__code__))
+    return function
+
+
+def waits_alone(coroutine: Any) -> bool:
+    """Return whether a suspended coroutine waits for something that is no call of ctx.
+
+    Raises:
+        RuntimeError: it waits with a limit that ends the wait without a cancellation, which no
+            later run could repeat.
+    """
+    awaited = coroutine
+    while awaited is not None:
+        match awaited:
+            case CoroutineType():
+                code = id(awaited.cr_code)
+                if code in _calls:
+                    return False
+                if code in _LIMITED:
+                    _refuse(awaited)
+                awaited = awaited.cr_await
+            case GeneratorType():
+                awaited = awaited.gi_yieldfrom
+            case AsyncGeneratorType():
+                awaited = awaited.ag_await
+            case _:
+                awaited = _behind(awaited)
+    return True
+
+
+def _behind(awaited: object) -> Any:
+    """Return the coroutine behind an object that only hands it on (`__await__`, `__anext__`)."""
+    kinds = (CoroutineType, GeneratorType, AsyncGeneratorType)
+    if isinstance(awaited, asyncio.Future):
+        return None
+    return next((one for one in gc.get_referents(awaited) if isinstance(one, kinds)), None)
+
+
+def _refuse(waiting: CoroutineType[Any, Any, Any]) -> None:
+    given = inspect.getcoroutinelocals(waiting)
+    if given.get("timeout") is None:
+        return
+    if waiting.cr_code is _WAIT:
+        raise _refusal("asyncio.wait(timeout=…)")
+    waited_for = given.get("fut")
+    if isinstance(waited_for, asyncio.Future) and waited_for not in made_by_wait_for:
+        raise _refusal("asyncio.wait_for(…) around a task or future")
+
+
+def _refusal(what: str) -> RuntimeError:
+    return RuntimeError(
+        f"{what} ends a wait at a moment that no later run of the handler knows: wait without a "
+        "limit inside `async with ctx.timeout(seconds):`"
+    )
