@@ -38,7 +38,6 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "/bench/edge.py:batch",
     ),
     "layers: Host and Origin, errors, head, who calls": (
-        "/roundgate/http/shortcut.py",
         "/roundgate/http/guard.py",
         "/roundgate/http/exceptions.py",
         "/roundgate/http/exchange.py",

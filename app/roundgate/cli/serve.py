@@ -1,4 +1,4 @@
-"""`roundgate serve`: uvicorn around the app of `roundgate.asgi`."""
+"""`roundgate serve`: uvicorn around the app of `roundgate.main`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -16,13 +15,13 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.supervisors import Multiprocess
 
-from roundgate import asgi
 from roundgate.cli.arguments import into_environment
 from roundgate.cli.exposure import LOOPBACK, check_exposure
 from roundgate.cli.ports import bind
 from roundgate.config import HttpConfig
 from roundgate.garbage import kept
 from roundgate.http import server
+from roundgate.main import build_app
 from roundgate.reload import terminal_watch
 from roundgate.startup import is_private, read_configuration
 
@@ -49,17 +48,15 @@ def run(arguments: argparse.Namespace) -> int:
             os.environ["GATEWAY_SHOW_ERRORS"] = "on"  # for the processes that this one begins, too
             using = replace(using, show_errors="on")
         # with several workers each makes its own; this one finds the problems, once
-        app = asgi.build_app(file, using)
+        app = build_app(file, using)
     bound = bind(arguments.host, arguments.port)
     log.info("serving %s", url_of(bound, arguments.host, file.config.http.path))
     # uvicorn shuts down and then raises the signal again: who was told to stop and did exits with 0
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     options = _options(file.config.http, arguments)
     if arguments.workers > 1:
-        if hasattr(signal, "SIGHUP"):
-            Multiprocess.handle_hup = _on_hangup()  # type: ignore[method-assign, assignment]
-        factory, workers = "roundgate.asgi:create_app", arguments.workers
-        Multiprocess(
+        factory, workers = "roundgate.main:create_app", arguments.workers
+        _Supervisor(
             uvicorn.Config(factory, factory=True, workers=workers, **options), sockets=[bound]
         ).run()
     else:
@@ -73,21 +70,24 @@ def url_of(bound: socket.socket, host: str, path: str) -> str:
     return f"http://{shown}:{bound.getsockname()[1]}{path}"
 
 
-def _on_hangup() -> Callable[[Multiprocess], None]:
-    """What the supervisor of several processes does on SIGHUP: it passes it on, and each
-    reloads. uvicorn would replace them all, and with them end the calls that take longer
-    than a graceful shutdown."""
-    is_gone = terminal_watch()
+class _Supervisor(Multiprocess):
+    """uvicorn's supervisor of several processes, which passes SIGHUP on: each process reloads its
+    configuration. uvicorn's own would replace the processes and end calls that take longer than a
+    graceful shutdown.
+    """
 
-    def handle(supervisor: Multiprocess) -> None:
-        if is_gone():  # the others have been told as well
-            supervisor.should_exit.set()
+    def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]) -> None:
+        super().__init__(config, sockets)
+        self._terminal_is_gone = terminal_watch()
+
+    def handle_hup(self) -> None:
+        """Pass SIGHUP on, or stop if the terminal was closed: then every process has received it."""
+        if self._terminal_is_gone():
+            self.should_exit.set()
             return
-        for process in supervisor.processes:
+        for process in self.processes:
             if process.pid is not None:
                 os.kill(process.pid, signal.SIGHUP)
-
-    return handle
 
 
 def _options(http: HttpConfig, arguments: argparse.Namespace) -> dict[str, Any]:
