@@ -31,8 +31,8 @@ right to 1 % of the whole."""
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "HTTP: head and body in, answer out, the task of a request": (
         "/uvicorn/",
-        "/roundgate/http/server.py",
-        "/roundgate/http/cycle.py",
+        "/roundgate/http/connections.py",
+        "/roundgate/http/arrival.py",
         "/roundgate/http/room.py",
         "/roundgate/replay/branches.py:TaskFactory.__call__",
         "/bench/edge.py:batch",

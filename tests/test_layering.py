@@ -53,7 +53,7 @@ HOMES = {
     "fastapi": {"http.routes", "main"},
     "starlette": {"http", "main", "lambda_http", "deployment.stack"},
     "mangum": {"lambda_http"},
-    "uvicorn": {"cli.serve", "http.server", "http.cycle", "deployment.stack"},
+    "uvicorn": {"cli.serve", "http.connections", "deployment.stack"},
     "httpx": {
         *("backends.http", "backends.openapi.fetching", "auth.jwks", "tls"),
         *("client.httpx_transport", "client.session", "deployment.stack"),

@@ -4,7 +4,7 @@
 
 `roundgate serve`, other ASGI servers and AWS Lambda (`roundgate.lambda_http`) run the same app:
 
-    request ─▶ Guard ─▶ exceptions ─▶ head ─▶ authentication ─▶ MCP endpoints ─▶ FastAPI's router
+    request ─▶ connection ─▶ Guard ─▶ exceptions ─▶ head ─▶ authentication ─▶ MCP endpoints ─▶ FastAPI's router
 
 The MCP endpoints take and return raw bytes, so they are ASGI middleware in front of the router
 (docs/decisions/0002). Middleware, routes and dependencies that an application adds to the app are
@@ -30,6 +30,7 @@ from roundgate.http import (
     GRACE_S,
     AuthenticationMiddleware,
     BodyBudget,
+    ConnectionMiddleware,
     ExceptionMiddleware,
     Guard,
     HeadMiddleware,
@@ -139,6 +140,7 @@ def _layers(
         origins = public_origins(using.public_url)
     loopback_only = auth == "none" and not using.allow_anonymous
     return [
+        Middleware(ConnectionMiddleware),
         Middleware(
             Guard,
             hosts=hosts,

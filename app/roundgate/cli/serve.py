@@ -20,7 +20,7 @@ from roundgate.cli.exposure import LOOPBACK, check_exposure
 from roundgate.cli.ports import bind
 from roundgate.config import HttpConfig
 from roundgate.garbage import kept
-from roundgate.http import server
+from roundgate.http import Bounds, Connections
 from roundgate.main import build_app
 from roundgate.reload import terminal_watch
 from roundgate.startup import is_private, read_configuration
@@ -95,7 +95,7 @@ def _options(http: HttpConfig, arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "host": arguments.host,
         "port": arguments.port,
-        "http": server.protocol(http),
+        "http": Connections(Bounds.from_config(http)),
         "ws": "none",
         "log_config": None,  # ours is configured
         "log_level": "warning",

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from roundgate.lazy import face
 
 if TYPE_CHECKING:
-    from roundgate.http import server as server
+    from roundgate.http.arrival import ConnectionMiddleware as ConnectionMiddleware
     from roundgate.http.authentication import AuthenticationMiddleware as AuthenticationMiddleware
     from roundgate.http.challenge import ProtectedResource as ProtectedResource
+    from roundgate.http.connections import Bounds as Bounds
+    from roundgate.http.connections import Connections as Connections
     from roundgate.http.endpoint import Endpoint as Endpoint
     from roundgate.http.endpoint import McpEndpoint as McpEndpoint
     from roundgate.http.exceptions import ExceptionMiddleware as ExceptionMiddleware
@@ -36,8 +38,10 @@ else:
     __getattr__, __all__ = face(
         __name__,
         {
+            ".arrival": "ConnectionMiddleware",
             ".authentication": "AuthenticationMiddleware",
             ".challenge": "ProtectedResource",
+            ".connections": "Bounds Connections",
             ".endpoint": "Endpoint McpEndpoint",
             ".exceptions": "ExceptionMiddleware",
             ".guard": "Guard HEALTH default_hosts public_origins",
@@ -53,5 +57,4 @@ else:
             ".shutdown": "on_stop_signal",
             ".stalls": "telling_of_stalls",
         },
-        modules="server",
     )
