@@ -59,14 +59,15 @@ class Client(asyncio.Transport):
 
 
 async def _measure(subject: str, count: int, *, is_logged: bool) -> dict[str, float]:
-    protocol, client = connection(subject, is_logged=is_logged), Client()
+    protocol, tasks = connection(subject, is_logged=is_logged)
+    client = Client()
     protocol.connection_made(client)
     requests = [exchange.request for exchange in WORKLOADS["call_add"](64)]
-    await batch(protocol, client, requests, BATCH)
+    await batch(protocol, tasks, client, requests, BATCH)
     collected, best_s, writes = _collections(), float("inf"), 0
     for _ in range(max(1, count // BATCH)):
         began = time.process_time()
-        writes = await batch(protocol, client, requests, min(count, BATCH))
+        writes = await batch(protocol, tasks, client, requests, min(count, BATCH))
         best_s = min(best_s, time.process_time() - began)
     return {
         "us": 1e6 * best_s / min(count, BATCH),
@@ -75,13 +76,15 @@ async def _measure(subject: str, count: int, *, is_logged: bool) -> dict[str, fl
     }
 
 
-async def batch(protocol: Any, client: Client, requests: list[bytes], count: int) -> int:
+async def batch(
+    protocol: Any, tasks: set[Any], client: Client, requests: list[bytes], count: int
+) -> int:
     """Send so many requests one after the other; how many writes they were answered with."""
     writes = 0
     for number in range(count):
         client.written.clear()
         protocol.data_received(requests[number % len(requests)])
-        await asyncio.gather(*protocol.tasks)
+        await asyncio.gather(*tasks)
         assert client.written[0].startswith(b"HTTP/1.1 200"), client.written
         writes += len(client.written)
     return writes
@@ -91,8 +94,8 @@ def _collections() -> int:
     return sum(int(one["collections"]) for one in gc.get_stats())
 
 
-def connection(subject: str, *, is_logged: bool) -> Any:
-    """A connection of a subject's server."""
+def connection(subject: str, *, is_logged: bool) -> tuple[Any, set[Any]]:
+    """Return a connection of a subject's server, and the set of its running requests."""
     from uvicorn.config import Config
     from uvicorn.server import ServerState
 
@@ -101,9 +104,10 @@ def connection(subject: str, *, is_logged: bool) -> Any:
     made.load()
     state = ServerState()
     state.default_headers = [(b"date", b"Mon, 23 Nov 2026 05:00:00 GMT")]
-    return made.http_protocol_class(
+    protocol = made.http_protocol_class(
         config=made, server_state=state, app_state={}, _loop=asyncio.get_running_loop()
     )
+    return protocol, state.tasks
 
 
 def _other(subject: str, is_logged: bool) -> tuple[Any, dict[str, Any]]:
@@ -115,7 +119,7 @@ def _other(subject: str, is_logged: bool) -> tuple[Any, dict[str, Any]]:
 def _gateway(is_logged: bool) -> tuple[Any, dict[str, Any]]:
     from roundgate import config, logs
     from roundgate.config import settings
-    from roundgate.http import server
+    from roundgate.http import Bounds, Connections
     from roundgate.main import build_app
     from roundgate.tokens import keys
 
@@ -124,7 +128,7 @@ def _gateway(is_logged: bool) -> tuple[Any, dict[str, Any]]:
     file = config.load(Path("bench/gateway.yaml"))
     app = build_app(file, settings.Settings(state_keys=keys.new_key(), store=store))
     options = {"log_config": None, "access_log": False, "server_header": False}
-    return app, {"http": server.protocol(file.config.http), **options}
+    return app, {"http": Connections(Bounds.from_config(file.config.http)), **options}
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 -m bench.lambda_warm SETTINGS`.
 
 The event of an HTTP API (payload 2.0) with a `tools/call` goes into the handler, the response comes
-out; both as the runtime has them, JSON already read. `gateway` is ours; `gateway, Mangum` the same
-with Mangum in front of it, as for events of other kinds; `fastapi + Mangum` is one path operation
+out; both as the runtime has them, JSON already read. `gateway` is ours, `fastapi + Mangum` is one path operation
 of FastAPI. Each is a process of its own, in turn.
 
 Run with the gateway's own Python; prints a `Sample` a line, as JSON.
@@ -25,7 +24,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-SUBJECTS = ("gateway", "gateway, Mangum", "fastapi + Mangum")
+SUBJECTS = ("gateway", "fastapi + Mangum")
 WARM_UP, COUNT = 200, 2_000
 CASE = "a warm invocation, tools/call of a tool that adds"
 Handler = Callable[[Any, Any], Any]
@@ -79,10 +78,8 @@ def handler_of(name: str, folder: Path) -> Handler:
         "GATEWAY_STATE_KEYS": base64.b64encode(bytes(32)).decode(),
         "GATEWAY_STORE": f"sqlite:///{folder}/gateway.sqlite3",
     }
-    from roundgate import lambda_events, lambda_http
+    from roundgate import lambda_http
 
-    if name == "gateway, Mangum":
-        lambda_events.is_known = lambda event: False
     return lambda_http.handler
 
 

@@ -31,14 +31,13 @@ right to 1 % of the whole."""
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "HTTP: head and body in, answer out, the task of a request": (
         "/uvicorn/",
-        "/roundgate/http/server.py",
-        "/roundgate/http/cycle.py",
+        "/roundgate/http/connections.py",
+        "/roundgate/http/arrival.py",
         "/roundgate/http/room.py",
         "/roundgate/replay/branches.py:TaskFactory.__call__",
         "/bench/edge.py:batch",
     ),
     "layers: Host and Origin, errors, head, who calls": (
-        "/roundgate/http/shortcut.py",
         "/roundgate/http/guard.py",
         "/roundgate/http/exceptions.py",
         "/roundgate/http/exchange.py",
@@ -133,17 +132,18 @@ def main() -> None:
 
 async def measured(seconds: float, *, is_logged: bool) -> dict[str, float]:
     """Microseconds of processor time a request, by part, and together."""
-    protocol, client, ticks = connection("gateway", is_logged=is_logged), Client(), Ticks()
+    protocol, tasks = connection("gateway", is_logged=is_logged)
+    client, ticks = Client(), Ticks()
     protocol.connection_made(client)
     requests = [exchange.request for exchange in WORKLOADS["call_add"](64)]
-    await batch(protocol, client, requests, BATCH)
+    await batch(protocol, tasks, client, requests, BATCH)
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGPROF, ticks)
     count, began = 0, time.process_time()
     signal.setitimer(signal.ITIMER_PROF, TICK_S, TICK_S)
     while time.process_time() - began < seconds:
-        await batch(protocol, client, requests, BATCH)
+        await batch(protocol, tasks, client, requests, BATCH)
         count += BATCH
     signal.setitimer(signal.ITIMER_PROF, 0)
     us = 1e6 * (time.process_time() - began) / count

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from roundgate.auth import LocalVerifier
 from roundgate.config.settings import Settings
 from roundgate.errors import ConfigError
 from roundgate.main import build_app, create_app
 from tests.support import root_logger, wire
-from tests.support.asgi import Client, client, config_file, gateway
+from tests.support.asgi import STATE_KEY, Client, client, config_file, gateway
 from tests.support.functions import EVERYTHING, add
 
 
@@ -158,3 +159,65 @@ async def test_two_apps_in_one_process_share_nothing() -> None:
 
 async def tools(mcp: Client) -> list[str]:
     return [one["name"] for one in (await mcp.result("tools/list"))["tools"]]
+
+
+class Recorder:
+    """Middleware of an application: records the paths of requests."""
+
+    def __init__(self, app: Any, paths: list[str]) -> None:
+        self._app = app
+        self._paths = paths
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self._paths.append(scope["path"])
+        await self._app(scope, receive, send)
+
+
+async def test_middleware_that_an_application_adds_gets_every_request() -> None:
+    app, paths = gateway(add), list[str]()
+    app.add_middleware(Recorder, paths=paths)
+    async with client(app) as mcp:
+        assert await mcp.text("add", {"a": 1, "b": 2}) == "3"
+        await mcp.http.get("/healthz")
+    assert paths == ["/mcp", "/healthz"]
+
+
+async def test_routes_that_an_application_adds_are_served_to_operators() -> None:
+    async def hello() -> dict[str, str]:
+        return {"hello": "there"}
+
+    app = gateway(add)
+    app.get("/hello")(hello)
+    async with client(app) as mcp:
+        assert await mcp.text("add", {"a": 1, "b": 2}) == "3"
+        assert (await mcp.http.get("/hello")).json() == {"hello": "there"}
+        assert (await mcp.http.get("/nothing")).status_code == 404
+
+
+async def test_the_api_document_lists_health_and_metadata_where_it_is_switched_on() -> None:
+    auth = {"issuer": "https://id.example", "jwks_url": "https://id.example/keys"}
+    using = Settings(state_keys=STATE_KEY, public_url="http://127.0.0.1")
+    app = build_app(
+        config_file(add, http={"docs": True}, auth=auth), using, verifier=LocalVerifier()
+    )
+    described = app.openapi()
+    assert set(described["paths"]) == {
+        "/healthz",
+        "/.well-known/oauth-protected-resource",
+        "/.well-known/oauth-protected-resource/mcp",
+    }
+    async with client(gateway(add, http={"docs": True})) as mcp:
+        document = (await mcp.http.get("/openapi.json")).json()
+        page = await mcp.http.get("/docs")
+    assert list(document["paths"]) == ["/healthz"]
+    assert (page.status_code, "swagger" in page.text) == (200, True)
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/.well-known/oauth-protected-resource/mcp"])
+async def test_probes_and_oauth_clients_may_ask_with_head(path: str) -> None:
+    auth = {"issuer": "https://id.example", "jwks_url": "https://id.example/keys"}
+    using = Settings(state_keys=STATE_KEY, public_url="http://127.0.0.1")
+    async with client(build_app(config_file(add, auth=auth), using)) as mcp:
+        head, whole = await mcp.http.head(path), await mcp.http.get(path)
+    assert (head.status_code, whole.status_code) == (200, 200)
+    assert head.headers["content-length"] == whole.headers["content-length"]

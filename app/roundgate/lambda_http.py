@@ -1,13 +1,10 @@
-"""The gateway as an AWS Lambda function: events of API Gateway and of Function URLs → the ASGI app.
+"""The gateway as an AWS Lambda function: Mangum turns each event of API Gateway (payloads 1.0 and
+2.0) or of a Function URL into a request to the app of `roundgate.main`.
 
-    HTTP API (payload 2.0), Function URL (2.0)  ──▶  `lambda_events`  ──▶  MCP endpoints: `roundgate.edge`
-    REST API (1.0), HTTP API (1.0)              ──▶  Mangum           ──▶  other paths: the app of `roundgate.asgi`
-
-The layers of the edge are built when the module is imported, in the init phase; Mangum and that app
-are imported with the first event that needs them. Lifespan is off: it would start and stop the app
-with every event. Nothing streams here: a body that is an event stream is sent when it is complete,
-and work that goes on after the answer would be frozen with the process, so tasks belong to the
-worker function (`roundgate.lambda_worker`).
+The app is built in the init phase. Lifespan is off: Mangum would start and stop the app with every
+event. Responses do not stream: a `text/event-stream` body is returned once it is complete. Work
+that goes on after a response would be frozen with the process, so tasks run in the worker function
+(`roundgate.lambda_worker`).
 """
 
 from __future__ import annotations
@@ -20,20 +17,21 @@ with kept():  # to look for garbage among all modules would be 4 % of a cold sta
     import asyncio
     import base64
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from mangum import Mangum
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from roundgate import aws, json, lambda_events, startup
+    from roundgate import aws, json, startup
     from roundgate.clock import Clock, seed_after_restore
     from roundgate.config import ConfigFile, Settings
-    from roundgate.edge import Edge, Entrance, build_edge
+    from roundgate.endpoints import endpoints_of
     from roundgate.errors import ConfigError
     from roundgate.http import HEALTH, Hosting
+    from roundgate.main import build_app
     from roundgate.protocol import Request, jsonrpc
 
 if TYPE_CHECKING:
-    from mangum import Mangum
     from mangum.types import LambdaContext
 
 Event: TypeAlias = dict[str, Any]
@@ -65,16 +63,8 @@ def make_handler(environ: Mapping[str, str]) -> Function:
         using, file = startup.read_configuration(environ)
         _check_exposure(file, using)
         _check_results(file)
-        edge = build_edge(file, using)
-    app = Entrance(edge, lambda: _whole_app(edge))
-    return Function(_Hosted(app, edge.endpoints, Clock()))
-
-
-def _whole_app(edge: Edge) -> ASGIApp:
-    """What answers health checks and metadata: a cold start goes without its routes."""
-    from roundgate import asgi
-
-    return asgi.app_of(edge)
+        app = build_app(file, using)
+    return Function(_Hosted(app, endpoints_of(file.config), Clock()))
 
 
 def _check_exposure(file: ConfigFile, using: Settings) -> None:
@@ -95,8 +85,11 @@ def _check_results(file: ConfigFile) -> None:
 
 
 class Function:
-    """What the runtime calls with each event. The event loop is made with the first: it is
-    nothing for a snapshot."""
+    """The handler that the Lambda runtime calls with each event.
+
+    The event loop, and Mangum, which makes one too, are made with the first event: a snapshot must
+    hold no sockets.
+    """
 
     def __init__(self, app: _Hosted) -> None:
         self._app = app
@@ -104,33 +97,26 @@ class Function:
         self._adapter: Mangum | None = None
 
     def __call__(self, event: Event, context: LambdaContext) -> Response:
-        """The response to an event of API Gateway or of a Function URL.
+        """Return the response to an event of API Gateway or of a Function URL.
 
         Raises:
-            ValueError: it is neither.
+            ValueError: the event is of another kind.
         """
         _check(event)
         if self._loop is None:
             seed_after_restore()
             self._loop = asyncio.new_event_loop()
-            asyncio.set_event_loop(self._loop)
-        if lambda_events.is_known(event):
-            answering = lambda_events.answer(self._app, event, context)
-            return _fitting(event, self._loop.run_until_complete(answering))
-        response: Response = self._mangum(self._loop)(event, context)
+        asyncio.set_event_loop(self._loop)  # Mangum runs the app in the current loop
+        if self._adapter is None:
+            self._adapter = Mangum(self._app, lifespan="off")
+        try:
+            response: Response = self._adapter(event, context)
+        except ValueError:  # the app's own errors are answered inside: Mangum cannot read the head
+            return _bad_request()
         return _fitting(event, response)
 
-    def _mangum(self, loop: asyncio.AbstractEventLoop) -> Mangum:
-        """What serves the events of other kinds. It looks for the loop itself."""
-        asyncio.set_event_loop(loop)
-        if self._adapter is None:
-            from mangum import Mangum
-
-            self._adapter = Mangum(self._app, lifespan="off")
-        return self._adapter
-
     def close(self) -> None:
-        """Let go of the loop; a function on AWS Lambda is never told that it ends."""
+        """Close the event loop. AWS Lambda never calls this; tests do."""
         if self._loop is not None:
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
@@ -141,7 +127,7 @@ class _Hosted:
     """Puts what the event knows into the scope, and takes stage and base path
     off the request's path."""
 
-    def __init__(self, app: ASGIApp, endpoints: Sequence[str], clock: Clock) -> None:
+    def __init__(self, app: ASGIApp, endpoints: Iterable[str], clock: Clock) -> None:
         self._app = app
         # `/support/mcp` ends with `/mcp`
         self._endpoints = sorted(endpoints, key=len, reverse=True)
@@ -191,6 +177,17 @@ def _check(event: Any) -> None:
             f"This function serves events of API Gateway and of Function URLs, not {kind};"
             " queues and schedules belong to the worker function"
         )
+
+
+def _bad_request() -> Response:
+    """Return the response to an event that Mangum cannot turn into a request: its Host header is
+    not a host with an optional port, or a text has half of a surrogate pair."""
+    return {
+        "statusCode": 400,
+        "headers": {"content-type": "application/json"},
+        "body": '{"error": "The Host header is not a host with an optional port, or a text is not Unicode"}',
+        "isBase64Encoded": False,
+    }
 
 
 def _fitting(event: Event, response: Response) -> Response:

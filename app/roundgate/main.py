@@ -2,33 +2,60 @@
 
     uvicorn --factory roundgate.main:create_app
 
-`create_app` reads the environment; `build_app` takes everything as arguments, for tests and other
-entry points. What `roundgate serve` runs is the same without FastAPI (`roundgate.asgi`).
+`roundgate serve`, other ASGI servers and AWS Lambda (`roundgate.lambda_http`) run the same app:
+
+    request ─▶ connection ─▶ Guard ─▶ exceptions ─▶ head ─▶ authentication ─▶ MCP endpoints ─▶ FastAPI's router
+
+The MCP endpoints take and return raw bytes, so they are ASGI middleware in front of the router
+(docs/decisions/0002). Middleware, routes and dependencies that an application adds to the app are
+FastAPI's own: middleware surrounds the layers above, routes and dependencies lie behind them.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 
-from roundgate.asgi import handlers_of, routes_of
+from fastapi import FastAPI
+from fastapi.telemetry import TelemetryConfig
+from starlette.middleware import Middleware
+
+from roundgate import tracing
 from roundgate.auth import Verifier
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, Settings
-from roundgate.edge import Edge, build_edge
+from roundgate.endpoints import endpoints_of
 from roundgate.garbage import kept
-from roundgate.http import FastAPI, ShortcutApp, TelemetryConfig
-from roundgate.startup import Stores, read_configuration
+from roundgate.http import (
+    GRACE_S,
+    AuthenticationMiddleware,
+    BodyBudget,
+    ConnectionMiddleware,
+    ExceptionMiddleware,
+    Guard,
+    HeadMiddleware,
+    Health,
+    McpEndpoint,
+    ProtectedResource,
+    default_hosts,
+    make_router,
+    not_found_handler,
+    nothing_at,
+    public_origins,
+)
+from roundgate.protected import make_resources, make_verifiers
+from roundgate.replica import Replica
+from roundgate.startup import Stores, build_core, read_configuration
 
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
-"""`roundgate.tracing` makes the spans, because it knows methods and tools; FastAPI's
-own cost 10 µs a request."""
+"""`roundgate.tracing` makes the spans: it knows methods and tools, FastAPI only paths."""
 
 
 def create_app() -> FastAPI:
-    """The app that the environment describes.
+    """Return the app that the environment describes.
 
     Raises:
-        ConfigError: every problem in the environment or in gateway.yaml.
+        ConfigError: lists every problem in the environment or in gateway.yaml.
     """
     with kept():
         using, file = read_configuration(os.environ)
@@ -44,45 +71,111 @@ def build_app(
     verifier: Verifier | None = None,
     owns_process: bool = False,
 ) -> FastAPI:
-    """The app for a configuration. `app.state.core` is what it serves, and its stores.
+    """Return the app for a configuration. `app.state.core` holds its catalog and stores.
 
     Args:
         file: the configuration.
         using: the settings of the environment.
-        clock: whose time it is.
-        stores: where it keeps things; those of the settings unless given.
-        verifier: finds out who is calling; as the configuration says unless given.
-        owns_process: it may begin processes of the same environment, and end its own.
+        clock: the clock of the gateway; the system's by default.
+        stores: the stores; those that `using` names by default.
+        verifier: authenticates callers; as the configuration says by default.
+        owns_process: whether the app may start child processes and end its own process.
 
     Raises:
         ConfigError: a back end cannot be served as configured, or names collide.
     """
-    edge = build_edge(
-        file, using, clock=clock, stores=stores, verifier=verifier, owns_process=owns_process
+    clock = clock or Clock()
+    core = build_core(file, using, clock, stores)
+    replica = Replica(file, using, clock, core, owns_process=owns_process)
+    resources = make_resources(file, using, core.serving)
+    verifiers = (
+        make_verifiers(resources, file.config, clock)
+        if verifier is None
+        else dict.fromkeys(endpoints_of(file.config).values(), verifier)
     )
-    return app_of(edge)
-
-
-class _App(ShortcutApp, FastAPI):
-    """FastAPI's, with the shortcut."""
-
-
-def app_of(edge: Edge) -> FastAPI:
-    """The app behind the layers of an edge. Its routes are Starlette's: a path operation would make
-    FastAPI import pydantic.v1, a tenth of a cold start."""
-    server, replica = edge.replica.config.server, edge.replica
-    app = _App(
-        edge.endpoints,
-        edge.layers,
+    server, http = file.config.server, file.config.http
+    app = FastAPI(
         title=server.name,
         version=server.version,
         lifespan=replica.lifespan,
-        routes=routes_of(edge),
-        exception_handlers=handlers_of(edge),
+        middleware=_layers(replica, using, resources, verifiers, clock),
+        exception_handlers={404: not_found_handler(http.path)},
         telemetry=_NO_TELEMETRY,
-        docs_url=None,
+        docs_url="/docs" if http.docs else None,
+        openapi_url="/openapi.json" if http.docs else None,
         redoc_url=None,
-        openapi_url=None,
     )
-    app.state.core = replica.core
+    app.include_router(
+        make_router(
+            lambda: _health_of(replica),
+            resources.values(),
+            http.path,
+            streams=using.streams,
+        )
+    )
+    app.state.core = core
     return app
+
+
+def _health_of(replica: Replica) -> Health:
+    """Describe what the gateway serves now: a reload may have changed it."""
+    server, troubles = replica.config.server, replica.troubles()
+    return Health(
+        status="degraded" if troubles else "ok",
+        name=server.name,
+        version=server.version,
+        store=replica.core.stores.id(),
+        missing=list(replica.core.serving.catalog.missing) or None,
+        troubles=troubles or None,
+    )
+
+
+def _layers(
+    replica: Replica,
+    using: Settings,
+    resources: Mapping[str, ProtectedResource],
+    verifiers: Mapping[str, Verifier],
+    clock: Clock,
+) -> Sequence[Middleware]:
+    """Return the middleware in front of the router, outermost first."""
+    http, auth = replica.config.http, replica.config.auth
+    hosts = http.allowed_hosts
+    if hosts is None:
+        hosts = default_hosts(using.public_url, using.on_lambda)
+    origins = http.allowed_origins
+    if origins is None:
+        origins = public_origins(using.public_url)
+    loopback_only = auth == "none" and not using.allow_anonymous
+    return [
+        Middleware(ConnectionMiddleware),
+        Middleware(
+            Guard,
+            hosts=hosts,
+            origins=origins,
+            own_origin=http.allowed_origins is None,
+            loopback_only=loopback_only,
+        ),
+        Middleware(
+            ExceptionMiddleware,
+            endpoints=endpoints_of(replica.config),
+            resources=resources,
+            clock=clock,
+            send_s=http.send_timeout_s + GRACE_S,
+        ),
+        Middleware(HeadMiddleware),
+        Middleware(
+            AuthenticationMiddleware,
+            verifiers=verifiers,
+            nothing=nothing_at(http.path),
+            operator_scope=None if auth == "none" else auth.operator_scope,
+            local_operates=loopback_only,
+        ),
+        Middleware(
+            McpEndpoint,
+            endpoints=replica.endpoints,
+            tracing=tracing.set_up(),
+            max_body_bytes=http.max_body_bytes,
+            budget=BodyBudget(http.max_json_nodes, http.max_pending_bytes),
+            keep_alive_s=http.keep_alive_s,
+        ),
+    ]

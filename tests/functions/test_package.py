@@ -192,7 +192,7 @@ def test_each_has_its_own_part_of_the_app(zips: Mapping[str, Zip]) -> None:
     }
     command = {one for one in app if one.startswith(("cli/", "deployment/"))}
     web = {one for one in app if one.startswith("http/")}
-    web |= {"asgi.py", "edge.py", "main.py", "lambda_events.py", "lambda_http.py"}
+    web |= {"main.py", "lambda_http.py"}
     assert zips["gateway"].under("roundgate") == app - command - {"lambda_worker.py"}
     assert zips["worker"].under("roundgate") == app - command - web
 

@@ -32,7 +32,7 @@ from uvicorn.server import ServerState
 from roundgate import logs
 from roundgate.config import HttpConfig
 from roundgate.config.settings import Settings
-from roundgate.http.server import protocol
+from roundgate.http import Bounds, Connections
 from roundgate.main import build_app
 from tests.fuzz.targets import Wire
 from tests.support.asgi import config_file
@@ -103,16 +103,16 @@ async def asgi(served: FastAPI, asked: Case) -> bytes:
     return bytes(answer)
 
 
-async def wire(make: Callable[[], Any], asked: Case) -> bytes:
+async def wire(connect: Callable[[], tuple[Any, set[Any]]], asked: Case) -> bytes:
     """The bytes that a connection gets."""
-    one, client = make(), Wire()
+    (one, tasks), client = connect(), Wire()
     one.connection_made(client)
     one.data_received(_as_bytes(asked))
-    await _settled(lambda: not one.tasks, client.answer, is_stream=_is_listen(asked))
+    await _settled(lambda: not tasks, client.answer, is_stream=_is_listen(asked))
     answer = bytes(client.answer)
     client.is_over = True
     one.connection_lost(None)
-    await _settled(lambda: not one.tasks, client.answer)
+    await _settled(lambda: not tasks, client.answer)
     return answer
 
 
@@ -141,19 +141,19 @@ async def answers(numbers: range) -> list[tuple[bytes, bytes]]:
     """Both answers to each request."""
     with tempfile.TemporaryDirectory() as folder:
         served = app(Path(folder))
-        http: Any = protocol(HttpConfig())
+        http: Any = Connections(Bounds.from_config(HttpConfig()))
         configured = Config(served, http=http, ws="none", lifespan="off", log_config=None)
         configured.load()
-        state, loop = ServerState(), asyncio.get_running_loop()
 
-        def make() -> Any:
-            made: Any = configured.http_protocol_class
-            return made(config=configured, server_state=state, app_state={}, _loop=loop)
+        def connect() -> tuple[Any, set[Any]]:
+            make: Any = configured.http_protocol_class
+            state = ServerState()
+            return make(config=configured, server_state=state, app_state={}), state.tasks
 
         found = []
         for number in numbers:
             asked = case(f"answers {number}")
-            found.append((await asgi(served, asked), await wire(make, asked)))
+            found.append((await asgi(served, asked), await wire(connect, asked)))
         return found
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from uvicorn.config import Config
 from uvicorn.server import ServerState
@@ -28,7 +28,8 @@ from roundgate.auth.verifier import JwtVerifier
 from roundgate.clock import Clock
 from roundgate.config import HttpConfig, JwtAuthConfig
 from roundgate.errors import AuthError, ConfigError, Problem, StateRefused
-from roundgate.http.server import protocol
+from roundgate.http import Bounds, Connections
+from roundgate.http.room import Stage
 from roundgate.protocol.uri_template import UriTemplate
 from roundgate.tokens.request_state import Binding, StateSealer
 from roundgate.tokens.sealed import KeyRing
@@ -66,6 +67,8 @@ class Wire(asyncio.Transport):
         super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
         self.answer = bytearray()
         self.is_over = False
+        self.is_paused = False
+        """Whether the server does not read just now: the kernel would keep what is sent."""
         self._is_closing = False
         self.written_too_late = bytearray()
         """What came after it was closed; the server would swallow an error."""
@@ -75,6 +78,9 @@ class Wire(asyncio.Transport):
             self.written_too_late += data
         else:
             self.answer += data
+
+    def can_write_eof(self) -> bool:
+        return True
 
     def write_eof(self) -> None:
         self.is_over = True
@@ -93,30 +99,34 @@ class Wire(asyncio.Transport):
         return 0
 
     def pause_reading(self) -> None:
-        pass
+        self.is_paused = True
 
     def resume_reading(self) -> None:
-        pass
+        self.is_paused = False
 
 
 @cache
-def server() -> Callable[[], Any]:
-    """Makes protocols of a server with one of everything."""
+def server() -> Callable[[], tuple[Any, set[Any]]]:
+    """Return what opens a connection to a server with one of everything: its protocol, and the set
+    of its running requests."""
     functions = [
         one for one in EVERYTHING if one.__name__ not in ("crash", "broken_prompt", "broken_note")
     ]
     made = Config(
         gateway(*functions),
-        http=protocol(HttpConfig()),  # type: ignore[arg-type]
+        http=cast("Any", Connections(Bounds.from_config(HttpConfig()))),
         ws="none",
         lifespan="off",
         log_config=None,
     )
     made.load()
-    state = ServerState()
-    return lambda: made.http_protocol_class(
-        config=made, server_state=state, app_state={}, _loop=loop()
-    )  # type: ignore[call-arg]
+    make: Any = made.http_protocol_class
+
+    def connect() -> tuple[Any, set[Any]]:
+        state = ServerState()
+        return make(config=made, server_state=state, app_state={}), state.tasks
+
+    return connect
 
 
 def requests(data: bytes) -> None:
@@ -129,27 +139,27 @@ def requests(data: bytes) -> None:
 
 
 async def _exchange(data: bytes) -> bytes:
-    one, client = server()(), Wire()
-    one.connection_made(client)
-    one.data_received(data)
+    (connection, tasks), client = server()(), Wire()
+    connection.connection_made(client)
+    connection.data_received(data)
     until = loop().time() + 5
     while (
-        one.tasks
+        tasks
         and not client.is_over
         and not client.answer.endswith(b"\r\n\r\n")
         and loop().time() < until
     ):
-        waiting = one._running is None or one._running.more_body
+        is_receiving = connection.stage is Stage.RECEIVING
         await asyncio.sleep(0)
-        if waiting and one._part is not one._part.NONE:
+        if is_receiving and connection.stage is Stage.RECEIVING:
             break
     client.is_over = True
-    one.connection_lost(None)
+    connection.connection_lost(None)
     for _ in range(200):
-        if not one.tasks:
+        if not tasks:
             break
         await asyncio.sleep(0.005)
-    assert not one.tasks, "a call that outlives its connection"
+    assert not tasks, "a call that outlives its connection"
     assert not client.written_too_late, client.written_too_late
     return bytes(client.answer)
 

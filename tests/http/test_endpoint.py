@@ -357,7 +357,7 @@ async def test_who_does_not_read_its_events_loses_its_call_under_any_server() ->
 
     app = gateway(talk, http={"send_timeout_s": 0.05})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("roundgate.edge.GRACE_S", 0.05)
+        patch.setattr("roundgate.main.GRACE_S", 0.05)
         app = gateway(talk, http={"send_timeout_s": 0.05})
     asked = wire.message("tools/call", {"name": "talk", "arguments": {}}, logLevel="info")
     async with Exchange(app, asked) as one:

@@ -28,7 +28,7 @@ NEWCOMER = Held(Stage.NEW, "honest", NOW)
 def given_up(
     *held: Held, newcomer: Held = NEWCOMER, places: int = 16, share: int = 2
 ) -> Held | None:
-    return makes_room([*held, newcomer], newcomer, places=places, share=share, now=NOW)
+    return makes_room(held, newcomer.address, places=places, share=share, now=NOW)
 
 
 def test_what_is_ending_anyway_goes_first_then_what_has_sent_nothing_then_what_is_slow_then_what_is_idle() -> (
@@ -91,7 +91,7 @@ def test_an_address_over_its_share_gives_up_its_longest_call_for_one_below_it() 
     assert given_up(*young) is None
 
 
-def test_the_newcomer_itself_never_makes_room() -> None:
+def test_without_another_connection_nothing_is_closed() -> None:
     assert given_up() is None
 
 

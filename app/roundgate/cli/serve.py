@@ -1,4 +1,4 @@
-"""`roundgate serve`: uvicorn around the app of `roundgate.asgi`."""
+"""`roundgate serve`: uvicorn around the app of `roundgate.main`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from typing import Any, Final
 import uvicorn
 from uvicorn.supervisors import Multiprocess
 
-from roundgate import asgi
 from roundgate.cli.arguments import into_environment
 from roundgate.cli.exposure import LOOPBACK, check_exposure
 from roundgate.cli.ports import bind
 from roundgate.config import HttpConfig
 from roundgate.garbage import kept
-from roundgate.http import server
+from roundgate.http import Bounds, Connections
+from roundgate.main import build_app
 from roundgate.reload import terminal_watch
 from roundgate.startup import is_private, read_configuration
 
@@ -48,14 +48,14 @@ def run(arguments: argparse.Namespace) -> int:
             os.environ["GATEWAY_SHOW_ERRORS"] = "on"  # for the processes that this one begins, too
             using = replace(using, show_errors="on")
         # with several workers each makes its own; this one finds the problems, once
-        app = asgi.build_app(file, using)
+        app = build_app(file, using)
     bound = bind(arguments.host, arguments.port)
     log.info("serving %s", url_of(bound, arguments.host, file.config.http.path))
     # uvicorn shuts down and then raises the signal again: who was told to stop and did exits with 0
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     options = _options(file.config.http, arguments)
     if arguments.workers > 1:
-        factory, workers = "roundgate.asgi:create_app", arguments.workers
+        factory, workers = "roundgate.main:create_app", arguments.workers
         Supervisor(
             uvicorn.Config(factory, factory=True, workers=workers, **options), sockets=[bound]
         ).run()
@@ -111,7 +111,7 @@ def _options(http: HttpConfig, arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "host": arguments.host,
         "port": arguments.port,
-        "http": server.protocol(http),
+        "http": Connections(Bounds.from_config(http)),
         "ws": "none",
         "log_config": None,  # ours is configured
         "log_level": "warning",

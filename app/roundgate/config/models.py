@@ -107,6 +107,11 @@ class HttpConfig(Model):
         description="Seconds within which a client has to take 64 KB of what waits for it, or is cut off.",
         gt=0,
     )
+    docs: bool = Field(
+        False,
+        description="Serve FastAPI's page of the routes beside the MCP endpoints at /docs, and its OpenAPI document at"
+        " /openapi.json, to operators.",
+    )
 
 
 Algorithm: TypeAlias = Literal[

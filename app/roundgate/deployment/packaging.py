@@ -76,7 +76,7 @@ FUNCTIONS: Final = (
         "worker",
         GATEWAYS_NEED,
         (
-            *("http", "asgi.py", "edge.py", "main.py", "lambda_events.py", "lambda_http.py"),
+            *("http", "main.py", "lambda_http.py"),
             *_ON_A_MACHINE,
         ),
     ),

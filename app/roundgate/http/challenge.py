@@ -8,13 +8,24 @@ WWW-Authenticate: Bearer error="invalid_token", error_description="…", scope="
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
+
+from pydantic import BaseModel
 
 from roundgate.config import AuthorizerConfig, JwtAuthConfig
 from roundgate.errors import AuthError
 from roundgate.values import dataclass
 
 WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
+
+
+class ResourceMetadata(BaseModel):
+    """The metadata document of a protected resource (RFC 9728 section 2)."""
+
+    resource: str
+    authorization_servers: list[str]
+    bearer_methods_supported: list[str]
+    scopes_supported: list[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +51,16 @@ class ProtectedResource:
         own = WELL_KNOWN + self.path
         return (own, WELL_KNOWN) if self.is_usual else (own,)
 
-    def metadata(self) -> dict[str, Any]:
-        """The document (RFC 9728 section 2)."""
+    def metadata(self) -> ResourceMetadata:
+        """Return the metadata document."""
         offered = self.config.scopes_supported
         scopes = sorted({*self.config.scopes, *self.tool_scopes}) if offered is None else offered
-        return {
-            "resource": self.resource,
-            "authorization_servers": [self.config.issuer],
-            "bearer_methods_supported": ["header"],
-            **({"scopes_supported": scopes} if scopes else {}),
-        }
+        return ResourceMetadata(
+            resource=self.resource,
+            authorization_servers=[self.config.issuer],
+            bearer_methods_supported=["header"],
+            scopes_supported=scopes or None,
+        )
 
     def challenge(self, error: AuthError) -> bytes:
         """The value of WWW-Authenticate for an error."""

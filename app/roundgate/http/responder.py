@@ -47,7 +47,7 @@ class Responder:
     """Writes one answer to ASGI's `send`. An event that a client does not take within
     `send_s` seconds ends its call.
 
-    Our own server cuts such a connection off by itself (`roundgate.http.server`); under any
+    Our own server cuts such a connection off by itself (`roundgate.http.connections`); under any
     other, the call ends here.
     """
 

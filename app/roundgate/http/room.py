@@ -18,9 +18,11 @@ connection of its own address at any time. Pure: knows no sockets.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from enum import Enum, auto
+from collections.abc import Iterable
+from enum import IntEnum
 from ipaddress import IPv6Address, ip_address
+from itertools import chain
+from operator import attrgetter
 from typing import Final, Protocol, TypeVar
 
 SETTLED_S: Final = 1.0
@@ -28,23 +30,23 @@ SETTLED_S: Final = 1.0
 run, before it may be given up for another."""
 
 
-class Stage(Enum):
+class Stage(IntEnum):
     """What a connection is doing."""
 
-    ENDING = auto()
+    ENDING = 0
     """It was refused, or is being closed."""
-    NEW = auto()
+    NEW = 1
     """No whole head of a request has ever come on it."""
-    RECEIVING = auto()
+    RECEIVING = 2
     """It has sent a part of a request, and the rest has not come yet."""
-    IDLE = auto()
+    IDLE = 3
     """Its last request was answered."""
-    ANSWERING = auto()
+    ANSWERING = 4
     """A request is being served, or its answer read."""
 
 
 class Connection(Protocol):
-    """What has to be known of one."""
+    """A connection, as far as this choice depends on it."""
 
     @property
     def stage(self) -> Stage:
@@ -52,43 +54,45 @@ class Connection(Protocol):
 
     @property
     def since(self) -> float:
-        """From when on, in seconds of the same clock for all."""
+        """When its stage began, in seconds on one clock for all connections."""
 
     @property
     def address(self) -> str:
-        """Where it comes from (`address_of`)."""
+        """Its client's address (`address_of`)."""
 
 
 C = TypeVar("C", bound=Connection)
 
 
 def address_of(host: str) -> str:
-    """What counts as one address: an IPv4 address, or a /64 of IPv6, which is what a
-    single customer is given."""
+    """Return the address that counts as one client: an IPv4 address, or a /64 of IPv6, which is
+    what a single customer is given. A Unix socket is returned as it is."""
     try:
-        found = ip_address(host)
-    except ValueError:  # a Unix socket has none
+        address = ip_address(host)
+    except ValueError:
         return host
-    if not isinstance(found, IPv6Address):
+    if not isinstance(address, IPv6Address):
         return host
-    return str(found.ipv4_mapped) if found.ipv4_mapped else str(IPv6Address(int(found) >> 64 << 64))
+    if address.ipv4_mapped:
+        return str(address.ipv4_mapped)
+    return str(IPv6Address(int(address) >> 64 << 64))
 
 
-def makes_room(held: Iterable[C], newcomer: C, *, places: int, share: int, now: float) -> C | None:
-    """The connection to be given up for the newcomer; `None` if there is none:
-    then the newcomer is refused.
+def makes_room(
+    held: Iterable[C], newcomer: str, *, places: int, share: int, now: float
+) -> C | None:
+    """Return the connection to close for a newcomer, or `None` if the newcomer is refused.
 
     Args:
-        held: the connections that there are.
-        newcomer: the one that has just been opened.
-        places: how many there may be in all.
-        share: how many of them nobody takes from an address that uses them.
-        now: in seconds, of the clock by which connections are aged.
+        held: the open connections, without the newcomer.
+        newcomer: the address of the new connection.
+        places: how many connections there may be.
+        share: how many of them an address keeps while it uses them.
+        now: the time on the clock of `Connection.since`, in seconds.
     """
-    stages: dict[Stage, list[C]] = {stage: [] for stage in Stage}
-    for one in held:
-        if one is not newcomer:
-            stages[one.stage].append(one)
+    stages: list[list[C]] = [[] for _ in Stage]
+    for connection in held:
+        stages[connection.stage].append(connection)
     new = stages[Stage.NEW]
     return (
         _of_the_largest(stages[Stage.ENDING])
@@ -100,36 +104,52 @@ def makes_room(held: Iterable[C], newcomer: C, *, places: int, share: int, now: 
     )
 
 
-def _slow(receiving: Sequence[C], newcomer: C, now: float) -> list[C]:
-    """What has been coming for too long, or is one of many of an address that
-    is not the newcomer's."""
-    counts = Counter(one.address for one in receiving)
-    few = max(1, counts[newcomer.address])
-    return [one for one in receiving if now - one.since >= SETTLED_S or counts[one.address] > few]
+def _slow(receiving: list[C], newcomer: str, now: float) -> list[C]:
+    """Return requests that have been arriving for too long, or of which their address sends more
+    at once than the newcomer's."""
+    counts = _counts(receiving)
+    few = max(1, counts[newcomer])
+    return [
+        connection
+        for connection in receiving
+        if now - connection.since >= SETTLED_S or counts[connection.address] > few
+    ]
 
 
-def _unused(idle: Sequence[C], newcomer: C, now: float) -> list[C]:
-    """What has been idle for a while, or comes from where the newcomer does."""
-    return [one for one in idle if now - one.since >= SETTLED_S or one.address == newcomer.address]
+def _unused(idle: list[C], newcomer: str, now: float) -> list[C]:
+    """Return connections that have been idle for a while, or come from the newcomer's address."""
+    return [
+        connection
+        for connection in idle
+        if now - connection.since >= SETTLED_S or connection.address == newcomer
+    ]
 
 
-def _over_share(
-    stages: Mapping[Stage, Sequence[C]], newcomer: C, share: int, now: float
-) -> C | None:
-    """Of an address with more than its share, the call that has run for the longest; only
-    for an address below it."""
-    counts = Counter(one.address for group in stages.values() for one in group)
-    if counts[newcomer.address] >= share:
+def _over_share(stages: list[list[C]], newcomer: str, share: int, now: float) -> C | None:
+    """Return the longest call of an address over its share, for an address below its own."""
+    counts = _counts(chain.from_iterable(stages))
+    if counts[newcomer] >= share:
         return None
     running = (
-        one
-        for one in stages[Stage.ANSWERING]
-        if now - one.since >= SETTLED_S and counts[one.address] > share
+        connection
+        for connection in stages[Stage.ANSWERING]
+        if now - connection.since >= SETTLED_S and counts[connection.address] > share
     )
-    return max(running, key=lambda one: (counts[one.address], -one.since), default=None)
+    return max(
+        running,
+        key=lambda connection: (counts[connection.address], -connection.since),
+        default=None,
+    )
 
 
-def _of_the_largest(group: Sequence[C]) -> C | None:
-    """The oldest of the address with the most, if there is any."""
-    counts = Counter(one.address for one in group)
-    return max(group, key=lambda one: (counts[one.address], -one.since), default=None)
+def _of_the_largest(group: list[C]) -> C | None:
+    """Return the oldest connection of the address with the most connections, if there is any.
+    Among addresses with equally many, the oldest connection of all."""
+    counts = _counts(group)
+    most = max(counts.values(), default=0)
+    largest = (connection for connection in group if counts[connection.address] == most)
+    return min(largest, key=attrgetter("since"), default=None)
+
+
+def _counts(connections: Iterable[Connection]) -> Counter[str]:
+    return Counter(map(attrgetter("address"), connections))

@@ -1,0 +1,150 @@
+"""How far a request has arrived: bounds the time of its body, and tells the connection.
+
+Under `roundgate serve` the state of each request holds its connection (`connections`). Under
+another server, and on AWS Lambda, this layer does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final, Literal, Protocol, TypeAlias
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from roundgate.errors import TransportError, Unavailable
+
+STATE: Final = "roundgate.connection"
+"""The key of the connection in the state of an ASGI scope."""
+CLIENT_CLOSED: Final = 499
+"""The status of a response that no client reads."""
+LARGE_HEAD: Final = 8_192
+"""uvicorn keeps the last head of an idle connection. After a head of more bytes than this the
+connection is closed instead."""
+Interruption: TypeAlias = TransportError | Unavailable | Literal["disconnect"]
+_BODY_HEADERS: Final = frozenset({b"content-length", b"transfer-encoding"})
+
+
+class Connection(Protocol):
+    """The connection of a request, as this layer sees it."""
+
+    def request_began(self, request: Request) -> None:
+        """Note that a request is passed to the app."""
+
+    def body_received(self) -> None:
+        """Note that the app has received a part of the body."""
+
+    def request_arrived(self) -> None:
+        """Note that the body of the request is complete: another head comes next."""
+
+    def request_ended(self) -> None:
+        """Note that the request was answered."""
+
+
+class ConnectionMiddleware:
+    """The outermost layer: tells the connection how far its request is, and bounds the time of a
+    body. Does nothing under a server other than `roundgate serve`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection: Connection | None = scope.get("state", {}).get(STATE)
+        if connection is None:
+            await self._app(scope, receive, send)
+            return
+        request = Request(connection, scope, receive, send)
+        connection.request_began(request)
+        try:
+            await self._app(scope, request.receive, request.send)
+            await request.finish()
+        finally:
+            connection.request_ended()
+
+
+class Request:
+    """One request on a connection of `roundgate serve`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        self._connection = connection
+        self._receive = receive
+        self._send = send
+        self._reader: asyncio.Task[Any] | None = None
+        self._interruption: Interruption | None = None
+        self._has_answered = False
+        self.is_received = True
+        """Whether the whole body has arrived."""
+        size = len(scope["raw_path"]) + len(scope["query_string"])
+        for name, value in scope["headers"]:
+            size += len(name) + len(value)
+            if name in _BODY_HEADERS:
+                self.is_received = False
+        self._closes = size > LARGE_HEAD
+
+    async def receive(self) -> Message:
+        """Return the next ASGI message.
+
+        Raises:
+            TransportError: the body takes too long, or its trailers do not end.
+            Unavailable: the connection is needed for another client.
+        """
+        if self._is_interrupted():
+            return self._interrupted()
+        self._reader = reader = asyncio.current_task()
+        cancelling = 0 if reader is None else reader.cancelling()
+        try:
+            message = await self._receive()
+        except asyncio.CancelledError:
+            # a cancellation from elsewhere as well goes on
+            if reader is None or not self._is_interrupted() or reader.uncancel() > cancelling:
+                raise
+            return self._interrupted()
+        finally:
+            self._reader = None
+        if not self.is_received:
+            self._note_body(message)
+        return message
+
+    def _note_body(self, message: Message) -> None:
+        if message.get("more_body", False):
+            self._connection.body_received()
+        else:
+            self.is_received = True
+            self._connection.request_arrived()
+
+    def _is_interrupted(self) -> bool:
+        return self._interruption is not None
+
+    def _interrupted(self) -> Message:
+        if isinstance(self._interruption, Exception):
+            raise self._interruption
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        """Send an ASGI message; after a large head, or before the body has arrived, the response
+        closes the connection."""
+        if message["type"] == "http.response.start":
+            self._has_answered = True
+            if self._closes or not self.is_received:
+                headers = [*message.get("headers", ()), (b"connection", b"close")]
+                message = {**message, "headers": headers}
+        await self._send(message)
+
+    async def finish(self) -> None:
+        """Answer nobody if the client is gone: uvicorn would report an app that does not answer."""
+        if self._interruption == "disconnect" and not self._has_answered:
+            await self._send({"type": "http.response.start", "status": CLIENT_CLOSED})
+            await self._send({"type": "http.response.body"})
+
+    def interrupt(self, interruption: Interruption) -> None:
+        """Stop waiting for the client: `receive` raises the error, or says that the client has
+        disconnected. uvicorn tells only the last of several pipelined requests."""
+        if self._interruption is None:
+            self._interruption = interruption
+            if self._reader is not None:
+                self._reader.cancel()

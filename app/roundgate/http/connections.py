@@ -1,0 +1,476 @@
+"""Bounds on connections that uvicorn does not have, around its stock protocol.
+
+    accepted ──▶ head ──▶ body ──▶ response ──▶ idle ──▶ head …
+       │          │        │         │           └ http.idle_timeout_s (uvicorn)
+       │          │        │         └ http.send_timeout_s: the connection is aborted
+       │          │        └ http.body_timeout_s: 408
+       │          └ http.head_timeout_s: 408; http.max_header_bytes, http.max_headers: 431
+       └ http.max_connections: another connection is closed (see `room`), or 503
+
+    transport ◀──▶ BoundedConnection ◀──▶ uvicorn's protocol ──▶ ConnectionMiddleware ──▶ app
+                          ▲                                             │
+                          └── a request began, has arrived, is over ────┘
+
+`BoundedConnection` sees bytes and knows where a head ends. `ConnectionMiddleware` (`arrival`), the
+outermost layer of the app, tells it the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from math import inf
+from typing import Any, Final, cast
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from roundgate.config import HttpConfig
+from roundgate.errors import TransportError, Unavailable
+from roundgate.http.arrival import STATE, Request
+from roundgate.http.responder import headers_of
+from roundgate.http.room import Stage, address_of, makes_room
+from roundgate.protocol import NEWEST
+
+try:
+    import resource
+except ImportError:  # Windows has no such limit
+    resource = None  # type: ignore[assignment]
+
+log = logging.getLogger("roundgate.request")
+
+LOOK_EVERY_S: Final = 1.0
+"""Between two looks at all connections, in seconds."""
+LINGER_S: Final = 2.0
+"""How long a refused client may go on sending before its connection is aborted. Closing at once
+would reset the connection before the client has read why (RFC 9112 section 9.6)."""
+LEAST_READ: Final = 65_536
+"""Bytes that a client has to read within `http.send_timeout_s` while a response waits for it."""
+_FRAMING: Final = 6 * 65_536
+"""Bytes of a chunked body that may come before the app gets some of it: uvicorn collects 64 KB, and
+a chunk of one byte takes six. More than that and a head are trailers without end."""
+_PIECE: Final = 1_024
+"""Pipelined requests are passed on in pieces of about this many bytes until uvicorn asks to stop."""
+_SPARE_DESCRIPTORS: Final = 64
+"""File descriptors left for stores, back ends, logs and what Python itself opens."""
+_END_OF_HEAD: Final = b"\r\n\r\n"
+_UPGRADE: Final = re.compile(rb"\r\nupgrade[ \t]*:[^\r\n]*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The bounds of one process's connections."""
+
+    header_bytes: int
+    headers: int
+    head_s: float
+    body_s: float
+    send_s: float
+    connections: int
+    per_address: int
+
+    @classmethod
+    def from_config(cls, http: HttpConfig) -> Bounds:
+        """Return the configured bounds, with no more connections than there are descriptors for."""
+        connections = min(http.max_connections, descriptors_for_connections())
+        return cls(
+            header_bytes=http.max_header_bytes,
+            headers=http.max_headers,
+            head_s=http.head_timeout_s,
+            body_s=http.body_timeout_s,
+            send_s=http.send_timeout_s,
+            connections=connections,
+            per_address=http.max_connections_per_address or max(1, connections // 8),
+        )
+
+
+def descriptors_for_connections() -> int:
+    """Return how many file descriptors connections may use: three quarters of this process's limit
+    without the spare ones."""
+    soft = -1 if resource is None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 1_000_000 if soft < 0 else max(8, (soft - _SPARE_DESCRIPTORS) * 3 // 4)
+
+
+@dataclass
+class Connections:
+    """The connections of one process. uvicorn calls it to make the protocol of each
+    (`uvicorn.Config(http=…)`)."""
+
+    bounds: Bounds
+    _open: dict[BoundedConnection, None] = field(default_factory=dict)
+    """Every open connection, in the order in which they were accepted."""
+    _leaving: dict[BoundedConnection, None] = field(default_factory=dict)
+    """Connections that have made room, until they are closed."""
+    _is_looking: bool = False
+
+    def __call__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> BoundedConnection:
+        return BoundedConnection(self, config, server_state, app_state)
+
+    def add(self, connection: BoundedConnection) -> None:
+        """Add a connection; close another one or refuse this one if there are too many."""
+        bounds = self.bounds
+        if len(self._open) >= bounds.connections:
+            victim = makes_room(
+                self._open,
+                connection.address,
+                places=bounds.connections,
+                share=bounds.per_address,
+                now=connection.since,
+            )
+            if victim is None:
+                connection.refuse(_too_many())
+            else:
+                self._leave(victim)
+        self._open[connection] = None
+        if not self._is_looking:
+            self._is_looking = True
+            asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
+
+    def _leave(self, victim: BoundedConnection) -> None:
+        """Have a connection make room. It keeps its descriptor until its client has been told."""
+        del self._open[victim]
+        self._leaving[victim] = None
+        victim.make_room()
+        if len(self._leaving) > max(1, self.bounds.connections // 8):
+            next(iter(self._leaving)).make_room()  # which aborts it: it was told to before
+
+    def discard(self, connection: BoundedConnection) -> None:
+        """Forget a connection that was lost."""
+        self._open.pop(connection, None)
+        self._leaving.pop(connection, None)
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in [*self._open, *self._leaving]:
+            connection.look(now)
+        self._is_looking = bool(self._open or self._leaving)
+        if self._is_looking:
+            loop.call_later(LOOK_EVERY_S, self._look)
+
+
+class BoundedConnection(asyncio.Protocol):
+    """One connection: passes bytes on to uvicorn's protocol, within bounds."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+    ) -> None:
+        self._connections = connections
+        self._bounds = connections.bounds
+        self._loop = asyncio.get_running_loop()
+        self._server_state = server_state
+        self._stock = HttpToolsProtocol(
+            config, server_state, {**app_state, STATE: self}, self._loop
+        )
+        self.stage = Stage.NEW
+        self.since = 0.0
+        """When the stage began, in seconds on the event loop's clock."""
+        self.address = ""
+        self._due = inf
+        """When to end the connection unless something happens, on the same clock."""
+        self._head: bytes | None = b""
+        """The part of a head that has arrived; `None` while bytes belong to a body."""
+        self._held = b""
+        """Bytes that come too early: uvicorn has paused reading, or a request is being answered."""
+        self._is_paused = False
+        """Whether uvicorn has paused reading."""
+        self._loose_bytes = 0
+        """Bytes of a body that arrived since the app received some of it."""
+        self.has_answered = False
+        """Whether the last response is written, and the connection only waits for its client."""
+        self._request: Request | None = None
+        self._unread: tuple[int, float] | None = None
+        """Bytes of a response that waited for the client, and since when."""
+        self._is_write_paused = False
+
+    # the transport calls these
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._stock.connection_made(_StockTransport(self._transport, self))
+        client = self._stock.client
+        self.address = address_of(client[0] if client else "")
+        self.since = self._loop.time()
+        self._due = self.since + self._bounds.head_s
+        self._connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+        self._held = b""
+        self._stock.connection_lost(exc)
+        if self._request is not None:
+            self._request.interrupt("disconnect")
+
+    def data_received(self, data: bytes) -> None:
+        if self.stage is Stage.ENDING:
+            return
+        if self._head is not None:
+            self._add_to_head(self._head, data)
+            return
+        self._loose_bytes += len(data)
+        if self._loose_bytes > _FRAMING + self._bounds.header_bytes and self._request is not None:
+            self._answer_early(self._request, _head_too_large(self._bounds))
+        else:
+            self._feed(data)
+
+    def pause_writing(self) -> None:
+        self._is_write_paused = True
+        self._stock.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._is_write_paused = False
+        self._stock.resume_writing()
+
+    # bytes
+
+    def _add_to_head(self, begun: bytes, data: bytes) -> None:
+        """Collect the bytes of a head and pass it on when it is complete."""
+        if not begun:
+            if self.stage is Stage.NEW and not data[:1].isalpha() and data[0] not in b"\r\n":
+                self._feed(data)  # not HTTP: uvicorn says so
+                return
+            data = data.lstrip(b"\r\n")
+            if not data:
+                return
+            if self.stage is Stage.IDLE:
+                self._enter(Stage.RECEIVING, self._bounds.head_s)
+        head = begun + data
+        end = head.find(_END_OF_HEAD, max(0, len(begun) - len(_END_OF_HEAD)))
+        size = len(head) if end < 0 else end
+        if size > self._bounds.header_bytes or head.count(b"\n", 0, size) > self._bounds.headers:
+            self.refuse(_head_too_large(self._bounds))
+        elif end < 0:
+            self._head = head
+        else:
+            self._pass_head(head, end + len(_END_OF_HEAD))
+
+    def _pass_head(self, data: bytes, end: int) -> None:
+        """Pass a complete head and what follows it on, once the request before it is answered."""
+        self._head, self._due, self._loose_bytes = None, inf, 0
+        # the gateway speaks no other protocol, and uvicorn drops a body behind this field
+        if _UPGRADE.search(data, 0, end):
+            data = _UPGRADE.sub(b"", data[:end]) + data[end:]
+        if self._request is None:
+            self._enter(Stage.RECEIVING)
+            self._feed(data)
+        else:
+            self._held += data
+            self._transport.pause_reading()
+
+    def _feed(self, data: bytes) -> None:
+        """Pass bytes on to uvicorn; hold those back that come after it has paused reading."""
+        if self._held:
+            self._held += data
+            return
+        start = 0
+        while start < len(data) and not self._is_paused:
+            end = data.find(_END_OF_HEAD, start + _PIECE)
+            end = len(data) if end < 0 else end + len(_END_OF_HEAD)
+            self._stock.data_received(data[start:end])
+            start = end
+        self._held = data[start:]
+
+    def _feed_held(self) -> None:
+        held, self._held = self._held, b""
+        if not self._transport.is_closing():
+            self._feed(held)
+            if not self._is_paused:
+                self._transport.resume_reading()
+
+    def pause_reading(self) -> None:
+        """Note that uvicorn has enough bytes for now."""
+        self._is_paused = True
+        self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Note that uvicorn takes bytes again."""
+        if self._is_paused:
+            self._is_paused = False
+            self._loop.call_soon(self._feed_held)
+
+    # the app's outermost layer calls these
+
+    def request_began(self, request: Request) -> None:
+        """Note that a request is passed to the app."""
+        self._request = request
+        if request.is_received:
+            self.request_arrived()
+            return
+        self._enter(Stage.RECEIVING, self._bounds.body_s)
+        begun, self._head = self._head, None
+        if begun:
+            self._feed(begun)  # a pipelined body that came before its request could begin
+
+    def body_received(self) -> None:
+        """Note that the app has received a part of the body."""
+        self._loose_bytes = 0
+
+    def request_arrived(self) -> None:
+        """Note that the body of the request is complete: another head comes next."""
+        if self._head is None:
+            self._head = b""
+        self._enter(Stage.ANSWERING)
+
+    def request_ended(self) -> None:
+        """Note that the request was answered."""
+        self._request = None
+        if self._head:
+            self._enter(Stage.RECEIVING, self._bounds.head_s)
+        else:
+            self._enter(Stage.IDLE)
+        if self._held and not self._is_paused:
+            self._loop.call_soon(self._feed_held)
+        elif self._head is None:
+            self._head = b""
+
+    # the ends of a connection
+
+    def close(self) -> None:
+        """Close the connection once all is written; linger if the client is still sending."""
+        if self._request is not None and not self._request.is_received:
+            self._linger()
+        else:
+            self._transport.close()
+
+    def refuse(self, error: TransportError | Unavailable) -> None:
+        """Answer in place of the app and read no more requests."""
+        if self.stage is Stage.ENDING or self._transport.is_closing():
+            return
+        status, body = NEWEST.render(error, None)
+        log.info(
+            "request",
+            extra={"fields": {"status": status, "outcome": "refused", "error": str(error)}},
+        )
+        if self._request is not None:  # its response cannot be interrupted by another one
+            self._enter(Stage.ENDING)
+            self._transport.abort()
+            return
+        headers = [*self._server_state.default_headers, *headers_of(error)]
+        self._transport.write(_response(status, headers, body))
+        self._linger()
+
+    def make_room(self) -> None:
+        """Close the connection in favour of another one; tell a client that is sending why."""
+        if self.stage is Stage.RECEIVING and self._request is not None:
+            self._answer_early(self._request, _too_many())
+        elif self.stage is Stage.RECEIVING:
+            self.refuse(_too_many())
+        elif self.stage is Stage.IDLE:
+            self._transport.close()
+        else:
+            self._transport.abort()
+        self._enter(Stage.ENDING, LINGER_S)
+
+    def look(self, now: float) -> None:
+        """End the connection if it has taken too long. Called once a second."""
+        if self._transport.is_closing() or self._is_write_paused:
+            self._abort_if_unread(now)
+            return
+        self._unread = None
+        if now < self._due:
+            return
+        if self.stage is Stage.ENDING:
+            self._transport.abort()
+        elif self._request is not None and not self._request.is_received:
+            self._answer_early(
+                self._request, TransportError(408, "The request's body took too long to arrive")
+            )
+        else:
+            self.refuse(TransportError(408, "The request's head took too long to arrive"))
+
+    def _answer_early(self, request: Request, error: TransportError | Unavailable) -> None:
+        """Have the app answer with an error, and read no more of the request."""
+        self._enter(Stage.ENDING, LINGER_S)
+        request.interrupt(error)
+        self._transport.resume_reading()
+
+    def _abort_if_unread(self, now: float) -> None:
+        """Abort a connection whose client reads too little while a response waits for it."""
+        waiting = self._transport.get_write_buffer_size()
+        before, since = self._unread or (waiting + LEAST_READ, now)
+        if waiting <= before - LEAST_READ:
+            self._unread = (waiting, now)
+        elif now - since >= self._bounds.send_s:
+            self._transport.abort()
+
+    def _linger(self) -> None:
+        """Finish writing, and discard what the client still sends for `LINGER_S`."""
+        self._enter(Stage.ENDING, LINGER_S)
+        self.has_answered = True
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._transport.resume_reading()
+
+    def _enter(self, stage: Stage, within_s: float = inf) -> None:
+        """Begin a stage that ends the connection after so many seconds; `ENDING` is the last."""
+        if self.stage is not Stage.ENDING:
+            self.stage, self.since = stage, self._loop.time()
+            self._due = self.since + within_s
+
+
+class _StockTransport(asyncio.Transport):
+    """The transport that uvicorn's protocol sees: pausing and closing are up to the connection."""
+
+    def __init__(self, transport: asyncio.Transport, connection: BoundedConnection) -> None:
+        super().__init__()
+        self._transport = transport
+        self._connection = connection
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._transport.get_extra_info(name, default)
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing() or self._connection.stage is Stage.ENDING
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if not self._connection.has_answered and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def pause_reading(self) -> None:
+        self._connection.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._connection.resume_reading()
+
+
+def _head_too_large(bounds: Bounds) -> TransportError:
+    return TransportError(
+        431,
+        f"The request's head is larger than {bounds.header_bytes} bytes or {bounds.headers} fields"
+        " (http.max_header_bytes, http.max_headers)",
+    )
+
+
+def _too_many() -> Unavailable:
+    return Unavailable("There are too many connections (http.max_connections); try again soon")
+
+
+def _response(status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bytes:
+    fields = [
+        *headers,
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"connection", b"close"),
+    ]
+    head = b"HTTP/1.1 %d %b\r\n" % (status, HTTPStatus(status).phrase.encode())
+    return b"".join([head, *(b"%b: %b\r\n" % header for header in fields), b"\r\n", body])
