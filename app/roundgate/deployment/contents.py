@@ -49,9 +49,12 @@ a folder that it is in."""
 _NEVER: Final = (
     *("__pycache__", "*.pyc", ".git", ".hg", ".svn", "venv", ".venv*", "node_modules", ".build"),
     *(".roundgate", ".mypy_cache", ".pytest_cache", ".ruff_cache", "*.egg-info", ".DS_Store"),
-    *("*.pyi", "py.typed"),
+    *("*.pyi", "py.typed", ".tox", ".nox", ".coverage*", ".ipynb_checkpoints", ".gitignore"),
+    *(".gitkeep", ".gitattributes", ".idea", ".vscode", "*~", "#*#", ".*.sw?", "*.orig", "*.rej"),
 )
 """What is of no use there."""
+_OF_ENVIRONMENT: Final = "pyvenv.cfg"
+"""What the folder of a virtual environment has, whatever it is called."""
 _LISTED: Final = 10
 """Files that a problem names before it counts the others."""
 
@@ -120,9 +123,9 @@ def _patterns(names: Sequence[str]) -> list[str]:
     kinds: dict[tuple[str, str], list[str]] = {}
     for name in names:
         path = PurePosixPath(name)
-        kinds.setdefault((str(path.parent), path.suffix), []).append(name)
+        kinds.setdefault((str(path.parent), path.suffix or path.name), []).append(name)
     return [
-        paths[0] if len(paths) == 1 else f"{glob.escape(folder)}/*{suffix}"
+        glob.escape(paths[0]) if len(paths) == 1 else f"{glob.escape(folder)}/*{suffix}"
         for (folder, suffix), paths in kinds.items()
     ]
 
@@ -141,9 +144,17 @@ class Ignored:
 
     @classmethod
     def of(cls, directory: Path) -> Ignored:
-        """Those of a folder; none if it has no such file."""
+        """Return those of a folder; none if it has no such file.
+
+        Raises:
+            ConfigError: the file is no UTF-8 text.
+        """
         file = directory / IGNORE_FILE
-        return cls(file.read_text("utf-8").splitlines() if file.is_file() else [])
+        try:
+            return cls(file.read_text("utf-8-sig").splitlines() if file.is_file() else [])
+        except UnicodeDecodeError:
+            remedy = "save it as UTF-8"
+            raise ConfigError([Problem(str(file), "(file)", "is no UTF-8 text", remedy)]) from None
 
     def __contains__(self, path: PurePosixPath) -> bool:
         around = [*reversed(path.parents[:-1]), path]
@@ -203,7 +214,14 @@ class _Gathering:
         if not any(sign in pattern for sign in "*?["):
             yield from self.named(pattern, place, "package.include")
             return
-        found = sorted(self.base.glob(pattern))
+        try:
+            found = sorted(self.base.glob(pattern))
+        except (NotImplementedError, ValueError) as error:
+            message = f"{pattern} is no pattern of files here: {error}"
+            yield place.problem(
+                message, "write one relative to gateway.yaml, such as data/**/*.csv"
+            )
+            return
         if not found:
             yield place.problem(f"nothing here is {pattern}", "correct it, or take it out")
         for path in found:
@@ -232,6 +250,8 @@ class _Gathering:
         """Take a file unless its name speaks against it."""
         relative = self._relative(path)
         if relative is None or relative in self._ignored or _is_useless(relative):
+            return
+        if any((self.base / one / _OF_ENVIRONMENT).is_file() for one in relative.parents):
             return
         if self._is_secret(path, relative):
             if str(relative) not in self.contents.refused:
