@@ -332,3 +332,16 @@ def test_an_import_that_leads_nowhere_is_named_with_its_line(tmp_path: Path) -> 
     assert [(one.path, one.line) for one in problems] == [("slugify", 3), ("nowhere", 5)]
     assert "imports slugify, which the worker function does not have" in problems[0].message
     assert "requirements.txt" in problems[0].remedy
+
+
+def test_a_package_in_src_has_to_be_moved_beside_gateway_yaml(tmp_path: Path) -> None:
+    files = {"src/shop/__init__.py": "", "src/shop/tools.py": ""}
+    module = "backends: [{kind: python, name: shop, module: shop.tools}]\n"
+    with pytest.raises(ConfigError, match=r"src/shop is not beside gateway\.yaml") as raised:
+        gathered(tmp_path, {"gateway.yaml": module, **files})
+    assert raised.value.problems[0].remedy == "move src/shop there"
+    found = gathered(tmp_path, {"gateway.yaml": GATEWAY, "tools.py": "import shop"})
+    (tmp_path / "staging").mkdir()
+    (tmp_path / "staging" / "tools.py").write_text("import shop")
+    (told,) = missing.unpacked(found, tmp_path / "staging", "worker")
+    assert told.remedy.startswith("move src/shop beside gateway.yaml")

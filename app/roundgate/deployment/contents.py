@@ -92,6 +92,11 @@ def gather(file: ConfigFile) -> Contents:
             problems += gathering.named(name, place, f"back end {backend.name}")
         for module in backend.packed_modules:
             gathering.module(module, gathering.base, f"back end {backend.name}")
+            if (there := in_src(gathering.base, module)) is not None:
+                message = (
+                    f"{there} is not beside gateway.yaml, where the functions look for {module}"
+                )
+                problems.append(place.problem(message, f"move {there} there"))
     for reference in sorted(file.references):
         problems += gathering.named(str(reference), file.origin, "${file:…}")
     for index, pattern in enumerate(file.config.package.include):
@@ -128,6 +133,15 @@ def _patterns(names: Sequence[str]) -> list[str]:
         glob.escape(paths[0]) if len(paths) == 1 else f"{glob.escape(folder)}/*{suffix}"
         for (folder, suffix), paths in kinds.items()
     ]
+
+
+def in_src(base: Path, module: str) -> str | None:
+    """Return where a module is in the folder `src`, if it is not beside gateway.yaml."""
+    first = module.partition(".")[0]
+    if (base / f"{first}.py").is_file() or _is_package(base / first):
+        return None
+    found = (base / "src" / name for name in (first, f"{first}.py"))
+    return next((f"src/{one.name}" for one in found if one.exists()), None)
 
 
 def is_secret(path: PurePosixPath) -> bool:

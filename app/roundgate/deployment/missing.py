@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from roundgate.deployment import runtime
-from roundgate.deployment.contents import Contents, imported
+from roundgate.deployment.contents import Contents, imported, in_src
 from roundgate.errors import Problem
 
 _LOADS: Final = """
@@ -66,11 +66,13 @@ def unpacked(contents: Contents, staging: Path, function: str) -> Iterator[Probl
             if one.is_required and top not in known | local:
                 message = f"imports {one.name}, which the {function} function does not have"
                 is_refused = any(top in (name.partition("/")[0], name[:-3]) for name in refused)
-                remedy = _RENAME if is_refused else _remedy(top)
+                remedy = _RENAME if is_refused else _remedy(top, contents.base)
                 yield Problem(str(contents.base / source), top, message, remedy, one.line)
 
 
-def _remedy(module: str) -> str:
+def _remedy(module: str, base: Path) -> str:
+    if (there := in_src(base, module)) is not None:
+        return f"move {there} beside gateway.yaml, where the functions look for modules"
     names = metadata.packages_distributions().get(module, [])
     what = " or ".join(names) if names else f"the package that has {module}"
     return f"add {what} to requirements.txt or pyproject.toml, or the files to package.include"
