@@ -345,3 +345,9 @@ def test_a_package_in_src_has_to_be_moved_beside_gateway_yaml(tmp_path: Path) ->
     (tmp_path / "staging" / "tools.py").write_text("import shop")
     (told,) = missing.unpacked(found, tmp_path / "staging", "worker")
     assert told.remedy.startswith("move src/shop beside gateway.yaml")
+
+
+def test_a_pattern_for_everything_leaves_gateway_yaml_and_its_comments_out(tmp_path: Path) -> None:
+    text = f"# token: hunter2\n{GATEWAY}package: {{include: ['*']}}\n"
+    found = gathered(tmp_path, {"gateway.yaml": text, "data.csv": ""})
+    assert set(found.files) == {"tools.py", "data.csv"}

@@ -84,7 +84,7 @@ def gather(file: ConfigFile) -> Contents:
         ConfigError: one that is named is not there, is elsewhere, or has the name of a secret; or
             a package has files that are no Python and that nobody has included.
     """
-    gathering = _Gathering(file.origin.base_dir)
+    gathering = _Gathering(file.origin.base_dir, file.origin.located.file)
     problems: list[Problem] = []
     for index, backend in enumerate(file.config.backends):
         place = file.origin.at("backends", index)
@@ -200,8 +200,9 @@ def _expression(pattern: str) -> str:
 class _Gathering:
     """What has been found so far."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, config: Path) -> None:
         self.base = base
+        self._config = config.resolve()
         self.contents = Contents(base)
         self._ignored = Ignored.of(base)
 
@@ -264,6 +265,8 @@ class _Gathering:
         """Take a file unless its name speaks against it."""
         relative = self._relative(path)
         if relative is None or relative in self._ignored or _is_useless(relative):
+            return
+        if path.resolve() == self._config:  # it is packed as gateway.json, without its comments
             return
         if any((self.base / one / _OF_ENVIRONMENT).is_file() for one in relative.parents):
             return
