@@ -106,11 +106,18 @@ def losses(before: EffectivePolicy, after: EffectivePolicy) -> list[str]:
     """Return each protection of `before` that `after` lacks, as a sentence that names its place.
 
     A back end that serves the tools of one that is gone is the same under another name: a name that
-    is cut within, too, takes no protection away. So is a tool that takes another one's name.
+    is cut within, too, takes no protection away. So is a tool that takes another one's name. A
+    protected back end that is gone counts: it may come back, half-written, without its protection.
     """
     found = [f"auth: {what}" for what in _auth_losses(before.auth, after.auth)]
     found += _loosened("limits", before.bounds, after.bounds)
     renamed = _renamed(before, after)
+    gone = before.backends.keys() - after.backends.keys() - {*renamed.values()}
+    found += (
+        f"back end {name} is gone, and what protected it"
+        for name in sorted(gone)
+        if _is_protected(name, before)
+    )
     for name, backend in after.backends.items():
         if (was := before.backends.get(renamed.get(name, name))) is not None:
             found += _backend_losses(f"back end {name}", was, backend)
@@ -123,6 +130,20 @@ def losses(before: EffectivePolicy, after: EffectivePolicy) -> list[str]:
         elif _is_selected(view, earlier, before):
             found.append(f"{place} is served; it was left out by include or exclude, or is new")
     return found
+
+
+def _is_protected(backend: str, policy: EffectivePolicy) -> bool:
+    """Return whether a back end asks for approvals or scopes, or not all of it is served."""
+    own = policy.backends[backend]
+    return (
+        own.approve != "never"
+        or bool(own.selection)
+        or any(
+            tool.asks_first or tool.scopes or tool.withheld
+            for (_, name, _), tool in policy.tools.items()
+            if name == backend
+        )
+    )
 
 
 def _renamed(before: EffectivePolicy, after: EffectivePolicy) -> dict[str, str]:

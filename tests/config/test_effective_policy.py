@@ -201,3 +201,26 @@ def test_credentials_that_may_go_elsewhere_are_named(tmp_path: Path) -> None:
             "back end web: its credentials may go to https://shop.example.co"
         ]
     assert losses(served(whole), served(cut)) == []
+
+
+@pytest.mark.parametrize(
+    ("shop", "is_protected"),
+    [
+        ({"approve": "always"}, True),
+        ({"exclude": [{"name": "drop"}]}, True),
+        (drop(arguments={"account": {"fixed": 7}}) | {"exclude": []}, True),
+        ({"include": [{"name": "look"}], "approve": "never"}, True),
+        ({"path": "plain.py"}, False),
+    ],
+)
+def test_a_protected_back_end_that_is_gone_counts(
+    tmp_path: Path, shop: dict[str, Any], is_protected: bool
+) -> None:
+    (tmp_path / "plain.py").write_text(TOOLS.replace(', scopes=["shop"]', ""))
+    (tmp_path / "other.py").write_text(
+        "from roundgate import tool\n\n@tool\ndef other() -> int: ...\n"
+    )
+    other = {"name": "other", "path": "other.py"}
+    lost = losses(policy(tmp_path, shop), policy(tmp_path, other))
+    assert (lost == ["back end shop is gone, and what protected it"]) is is_protected
+    assert is_protected or not lost
