@@ -11,8 +11,16 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any, Final
+from urllib.parse import urlsplit
 
-from roundgate.backends import BackendConfig, Catalog, Selector, ServedTool, ToolOverride
+from roundgate.backends import (
+    SECRET_NAME,
+    BackendConfig,
+    Catalog,
+    Selector,
+    ServedTool,
+    ToolOverride,
+)
 from roundgate.config import GatewayConfig
 from roundgate.values import dataclass
 
@@ -36,8 +44,10 @@ class ToolPolicy:
     idempotent: bool
     open_world: bool
     """The four hints, with the protocol's defaults."""
-    withheld: frozenset[str]
-    """Arguments that the model cannot give: `fixed` or `hidden`."""
+    withheld: Mapping[str, Any]
+    """Arguments that the model cannot give, with what is always sent: `fixed`, or `hidden`."""
+    is_projected: bool
+    """Whether only chosen members of its results are given: `fields` or `result`."""
     bounds: Mapping[str, float] = field(default_factory=dict)
     """`timeout_s` and `max_result`, where the tool has its own."""
 
@@ -49,6 +59,8 @@ class BackendPolicy:
     approve: str
     selection: Sequence[str]
     """Its `include` and `exclude`, as text."""
+    trusted: frozenset[str] = frozenset()
+    """The origins that get its credentials; empty where it has none."""
     bounds: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -77,7 +89,10 @@ def effective_policy(config: GatewayConfig, catalog: Catalog) -> EffectivePolicy
         bounds=_numbers(config.limits.model_dump()),
         backends={
             one.name: BackendPolicy(
-                one.approve, _selection(one.include, one.exclude), _backend_bounds(one)
+                one.approve,
+                _selection(one.include, one.exclude),
+                _trusted(one),
+                _backend_bounds(one),
             )
             for one in config.backends
         },
@@ -88,19 +103,59 @@ def effective_policy(config: GatewayConfig, catalog: Catalog) -> EffectivePolicy
 
 
 def losses(before: EffectivePolicy, after: EffectivePolicy) -> list[str]:
-    """Return each protection of `before` that `after` lacks, as a sentence that names its place."""
+    """Return each protection of `before` that `after` lacks, as a sentence that names its place.
+
+    A back end that serves the tools of one that is gone is the same under another name: a name that
+    is cut within, too, takes no protection away. So is a tool that takes another one's name. A
+    protected back end that is gone counts: it may come back, half-written, without its protection.
+    """
     found = [f"auth: {what}" for what in _auth_losses(before.auth, after.auth)]
     found += _loosened("limits", before.bounds, after.bounds)
-    for name, backend in before.backends.items():
-        if name in after.backends:
-            found += _backend_losses(f"back end {name}", backend, after.backends[name])
-    for key, tool in after.tools.items():
-        place = _place(key[0], tool.name)
-        if key in before.tools:
-            found += (f"{place} {what}" for what in _tool_losses(before.tools[key], tool))
-        elif _is_selected(key[0], key[1], before):
+    renamed = _renamed(before, after)
+    gone = before.backends.keys() - after.backends.keys() - {*renamed.values()}
+    found += (
+        f"back end {name} is gone, and what protected it"
+        for name in sorted(gone)
+        if _is_protected(name, before)
+    )
+    for name, backend in after.backends.items():
+        if (was := before.backends.get(renamed.get(name, name))) is not None:
+            found += _backend_losses(f"back end {name}", was, backend)
+    named = {(view, tool.name): tool for (view, *_), tool in before.tools.items()}
+    for (view, name, own), tool in after.tools.items():
+        place, earlier = _place(view, tool.name), renamed.get(name, name)
+        known = before.tools.get((view, earlier, own)) or named.get((view, tool.name))
+        if known is not None:
+            found += (f"{place} {what}" for what in _tool_losses(known, tool))
+        elif _is_selected(view, earlier, before):
             found.append(f"{place} is served; it was left out by include or exclude, or is new")
     return found
+
+
+def _is_protected(backend: str, policy: EffectivePolicy) -> bool:
+    """Return whether a back end asks for approvals or scopes, or not all of it is served."""
+    own = policy.backends[backend]
+    return (
+        own.approve != "never"
+        or bool(own.selection)
+        or any(
+            tool.asks_first or tool.scopes or tool.withheld
+            for (_, name, _), tool in policy.tools.items()
+            if name == backend
+        )
+    )
+
+
+def _renamed(before: EffectivePolicy, after: EffectivePolicy) -> dict[str, str]:
+    """Return the former names of back ends: each new one that has a tool of one that is gone."""
+    gone = {
+        own: name for view, name, own in before.tools if not view and name not in after.backends
+    }
+    return {
+        name: gone[own]
+        for view, name, own in after.tools
+        if not view and name not in before.backends and own in gone
+    }
 
 
 def _tools(
@@ -148,12 +203,13 @@ def _tool_policy(name: str, served: ServedTool, *overrides: ToolOverride) -> Too
         destructive=not read_only and bool(hints.get("destructiveHint", True)),
         idempotent=bool(hints.get("idempotentHint", False)),
         open_world=bool(hints.get("openWorldHint", True)),
-        withheld=frozenset(
-            argument
+        withheld={
+            argument: one.fixed
             for override in overrides
             for argument, one in override.arguments.items()
             if one.hidden or "fixed" in one.model_fields_set
-        ),
+        },
+        is_projected=any(one.fields or one.result is not None for one in overrides),
         bounds=_numbers(bounds),
     )
 
@@ -173,8 +229,13 @@ def _tool_losses(before: ToolPolicy, after: ToolPolicy) -> Iterator[str]:
         yield "is now said to be idempotent"
     if before.open_world and not after.open_world:
         yield "is no longer said to reach the outside world (open_world)"
-    for argument in sorted(before.withheld - after.withheld):
-        yield f"no longer withholds the argument {argument} from the model"
+    for argument, value in sorted(before.withheld.items()):
+        if argument not in after.withheld:
+            yield f"no longer withholds the argument {argument} from the model"
+        elif after.withheld[argument] != value:
+            yield f"has another fixed value of the argument {argument}"
+    if before.is_projected and not after.is_projected:
+        yield "now gives whole results (fields, result)"
     for what in _loosened("", before.bounds, after.bounds):
         yield f"has a weaker limit: {what}"
 
@@ -182,6 +243,8 @@ def _tool_losses(before: ToolPolicy, after: ToolPolicy) -> Iterator[str]:
 def _backend_losses(place: str, before: BackendPolicy, after: BackendPolicy) -> Iterator[str]:
     if _APPROVE.index(after.approve) < _APPROVE.index(before.approve):
         yield f"{place}: approve is {after.approve}; it was {before.approve}"
+    for origin in sorted(after.trusted - before.trusted if before.trusted else ()):
+        yield f"{place}: its credentials may go to {origin}"
     yield from _loosened(place, before.bounds, after.bounds)
 
 
@@ -210,6 +273,16 @@ def _loosened(place: str, before: Mapping[str, float], after: Mapping[str, float
             now = "not set" if math.isinf(found) else f"{found:g}"
             said = f"{name} is {now}; it was {bound:g}"
             yield f"{place}: {said}" if place else said
+
+
+def _trusted(backend: BackendConfig) -> frozenset[str]:
+    """Return the origins that get the credentials of a back end."""
+    has_any = any(getattr(backend, name, None) for name in ("credential", "credentials"))
+    if not has_any and not any(map(SECRET_NAME.search, getattr(backend, "headers", ()))):
+        return frozenset()
+    urls = [getattr(backend, "base_url", None), *getattr(backend, "origins", ())]
+    parts = [urlsplit(url) for url in urls if url is not None]
+    return frozenset(f"{one.scheme}://{one.netloc.lower()}" for one in parts)
 
 
 def _backend_bounds(backend: BackendConfig) -> dict[str, float]:

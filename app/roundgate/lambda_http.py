@@ -17,7 +17,8 @@ with kept():  # to look for garbage among all modules would be 4 % of a cold sta
     import asyncio
     import base64
     import os
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping
+    from urllib.parse import urlsplit
 
     from mangum import Mangum
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -64,7 +65,8 @@ def make_handler(environ: Mapping[str, str]) -> Function:
         _check_exposure(file, using)
         _check_results(file)
         app = build_app(file, using)
-    return Function(_Hosted(app, endpoints_of(file.config), Clock()))
+    base = urlsplit(using.public_url or "").path.rstrip("/")
+    return Function(_Hosted(app, endpoints_of(file.config), Clock(), base))
 
 
 def _check_exposure(file: ConfigFile, using: Settings) -> None:
@@ -127,33 +129,44 @@ class _Hosted:
     """Puts what the event knows into the scope, and takes stage and base path
     off the request's path."""
 
-    def __init__(self, app: ASGIApp, endpoints: Iterable[str], clock: Clock) -> None:
+    def __init__(self, app: ASGIApp, endpoints: Iterable[str], clock: Clock, base: str) -> None:
         self._app = app
-        # `/support/mcp` ends with `/mcp`
-        self._endpoints = sorted(endpoints, key=len, reverse=True)
+        self._served = frozenset({*endpoints, HEALTH})
         self._clock = clock
+        self._base = base
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         event, context = scope["aws.event"], scope["aws.context"]
         remaining_ms = context.get_remaining_time_in_millis()
         Hosting(max(1.0, remaining_ms - MARGIN_MS), _claims(event)).put(scope)
-        scope["path"] = _own_path(scope["path"], self._endpoints)
+        scope["path"] = _own_path(scope["path"], event, self._served, self._base)
         with aws.bounded(self._clock.deadline(max(1.0, remaining_ms - AWS_MARGIN_MS))):
             await self._app(scope, receive, send)
 
 
-def _own_path(path: str, endpoints: Sequence[str]) -> str:
-    """The path as the app knows it: API Gateway puts a stage or a base path mapping in front.
+def _own_path(path: str, event: Event, served: Container[str], base: str) -> str:
+    """Return the path as the app knows it: without the stage or the base path in front.
 
-    The longest of the endpoints comes first."""
+    Only a prefix that the event or GATEWAY_PUBLIC_URL knows is taken off: with any other one, a
+    view's misspelt path would reach the endpoint of everything.
+    """
     at = path.find("/.well-known/")
     if at >= 0:  # first of all, because the endpoint's path is the end of that of its metadata
         return path[at:]
-    for endpoint in endpoints:
-        for own in (endpoint, endpoint + "/"):
-            if path.endswith(own):
-                return own
-    return HEALTH if path.endswith(HEALTH) else path
+    stage = f"/{event['requestContext'].get('stage')}"
+    for prefix in (_before_resource(path, event), "", stage, base):
+        own = path.removeprefix(prefix)
+        if path.startswith(prefix) and own.removesuffix("/") in served:
+            return own
+    return path
+
+
+def _before_resource(path: str, event: Event) -> str:
+    """Return what stands before the resource that a REST API has found, such as `/{proxy+}`."""
+    resource = str(event.get("resource", ""))
+    for name, value in (event.get("pathParameters") or {}).items():
+        resource = resource.replace(f"{{{name}+}}", value).replace(f"{{{name}}}", value)
+    return path.removesuffix(resource) if resource.startswith("/") else ""
 
 
 def _claims(event: Event) -> Mapping[str, Any] | None:

@@ -184,6 +184,27 @@ async def test_a_half_written_configuration_keeps_approvals_until_it_is_whole(
     assert not [line for line in watching.lines() if "removes protection" in line["msg"]]
 
 
+async def test_a_back_end_that_is_written_in_three_parts_keeps_its_approvals(
+    watching: Server, config: Path
+) -> None:
+    other_tools = TOOLS.replace("def drop", "def dismiss").replace("def look", "def list_all")
+    save(config.with_name("other.py"), other_tools)
+    other = "backends:\n  - {kind: python, name: other, path: other.py}\n"
+    shop = TOP.removeprefix("backends:\n")
+    async with connected(watching) as mcp:
+        async with written_to(config):
+            save(config, other)
+            told, *_ = await logged(watching, 1, WOULD)
+            assert told["lost"] == ["back end shop is gone, and what protected it"]
+            save(config, other + shop)
+            await logged(watching, 2, WOULD)
+            assert await asks(mcp)
+            save(config, LATER + other + shop + BOTTOM)
+        await until("2", lambda: version(mcp))
+        assert await asks(mcp)
+    assert not [line for line in watching.lines() if "removes protection" in line["msg"]]
+
+
 async def test_protection_that_stays_removed_is_served_and_each_loss_is_named(
     watching: Server, config: Path
 ) -> None:

@@ -77,6 +77,12 @@ VIEW = {"name": "admin", "include": [{"name": "drop"}]}
             ["tool drop no longer withholds the argument account from the model"],
         ),
         (
+            drop(arguments={"account": {"fixed": 77}}),
+            drop(arguments={"account": {"fixed": 7}}),
+            ["tool drop has another fixed value of the argument account"],
+        ),
+        (drop(fields=["id"]), {}, ["tool drop now gives whole results (fields, result)"]),
+        (
             drop(timeout_s=5),
             {},
             ["tool drop has a weaker limit: timeout_s is not set; it was 5"],
@@ -157,3 +163,64 @@ def test_the_tools_of_a_back_end_that_is_served_again_are_no_loss(tmp_path: Path
         missing={"shop": Missing("", [])},
     )
     assert losses(effective_policy(loaded.config, gone), served) == []
+
+
+@pytest.mark.parametrize("name", ["sho", "store"], ids=["a name that is cut", "a new name"])
+def test_a_back_end_under_another_name_is_the_same(tmp_path: Path, name: str) -> None:
+    old = policy(tmp_path, {"approve": "always", "include": [{"name": "look"}]})
+    assert losses(old, policy(tmp_path, {"name": name})) == [
+        f"back end {name}: approve is never; it was always",
+        "tool drop is served; it was left out by include or exclude, or is new",
+        "tool look no longer asks for an approval",
+        "tool look may run again when a round is sent again (once)",
+    ]
+    assert losses(policy(tmp_path, {}), policy(tmp_path, {"name": name})) == []
+
+
+def test_a_tool_that_takes_the_name_of_another_is_held_to_its_protection(tmp_path: Path) -> None:
+    (tmp_path / "new.py").write_text(TOOLS.replace("def look", "def glance"))
+    old = policy(tmp_path, {"approve": "always"})
+    other = policy(tmp_path, {"name": "other", "path": "new.py", "prefix": ""})
+    lost = losses(old, other)
+    assert "tool drop no longer asks for an approval" in lost
+    assert not [one for one in lost if "glance" in one]
+
+
+def test_credentials_that_may_go_elsewhere_are_named(tmp_path: Path) -> None:
+    def served(base_url: str, **more: Any) -> EffectivePolicy:
+        tools = [{"name": "look", "path": "/look", "description": "Looks."}]
+        remote = {"kind": "http", "name": "web", "base_url": base_url, "tools": tools, **more}
+        file = tmp_path / "gateway.yaml"
+        file.write_text(yaml.safe_dump({"backends": [remote]}))
+        loaded = load(file)
+        return effective_policy(loaded.config, loading.load(loaded).catalog)
+
+    whole, cut = "https://shop.example.com/v1", "https://shop.example.co"
+    for secret in ({"credential": {"bearer": "hunter2"}}, {"headers": {"X-Api-Key": "hunter2"}}):
+        assert losses(served(whole, **secret), served(cut, **secret)) == [
+            "back end web: its credentials may go to https://shop.example.co"
+        ]
+    assert losses(served(whole), served(cut)) == []
+
+
+@pytest.mark.parametrize(
+    ("shop", "is_protected"),
+    [
+        ({"approve": "always"}, True),
+        ({"exclude": [{"name": "drop"}]}, True),
+        (drop(arguments={"account": {"fixed": 7}}) | {"exclude": []}, True),
+        ({"include": [{"name": "look"}], "approve": "never"}, True),
+        ({"path": "plain.py"}, False),
+    ],
+)
+def test_a_protected_back_end_that_is_gone_counts(
+    tmp_path: Path, shop: dict[str, Any], is_protected: bool
+) -> None:
+    (tmp_path / "plain.py").write_text(TOOLS.replace(', scopes=["shop"]', ""))
+    (tmp_path / "other.py").write_text(
+        "from roundgate import tool\n\n@tool\ndef other() -> int: ...\n"
+    )
+    other = {"name": "other", "path": "other.py"}
+    lost = losses(policy(tmp_path, shop), policy(tmp_path, other))
+    assert (lost == ["back end shop is gone, and what protected it"]) is is_protected
+    assert is_protected or not lost

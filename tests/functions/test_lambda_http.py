@@ -42,32 +42,58 @@ def test_rounds_go_on_with_the_next_event(functions: Functions, kind: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("kind", "path"),
+    ("kind", "stage", "path"),
     [
-        ("http_api_v2", "/prod/mcp"),
-        ("http_api_v2", "/tools/v1/mcp"),
-        ("http_api_v2", "/mcp/"),
-        ("rest_api_v1", "/prod/mcp"),
-        ("rest_api_v1", "/base/mcp"),
+        ("http_api_v2", "prod", "/prod/mcp"),
+        ("http_api_v2", "$default", "/tools/v1/mcp"),
+        ("http_api_v2", "$default", "/mcp/"),
+        ("rest_api_v1", "prod", "/prod/mcp"),
+        ("rest_api_v1", "prod", "/base/mcp"),
+        ("rest_api_v1", "prod", "/base/prod/mcp"),
     ],
-    ids=["stage", "base path", "slash", "stage of a REST API", "base path of a REST API"],
+    ids=["stage", "base path", "slash", "stage of a REST API", "base path of a REST API", "both"],
 )
 def test_what_api_gateway_puts_in_front_of_the_path_is_taken_off(
-    functions: Functions, kind: str, path: str
+    environ: dict[str, str], kind: str, stage: str, path: str
 ) -> None:
-    assert "result" in functions.ask(kind, "server/discover", path=path)
+    environ["GATEWAY_PUBLIC_URL"] = "https://mcp.example.com/tools/v1"
+    event = asking(kind, "server/discover", path=path)
+    event["requestContext"]["stage"] = stage
+    with closing(lambda_http.make_handler(environ)) as http:
+        answer = cast("Any", http)(event, LambdaContext())
+    assert "result" in json.loads(answer["body"])
 
 
-def test_a_view_is_found_behind_a_stage(environ: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("stage", "path", "tools"),
+    [
+        ("$default", "/mcp", "all"),
+        ("$default", "/few/mcp", "few"),
+        ("prod", "/prod/few/mcp", "few"),
+        ("prod", "/prod/mcp", "all"),
+        ("few", "/few/mcp", "few"),
+        ("$default", "/fwe/mcp", None),
+        ("$default", "/x/few/mcp", None),
+        ("$default", "/$default/mcpx", None),
+        ("prod", "/prod/fwe/mcp", None),
+        ("prod", "/production/mcp", None),
+    ],
+)
+def test_the_path_of_a_view_that_is_misspelt_reaches_no_other_endpoint(
+    environ: dict[str, str], stage: str, path: str, tools: str | None
+) -> None:
     file = Path(environ["GATEWAY_CONFIG"])
     view = {"name": "few", "include": [{"name": "greet"}]}
     file.write_text(json.dumps({**json.loads(file.read_text()), "views": [view]}))
+    event = asking("http_api_v2", "tools/list", path=path)
+    event["requestContext"]["stage"] = stage
     with closing(lambda_http.make_handler(environ)) as http:
-        for path, has_all in (("/mcp", True), ("/few/mcp", False), ("/prod/few/mcp", False)):
-            event = asking("http_api_v2", "tools/list", path=path)
-            answer = cast("Any", http)(event, LambdaContext())
-            found = json.loads(answer["body"])["result"]["tools"]
-            assert ([one["name"] for one in found] != ["greet"]) is has_all, path
+        answer = cast("Any", http)(event, LambdaContext())
+    if tools is None:
+        assert answer["statusCode"] == 404
+        return
+    found = json.loads(answer["body"])["result"]["tools"]
+    assert ([one["name"] for one in found] == ["greet"]) is (tools == "few")
 
 
 def test_another_path_is_not_found(functions: Functions) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from roundgate.config import load
-from roundgate.deployment import packaging
+from roundgate.deployment import literals, packaging
 from roundgate.errors import ConfigError
 
 SERVICE = """
@@ -113,3 +113,45 @@ def test_references_ids_and_other_texts_are_packed(tmp_path: Path) -> None:
         " token_url: 'https://a.example'}\n"
     )
     assert packed(tmp_path, text).contents.files == {}
+
+
+AWS_KEY = "AKIA" + "Q3EGRTXJ5ZPLM2WV"
+BODY = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASC"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("tools.py", f"import os\nKEY = '{AWS_KEY}'\n"),
+        ("tools.py", f"import os\nKEY = '-----BEGIN RSA PRIVATE KEY-----\\n{BODY}'\n"),
+        ("tools.py", f"import os\nKEY = ('-----BEGIN PRIVATE KEY-----\\n'\n  '{BODY}')\n"),
+        ("data/config.json", '{"a": 1,\n"payments": "sk_live' + '_hunter2hunter2hunter2"}'),
+        ("data/notes.txt", "\nghp" + "_hunter2hunter2hunter2hunter2hunter2hu\n"),
+    ],
+)  # fmt: skip
+def test_a_credential_in_a_packed_file_is_refused_at_its_line(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    gateway = "backends: [{kind: python, name: shop, path: tools.py}]\npackage: {include: [data]}\n"
+    (tmp_path / "data").mkdir()
+    (tmp_path / "tools.py").write_text("")
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        packed(tmp_path, gateway)
+    (problem,) = raised.value.problems
+    assert (problem.file, problem.line) == (str(tmp_path / name), 2)
+    assert "hunter2" not in str(problem)
+    assert AWS_KEY not in str(problem)
+
+
+def test_what_programs_say_of_credentials_is_packed(tmp_path: Path) -> None:
+    text = """
+SAMPLE = "AKIAIOSFODNN7EXAMPLE"
+PEM = f"-----BEGIN PRIVATE KEY-----\\n{os.environ['KEY']}\\n-----END PRIVATE KEY-----"
+is_pem = text.startswith("-----BEGIN RSA PRIVATE KEY-----")
+DSN = os.environ.get("DATABASE_URL", "postgres://postgres:postgres@localhost/shop")
+MAPS = "AIza" + "SyD-hunter2hunter2hunter2hunter2hunte"
+css = "sk-loading-indicator-with-a-very-long-name-of-a-class"
+"""
+    (tmp_path / "tools.py").write_text(text)
+    assert list(literals.in_files(tmp_path, ["tools.py"])) == []

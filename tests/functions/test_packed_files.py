@@ -171,6 +171,7 @@ def test_secrets_in_a_package_are_left_out_and_named(tmp_path: Path) -> None:
         ("linked.txt", "is outside of"),
         ("nothing.csv", "there is no nothing.csv"),
         ("data/*.xml", "nothing here is data/"),
+        ("/etc/*", "is no pattern of files here"),
     ],
 )
 def test_what_cannot_be_included_is_an_error_at_its_line(
@@ -211,8 +212,68 @@ def test_a_module_with_the_name_of_a_secret_stays_here_though_it_is_imported(
     for name in found.files:
         (staging / name).parent.mkdir(parents=True, exist_ok=True)
         (staging / name).write_text(files[name])
-    told = [one.path for one in missing.unpacked(found, staging, "worker")]
-    assert told == ["credentials", "ours"]
+    told = list(missing.unpacked(found, staging, "worker"))
+    assert [one.path for one in told] == ["credentials", "ours"]
+    assert [one.remedy.startswith("rename the module") for one in told] == [True, False]
+
+
+def test_a_module_of_a_package_with_the_name_of_a_secret_is_said_before_its_import_fails(
+    tmp_path: Path,
+) -> None:
+    files = {
+        "tools.py": "from shop.secrets import read",
+        "shop/__init__.py": "",
+        "shop/secrets.py": "",
+    }
+    found = gathered(tmp_path, files)
+    staging = tmp_path / "staging"
+    for name in found.files:
+        (staging / name).parent.mkdir(parents=True, exist_ok=True)
+        (staging / name).write_text(files[name])
+    (told,) = missing.unpacked(found, staging, "worker")
+    assert told.file == str(tmp_path / "shop/secrets.py")
+    assert told.remedy.startswith("rename the module")
+
+
+def test_what_tools_leave_in_a_package_is_neither_packed_nor_asked_for(tmp_path: Path) -> None:
+    litter = [
+        "shop/myenv/pyvenv.cfg",
+        "shop/myenv/lib/python3.13/site-packages/other.py",
+        "shop/.ipynb_checkpoints/a-checkpoint.ipynb",
+        "shop/.a.py.swp",
+        "shop/a.py~",
+        "shop/a.py.orig",
+        "shop/.coverage.host.1",
+        "shop/.gitignore",
+    ]
+    files = {"tools.py": "import shop", "shop/__init__.py": "", **dict.fromkeys(litter, "")}
+    assert set(gathered(tmp_path, files).files) == {"tools.py", "shop/__init__.py"}
+    files["gateway.yaml"] = f"{GATEWAY}package: {{include: ['shop/**/*']}}\n"
+    assert set(gathered(tmp_path, files).files) == {"tools.py", "shop/__init__.py"}
+
+
+def test_the_line_to_add_includes_what_was_listed_and_no_more(tmp_path: Path) -> None:
+    names = ["shop/Makefile", "shop/LICENSE", "shop/[de].csv"]
+    files = {"tools.py": "import shop", "shop/__init__.py": "", **dict.fromkeys(names, "1")}
+    with pytest.raises(ConfigError) as raised:
+        gathered(tmp_path, files)
+    line = raised.value.problems[0].remedy.partition("`")[2].partition("`")[0]
+    files["gateway.yaml"] = f"{GATEWAY}{line}\n"
+    assert set(names) <= set(gathered(tmp_path, files).files)
+    with pytest.raises(ConfigError, match=r"later\.txt"):
+        gathered(tmp_path, {**files, "shop/later.txt": ""})
+
+
+def test_the_ignore_file_may_begin_with_a_byte_order_mark_and_has_to_be_utf_8(
+    tmp_path: Path,
+) -> None:
+    files = {"tools.py": "import shop", "shop/__init__.py": "", "shop/a.csv": ""}
+    path = written(tmp_path, files)
+    (tmp_path / ".roundgateignore").write_text("*.csv\n", "utf-8-sig")
+    assert "shop/a.csv" not in contents.gather(load(path)).files
+    (tmp_path / ".roundgateignore").write_text("*.csv\n", "utf-16")
+    with pytest.raises(ConfigError, match="is no UTF-8 text"):
+        contents.gather(load(path))
 
 
 def test_a_link_to_a_secret_is_one_whatever_it_is_called(tmp_path: Path) -> None:
@@ -271,3 +332,22 @@ def test_an_import_that_leads_nowhere_is_named_with_its_line(tmp_path: Path) -> 
     assert [(one.path, one.line) for one in problems] == [("slugify", 3), ("nowhere", 5)]
     assert "imports slugify, which the worker function does not have" in problems[0].message
     assert "requirements.txt" in problems[0].remedy
+
+
+def test_a_package_in_src_has_to_be_moved_beside_gateway_yaml(tmp_path: Path) -> None:
+    files = {"src/shop/__init__.py": "", "src/shop/tools.py": ""}
+    module = "backends: [{kind: python, name: shop, module: shop.tools}]\n"
+    with pytest.raises(ConfigError, match=r"src/shop is not beside gateway\.yaml") as raised:
+        gathered(tmp_path, {"gateway.yaml": module, **files})
+    assert raised.value.problems[0].remedy == "move src/shop there"
+    found = gathered(tmp_path, {"gateway.yaml": GATEWAY, "tools.py": "import shop"})
+    (tmp_path / "staging").mkdir()
+    (tmp_path / "staging" / "tools.py").write_text("import shop")
+    (told,) = missing.unpacked(found, tmp_path / "staging", "worker")
+    assert told.remedy.startswith("move src/shop beside gateway.yaml")
+
+
+def test_a_pattern_for_everything_leaves_gateway_yaml_and_its_comments_out(tmp_path: Path) -> None:
+    text = f"# token: hunter2\n{GATEWAY}package: {{include: ['*']}}\n"
+    found = gathered(tmp_path, {"gateway.yaml": text, "data.csv": ""})
+    assert set(found.files) == {"tools.py", "data.csv"}

@@ -49,9 +49,12 @@ a folder that it is in."""
 _NEVER: Final = (
     *("__pycache__", "*.pyc", ".git", ".hg", ".svn", "venv", ".venv*", "node_modules", ".build"),
     *(".roundgate", ".mypy_cache", ".pytest_cache", ".ruff_cache", "*.egg-info", ".DS_Store"),
-    *("*.pyi", "py.typed"),
+    *("*.pyi", "py.typed", ".tox", ".nox", ".coverage*", ".ipynb_checkpoints", ".gitignore"),
+    *(".gitkeep", ".gitattributes", ".idea", ".vscode", "*~", "#*#", ".*.sw?", "*.orig", "*.rej"),
 )
 """What is of no use there."""
+_OF_ENVIRONMENT: Final = "pyvenv.cfg"
+"""What the folder of a virtual environment has, whatever it is called."""
 _LISTED: Final = 10
 """Files that a problem names before it counts the others."""
 
@@ -81,7 +84,7 @@ def gather(file: ConfigFile) -> Contents:
         ConfigError: one that is named is not there, is elsewhere, or has the name of a secret; or
             a package has files that are no Python and that nobody has included.
     """
-    gathering = _Gathering(file.origin.base_dir)
+    gathering = _Gathering(file.origin.base_dir, file.origin.located.file)
     problems: list[Problem] = []
     for index, backend in enumerate(file.config.backends):
         place = file.origin.at("backends", index)
@@ -89,6 +92,11 @@ def gather(file: ConfigFile) -> Contents:
             problems += gathering.named(name, place, f"back end {backend.name}")
         for module in backend.packed_modules:
             gathering.module(module, gathering.base, f"back end {backend.name}")
+            if (there := in_src(gathering.base, module)) is not None:
+                message = (
+                    f"{there} is not beside gateway.yaml, where the functions look for {module}"
+                )
+                problems.append(place.problem(message, f"move {there} there"))
     for reference in sorted(file.references):
         problems += gathering.named(str(reference), file.origin, "${file:…}")
     for index, pattern in enumerate(file.config.package.include):
@@ -120,11 +128,20 @@ def _patterns(names: Sequence[str]) -> list[str]:
     kinds: dict[tuple[str, str], list[str]] = {}
     for name in names:
         path = PurePosixPath(name)
-        kinds.setdefault((str(path.parent), path.suffix), []).append(name)
+        kinds.setdefault((str(path.parent), path.suffix or path.name), []).append(name)
     return [
-        paths[0] if len(paths) == 1 else f"{glob.escape(folder)}/*{suffix}"
+        glob.escape(paths[0]) if len(paths) == 1 else f"{glob.escape(folder)}/*{suffix}"
         for (folder, suffix), paths in kinds.items()
     ]
+
+
+def in_src(base: Path, module: str) -> str | None:
+    """Return where a module is in the folder `src`, if it is not beside gateway.yaml."""
+    first = module.partition(".")[0]
+    if (base / f"{first}.py").is_file() or _is_package(base / first):
+        return None
+    found = (base / "src" / name for name in (first, f"{first}.py"))
+    return next((f"src/{one.name}" for one in found if one.exists()), None)
 
 
 def is_secret(path: PurePosixPath) -> bool:
@@ -141,9 +158,17 @@ class Ignored:
 
     @classmethod
     def of(cls, directory: Path) -> Ignored:
-        """Those of a folder; none if it has no such file."""
+        """Return those of a folder; none if it has no such file.
+
+        Raises:
+            ConfigError: the file is no UTF-8 text.
+        """
         file = directory / IGNORE_FILE
-        return cls(file.read_text("utf-8").splitlines() if file.is_file() else [])
+        try:
+            return cls(file.read_text("utf-8-sig").splitlines() if file.is_file() else [])
+        except UnicodeDecodeError:
+            remedy = "save it as UTF-8"
+            raise ConfigError([Problem(str(file), "(file)", "is no UTF-8 text", remedy)]) from None
 
     def __contains__(self, path: PurePosixPath) -> bool:
         around = [*reversed(path.parents[:-1]), path]
@@ -175,8 +200,9 @@ def _expression(pattern: str) -> str:
 class _Gathering:
     """What has been found so far."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, config: Path) -> None:
         self.base = base
+        self._config = config.resolve()
         self.contents = Contents(base)
         self._ignored = Ignored.of(base)
 
@@ -203,7 +229,14 @@ class _Gathering:
         if not any(sign in pattern for sign in "*?["):
             yield from self.named(pattern, place, "package.include")
             return
-        found = sorted(self.base.glob(pattern))
+        try:
+            found = sorted(self.base.glob(pattern))
+        except (NotImplementedError, ValueError) as error:
+            message = f"{pattern} is no pattern of files here: {error}"
+            yield place.problem(
+                message, "write one relative to gateway.yaml, such as data/**/*.csv"
+            )
+            return
         if not found:
             yield place.problem(f"nothing here is {pattern}", "correct it, or take it out")
         for path in found:
@@ -232,6 +265,10 @@ class _Gathering:
         """Take a file unless its name speaks against it."""
         relative = self._relative(path)
         if relative is None or relative in self._ignored or _is_useless(relative):
+            return
+        if path.resolve() == self._config:  # it is packed as gateway.json, without its comments
+            return
+        if any((self.base / one / _OF_ENVIRONMENT).is_file() for one in relative.parents):
             return
         if self._is_secret(path, relative):
             if str(relative) not in self.contents.refused:

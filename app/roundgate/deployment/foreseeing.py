@@ -142,7 +142,11 @@ def _check_callers(config: Path, auth: Any, says: Mapping[str, str]) -> None:
             f"Say {OVERRIDES} AuthorizerIssuer=… AuthorizerAudience=…"
         )
     algorithms = auth.get("algorithms") if isinstance(auth, dict) else None
-    if issuer and algorithms and not any(str(one).startswith(_RSA) for one in algorithms):
+    if (
+        issuer
+        and isinstance(algorithms, list)
+        and not any(str(one).startswith(_RSA) for one in algorithms)
+    ):
         raise UsageError(
             "The authorizer of an HTTP API takes tokens that are signed with RSA,"
             f" and auth.algorithms of {config} takes {', '.join(map(str, algorithms))}: nobody could call.\n"

@@ -1,5 +1,5 @@
-"""Credentials that stand in gateway.yaml as they are: they would be in the zip, in the bucket that
-it is uploaded to, and in the functions' code, which many may read.
+"""Credentials that stand in gateway.yaml, or in a packed file, as they are: they would be in the
+zip, in the bucket that it is uploaded to, and in the functions' code, which many may read.
 
     credential: {bearer: abc123}              refused: the text itself
     credential: {bearer: "${TOKEN:-abc123}"}  refused: the text is the default
@@ -10,7 +10,8 @@ it is uploaded to, and in the functions' code, which many may read.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from pydantic import SecretStr
@@ -38,6 +39,15 @@ _SHAPES: Final = re.compile(
     r"|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,}"  # a JWT
 )
 """Texts that nothing but a credential looks like."""
+_TOKENS: Final = re.compile(
+    rb"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:\s|\\[nr]|[\"'+\\(),])*[A-Za-z0-9+/]{32}"
+    rb"|\b(?:AKIA|ASIA)(?![A-Z0-9]{9}EXAMPLE)[A-Z0-9]{16}\b"
+    rb"|\bgh[opsur]_[A-Za-z0-9]{36}|\bgithub_pat_\w{22}|\bglpat-[\w-]{20}"
+    rb"|\b[sr]k_live_\w{16}|\bsk-(?:proj|ant|svcacct)-[\w-]{32}|\bxox[abeprs]-\d[\w-]{9}"
+)
+"""Those that neither a sample nor the text of a program looks like."""
+_SCANNED_BYTES: Final = 1_000_000
+"""Of each packed file."""
 _IDS: Final = frozenset({"client_credentials"})
 """Settings that are kept out of logs, and that no harm comes of."""
 
@@ -52,6 +62,21 @@ def credentials(file: ConfigFile, source: Mapping[str, Any]) -> Iterator[Problem
     places = dict.fromkeys([*_of_settings(file, source), *_of_env(source), *_of_shape(source)])
     for loc in places:
         yield _problem(file.origin.at(*loc), _text(source, loc))
+
+
+def in_files(base: Path, names: Iterable[str]) -> Iterator[Problem]:
+    """Yield a problem for each packed file that has a credential in its text; none quotes it."""
+    for name in names:
+        with (base / name).open("rb") as file:
+            text = file.read(_SCANNED_BYTES)
+        if found := _TOKENS.search(text):
+            line = text.count(b"\n", 0, found.start()) + 1
+            message = "has a text that only a credential looks like, and would be packed"
+            remedy = (
+                "keep it in AWS Secrets Manager and read a variable that `env` has as"
+                " ${secret:NAME}; a sample can be written in two parts"
+            )
+            yield Problem(str(base / name), "(file)", message, remedy, line)
 
 
 def _of_settings(file: ConfigFile, source: Mapping[str, Any]) -> Iterator[_Loc]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from roundgate.deployment import runtime
-from roundgate.deployment.contents import Contents, imported
+from roundgate.deployment.contents import Contents, imported, in_src
 from roundgate.errors import Problem
 
 _LOADS: Final = """
@@ -38,10 +38,14 @@ except ConfigError as error:
     print(json.dumps([[one.path, one.message, one.remedy] for one in error.problems]))
 """
 _LOAD_S: Final = 60
+_RENAME: Final = (
+    "rename the module if it holds no secret; otherwise read the secret from a variable"
+)
 
 
 def unpacked(contents: Contents, staging: Path, function: str) -> Iterator[Problem]:
-    """The imports of the repository's own modules that lead nowhere in a function's code.
+    """Yield the imports of the repository's own modules that lead nowhere in a function's code, and
+    the modules of its packages that are not packed because of their names.
 
     Args:
         contents: the files of the repository.
@@ -50,16 +54,25 @@ def unpacked(contents: Contents, staging: Path, function: str) -> Iterator[Probl
     """
     there = {path.name.partition(".")[0] for path in staging.iterdir()}
     known = there | runtime.MODULES | sys.stdlib_module_names
+    refused = [name for name in contents.refused if name.endswith(".py")]
+    for name in refused:
+        if name.partition("/")[0] in there:
+            message = "has the name of a secret and is not packed, so imports of it would fail"
+            yield Problem(str(contents.base / name), "(file)", message, _RENAME)
     for source in contents.sources:
         local = {path.stem for path in (staging / source).parent.iterdir()}
         for one in imported(staging / source):
             top = one.name.partition(".")[0]
             if one.is_required and top not in known | local:
                 message = f"imports {one.name}, which the {function} function does not have"
-                yield Problem(str(contents.base / source), top, message, _remedy(top), one.line)
+                is_refused = any(top in (name.partition("/")[0], name[:-3]) for name in refused)
+                remedy = _RENAME if is_refused else _remedy(top, contents.base)
+                yield Problem(str(contents.base / source), top, message, remedy, one.line)
 
 
-def _remedy(module: str) -> str:
+def _remedy(module: str, base: Path) -> str:
+    if (there := in_src(base, module)) is not None:
+        return f"move {there} beside gateway.yaml, where the functions look for modules"
     names = metadata.packages_distributions().get(module, [])
     what = " or ".join(names) if names else f"the package that has {module}"
     return f"add {what} to requirements.txt or pyproject.toml, or the files to package.include"

@@ -147,13 +147,15 @@ def plan(file: ConfigFile, path: Path, arch: str, *, anew: bool = False) -> Plan
         anew: whether the newest versions of packages are looked for.
 
     Raises:
-        ConfigError: a file or a package cannot be had, or a credential stands in gateway.yaml.
+        ConfigError: a file or a package cannot be had, or a credential stands in one that is packed.
     """
     source = yaml_file.read(path).value
     problems = [*granting.undeclared(source, str(path)), *literals.credentials(file, source)]
     if problems:
         raise ConfigError(problems)
     found = contents.gather(file)
+    if problems := list(literals.in_files(found.base, sorted(found.files))):
+        raise ConfigError(problems)
     wanted = requirements.read(found.base)
     lock = locking.for_repository(wanted, found.base, arch, anew=anew)
     return Plan(file, path, arch, found, lock, wanted)
