@@ -47,7 +47,7 @@ class Fleet:
     def __init__(self, path: Path, size: int) -> None:
         self.clocks = [FixedClock() for _ in range(size)]
         self._shared = [Shared(path, clock) for clock in self.clocks]
-        self.ran_by: list[int] = []
+        self.ran_by: asyncio.Queue[int] = asyncio.Queue()
         """Which process ran a task `where`, for each of them."""
         self.shops: list[Workshop] = [
             one.workshop(quick=quick, asks=asks, slow=None, where=self._where(n))
@@ -56,7 +56,7 @@ class Fleet:
 
     def _where(self, n: int) -> Callable[[Context], Awaitable[None]]:
         async def where(ctx: Context) -> None:
-            self.ran_by.append(n)
+            self.ran_by.put_nowait(n)
             await asyncio.sleep(0.01)
 
         return where
@@ -134,11 +134,10 @@ async def test_a_process_that_is_outvoted_takes_no_work(tmp_path: Path) -> None:
     await asyncio.sleep(0.5)  # it could have run all of them by then
     right.pool.start()
     async with asyncio.timeout(60):
-        while {(await right.record(ref)).status for ref in refs} != {Status.COMPLETED}:
-            await asyncio.sleep(0.05)
+        ran_by = [await fleet.ran_by.get() for _ in refs]
     for shop in (right, wrong):
         await shop.pool.stop()
-    assert fleet.ran_by == [0] * 30
+    assert ran_by == [0] * 30
     await fleet.aclose()
 
 
