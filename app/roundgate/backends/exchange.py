@@ -99,6 +99,12 @@ def is_passing(status: int) -> bool:
     return status >= 500 or status in (408, 425, 429)
 
 
+def is_in_doubt(status: int) -> bool:
+    """Return whether the status of a start leaves open whether a job was started: a service, or
+    a proxy before it, says 408 of what took too long, done or not."""
+    return status >= 500 or status == 408
+
+
 def is_none_left(status: int) -> bool:
     """Return whether the status of a cancel says that there is nothing to cancel. A service may
     also mean that it cannot do so now, or that it does not know the address, so the job is looked
