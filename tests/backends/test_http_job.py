@@ -619,7 +619,13 @@ async def test_a_job_that_cannot_be_followed_any_more_is_cancelled(
 
 
 @pytest.mark.parametrize(
-    "lost", [b"SSH-2.0 hello\r\n\r\n", answer(b"", "500 Oops")], ids=["no HTTP", "500"]
+    "lost",
+    [
+        b"SSH-2.0 hello\r\n\r\n",
+        answer(b"", "500 Oops"),
+        answer(b"", "408 Request Timeout"),
+    ],
+    ids=["no HTTP", "500", "408"],
 )
 async def test_a_start_without_an_answer_is_asked_for_by_its_key_and_the_job_cancelled(
     tmp_path: Path, lost: bytes

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
@@ -95,6 +96,40 @@ async def test_nothing_is_accepted_into_a_file_that_was_taken_away(
         await store.read(TaskRef("owner", "before"), NOW)
     assert says in (database.trouble() or "")
     assert [one.message for one in caplog.records] == ["the store was taken away"]
+    await database.aclose()
+
+
+@pytest.mark.parametrize("harm", [delete_wal, delete_shm])
+async def test_what_is_beside_a_file_behind_a_link_is_missed(
+    path: Path, tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
+    await SqliteTasks(Database(path)).create(new("first"))
+    link = tmp_path / "link.db"
+    link.symlink_to(path)
+    database = Database(link)
+    store = SqliteTasks(database)
+    assert await store.create(new("before"))
+    harm(path)
+    with pytest.raises(Unavailable, match="robbed of its -wal or -shm file"):
+        await store.create(new("after"))
+    await database.aclose()
+
+
+async def test_a_file_that_was_taken_away_is_not_made_again(path: Path) -> None:
+    database = Database(path)
+    store = SqliteTasks(database)
+    await store.create(new("before"))
+    aside = path.with_suffix(".aside")
+
+    def connect(db: sqlite3.Connection) -> None:
+        os.replace(path, aside)  # between the look at the file and the next connection
+        database._connect().close()
+
+    with pytest.raises(Unavailable):
+        await database.read(connect)
+    assert not os.access(path, os.F_OK)
+    os.replace(aside, path)
+    assert await store.create(new("after"))
     await database.aclose()
 
 

@@ -65,11 +65,15 @@ class Service:
     at_fetch: Callable[[], Awaitable[None]] | None = None
     loses_answer: bool = False
     """Whether the answer of the next start is lost."""
+    start_refusals: list[Exception] = field(default_factory=list)
+    """What the starts after that end with."""
 
     async def start(self, key: str) -> str:
         if (pause := self.pause) is not None:
             self.pause = None
             await pause()
+        if self.started and self.start_refusals:
+            raise self.start_refusals.pop(0)
         self.started += 1
         name = key if self.takes_keys else f"{key}-{self.started}"
         self.began_ms.setdefault(name, self.clock.now_ms())
@@ -508,6 +512,21 @@ async def play(house: House, moment: str, trouble: str) -> None:
     except Crash:
         await bury()
     await house.work(house.shop())
+
+
+@pytest.mark.parametrize(
+    "refusal", [NotNow("503"), BackendError("429"), BackendError("no connection")]
+)
+async def test_a_job_whose_start_was_lost_is_found_once_its_service_answers(
+    house: House, refusal: Exception
+) -> None:
+    house.service.takes_keys = house.service.loses_answer = True
+    house.service.start_refusals = [refusal, refusal]
+    shop = house.shop()
+    await house.begin(shop)
+    turns = await house.work(shop)
+    assert (len(house.service.jobs), house.service.running) == (1, [])
+    assert turns[-3:] == [Turn.TO_CLEAN_UP, Turn.TO_CLEAN_UP, Turn.CLEANED_UP]
 
 
 async def test_a_start_under_way_comes_to_its_answer_before_its_handler_is_ended(

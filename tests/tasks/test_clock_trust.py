@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,19 @@ class Fleet:
     def __init__(self, path: Path, size: int) -> None:
         self.clocks = [FixedClock() for _ in range(size)]
         self._shared = [Shared(path, clock) for clock in self.clocks]
+        self.ran_by: asyncio.Queue[int] = asyncio.Queue()
+        """Which process ran a task `where`, for each of them."""
         self.shops: list[Workshop] = [
-            one.workshop(quick=quick, asks=asks, slow=None) for one in self._shared
+            one.workshop(quick=quick, asks=asks, slow=None, where=self._where(n))
+            for n, one in enumerate(self._shared)
         ]
+
+    def _where(self, n: int) -> Callable[[Context], Awaitable[None]]:
+        async def where(ctx: Context) -> None:
+            self.ran_by.put_nowait(n)
+            await asyncio.sleep(0.01)
+
+        return where
 
     async def pass_time(self, seconds: float) -> None:
         """Every process sweeps every five seconds."""
@@ -111,6 +121,33 @@ async def test_a_process_that_is_an_hour_ahead_takes_no_living_lease(tmp_path: P
     ref = await right.begin("quick")
     assert not isinstance(await right.worker.claim(ref), NotClaimed)
     assert await wrong.worker.claim(ref, alone=True) is NotClaimed.LEASED
+    await fleet.aclose()
+
+
+async def test_a_process_that_is_outvoted_takes_no_work(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "db", 3)
+    right, _, wrong = fleet.shops
+    fleet.clocks[-1].set(HOUR)
+    await fleet.pass_time(30)
+    refs = [await right.begin("where") for _ in range(30)]
+    wrong.pool.start()
+    await asyncio.sleep(0.5)  # it could have run all of them by then
+    right.pool.start()
+    async with asyncio.timeout(60):
+        ran_by = [await fleet.ran_by.get() for _ in refs]
+    for shop in (right, wrong):
+        await shop.pool.stop()
+    assert ran_by == [0] * 30
+    await fleet.aclose()
+
+
+async def test_of_three_clocks_that_all_differ_none_is_outvoted(tmp_path: Path) -> None:
+    fleet = Fleet(tmp_path / "db", 3)
+    fleet.clocks[1].set(HOUR)
+    fleet.clocks[2].set(AHEAD)
+    await fleet.pass_time(30)
+    assert all(shop.sweep.trouble is not None for shop in fleet.shops)
+    assert not any(shop.sweep.is_outvoted for shop in fleet.shops)
     await fleet.aclose()
 
 

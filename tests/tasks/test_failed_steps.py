@@ -229,6 +229,8 @@ async def test_a_task_is_taken_up_again_at_the_failed_step(
     assert again == (1, "", f"{ref(task_id)} was taken up again as {going_on}\n")
     _, shown, _ = await operator("show", ref(task_id), "--json")
     assert json.loads(shown)["retriedAs"] == going_on
+    _, table, _ = await operator("list", "--status", "failed")
+    assert table.splitlines()[1].endswith(f"retried as {going_on}")
 
 
 async def test_all_that_a_failed_step_ended_are_taken_up_again_at_once(

@@ -99,6 +99,12 @@ def is_passing(status: int) -> bool:
     return status >= 500 or status in (408, 425, 429)
 
 
+def is_in_doubt(status: int) -> bool:
+    """Return whether the status of a start leaves open whether a job was started: a service, or
+    a proxy before it, says 408 of what took too long, done or not."""
+    return status >= 500 or status == 408
+
+
 def is_none_left(status: int) -> bool:
     """Return whether the status of a cancel says that there is nothing to cancel. A service may
     also mean that it cannot do so now, or that it does not know the address, so the job is looked
@@ -229,19 +235,15 @@ async def _found_again(job: Job) -> dict[str, str]:
     knows the start again, it answers with the same job.
 
     Raises:
-        CleanedUp: nothing can be found out, or the service refuses to start it.
-        NotCancelled: it cannot be asked just now.
+        CleanedUp: nothing can be found out.
+        NotCancelled: it is not started again, for now or for good: the job may run all the same.
     """
     if not job.starts_once:
         raise CleanedUp("no job is known; one may have been started whose answer was lost")
     try:
-        started = await _start(job)
-    except NotNow as error:
+        return await _started(job)
+    except (NotNow, BackendError) as error:
         raise NotCancelled(str(error)) from error
-    if "values" not in started:
-        raise CleanedUp(f"no job is known, and none is started: {started['error']}")
-    values: dict[str, str] = started["values"]
-    return values
 
 
 async def _be_over(job: Job, values: Mapping[str, str]) -> None:
@@ -283,15 +285,25 @@ async def _begin(run: Run, job: Job) -> Kept:
 async def _start(job: Job) -> Kept:
     """The values of the variables, from the answer of the start, or why there are none."""
     try:
-        answer = await job.start()
-        found = {name: point(answer, pointer) for name, pointer in job.config.variables.items()}
-    except LookupError:
-        return _failed(BackendError("The service started a job but did not say where to follow it"))
+        return {"values": await _started(job)}
     except NotNow as error:
         return _failed(error, is_left=True)
     except BackendError as error:
         return _failed(error)
-    return {"values": {name: _text(value) for name, value in found.items()}}
+
+
+async def _started(job: Job) -> dict[str, str]:
+    """The values of the variables, from the answer of the start.
+
+    Raises:
+        NotNow, BackendError: as `Job.start`, or it does not say where to follow the job.
+    """
+    answer = await job.start()
+    try:
+        found = {name: point(answer, pointer) for name, pointer in job.config.variables.items()}
+    except LookupError:
+        raise BackendError("The service started a job but did not say where to follow it") from None
+    return {name: _text(value) for name, value in found.items()}
 
 
 async def _poll(job: Job, values: Mapping[str, str]) -> Kept | None:

@@ -39,7 +39,7 @@ def doing(record: TaskRecord, now_ms: int) -> str:
     if record.expires_ms <= now_ms:
         return "-"
     if record.retried_as is not None:
-        return f"retried as {record.retried_as}"
+        return f"retried as {TaskRef(record.ref.owner, record.retried_as)}"
     if is_to_be_retried(record):
         return f"failed at {', '.join(record.failed_steps)}"
     if record.status.is_terminal:

@@ -5,7 +5,7 @@ clock is a day ahead would end the tasks of all callers. What tells it that it m
 
     the others    each sweep leaves its time in the store, with what it has heard of other clocks, and
                   reads what the sweep before it left, whichever process that was. A process that has as
-                  many against it as with it does nothing by its clock
+                  many against it as with it does nothing by its clock; one that is outvoted takes no work
     itself        its wall clock moved otherwise than its monotonic one
 
     set forward   nothing is resent or taken over until living leases were renewed; nothing expires for `HOLD_MS`
@@ -19,7 +19,7 @@ stood still.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from roundgate import json
@@ -73,6 +73,9 @@ class ClockTrust:
         self._set_back_ms = 0
         self.trouble: str | None = None
         """Why this process does nothing by its clock, if others say otherwise."""
+        self.is_outvoted = False
+        """Whether more others agree with each other than with this process: the clock that is wrong
+        is this one. What it writes about times (a sleep, a retry) the others would wait for."""
 
     async def look(self, store: TaskStore) -> None:
         """Leave the time in the store, and compare what another process left.
@@ -148,12 +151,16 @@ class ClockTrust:
         if ahead_ms > self._tolerance_ms:
             self._set_back_ms = max(self._set_back_ms, ahead_ms)
 
+    def _agreeing(self, ahead_ms: int, others_ms: Sequence[int]) -> int:
+        return sum(abs(one - ahead_ms) <= self._tolerance_ms for one in others_ms)
+
     def _judge(self) -> None:
         since_ms = self._last.monotonic_ms - HEARD_MS
         heard = {name: one for name, one in self._others.items() if one.at_ms >= since_ms}
         self._others = heard
         against = [one.ahead_ms for one in heard.values() if abs(one.ahead_ms) > self._tolerance_ms]
         with_me = 1 + len(heard) - len(against)
+        self.is_outvoted = any(self._agreeing(one, against) > with_me for one in against)
         if not against or len(against) < with_me:
             if self.trouble is not None:
                 log.info("the clock is trusted again")

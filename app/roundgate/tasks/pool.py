@@ -137,6 +137,9 @@ class Pool:
     async def _take(self) -> None:
         wait_ms = SHORT_WAIT_MS if self._children is None else WAIT_MS
         while True:
+            if self._sweep.is_outvoted:  # the others do the work
+                await asyncio.sleep(PAUSE_AFTER_FAULT_S)
+                continue
             if self._children is None and self._quarantine:
                 await self._run_alone(self._quarantine.take())
             await self._free.acquire()

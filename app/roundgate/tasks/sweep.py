@@ -84,6 +84,11 @@ class Sweep:
         """Why nothing is done by this process's clock, if so."""
         return self._trust.trouble
 
+    @property
+    def is_outvoted(self) -> bool:
+        """Whether the others agree that this process's clock is wrong."""
+        return self._trust.is_outvoted
+
     async def sweep(self, deadline: Deadline | None = None) -> int:
         """Sweep once; returns how many tasks were late. What is left at the deadline
         is found by the next sweep.

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from roundgate import json
 from roundgate.backends.aws_lambda.config import LambdaJobConfig
-from roundgate.backends.exchange import Kept, is_none_left, is_passing
+from roundgate.backends.exchange import Kept, is_in_doubt, is_none_left, is_passing
 from roundgate.backends.http.arguments import PATH_VARIABLE
 from roundgate.backends.http.messages import Answer
 from roundgate.backends.http.template import Template
@@ -70,7 +70,7 @@ class LambdaJob:
             if error.reached:
                 raise NotNow(str(error)) from None
             raise
-        if answer.status >= 500:
+        if is_in_doubt(answer.status):
             raise NotNow(f"The function answered {answer.status_line} to starting the job")
         return _json(_good(answer, "starting the job"))
 

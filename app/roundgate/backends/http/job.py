@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
-from roundgate.backends.exchange import Kept, is_none_left, is_passing
+from roundgate.backends.exchange import Kept, is_in_doubt, is_none_left, is_passing
 from roundgate.backends.http.arguments import PATH_VARIABLE, Argument
 from roundgate.backends.http.config import HttpCancelConfig, HttpJobConfig
 from roundgate.backends.http.keys import Key, with_key
@@ -119,7 +119,7 @@ class HttpJob:
         doing = "starting the job"
         try:
             answer = await self.send(with_key(self.outgoing, self.key))
-            if answer.status >= 500:
+            if is_in_doubt(answer.status):
                 raise NotNow(f"The service answered {answer.status_line} to {doing}")
             return _good(answer, doing).value()
         except NoAnswer as error:

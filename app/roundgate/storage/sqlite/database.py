@@ -16,7 +16,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -171,7 +171,7 @@ only ever appended to."""
 _writing: Final[dict[Path, threading.Lock]] = {}
 """Who writes to a file in this process just now."""
 
-_BESIDE: Final = ("", "-wal", "-shm")
+_BESIDE: Final = ("-wal", "-shm")
 """What SQLite adds to the name of a file for the files that it has open with it."""
 
 FileId: TypeAlias = tuple[int, int]
@@ -195,6 +195,8 @@ class Database:
         self._writing = _writing.setdefault(path.absolute(), threading.Lock())
         self._threads: list[ThreadPoolExecutor] = []
         self._writer: Writer | None = None
+        self._places: Sequence[Path] = ()
+        """Where the file is, and what SQLite keeps beside it: of a link beside what it leads to."""
         self._opened: list[FileId | None] = []
         """The files that were opened first; empty while none is."""
         self._is_lost = False
@@ -270,7 +272,7 @@ class Database:
         """Return why the file cannot be used, if it was deleted or replaced since it was opened."""
         if not self._opened:
             return None
-        now = [_file_id(self._beside(suffix)) for suffix in _BESIDE]
+        now = [_file_id(place) for place in self._places]
         if all(then in (None, one) for then, one in zip(self._opened, now, strict=True)):
             self._is_lost = False
             return None
@@ -293,9 +295,6 @@ class Database:
             log.error("the store was taken away", extra={"fields": fields})
         raise OSError(trouble)
 
-    def _beside(self, suffix: str) -> Path:
-        return self._path.with_name(self._path.name + suffix)
-
     def _borrow(self, work: Callable[[sqlite3.Connection], T]) -> T:
         self._check_files()
         try:
@@ -308,32 +307,44 @@ class Database:
             self._idle.append(db)
 
     def _connect(self) -> sqlite3.Connection:
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with suppress(FileExistsError):
-            # Journals and answers are in it: readable by its owner alone, as are the files that
-            # SQLite puts beside it. Only a file that is not there yet: to close one that others
-            # here have open drops their locks (POSIX).
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        if not self._opened:  # one that was taken away since is not made again
+            self._make_file()
         # autocommit: every statement is its own transaction; any thread may use the
         # connection after another
         db = sqlite3.connect(
-            self._path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+            f"{self._path.absolute().as_uri()}?mode=rw",
+            timeout=BUSY_S,
+            isolation_level=None,
+            check_same_thread=False,
+            uri=True,
         )
         try:
             _use_wal(db)
             db.execute("pragma foreign_keys = on")
             is_new = _migrate(db, self._path)
             self._note_opened(db, is_new=is_new)
+            self._check_files()  # what was opened just now may be another file
         except BaseException:
             db.close()
             raise
         return db
 
+    def _make_file(self) -> None:
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            # Journals and answers are in it: readable by its owner alone, as are the files that
+            # SQLite puts beside it. Only a file that is not there yet: to close one that others
+            # here have open drops their locks (POSIX).
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+
     def _note_opened(self, db: sqlite3.Connection, *, is_new: bool) -> None:
         if self._opened:
             return
         self.id = db.execute("select id from store").fetchone()[0]
-        self._opened = [_file_id(self._beside(suffix)) for suffix in _BESIDE]
+        real = self._path.resolve()
+        beside = [real.with_name(real.name + suffix) for suffix in _BESIDE]
+        self._places = (self._path, *beside)
+        self._opened = [_file_id(place) for place in self._places]
         fields = {"path": str(self._path.absolute()), "store": self.id, "new": is_new}
         log.info("store opened", extra={"fields": fields})
 
