@@ -160,7 +160,7 @@ async def test_another_process_goes_on_with_the_tokens_that_were_kept() -> None:
 async def test_client_credentials_are_shown_to_the_issuer_they_belong_to_alone() -> None:
     guarded = Guarded(scope="read write")
     auth = ClientCredentials("me", "hush", issuer="https://mine.example")
-    with pytest.raises(AuthorizationFailed, match="another authorization server") as caught:
+    with pytest.raises(AuthorizationFailed, match="names the authorization server") as caught:
         await logged_in(guarded, auth)
     assert guarded.forms == []
     assert "hush" not in f"{caught.value}{auth}"
@@ -186,7 +186,7 @@ async def test_a_secret_that_was_used_in_another_process_stays_with_its_issuer(l
         guarded.valid.clear()
         guarded.forms.clear()
         async with Client(server.url, auth=login(guarded, kept)) as client:
-            with pytest.raises(AuthorizationFailed, match="another authorization server"):
+            with pytest.raises(AuthorizationFailed, match="names the authorization server"):
                 await client.call("t")
     assert guarded.forms == []
 
@@ -194,7 +194,7 @@ async def test_a_secret_that_was_used_in_another_process_stays_with_its_issuer(l
 async def test_a_login_goes_to_the_issuer_that_was_named_and_to_no_other() -> None:
     guarded, opened = Guarded(), list[str]()
     auth = BrowserLogin(issuer="https://mine.example", open_url=opened.append)
-    with pytest.raises(AuthorizationFailed, match="another authorization server"):
+    with pytest.raises(AuthorizationFailed, match="names the authorization server"):
         await logged_in(guarded, auth)
     assert not opened
     assert not guarded.registrations
@@ -243,6 +243,19 @@ async def test_scopes_without_end_are_not_asked_for() -> None:
         ('Bearer resource_metadata="http://127.0.0.1:8080/admin"', None, "metadata URL"),
         ('Bearer resource_metadata="https://localhost/admin"', None, "metadata URL"),
         ("Bearer", {"authorization_servers": ["http://127.0.0.1:8080"]}, "issuer"),
+        *(
+            (f'Bearer resource_metadata="https://{host}/admin"', None, "metadata URL")
+            for host in (
+                "127.0.0.2",
+                "localhost.",
+                "admin.localhost",
+                "0.0.0.0",
+                "[::]",
+                "[::ffff:127.0.0.1]",
+                "[::ffff:7f00:1]",
+                "[64:ff9b::7f00:1]",
+            )
+        ),
     ],
 )
 async def test_a_server_elsewhere_has_nothing_asked_on_this_machine(

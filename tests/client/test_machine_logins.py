@@ -177,6 +177,6 @@ async def test_a_provider_that_vouches_for_nobody_is_named(
 async def test_an_identity_stays_with_the_issuer_that_it_is_for() -> None:
     guarded = allowed()
     auth = WorkloadIdentity("of the platform", issuer="https://mine.example")
-    with pytest.raises(AuthorizationFailed, match="another authorization server"):
+    with pytest.raises(AuthorizationFailed, match="names the authorization server"):
         await logged_in(guarded, auth)
     assert guarded.forms == []

@@ -173,6 +173,8 @@ def pinned(issuer: str | None, server: Server) -> str:
     """
     if issuer is not None and issuer != server.issuer:
         raise AuthorizationFailed(
-            401, "The server names another authorization server than the credentials are for"
+            401,
+            f"The server names the authorization server {server.issuer[:200]!a}, and the "
+            f"credentials are for {issuer!r}: if both are the same, give its issuer in this spelling",
         )
     return server.issuer
