@@ -16,18 +16,32 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, TypeAlias
 
 from roundgate.auth import Principal
-from roundgate.backends import ServedTool
+from roundgate.backends import Returned, ServedTool
 from roundgate.clock import Clock, Deadline
 from roundgate.config import Settings
-from roundgate.errors import Suspend
+from roundgate.errors import NondeterminismError, Suspend
 from roundgate.json import fresh
 from roundgate.protocol import ClientCapabilities, Meta
-from roundgate.replay import WATCH, Call, Context, Journal, Run, Suspended, engine
+from roundgate.replay import (
+    WATCH,
+    Began,
+    Call,
+    Context,
+    Cut,
+    Finished,
+    Journal,
+    Raised,
+    Run,
+    Suspended,
+    Tried,
+    engine,
+)
 from roundgate.startup import build_core
 from roundgate.testing.clock import VirtualClock
 from roundgate.testing.effects import refuse_effects
@@ -193,18 +207,58 @@ class _NothingNew:
 async def replayed(
     served: ServedTool, arguments: Mapping[str, Any], call: Call, journal: Any, clock: Clock
 ) -> tuple[Ending, list[str]]:
-    """Replay a call from its whole journal; returns how it ends, and what is new in it."""
-    run = Run(call, Journal.from_json(journal))
-    watch, given = _NothingNew(run), fresh(dict(arguments))
-    token = WATCH.set(watch)
-    try:
-        outcome = await engine.run_handler(lambda: served.call(Context(run), given), run)
-    finally:
-        WATCH.reset(token)
+    """Replay a call from its whole journal; returns how it ends, and what is new in it.
+
+    What the test has replaced in its own process is not replaced here, so another function at the
+    place of a step is no other way: the call is replayed again under that function's name. Other
+    arguments are.
+    """
+    names: dict[str, str] = {}
+    while True:
+        run = Run(call, _renamed(Journal.from_json(journal), names))
+        watch = _NothingNew(run)
+        outcome = await _run(served, arguments, run, watch)
+        error = run.error
+        if (
+            not isinstance(error, NondeterminismError)
+            or error.asked is None
+            or error.key in names
+            or not _is_other_function(error)
+        ):
+            break
+        names[error.key] = error.asked
     if isinstance(outcome, Suspended) and not watch.new:
         asked = ", ".join(outcome.requests) or "for another turn"
         watch.new.append(f"it asks {asked}, although everything was answered")
     return ending_of_outcome(outcome, served.name, clock), watch.new
+
+
+async def _run(
+    served: ServedTool, arguments: Mapping[str, Any], run: Run, watch: _NothingNew
+) -> engine.Outcome[Returned]:
+    given = fresh(dict(arguments))
+    token = WATCH.set(watch)
+    try:
+        return await engine.run_handler(lambda: served.call(Context(run), given), run)
+    finally:
+        WATCH.reset(token)
+
+
+def _renamed(journal: Journal, names: Mapping[str, str]) -> Journal:
+    """Give steps of a journal the identities that they have in this process."""
+    for key, what in names.items():
+        entry = journal.steps[key]
+        if isinstance(entry, (Finished, Raised, Tried, Cut, Began)):
+            journal.steps[key] = replace(entry, what=what)
+    return journal
+
+
+def _is_other_function(error: NondeterminismError) -> bool:
+    """Return whether a handler asked for the same step of another function: of the same kind, with
+    the same arguments."""
+    kind, _, *arguments = error.remembered.split(" ")
+    asked_kind, _, *asked_arguments = (error.asked or "none none").split(" ")
+    return kind in ("step", "poll") and [kind, *arguments] == [asked_kind, *asked_arguments]
 
 
 # In the other process
