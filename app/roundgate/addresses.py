@@ -63,6 +63,15 @@ def is_public(url: str) -> bool:
     return "." in host and host.rpartition(".")[2] not in _INSIDE
 
 
+def is_this_machine(url: str) -> bool:
+    """Return whether a URL's host is this machine, in any spelling. Nothing is looked up."""
+    host = host_of(url)
+    address = _address(host)
+    if address is not None:
+        return address.is_loopback or address.is_unspecified
+    return host == "localhost" or host.endswith(".localhost")
+
+
 def _address(host: str) -> Address | None:
     try:
         address = ip_address(host.partition("%")[0])

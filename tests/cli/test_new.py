@@ -102,8 +102,24 @@ def test_a_document_that_does_not_say_where_its_service_is_gets_a_place_to_corre
     document.write_text(json.dumps(OPENAPI | change))
     assert main(["new", str(tmp_path / "shop"), "--from", str(document)]) == 0
     text = (tmp_path / "shop" / "gateway.yaml").read_text()
-    assert ("base_url: http://127.0.0.1:8080" in text) == line
+    assert ('base_url: "http://127.0.0.1:8080"' in text) == line
     assert main(["check", str(tmp_path / "shop" / "gateway.yaml")]) == 0
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:9911", "http://localhost:9911/v1", "https://orders.internal"]
+)
+def test_a_service_that_is_not_on_the_internet_is_where_its_document_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], url: str
+) -> None:
+    document = tmp_path / "openapi.json"
+    document.write_text(json.dumps(OPENAPI | {"servers": [{"url": url}]}))
+    assert main(["new", str(tmp_path / "shop"), "--from", str(document)]) == 0
+    text = (tmp_path / "shop" / "gateway.yaml").read_text()
+    assert f'base_url: "{url}"' in text
+    assert "does not say it" not in text
+    assert main(["check", str(tmp_path / "shop" / "gateway.yaml")]) == 0
+    assert "no problems" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

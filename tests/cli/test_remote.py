@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from roundgate.cli.remote import NO_CONNECTION
+from tests.support.scripted import http, scripted
 from tests.support.server import Server, serving
 from tests.support.terminal import Terminal, needs_tmux
 
@@ -58,6 +61,14 @@ def answers(tmp_path: Path) -> str:
 def test_a_call_prints_the_bare_result(url: str) -> None:
     done = roundgate("call", url, "add", "a=2", "b=40")
     assert (done.returncode, done.stdout, done.stderr) == (0, "42\n", "")
+
+
+async def test_the_time_of_a_call_counts_from_its_first_request() -> None:
+    busy = http(429, b"Later", "text/plain", Retry_After="30")
+    async with scripted(lambda asked: busy) as server:
+        done = await asyncio.to_thread(roundgate, "call", server.url, "add", "--timeout", "0.2")
+    assert done.returncode == NO_CONNECTION
+    assert done.stderr == "No result of add within 0.2 s (--timeout)\n"
 
 
 def test_a_tool_that_fails_is_status_1(url: str) -> None:

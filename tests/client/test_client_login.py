@@ -160,7 +160,7 @@ async def test_another_process_goes_on_with_the_tokens_that_were_kept() -> None:
 async def test_client_credentials_are_shown_to_the_issuer_they_belong_to_alone() -> None:
     guarded = Guarded(scope="read write")
     auth = ClientCredentials("me", "hush", issuer="https://mine.example")
-    with pytest.raises(AuthorizationFailed, match="another authorization server") as caught:
+    with pytest.raises(AuthorizationFailed, match="names the authorization server") as caught:
         await logged_in(guarded, auth)
     assert guarded.forms == []
     assert "hush" not in f"{caught.value}{auth}"
@@ -169,7 +169,7 @@ async def test_client_credentials_are_shown_to_the_issuer_they_belong_to_alone()
 @pytest.mark.parametrize(
     "login",
     [
-        lambda guarded, kept: ClientCredentials("me", "hush", storage=kept),
+        lambda guarded, kept: ClientCredentials("me", "hush", storage=kept, issuer=None),
         lambda guarded, kept: BrowserLogin(
             client_id="me", client_secret="hush", open_url=guarded.browser(), storage=kept
         ),
@@ -186,7 +186,7 @@ async def test_a_secret_that_was_used_in_another_process_stays_with_its_issuer(l
         guarded.valid.clear()
         guarded.forms.clear()
         async with Client(server.url, auth=login(guarded, kept)) as client:
-            with pytest.raises(AuthorizationFailed, match="another authorization server"):
+            with pytest.raises(AuthorizationFailed, match="names the authorization server"):
                 await client.call("t")
     assert guarded.forms == []
 
@@ -194,7 +194,7 @@ async def test_a_secret_that_was_used_in_another_process_stays_with_its_issuer(l
 async def test_a_login_goes_to_the_issuer_that_was_named_and_to_no_other() -> None:
     guarded, opened = Guarded(), list[str]()
     auth = BrowserLogin(issuer="https://mine.example", open_url=opened.append)
-    with pytest.raises(AuthorizationFailed, match="another authorization server"):
+    with pytest.raises(AuthorizationFailed, match="names the authorization server"):
         await logged_in(guarded, auth)
     assert not opened
     assert not guarded.registrations
@@ -205,7 +205,7 @@ async def test_a_login_goes_to_the_issuer_that_was_named_and_to_no_other() -> No
 )
 async def test_a_token_may_say_anything_about_how_long_it_lasts(lasts_s: Any) -> None:
     guarded = Guarded(scope="read write", granted={"expires_in": lasts_s, "refresh_token": 5})
-    auth = ClientCredentials("me", "hush")
+    auth = ClientCredentials("me", "hush", issuer=None)
     if lasts_s is True or lasts_s not in (0, -5):
         assert (await logged_in(guarded, auth))[0] == "secret things"
     else:  # it is over as soon as it is there, each time
@@ -226,14 +226,14 @@ async def test_a_token_may_say_anything_about_how_long_it_lasts(lasts_s: Any) ->
 async def test_a_token_that_is_none_is_refused_in_words(granted: Any, said: str) -> None:
     guarded = Guarded(scope="read write", granted=granted)
     with pytest.raises(ClientError, match=said) as caught:
-        await logged_in(guarded, ClientCredentials("me", "hush"))
+        await logged_in(guarded, ClientCredentials("me", "hush", issuer=None))
     assert "X-Evil" not in str(caught.value)
 
 
 async def test_scopes_without_end_are_not_asked_for() -> None:
     guarded = Guarded(scope=" ".join(f"s{number}" for number in range(300)))
     with pytest.raises(AuthorizationFailed, match="more than 200 scopes"):
-        await logged_in(guarded, ClientCredentials("me", "hush"))
+        await logged_in(guarded, ClientCredentials("me", "hush", issuer=None))
     assert guarded.forms == []
 
 
@@ -243,6 +243,19 @@ async def test_scopes_without_end_are_not_asked_for() -> None:
         ('Bearer resource_metadata="http://127.0.0.1:8080/admin"', None, "metadata URL"),
         ('Bearer resource_metadata="https://localhost/admin"', None, "metadata URL"),
         ("Bearer", {"authorization_servers": ["http://127.0.0.1:8080"]}, "issuer"),
+        *(
+            (f'Bearer resource_metadata="https://{host}/admin"', None, "metadata URL")
+            for host in (
+                "127.0.0.2",
+                "localhost.",
+                "admin.localhost",
+                "0.0.0.0",
+                "[::]",
+                "[::ffff:127.0.0.1]",
+                "[::ffff:7f00:1]",
+                "[64:ff9b::7f00:1]",
+            )
+        ),
     ],
 )
 async def test_a_server_elsewhere_has_nothing_asked_on_this_machine(
@@ -257,7 +270,7 @@ async def test_a_server_elsewhere_has_nothing_asked_on_this_machine(
         return httpx.Response(401, headers={"WWW-Authenticate": challenge})
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(serve)) as http_client:
-        auth = ClientCredentials("me", "hush")
+        auth = ClientCredentials("me", "hush", issuer=None)
         async with Client("https://far.example/mcp", auth=auth, http=http_client) as client:
             with pytest.raises(AuthorizationFailed, match=f"{named}.* is on this machine"):
                 await client.call("t")
@@ -287,7 +300,7 @@ async def test_an_authorization_server_elsewhere_has_no_endpoint_on_this_machine
         found = documents.get(request.url.path)
         return httpx.Response(401) if found is None else httpx.Response(200, json=found)
 
-    auth: Any = ClientCredentials("me", "hush")
+    auth: Any = ClientCredentials("me", "hush", issuer=None)
     if endpoint == "authorization_endpoint":
         auth = BrowserLogin(client_id="me", open_url=opened.append)
     async with (
@@ -305,7 +318,7 @@ async def test_no_secret_is_logged_or_seen(caplog: pytest.LogCaptureFixture) -> 
     guarded, kept = Guarded(scope="read write"), InMemory()
     async with scripted(guarded) as server:
         guarded.origin = server.origin
-        auth = ClientCredentials("me", "hush-hush", storage=kept)
+        auth = ClientCredentials("me", "hush-hush", storage=kept, issuer=None)
         client = Client(server.url, auth=auth, observer=lambda *one: seen.append(one))
         async with client:
             await client.call("t")
@@ -320,7 +333,7 @@ async def test_a_refusal_says_why_and_no_secret() -> None:
     refused = says({"error": "invalid_client", "error_description": "Unknown"}, 401)
     guarded = Guarded(refuse=lambda form: refused)
     with pytest.raises(AuthorizationFailed, match="invalid_client Unknown") as caught:
-        await logged_in(guarded, ClientCredentials("me", "hush"))
+        await logged_in(guarded, ClientCredentials("me", "hush", issuer=None))
     assert "hush" not in str(caught.value)
 
 
@@ -343,14 +356,14 @@ async def test_calls_at_the_same_time_log_in_once() -> None:
     guarded = Guarded(scope="read write")
     async with scripted(guarded) as server:
         guarded.origin = server.origin
-        async with Client(server.url, auth=ClientCredentials("me", "hush")) as client:
+        async with Client(server.url, auth=ClientCredentials("me", "hush", issuer=None)) as client:
             await asyncio.gather(*[client.call("t") for _ in range(5)])
     assert len(guarded.forms) == 1
 
 
 def test_a_client_is_known_by_one_thing() -> None:
     with pytest.raises(ClientError, match="either"):
-        ClientCredentials("me")
+        ClientCredentials("me", issuer=None)
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ async def test_the_login_is_found_wherever_it_is_published(
     documents: dict[str, Any], challenge: str, first_form_to: str
 ) -> None:
     world = World(documents, challenge)
-    await world.call(ClientCredentials("me", "hush"))
+    await world.call(ClientCredentials("me", "hush", issuer=None))
     assert [url for url in world.asked if url.endswith("/token")] == [first_form_to]
 
 
@@ -142,7 +142,7 @@ async def test_what_cannot_be_believed_is_said_and_no_secret_is_sent(
 ) -> None:
     world = World(documents, challenge)
     with pytest.raises(AuthorizationFailed, match=said):
-        await world.call(ClientCredentials("me", "hush"))
+        await world.call(ClientCredentials("me", "hush", issuer=None))
     assert world.forms == []
 
 
@@ -161,7 +161,7 @@ async def test_a_client_says_who_it_is_as_the_server_can_take_it(
 ) -> None:
     methods = {} if supported is None else {"token_endpoint_auth_methods_supported": supported}
     world = World({RESOURCE: resource(), ISSUER: {**DESCRIBED, **methods}})
-    await world.call(ClientCredentials("me", "hush"))
+    await world.call(ClientCredentials("me", "hush", issuer=None))
     (said, headers), *_ = world.forms
     assert {name: said[name] for name in said if name.startswith("client_")} == form
     assert headers.get("authorization", "").partition(" ")[0] == header
@@ -183,7 +183,7 @@ async def test_a_bound_token_is_shown_with_proofs_and_both_servers_may_want_a_no
     world = World(
         {RESOURCE: resource(), ISSUER: binds}, granted={"token_type": "DPoP"}, refuse=refuse
     )
-    await world.call(ClientCredentials("me", "hush"))
+    await world.call(ClientCredentials("me", "hush", issuer=None))
     assert len(world.forms) == 2
     last = world.calls[-1]
     assert last["authorization"] == "DPoP granted"
@@ -204,12 +204,12 @@ async def test_a_token_of_another_kind_than_was_asked_for_is_not_used(
 ) -> None:
     world = World({RESOURCE: resource(), ISSUER: DESCRIBED}, granted=granted)
     with pytest.raises(AuthorizationFailed, match=said):
-        await world.call(ClientCredentials("me", "hush", dpop=dpop))
+        await world.call(ClientCredentials("me", "hush", dpop=dpop, issuer=None))
 
 
 async def test_who_logs_out_is_forgotten() -> None:
     kept = InMemory()
-    auth = ClientCredentials("me", "hush", storage=kept)
+    auth = ClientCredentials("me", "hush", storage=kept, issuer=None)
     world = World({RESOURCE: resource(), ISSUER: DESCRIBED})
     await world.call(auth)
     assert await kept.load(SERVER) is not None
@@ -223,5 +223,5 @@ async def test_tokens_that_cannot_be_read_are_taken_away() -> None:
     kept = InMemory()
     await kept.save(SERVER, '{"surprise": true}')
     world = World({RESOURCE: resource(), ISSUER: DESCRIBED})
-    await world.call(ClientCredentials("me", "hush", storage=kept))
+    await world.call(ClientCredentials("me", "hush", storage=kept, issuer=None))
     assert "surprise" not in (await kept.load(SERVER) or "")

@@ -33,7 +33,7 @@ async def test_a_private_key_signs_who_the_client_is_for_this_server_and_for_min
         serialization.NoEncryption(),
     ).decode()
     guarded = allowed()
-    said, _ = await logged_in(guarded, ClientCredentials("me", private_key=pem))
+    said, _ = await logged_in(guarded, ClientCredentials("me", private_key=pem, issuer=None))
     (form,) = guarded.forms
     claims = jwt.decode(
         form["client_assertion"], key.public_key(), ["ES256"], audience=guarded.origin
@@ -48,14 +48,39 @@ async def test_a_private_key_signs_who_the_client_is_for_this_server_and_for_min
 async def test_what_is_no_key_is_said_without_it() -> None:
     guarded = allowed()
     with pytest.raises(ClientError, match="no PEM key for ES256") as caught:
-        await logged_in(guarded, ClientCredentials("me", private_key="hush"))
+        await logged_in(guarded, ClientCredentials("me", private_key="hush", issuer=None))
     assert "hush" not in str(caught.value)
     assert guarded.forms == []
 
 
 def test_a_client_has_a_secret_or_a_key_not_both() -> None:
     with pytest.raises(ClientError, match="either"):
-        ClientCredentials("me", "secret", private_key="key")
+        ClientCredentials("me", "secret", private_key="key", issuer=None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "credentials"),
+    [
+        (ClientCredentials, {"client_id": "me", "client_secret": "hush"}),
+        (WorkloadIdentity, {"assertion": "of the platform"}),
+        (
+            EnterpriseIdentity,
+            {
+                "id_token": "hush",
+                "idp_token_endpoint": "https://idp.example/token",
+                "idp_client_id": "at the provider",
+                "client_id": "me",
+                "client_secret": "secret",
+            },
+        ),
+    ],
+)
+def test_a_machine_says_which_authorization_server_its_credentials_are_for(
+    kind: Any, credentials: dict[str, Any]
+) -> None:
+    # without it they would go to any that the first MCP server names
+    with pytest.raises(TypeError, match="issuer"):
+        kind(**credentials)
 
 
 async def test_a_workload_shows_a_fresh_token_of_its_platform_each_time() -> None:
@@ -66,7 +91,7 @@ async def test_a_workload_shows_a_fresh_token_of_its_platform_each_time() -> Non
         return made[-1]
 
     guarded = allowed(granted={"refresh_token": None})
-    auth = WorkloadIdentity(fresh, client_id="me")
+    auth = WorkloadIdentity(fresh, client_id="me", issuer=None)
     async with scripted(guarded) as server:
         guarded.origin = server.origin
         async with Client(server.url, auth=auth) as client:
@@ -85,7 +110,7 @@ async def test_a_workload_shows_a_fresh_token_of_its_platform_each_time() -> Non
 
 async def test_a_workload_without_a_client_id_is_known_by_its_token_alone() -> None:
     guarded = allowed()
-    await logged_in(guarded, WorkloadIdentity("of the platform"))
+    await logged_in(guarded, WorkloadIdentity("of the platform", issuer=None))
     (form,) = guarded.forms
     assert form["assertion"] == "of the platform"
     assert "client_id" not in form
@@ -110,6 +135,7 @@ def vouched(provider: Scripted) -> EnterpriseIdentity:
         idp_client_id="at the provider",
         client_id="me",
         client_secret="secret",
+        issuer=None,
     )
 
 
@@ -151,6 +177,6 @@ async def test_a_provider_that_vouches_for_nobody_is_named(
 async def test_an_identity_stays_with_the_issuer_that_it_is_for() -> None:
     guarded = allowed()
     auth = WorkloadIdentity("of the platform", issuer="https://mine.example")
-    with pytest.raises(AuthorizationFailed, match="another authorization server"):
+    with pytest.raises(AuthorizationFailed, match="names the authorization server"):
         await logged_in(guarded, auth)
     assert guarded.forms == []

@@ -28,6 +28,12 @@ REFUSALS = {
     "a wrong path": (says(ENDPOINT, 404), "the MCP endpoint is POST /mcp"),
     "FastAPI's JSON": (says({"detail": "Not Found"}, 404), "Not Found"),
     "an error of another kind": (says({"error": {"message": "Over quota"}}, 400), "Over quota"),
+    "FastAPI's list": (
+        says({"detail": [{"loc": ["body"], "msg": "Field required", "type": "missing"}]}, 422),
+        "Field required",
+    ),
+    "AWS's JSON": (says({"Message": "User is not authorized"}, 403), "User is not authorized"),
+    "a list of errors": (says({"errors": [{"message": "Plan ended"}]}, 403), "Plan ended"),
     "a problem document": (
         http(422, b'{"title": "No such tenant"}', "application/problem+json"),
         "No such tenant",
@@ -70,6 +76,37 @@ async def test_a_reason_that_repeats_a_credential_is_not_shown(status: int) -> N
     echo = http(status, b"Unknown key other-secret", "text/plain")
     error = await refused(echo, headers={"X-Api-Key": "other-secret"})
     assert "other-secret" not in str(error)
+
+
+@pytest.mark.parametrize(
+    "echo",
+    [
+        "sk-li ve-01 23456 789ab cdefS ECRET",
+        "-".join("sk-live-0123456789abcdefSECRET"),
+        "SK-LIVE-0123456789ABCDEFSECRET",
+        "sk-live-0123456…",
+        "…abcdefSECRET",
+    ],
+    ids=["pieces", "letters", "capitals", "beginning", "end"],
+)
+async def test_a_reason_that_repeats_a_part_of_a_credential_is_not_shown(echo: str) -> None:
+    answer = says({"error_description": f"Unknown key {echo}"}, 403)
+    error = await refused(answer, auth="sk-live-0123456789abcdefSECRET")
+    assert str(error) == "The server refuses access (403)"
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "The Bearer token has expired",
+        "server/discover needs the scope admin",
+        "Your token has the audience other",
+    ],
+)
+async def test_a_reason_that_repeats_no_credential_is_shown(reason: str) -> None:
+    for scheme in ("Bearer", "bearer"):
+        headers = {"Authorization": f"{scheme} hushhush-1"}
+        assert reason in str(await refused(says({"message": reason}, 403), headers=headers))
 
 
 async def test_a_reason_is_one_short_line() -> None:

@@ -138,19 +138,23 @@ def auth(scenario: str) -> Auth | None:
     match scenario:
         case "auth/client-credentials-jwt":
             key, algorithm = given["private_key_pem"], given.get("signing_algorithm", "ES256")
-            return ClientCredentials(given["client_id"], private_key=key, algorithm=algorithm)
+            return ClientCredentials(
+                given["client_id"], private_key=key, algorithm=algorithm, issuer=None
+            )
         case "auth/client-credentials-basic":
-            return ClientCredentials(given["client_id"], given["client_secret"])
+            return ClientCredentials(given["client_id"], given["client_secret"], issuer=None)
         case "auth/pre-registration":
             return BrowserLogin(
                 client_id=given["client_id"], client_secret=given["client_secret"], open_url=browser
             )
         case "auth/wif-jwt-bearer":
-            return WorkloadIdentity(given["valid_jwt"], client_id=given["client_id"])
+            return WorkloadIdentity(given["valid_jwt"], client_id=given["client_id"], issuer=None)
         case "auth/enterprise-managed-authorization":
             names = ("idp_token_endpoint", "idp_client_id", "client_id", "client_secret")
             return EnterpriseIdentity(
-                id_token=given["idp_id_token"], **{name: given[name] for name in names}
+                id_token=given["idp_id_token"],
+                issuer=None,
+                **{name: given[name] for name in names},
             )
     return BrowserLogin(client_metadata_url=METADATA_DOCUMENT, open_url=browser, login_s=10)
 

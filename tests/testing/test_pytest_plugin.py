@@ -115,3 +115,49 @@ def test_a_fake_is_what_the_gateway_calls_whatever_gateway_yaml_says(
     )
     done = _pytest(tmp_path)
     assert "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+FAKED_IN_A_CRASH = """
+from unittest.mock import AsyncMock, MagicMock
+import pytest
+import tools
+
+def recorder(done):
+    def fake(amount):
+        done.append(amount)
+        return f"{amount} paid"
+    return fake
+
+FAKES = [
+    lambda done: lambda amount: done.append(amount) or f"{amount} paid",
+    recorder,
+    lambda done: MagicMock(side_effect=recorder(done)),
+    lambda done: AsyncMock(side_effect=recorder(done)),
+]
+
+@pytest.mark.parametrize("fake", FAKES)
+@pytest.mark.anyio
+async def test_charge(gateway, monkeypatch, fake):
+    done = []
+    monkeypatch.setattr(tools, "pay", fake(done))
+    async with gateway:
+        result = await gateway.call(
+            "charge", amount=7, crash="everywhere", observe=lambda: done, reset=done.clear
+        )
+        assert result.value == "7 paid"
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+"""
+
+
+def test_a_fake_may_have_any_name_where_a_process_dies(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
+    (tmp_path / "tools.py").write_text(SHOP)
+    (tmp_path / "gateway.yaml").write_text(
+        "backends: [{kind: python, name: shop, prefix: '', path: tools.py}]\n"
+    )
+    (tmp_path / "test_tools.py").write_text(FAKED_IN_A_CRASH)
+    done = _pytest(tmp_path)
+    assert "4 passed" in done.stdout, done.stdout + done.stderr

@@ -15,6 +15,7 @@ from roundgate.cli import answering, given, output, remote
 from roundgate.cli.status import Status
 from roundgate.cli.terminal import say
 from roundgate.client import Answers, CallResult, Client, Task
+from roundgate.errors import TimedOut
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -28,6 +29,18 @@ def work(arguments: argparse.Namespace) -> remote.Work:
 
 
 async def _call(client: Client, arguments: argparse.Namespace) -> int:
+    try:
+        async with asyncio.timeout(arguments.timeout) as limit:
+            return await _called(client, arguments)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise TimedOut(
+            f"No result of {arguments.tool} within {arguments.timeout:g} s (--timeout)"
+        ) from None
+
+
+async def _called(client: Client, arguments: argparse.Namespace) -> int:
     tool = await client.tool(arguments.tool)
     values = given.arguments(arguments.given, tool.input_schema)
     with Status(sys.stderr) as status:
@@ -37,7 +50,6 @@ async def _call(client: Client, arguments: argparse.Namespace) -> int:
             values,
             answers=answers,
             max_rounds=arguments.max_rounds,
-            timeout_s=arguments.timeout,
             on_progress=status.progressed,
             on_log=status.logged if arguments.log_level else None,
             log_level=arguments.log_level or "info",
@@ -45,7 +57,7 @@ async def _call(client: Client, arguments: argparse.Namespace) -> int:
         if arguments.detach and task.handle is not None:
             print(task.handle)
             return remote.DONE
-        result = await finished(task, answers, status, arguments.timeout)
+        result = await finished(task, answers, status, None)
     answering.report_unused(answers)
     return show(result, arguments)
 

@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from roundgate.backends import says_where
+from roundgate.backends import base_url_for
 from roundgate.cli import schema
 from roundgate.deployment import samconfig
 from roundgate.errors import UnreadableDocument, UsageError
@@ -121,14 +121,13 @@ def _backend(file: str, raw: bytes) -> str:
         UsageError: the file is no such document.
     """
     try:
-        is_somewhere = says_where(raw, file)
+        base_url = base_url_for(raw, file, _SOMEWHERE)
     except UnreadableDocument as error:
         raise UsageError(str(error)) from None
     entry = f"  - kind: openapi\n    name: service\n    document: {json.dumps(file)}\n"
-    if not is_somewhere:
-        entry += (
-            f"    base_url: {_SOMEWHERE}  # where the service is; the document does not say it\n"
-        )
+    if base_url is not None:
+        url, why = base_url
+        entry += f"    base_url: {json.dumps(url)}  # {why}\n"
     return entry
 
 

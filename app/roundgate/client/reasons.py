@@ -2,7 +2,8 @@
 
 Read from a JSON-RPC error, from the JSON that frameworks and OAuth send, from one line of plain
 text, or from the challenge. The text is a server's: it is short, on one line, and never repeats a
-header of the request that may be a credential.
+header of the request that may be a credential, nor eight letters and digits of one in a row,
+whatever stands between them.
 """
 
 from __future__ import annotations
@@ -20,8 +21,28 @@ _MAX_BODY: Final = 16 * 1024
 _READ_S: Final = 5
 _LONGEST: Final = 300
 _SHORTEST_SECRET: Final = 6
-_MEMBERS: Final = ("error_description", "message", "detail", "title", "error")
-_PUBLIC: Final = frozenset({"accept", "accept-encoding", "content-type", "mcp-protocol-version"})
+_TELLING: Final = 8
+"""Letters and digits of a credential that are not shown: servers repeat how a key begins or ends."""
+_MEMBERS: Final = (
+    "error_description",
+    "message",
+    "Message",
+    "msg",
+    "detail",
+    "title",
+    "error",
+    "errors",
+)
+_PUBLIC: Final = frozenset(
+    {
+        "accept",
+        "accept-encoding",
+        "content-type",
+        "mcp-method",
+        "mcp-name",
+        "mcp-protocol-version",
+    }
+)
 
 
 async def reason_of(response: HttpResponse, sent: Iterable[tuple[str, str]] = ()) -> str:
@@ -41,10 +62,9 @@ def reason_in(body: bytes, response: HttpResponse, sent: Iterable[tuple[str, str
     said = _in_body(body, media_type) or challenge_parameters(challenge).get(
         "error_description", ""
     )
-    line = " ".join("".join(one if one.isprintable() else " " for one in said).split())
-    if not line or any(secret in line for secret in _secrets(sent)):
-        return ""
-    return f": {line[:_LONGEST]}"
+    words = "".join(one if one.isprintable() else " " for one in said).split()
+    line = " ".join(words)[:_LONGEST]
+    return f": {line}" if line and not _tells_a_secret(line, sent) else ""
 
 
 async def _beginning(response: HttpResponse) -> bytes:
@@ -77,12 +97,35 @@ def _in_body(body: bytes, media_type: str) -> str:
 def _in_json(found: Any) -> str:
     if isinstance(found, str):
         return found
+    if isinstance(found, list):
+        return _in_json(found[0]) if found else ""
     if isinstance(found, dict):
         return next(filter(None, (_in_json(found.get(name)) for name in _MEMBERS)), "")
     return ""
 
 
+def _tells_a_secret(line: str, sent: Iterable[tuple[str, str]]) -> bool:
+    """Return whether a line repeats a credential, or enough of one to be of use."""
+    line_plain = _letters_and_digits(line)
+    for secret in _secrets(sent):
+        plain = _letters_and_digits(secret)
+        size = max(_SHORTEST_SECRET, min(len(plain), _TELLING))
+        parts = (plain[at : at + size] for at in range(len(plain) - size + 1))
+        if secret in line or any(part in line_plain for part in parts):
+            return True
+    return False
+
+
 def _secrets(sent: Iterable[tuple[str, str]]) -> Sequence[str]:
-    """Return the words of headers that may be credentials."""
-    values = (value for name, value in sent if name.lower() not in _PUBLIC)
-    return [word for value in values for word in value.split() if len(word) >= _SHORTEST_SECRET]
+    """Return the words of headers that may be credentials, without the scheme in front of one."""
+    words: list[str] = []
+    for name, value in sent:
+        if name.lower() not in _PUBLIC:
+            found = value.split()
+            has_scheme = name.lower() == "authorization" and len(found) > 1
+            words += found[has_scheme:]
+    return [word for word in words if len(word) >= _SHORTEST_SECRET]
+
+
+def _letters_and_digits(text: str) -> str:
+    return "".join(filter(str.isalnum, text)).casefold()

@@ -8,8 +8,14 @@ from roundgate.backends.openapi.servers import Servers
 from roundgate.errors import UnreadableDocument, UnusableOperation
 
 
-def says_where(raw: bytes, name: str) -> bool:
-    """Whether a document names a URL of its service that can be used as it stands.
+def base_url_for(raw: bytes, name: str, otherwise: str) -> tuple[str, str] | None:
+    """Return the `base_url` that a document in a file needs, and why; `None` if its own server is
+    used as it stands.
+
+    Args:
+        raw: the document.
+        name: the file's.
+        otherwise: the URL if the document names none.
 
     Raises:
         UnreadableDocument: it is no OpenAPI document.
@@ -20,8 +26,18 @@ def says_where(raw: bytes, name: str) -> bool:
             f"{name} is no OpenAPI document: it says neither `openapi` nor `swagger`"
         )
     servers = swagger2.servers(value) if "swagger" in value else value.get("servers")
+    chosen, place = Servers(None), f"file:///{name}"
     try:
-        Servers(None).of(None, servers, f"file:///{name}")
+        chosen.of(None, servers, place)
     except UnusableOperation:
-        return False
-    return True
+        pass
+    else:
+        return None
+    try:
+        url = chosen.first(servers, place)
+    except UnusableOperation:
+        return otherwise, "where the service is; the document does not say it"
+    return (
+        url,
+        "from the document, whose server is used without this line only if it is on the internet",
+    )

@@ -26,8 +26,9 @@ class ClientCredentials(OAuth):
     """A client that acts on its own behalf, known by a secret or by a
     private key (`private_key_jwt`).
 
-    `issuer` pins the authorization server, else the first one does: a secret goes to
-    no other, whoever names it.
+    `issuer` is the authorization server that knows the client: the secret goes to no other,
+    whichever the MCP server names. `None` trusts the first one that it names, and only that one:
+    for an MCP server that may have the secret itself.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class ClientCredentials(OAuth):
         *,
         private_key: str | None = None,
         algorithm: str = "ES256",
-        issuer: str | None = None,
+        issuer: str | None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -81,14 +82,14 @@ class ClientCredentials(OAuth):
 
 class WorkloadIdentity(OAuth):
     """A workload that shows a JWT of its platform. `assertion` is the JWT, or a function
-    that gets a fresh one."""
+    that gets a fresh one; `issuer` as for `ClientCredentials`."""
 
     def __init__(
         self,
         assertion: str | Callable[[], str | Awaitable[str]],
         *,
         client_id: str | None = None,
-        issuer: str | None = None,
+        issuer: str | None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -112,7 +113,7 @@ class WorkloadIdentity(OAuth):
 
 class EnterpriseIdentity(OAuth):
     """A user whom an enterprise's identity provider vouches for: its ID token is
-    exchanged, and that for a token."""
+    exchanged, and that for a token. `issuer` as for `ClientCredentials`."""
 
     def __init__(
         self,
@@ -122,7 +123,7 @@ class EnterpriseIdentity(OAuth):
         idp_client_id: str,
         client_id: str,
         client_secret: str | None = None,
-        issuer: str | None = None,
+        issuer: str | None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -172,6 +173,8 @@ def pinned(issuer: str | None, server: Server) -> str:
     """
     if issuer is not None and issuer != server.issuer:
         raise AuthorizationFailed(
-            401, "The server names another authorization server than the credentials are for"
+            401,
+            f"The server names the authorization server {server.issuer[:200]!a}, and the "
+            f"credentials are for {issuer!r}: if both are the same, give its issuer in this spelling",
         )
     return server.issuer

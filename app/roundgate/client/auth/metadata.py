@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
+from roundgate.addresses import is_this_machine
 from roundgate.client.auth.base import LOOPBACK
 from roundgate.client.limits import Limits
 from roundgate.client.transport import HttpRequest, Transport, Url, read_body
@@ -144,7 +145,7 @@ def safe_url(value: str, what: str, is_near: bool = True) -> Url:
         raise AuthorizationFailed(
             401, f"The {what} of the authorization server is plain http, so nothing is sent to it"
         )
-    if url.host in LOOPBACK and not is_near:
+    if is_this_machine(str(url)) and not is_near:
         raise AuthorizationFailed(
             401, f"The {what} of the authorization server is on this machine, and the server is not"
         )
@@ -169,7 +170,7 @@ async def discover(fetch: Fetcher, server: Url, challenge: dict[str, str]) -> Se
         issuer = issuers[0]
         supported = document.get("scopes_supported")
         scopes = tuple(str(one) for one in supported) if isinstance(supported, list) else None
-    is_near = server.host in LOOPBACK
+    is_near = is_this_machine(str(server))
     described = await _issuer_metadata(fetch, issuer, is_near)
     return Server(issuer, resource, scopes, described, is_near)
 
@@ -177,7 +178,7 @@ async def discover(fetch: Fetcher, server: Url, challenge: dict[str, str]) -> Se
 async def _resource_metadata(fetch: Fetcher, server: Url, challenge: dict[str, str]) -> Json | None:
     named = challenge.get("resource_metadata")
     if named is not None:
-        document = await fetch.get(safe_url(named, "metadata URL", server.host in LOOPBACK))
+        document = await fetch.get(safe_url(named, "metadata URL", is_this_machine(str(server))))
         if document is None:
             raise AuthorizationFailed(
                 401, "The server names metadata (resource_metadata) that is not there"
