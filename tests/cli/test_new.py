@@ -107,6 +107,30 @@ def test_a_document_that_does_not_say_where_its_service_is_gets_a_place_to_corre
 
 
 @pytest.mark.parametrize(
+    ("url", "line"),
+    [
+        (
+            "http://localhost:3000/v1",
+            'base_url: "http://localhost:3000/v1"  # as the document says',
+        ),
+        ("http://127.0.0.1:80", 'base_url: "http://127.0.0.1:80"  # as the document says'),
+        (
+            "http://10.0.0.5/v1",
+            "base_url: http://127.0.0.1:8080  # where the service is; the document says http://10.0.0.5/v1",
+        ),
+    ],
+)
+def test_a_document_of_a_service_that_is_not_on_the_internet_gets_the_line_that_it_needs(
+    tmp_path: Path, url: str, line: str
+) -> None:
+    document = tmp_path / "api.json"
+    document.write_text(json.dumps(OPENAPI | {"servers": [{"url": url}]}))
+    assert main(["new", str(tmp_path / "shop"), "--from", str(document)]) == 0
+    assert f"    {line}\n" in (tmp_path / "shop" / "gateway.yaml").read_text()
+    assert main(["check", str(tmp_path / "shop" / "gateway.yaml")]) == 0
+
+
+@pytest.mark.parametrize(
     ("name", "text", "says"),
     [
         ("gateway.yaml", json.dumps(OPENAPI), "has a gateway.yaml of its own: rename"),

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from roundgate.backends.http.service import Service as Service
     from roundgate.backends.openapi.command import compiled as compiled
     from roundgate.backends.openapi.config import OpenApiBackendConfig as OpenApiBackendConfig
-    from roundgate.backends.openapi.glance import says_where as says_where
+    from roundgate.backends.openapi.glance import server_of as server_of
     from roundgate.backends.openapi.index import Index as Index
     from roundgate.backends.openapi.index import write as write
     from roundgate.backends.openapi.requests import request as request
@@ -63,7 +63,7 @@ else:
             ".http.service": "Service",
             ".openapi.command": "compiled",
             ".openapi.config": "OpenApiBackendConfig",
-            ".openapi.glance": "says_where",
+            ".openapi.glance": "server_of",
             ".openapi.index": "Index write",
             ".openapi.requests": "request",
             ".policy": "decision_in is_approval log_decision",

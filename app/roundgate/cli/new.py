@@ -12,7 +12,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from roundgate.backends import says_where
+from roundgate.addresses import host_of, is_public
+from roundgate.backends import server_of
 from roundgate.cli import schema
 from roundgate.deployment import samconfig
 from roundgate.errors import UnreadableDocument, UsageError
@@ -30,6 +31,7 @@ _FILES: Final = {
 }
 """What is in `new_files`, and where it goes."""
 _SOMEWHERE: Final = "http://127.0.0.1:8080"
+_THIS_MACHINE: Final = ("localhost", "127.0.0.1", "::1")
 _FILES_FOR_AWS: Final = {
     "samconfig.toml": "samconfig.toml",
     "deploy.yml": ".github/workflows/deploy.yml",
@@ -121,14 +123,18 @@ def _backend(file: str, raw: bytes) -> str:
         UsageError: the file is no such document.
     """
     try:
-        is_somewhere = says_where(raw, file)
+        server = server_of(raw, file)
     except UnreadableDocument as error:
         raise UsageError(str(error)) from None
     entry = f"  - kind: openapi\n    name: service\n    document: {json.dumps(file)}\n"
-    if not is_somewhere:
+    if server is None:
         entry += (
             f"    base_url: {_SOMEWHERE}  # where the service is; the document does not say it\n"
         )
+    elif host_of(server) in _THIS_MACHINE:
+        entry += f"    base_url: {json.dumps(server)}  # as the document says\n"
+    elif not is_public(server):
+        entry += f"    base_url: {_SOMEWHERE}  # where the service is; the document says {server}\n"
     return entry
 
 

@@ -8,8 +8,9 @@ from roundgate.backends.openapi.servers import Servers
 from roundgate.errors import UnreadableDocument, UnusableOperation
 
 
-def says_where(raw: bytes, name: str) -> bool:
-    """Whether a document names a URL of its service that can be used as it stands.
+def server_of(raw: bytes, name: str) -> str | None:
+    """Return the URL of its service that a document names, or `None` if it names none that can be
+    used as it stands.
 
     Raises:
         UnreadableDocument: it is no OpenAPI document.
@@ -21,7 +22,6 @@ def says_where(raw: bytes, name: str) -> bool:
         )
     servers = swagger2.servers(value) if "swagger" in value else value.get("servers")
     try:
-        Servers(None).of(None, servers, f"file:///{name}")
+        return Servers(None).first(servers or [{"url": "/"}], f"file:///{name}")
     except UnusableOperation:
-        return False
-    return True
+        return None

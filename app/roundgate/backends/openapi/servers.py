@@ -42,7 +42,7 @@ class Servers:
                 configuration does not name.
         """
         if own:
-            url = self._first(own, document_uri)
+            url = self.first(own, document_uri)
             if self._may_go_to(url):
                 return url
             if self.base_url is None:
@@ -58,7 +58,7 @@ class Servers:
 
     def _home(self, servers: Any, document_uri: str) -> str:
         """The first of the document's servers, if requests may go there."""
-        url = self._first(servers, document_uri)
+        url = self.first(servers, document_uri)
         if self._may_go_to(url):
             return url
         is_file = urlsplit(document_uri).scheme == "file"
@@ -74,7 +74,12 @@ class Servers:
             f"add {origin_of(url)} to `origins`, or set `base_url`",
         )
 
-    def _first(self, servers: Any, document_uri: str) -> str:
+    def first(self, servers: Any, document_uri: str) -> str:
+        """Return the URL of the first server, whether requests may go there or not.
+
+        Raises:
+            UnusableOperation: there is none, or none that can be used as it stands.
+        """
         server = servers[0] if isinstance(servers, list) and servers else None
         if not isinstance(server, dict):
             raise UnusableOperation("its servers are no list of objects", "set `base_url`")
