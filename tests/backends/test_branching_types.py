@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
 from pydantic import BaseModel, Discriminator, Field, JsonValue, Tag, create_model
+from pydantic import Json as JsonText
 from typing_extensions import TypeAliasType, TypedDict
 
 from roundgate.backends.signature import MAX_READINGS, describe
@@ -284,3 +285,16 @@ def test_five_hundred_events_of_twenty_kinds_are_bound() -> None:
     event = {**{f"member{at}": 1 for at in range(5)}, "own19": 1}
     signature = describe(tool_of(list[union_of(20, 5)]))  # type: ignore[misc]
     assert len(signature.bind({"where": [event] * 500})["where"]) == 500
+
+
+def test_what_a_text_of_json_stands_for_counts() -> None:
+    class Form(BaseModel):
+        first: int
+        second: int
+
+    signature = describe(tool_of(JsonText[list[Form]]))
+    assert len(signature.bind({"where": '[{"first": 1, "second": 2}]'})["where"]) == 1
+    with pytest.raises(ValueError, match="where: Invalid JSON"):
+        signature.bind({"where": "[{"})
+    with pytest.raises(ValueError, match=f"in more than {MAX_READINGS:,} ways"):
+        signature.bind({"where": f"[{'{},' * 50_000}NaN]"})

@@ -252,8 +252,6 @@ def _branching(adapter: TypeAdapter[dict[str, Any]], fields: Mapping[str, Any]) 
     """
     branching = branching_of(adapter.core_schema)
     most = branching.most(_MAX_BRANCHES, states=_MAX_STATES)
-    if most == 1:
-        return None
     missing = branching.missing(_FEW_MISSING, states=_MAX_STATES)
     is_small = missing is not None and missing <= _FEW_MISSING
     if is_small and most is not None and most <= _FEW_BRANCHES:

@@ -51,6 +51,7 @@ class _Types:
             all_of=self._nodes(self._same(kind, schema)),
             members=members,
             required=tuple(_required(kind, schema)),
+            decodes=kind == "json",
         )
 
     def _nodes(self, schemas: Any) -> tuple[int, ...]:

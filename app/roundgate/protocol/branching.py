@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
 from typing import Any, Final, TypeAlias
 
+from pydantic_core import from_json
+
 from roundgate.values import dataclass
 
 ANY: Final = "*"
@@ -54,6 +56,8 @@ class Edges:
     """Members whose absence is an error of its own."""
     names: tuple[Any, ...] = ()
     """Nodes that read the name of each member."""
+    decodes: bool = False
+    """Whether the value is a text of JSON, of which the nodes read what it stands for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,16 @@ class _Reading:
     """How often each required member is looked for."""
     names: int = 0
     """How often the name of each member is read."""
+    decodes: bool = False
+
+    def value_of(self, part: Any) -> Any:
+        """Return the value that is read: what a text of JSON stands for, where that is read."""
+        if not (self.decodes and isinstance(part, str)):
+            return part
+        try:
+            return from_json(part)
+        except ValueError:
+            return part
 
     def effort(self, part: Any) -> int:
         """Return how much this reading finds in a part, at most."""
@@ -106,6 +120,7 @@ class Branching:
         while stack and total <= limit:
             part, state = stack.pop()
             reading = self._explored(state)
+            part = reading.value_of(part)
             total += reading.effort(part)
             if not reading.onward:
                 continue
@@ -136,10 +151,15 @@ class Branching:
 
     def missing(self, limit: int, *, states: int = 300) -> int | None:
         """Return how many required members a part of any value that is read more than once may
-        lack, or a number above `limit`; `None` as for `most`."""
-        return self._largest(
-            lambda one: sum(one.required.values()) if one.count > 1 else 0, limit, states
-        )
+        lack, or a number above `limit`, also for texts of JSON: nothing has checked what is in
+        them. `None` as for `most`."""
+
+        def number(reading: _Reading) -> int:
+            if reading.decodes:
+                return limit + 1
+            return sum(reading.required.values()) if reading.count > 1 else 0
+
+        return self._largest(number, limit, states)
 
     def most(self, limit: int, *, states: int = 300) -> int | None:
         """Return how often one part of any value may be read, or a number above `limit`;
@@ -191,6 +211,7 @@ class Branching:
             count=max(1, made.count),
             required=Counter(made.required) + Counter(edges.required),
             names=made.names + sum(self._reading(one).count for one in edges.names),
+            decodes=made.decodes or edges.decodes,
         )
 
     def _together(self, readings: list[tuple[_Reading, int]]) -> _Reading:
@@ -208,7 +229,8 @@ class Branching:
             for name, looked_for in one.required.items():
                 required[name] = min(_MAX, required[name] + looked_for * times)
         names = min(_MAX, sum(one.names * times for one, times in readings))
-        return _Reading(count, onward, required, names)
+        decodes = any(one.decodes for one, _ in readings)
+        return _Reading(count, onward, required, names, decodes)
 
     def _product(self, state: State, alternatives: State, times: int) -> State:
         return _few(
@@ -244,6 +266,7 @@ def _either(readings: list[_Reading]) -> _Reading:
         onward,
         required,
         max((one.names for one in readings), default=0),
+        any(one.decodes for one in readings),
     )
 
 
