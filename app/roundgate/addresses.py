@@ -15,6 +15,9 @@ Address: TypeAlias = IPv4Address | IPv6Address
 
 _PORTS: Final = {"http": 80, "https": 443}
 _NAT64: Final = IPv6Network("64:ff9b::/96")
+_OWN_NAT64: Final = IPv6Network("64:ff9b:1::/48")
+"""For translation to addresses of a network of its own (RFC 8215)."""
+_COMPATIBLE: Final = IPv6Network("::/96")
 _INSIDE: Final = (
     "localhost",
     "local",
@@ -24,6 +27,7 @@ _INSIDE: Final = (
     "lan",
     "home",
     "corp",
+    "arpa",
 )
 """Last labels of names that are not of the public DNS."""
 
@@ -59,7 +63,10 @@ def is_public(url: str) -> bool:
     host = host_of(url)
     address = _address(host)
     if address is not None:
-        return address.is_global and not address.is_multicast
+        is_inside = isinstance(address, IPv6Address) and (
+            address in _OWN_NAT64 or address in _COMPATIBLE
+        )
+        return address.is_global and not address.is_multicast and not is_inside
     return "." in host and host.rpartition(".")[2] not in _INSIDE
 
 

@@ -7,6 +7,7 @@ text; what comes after it, composing and constructing, is recursive and follows 
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from roundgate.errors import YamlTooCostly
@@ -14,7 +15,7 @@ from roundgate.errors import YamlTooCostly
 MAX_DEPTH: Final = 200
 MAX_NUMBER: Final = 400
 """Characters of a number: longer ones take time that grows with the square."""
-_OF_NUMBERS: Final = "+-.0123456789"
+_NUMBER: Final = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F_]+|[0-9_.:eE+-]+)")
 
 
 def check(text: bytes, *, max_values: int, max_aliased: int) -> None:
@@ -88,8 +89,10 @@ class _Counter:
 
 
 def _check_number(event: Any, line: int) -> None:
-    may_be_number = not event.style or (event.tag or "").endswith((":int", ":float"))
-    if may_be_number and len(event.value) > MAX_NUMBER and event.value[0] in _OF_NUMBERS:
+    if len(event.value) <= MAX_NUMBER:
+        return
+    is_tagged = (event.tag or "").endswith((":int", ":float"))
+    if is_tagged or (not event.style and _NUMBER.fullmatch(event.value)):
         raise YamlTooCostly(
             f"has a number of more than {MAX_NUMBER} characters; put it in quotes", line
         )

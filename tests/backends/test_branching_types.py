@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
 import pytest
-from pydantic import BaseModel, Discriminator, Field, JsonValue, Tag
+from pydantic import BaseModel, Discriminator, Field, JsonValue, Tag, create_model
+from pydantic import Json as JsonText
 from typing_extensions import TypeAliasType, TypedDict
 
 from roundgate.backends.signature import MAX_READINGS, describe
@@ -254,3 +257,44 @@ def test_what_a_type_that_is_not_recursive_multiplies_is_bounded_by_what_is_sent
     assert len(bind({"where": [few] * 100})["where"]) == 100
     with pytest.raises(ValueError, match=f"in more than {MAX_READINGS:,} ways"):
         bind({"where": [few] * 1_000})
+
+
+def union_of(count: int, members: int, *others: Any) -> Any:
+    """Models with members of their own, all required, and others."""
+    required: Any = {f"member{at}": (int, ...) for at in range(members)}
+    made = [create_model(f"Event{at}", **required, **own(at)) for at in range(count)]
+    return functools.reduce(operator.or_, [*made, *others])
+
+
+def own(at: int) -> Any:
+    return {f"own{at}": (int, ...)}
+
+
+class Empty(BaseModel):
+    note: str = ""
+
+
+def test_required_members_that_alternatives_do_not_find_count() -> None:
+    signature = describe(tool_of(list[union_of(15, 30, Empty)]))  # type: ignore[misc]
+    assert len(signature.bind({"where": [{}] * 100})["where"]) == 100
+    with pytest.raises(ValueError, match=f"in more than {MAX_READINGS:,} ways"):
+        signature.bind({"where": [{}] * 1_000})
+
+
+def test_five_hundred_events_of_twenty_kinds_are_bound() -> None:
+    event = {**{f"member{at}": 1 for at in range(5)}, "own19": 1}
+    signature = describe(tool_of(list[union_of(20, 5)]))  # type: ignore[misc]
+    assert len(signature.bind({"where": [event] * 500})["where"]) == 500
+
+
+def test_what_a_text_of_json_stands_for_counts() -> None:
+    class Form(BaseModel):
+        first: int
+        second: int
+
+    signature = describe(tool_of(JsonText[list[Form]]))
+    assert len(signature.bind({"where": '[{"first": 1, "second": 2}]'})["where"]) == 1
+    with pytest.raises(ValueError, match="where: Invalid JSON"):
+        signature.bind({"where": "[{"})
+    with pytest.raises(ValueError, match=f"in more than {MAX_READINGS:,} ways"):
+        signature.bind({"where": f"[{'{},' * 50_000}NaN]"})

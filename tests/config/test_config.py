@@ -608,3 +608,10 @@ def test_a_section_is_validated_by_what_is_made_when_a_file_has_it(tmp_path: Pat
         "True False False",
         "/other HttpConfig 30",
     ]
+
+
+@pytest.mark.parametrize("start", ["1. ", "-", "+", ".NET ", "3-D ", "2026 "])
+def test_a_long_text_without_quotes_may_begin_like_a_number(tmp_path: Path, start: str) -> None:
+    text = start + "Send the form again. " * 30 + "End"
+    (tmp_path / "a.yaml").write_text(f"description: {text}\n")
+    assert yaml_file.read(tmp_path / "a.yaml").value == {"description": text}

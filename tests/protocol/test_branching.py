@@ -87,6 +87,30 @@ def test_a_mistake_near_the_surface_is_explained(word: str) -> None:
     assert problem not in (UNEXPLAINED, TOO_MUCH)
 
 
+ORDER = {"type": "object", "required": [f"member{at}" for at in range(30)]}
+DEPENDENT = {"dependentRequired": {"a": [f"member{at}" for at in range(30)]}}
+MANY_ERRORS: dict[str, tuple[Any, Any]] = {
+    "required": ({"items": ORDER}, [{}] * 300),
+    "required in a union": ({"items": {"anyOf": [ORDER] * 15}}, [{}] * 20),
+    "dependentRequired": ({"items": DEPENDENT}, [{"a": 1}] * 300),
+    "propertyNames": ({"propertyNames": {"enum": ["a"]}}, {f"b{at}": 1 for at in range(800)}),
+    "copies of a text": (ORDER, {"text": "x" * 100_000_000}),
+}
+
+
+@pytest.mark.parametrize("case", MANY_ERRORS)
+def test_few_bytes_with_many_errors_are_not_explained(case: str) -> None:
+    schema, value = MANY_ERRORS[case]
+    assert Schema.compile(schema).problems(value, "arguments") == [UNEXPLAINED]
+
+
+def test_a_hundred_orders_without_one_of_their_members_are_explained() -> None:
+    order = dict.fromkeys(ORDER["required"], 1)
+    del order["member7"]
+    problems = Schema.compile({"items": ORDER}).problems([order] * 100, "arguments")
+    assert problems[0] == 'arguments[0]: "member7" is a required property'
+
+
 def test_recursive_values_of_any_depth_are_valid() -> None:
     assert Schema.compile(RECURSIVE["anyOf"]).is_valid(nested(190, 1))
 

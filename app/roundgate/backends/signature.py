@@ -129,11 +129,13 @@ class Signature:
 
 _TYPES: Final = "Use plain types, a pydantic model, a dataclass or a TypedDict"
 _MAX_ERRORS: Final = 1_000
-MAX_READINGS: Final = 25_000
-"""Attempts of one call's arguments: some 50 ms, in which nothing else runs."""
+MAX_READINGS: Final = 100_000
+"""Attempts of one call's arguments, and members that they miss: some 50 ms, in which nothing else
+runs."""
 _MAX_BRANCHES: Final = 10_000
 """Attempts of one value. Only a type that branches at every level has more."""
 _FEW_BRANCHES: Final = 16
+_FEW_MISSING: Final = 64
 _MAX_STATES: Final = 2_000
 _CHANGEABLE: Final = (list, dict, set, bytearray)
 _CONTEXTS: Final = (Context, SyncContext)
@@ -250,7 +252,9 @@ def _branching(adapter: TypeAdapter[dict[str, Any]], fields: Mapping[str, Any]) 
     """
     branching = branching_of(adapter.core_schema)
     most = branching.most(_MAX_BRANCHES, states=_MAX_STATES)
-    if most is not None and most <= _FEW_BRANCHES:
+    missing = branching.missing(_FEW_MISSING, states=_MAX_STATES)
+    is_small = missing is not None and missing <= _FEW_MISSING
+    if is_small and most is not None and most <= _FEW_BRANCHES:
         return None
     if most is not None and most > _MAX_BRANCHES:
         names = [name for name, hint in fields.items() if _is_unbounded(name, hint)]

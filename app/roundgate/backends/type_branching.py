@@ -47,7 +47,12 @@ class _Types:
             lax = schema.get("lax_schema", schema.get("python_schema"))
             return Edges(all_of=(self._node(lax),))
         members = tuple((key, self._node(one)) for key, one in _members(kind, schema))
-        return Edges(all_of=self._nodes(self._same(kind, schema)), members=members)
+        return Edges(
+            all_of=self._nodes(self._same(kind, schema)),
+            members=members,
+            required=tuple(_required(kind, schema)),
+            decodes=kind == "json",
+        )
 
     def _nodes(self, schemas: Any) -> tuple[int, ...]:
         return tuple(self._node(one) for one in schemas)
@@ -87,6 +92,20 @@ def _members(kind: str, schema: Any) -> Iterator[tuple[Key, Any]]:
             yield from _named(field["name"], field)
             if kind != "dataclass-args":  # a named tuple is a list, too
                 yield index, field["schema"]
+
+
+def _required(kind: str, schema: Any) -> Iterator[str]:
+    """The members whose absence is an error, by one of their names."""
+    if kind == "model-fields":
+        fields = schema["fields"].items()
+        yield from (name for name, field in fields if field["schema"]["type"] != "default")
+    elif kind == "typed-dict":
+        total = schema.get("total", True)
+        fields = schema["fields"].items()
+        yield from (name for name, field in fields if field.get("required", total))
+    elif kind == "dataclass-args":
+        fields = schema["fields"]
+        yield from (one["name"] for one in fields if one["schema"]["type"] != "default")
 
 
 def _named(name: str, field: Any) -> Iterator[tuple[Key, Any]]:

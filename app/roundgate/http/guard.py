@@ -189,12 +189,13 @@ _ADDRESS: Final = re.compile(r"[0-9A-Fa-f.:]*[.:][0-9A-Fa-f.:]*")
 
 
 def _is_from_here(headers: Headers) -> bool:
-    """Whether no proxy on this machine says that a request comes from another one."""
-    return all(
+    """Whether no proxy on this machine says that a request comes from another one. A proxy adds
+    to the end of what a client sent, so a value is read whole or not at all."""
+    values = [headers[name] for name in _FORWARDED if name in headers]
+    return all(len(value) <= MAX_KEPT_BYTES for value in values) and all(
         _is_own(one.rpartition(":")[0] if one.count(":") == 1 else one)
-        for name in _FORWARDED
-        if (value := headers.get(name)) is not None
-        for one in _ADDRESS.findall(value[:MAX_KEPT_BYTES].decode("latin-1"))
+        for value in values
+        for one in _ADDRESS.findall(value.decode("latin-1"))
     )
 
 

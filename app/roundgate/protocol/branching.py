@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import Any, Final, TypeAlias
+
+from pydantic_core import from_json
 
 from roundgate.values import dataclass
 
@@ -35,6 +37,9 @@ _MAX: Final = 10_000_000
 """Counts stop growing here."""
 _MAX_STATES: Final = 2_000
 _MAX_ALTERNATIVES: Final = 64
+_COPIES_PER_ERROR: Final = 40
+"""Values that are copied in the time in which an error is made."""
+_CHARS_PER_COPY: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,12 @@ class Edges:
     """Nodes of which one reads the same value: a tag decides which."""
     members: tuple[tuple[Key, Any], ...] = ()
     """Nodes that read a part of it."""
+    required: tuple[str, ...] = ()
+    """Members whose absence is an error of its own."""
+    names: tuple[Any, ...] = ()
+    """Nodes that read the name of each member."""
+    decodes: bool = False
+    """Whether the value is a text of JSON, of which the nodes read what it stands for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +66,27 @@ class _Reading:
 
     count: int
     onward: Mapping[Key, State]
+    required: Mapping[str, int] = field(default_factory=dict)
+    """How often each required member is looked for."""
+    names: int = 0
+    """How often the name of each member is read."""
+    decodes: bool = False
+
+    def value_of(self, part: Any) -> Any:
+        """Return the value that is read: what a text of JSON stands for, where that is read."""
+        if not (self.decodes and isinstance(part, str)):
+            return part
+        try:
+            return from_json(part)
+        except ValueError:
+            return part
+
+    def effort(self, part: Any) -> int:
+        """Return how much this reading finds in a part, at most."""
+        if not isinstance(part, Mapping):
+            return self.count
+        missing = sum(times for name, times in self.required.items() if name not in part)
+        return self.count + missing + self.names * len(part)
 
     def under(self, key: Key) -> State:
         others = ANY if isinstance(key, str) else ITEMS
@@ -88,7 +120,8 @@ class Branching:
         while stack and total <= limit:
             part, state = stack.pop()
             reading = self._explored(state)
-            total += reading.count
+            part = reading.value_of(part)
+            total += reading.effort(part)
             if not reading.onward:
                 continue
             others = reading.onward.get(ANY if isinstance(part, Mapping) else ITEMS)
@@ -99,13 +132,45 @@ class Branching:
             )
         return total
 
+    def price_of_errors(self, value: Any, limit: int) -> float:
+        """Return how many errors a value may have, or a number above `limit`. An error has a copy
+        of the part that it is about, which counts as well."""
+        total, stack = 0.0, [(value, self._start, 0)]
+        while stack and total <= limit:
+            part, state, copies = stack.pop()
+            reading = self._explored(state)
+            effort = reading.effort(part)
+            size = 1 + (len(part) // _CHARS_PER_COPY if isinstance(part, str) else 0)
+            copies += effort
+            total += effort + copies * size / _COPIES_PER_ERROR
+            others = reading.under(ANY if isinstance(part, Mapping) else ITEMS)
+            stack.extend(
+                (item, reading.onward.get(key, others), copies) for key, item in _parts(part)
+            )
+        return total
+
+    def missing(self, limit: int, *, states: int = 300) -> int | None:
+        """Return how many required members a part of any value that is read more than once may
+        lack, or a number above `limit`, also for texts of JSON: nothing has checked what is in
+        them. `None` as for `most`."""
+
+        def number(reading: _Reading) -> int:
+            if reading.decodes:
+                return limit + 1
+            return sum(reading.required.values()) if reading.count > 1 else 0
+
+        return self._largest(number, limit, states)
+
     def most(self, limit: int, *, states: int = 300) -> int | None:
         """Return how often one part of any value may be read, or a number above `limit`;
         `None` if more than so many states would have to be looked at."""
+        return self._largest(lambda one: one.count, limit, states)
+
+    def _largest(self, number: Callable[[_Reading], int], limit: int, states: int) -> int | None:
         most, seen, waiting = 1, {self._start}, deque([self._start])
         while waiting:
             reading = self._explored(waiting.popleft())
-            most = max(most, reading.count)
+            most = max(most, number(reading))
             if most > limit:
                 break
             new = set(reading.onward.values()) - seen
@@ -141,7 +206,13 @@ class Branching:
         if edges.one_of:
             parts.append(_either([self._reading(one) for one in edges.one_of]))
         made = self._together([(one, 1) for one in parts])
-        return replace(made, count=max(1, made.count))
+        return replace(
+            made,
+            count=max(1, made.count),
+            required=Counter(made.required) + Counter(edges.required),
+            names=made.names + sum(self._reading(one).count for one in edges.names),
+            decodes=made.decodes or edges.decodes,
+        )
 
     def _together(self, readings: list[tuple[_Reading, int]]) -> _Reading:
         """Readings that all happen, each so many times."""
@@ -153,7 +224,13 @@ class Branching:
                 if alternatives := one.under(key):
                     state = self._product(state, alternatives, times)
             onward[key] = state
-        return _Reading(count, onward)
+        required: Counter[str] = Counter()
+        for one, times in readings:
+            for name, looked_for in one.required.items():
+                required[name] = min(_MAX, required[name] + looked_for * times)
+        names = min(_MAX, sum(one.names * times for one, times in readings))
+        decodes = any(one.decodes for one, _ in readings)
+        return _Reading(count, onward, required, names, decodes)
 
     def _product(self, state: State, alternatives: State, times: int) -> State:
         return _few(
@@ -181,7 +258,16 @@ def _either(readings: list[_Reading]) -> _Reading:
     """One of several readings, and nobody knows which."""
     keys = {key for one in readings for key in one.onward}
     onward = {key: _few({two for one in readings for two in one.under(key)}) for key in keys}
-    return _Reading(max((one.count for one in readings), default=0), onward)
+    required: Counter[str] = Counter()
+    for one in readings:
+        required |= Counter(one.required)
+    return _Reading(
+        max((one.count for one in readings), default=0),
+        onward,
+        required,
+        max((one.names for one in readings), default=0),
+        any(one.decodes for one in readings),
+    )
 
 
 def _few(alternatives: Iterable[Readers]) -> State:

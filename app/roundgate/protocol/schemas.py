@@ -21,7 +21,7 @@ from roundgate.values import dataclass
 MAX_DEPTH: Final = 64
 MAX_NODES: Final = 50_000
 MAX_EFFORT: Final = 4_000
-"""Readings of a value whose problems are looked for: some milliseconds."""
+"""Errors that a value may have if its problems are looked for: some 50 ms at most."""
 MAX_READINGS: Final = 2_000_000
 """Readings of a value that is validated: some 50 ms, in which nothing else runs."""
 _FEW_BRANCHES: Final = 8
@@ -39,8 +39,7 @@ class Schema:
     """A compiled schema."""
 
     _validator: jsonschema_rs.Validator
-    _work: _Work | None
-    """Of a schema some of whose values take much more time than others of their size."""
+    _work: _Work
     _backtracks: bool
     """Whether a pattern takes more than linear time."""
 
@@ -53,7 +52,7 @@ class Schema:
                 something outside itself.
         """
         _check_bounds(schema)
-        work = _Work(schema) if _branches(schema) else None
+        work = _Work(schema)
         try:
             return cls(_validator(schema, _LINEAR), work, _backtracks=False)
         except _UNUSABLE:  # or with a pattern that this engine does not have
@@ -107,17 +106,17 @@ class Schema:
         """Whether validating takes some ten milliseconds at most, in which nothing else runs."""
         if self._backtracks and not _has_at_most(MAX_BACKTRACKED, value):
             return False
-        return self._work is None or self._work.can_validate(value)
+        return self._work.can_validate(value)
 
     def _can_explain(self, value: Any) -> bool:
-        """Whether looking for the places takes milliseconds.
+        """Whether looking for the places takes some ten milliseconds.
 
         The validator finds every error before it hands out the first, and each once for every way
         through `anyOf`: two million values take 90 s, thirty levels of a recursive union for ever.
+        Each required member that is missing and each wrong name is an error, with a copy of the
+        object: 1,000 bytes of empty objects took 8 s and 700 MB.
         """
-        if self._work is not None and not self._work.can_explain(value):
-            return False
-        return _has_at_most(MAX_EFFORT, value)
+        return _has_at_most(MAX_EFFORT, value) and self._work.can_explain(value)
 
 
 _UNUSABLE: Final = (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError)
@@ -136,6 +135,7 @@ class _Work:
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._graph = _Graph(schema)
+        self._branches = _branches(schema)
 
     def can_validate(self, value: Any) -> bool:
         """Whether validating takes some ten milliseconds at most."""
@@ -143,10 +143,12 @@ class _Work:
 
     def can_explain(self, value: Any) -> bool:
         """Whether finding each error takes some milliseconds at most."""
-        return self._explaining.price(value, MAX_EFFORT) <= MAX_EFFORT
+        return self._explaining.price_of_errors(value, MAX_EFFORT) <= MAX_EFFORT
 
     @cached_property
     def _varies(self) -> bool:
+        if not self._branches:
+            return False
         most = self._validating.most(_FEW_BRANCHES)
         return most is None or most > _FEW_BRANCHES
 
@@ -190,13 +192,22 @@ class _Graph:
             if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
                 same *= 2  # which validate once more, to find what has been looked at
             members = tuple((key, self._node(one)) for key, one in _members(schema))
-            self._edges[node] = Edges(all_of=same, members=members)
+            names = (self._node(schema["propertyNames"]),) if "propertyNames" in schema else ()
+            self._edges[node] = Edges(all_of=same, members=members, names=names)
         return self._edges[node]
 
     def edges_to_parts(self, node: int) -> Edges:
-        """The same without subschemas that look at no part of the value."""
+        """The same without subschemas that look at no part of the value, but with the members that
+        may be missing: validation ends with the first that is, looking for errors does not."""
         edges = self.edges(node)
-        return replace(edges, all_of=tuple(filter(self._next, edges.all_of)))
+        return replace(
+            edges,
+            all_of=tuple(filter(self._looks_at_parts, edges.all_of)),
+            required=tuple(_required(self._nodes[node])),
+        )
+
+    def _looks_at_parts(self, node: int) -> bool:
+        return bool(self._next(node) or self.edges(node).names or any(_required(self._nodes[node])))
 
     def is_recursive(self, node: int) -> bool:
         """Whether a subschema leads back to itself."""
@@ -321,6 +332,14 @@ def _members(schema: Mapping[str, Any]) -> Iterator[tuple[Key, Any]]:
             found.append(schema["contains"])
     keyed = {**named, **first, ANY: rest, ITEMS: others}
     yield from ((key, one) for key, found in keyed.items() for one in found)
+
+
+def _required(schema: Mapping[str, Any]) -> Iterator[str]:
+    yield from schema.get("required", ())
+    for word in ("dependentRequired", "dependencies"):
+        for names in schema.get(word, {}).values():
+            if isinstance(names, (list, tuple)):
+                yield from names
 
 
 def _first_items(schema: Mapping[str, Any]) -> Iterator[Any]:

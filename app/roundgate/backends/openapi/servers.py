@@ -75,10 +75,10 @@ class Servers:
         )
 
     def first(self, servers: Any, document_uri: str) -> str:
-        """The first of some servers, wherever it is.
+        """Return the URL of the first server, whether requests may go there or not.
 
         Raises:
-            UnusableOperation: it is no http(s) URL.
+            UnusableOperation: there is none, or none that can be used as it stands.
         """
         server = servers[0] if isinstance(servers, list) and servers else None
         if not isinstance(server, dict):
