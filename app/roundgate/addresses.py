@@ -1,4 +1,4 @@
-"""Hosts of URLs, compared as the addresses that a resolver makes of them.
+"""Hosts of URLs, compared as the addresses that a resolver reads from them.
 
 `2130706433`, `0x7f.1`, `127.1`, `[::ffff:127.0.0.1]` and `localhost.` are this machine, too.
 """
@@ -16,7 +16,7 @@ Address: TypeAlias = IPv4Address | IPv6Address
 _PORTS: Final = {"http": 80, "https": 443}
 _NAT64: Final = IPv6Network("64:ff9b::/96")
 _OWN_NAT64: Final = IPv6Network("64:ff9b:1::/48")
-"""For translation to addresses of a network of its own (RFC 8215)."""
+"""The prefix that RFC 8215 reserves for a network's own IPv6/IPv4 translation."""
 _COMPATIBLE: Final = IPv6Network("::/96")
 _INSIDE: Final = (
     "localhost",
@@ -29,12 +29,12 @@ _INSIDE: Final = (
     "corp",
     "arpa",
 )
-"""Last labels of names that are not of the public DNS."""
+"""Last labels of names outside the public DNS."""
 
 
 def host_of(url: str) -> str:
-    """Return the host of a URL in one spelling: an address as such, a name in small letters, in
-    ASCII if it can be, without a dot at its end; empty if there is none."""
+    """Return a URL's host in one canonical spelling, or an empty string. Addresses are normalized;
+    names are lower case, in ASCII where possible, without a trailing dot."""
     name = unicodedata.normalize("NFKC", urlsplit(url).hostname or "").rstrip(".").lower()
     address = _address(name)
     if address is not None:
@@ -46,10 +46,10 @@ def host_of(url: str) -> str:
 
 
 def origin_of(url: str) -> str:
-    """Return the origin of a URL in one spelling, without the usual port.
+    """Return the origin of a URL in one canonical spelling, without a default port.
 
     Raises:
-        ValueError: it has an odd port.
+        ValueError: the port is not a valid number.
     """
     parts = urlsplit(url)
     scheme, port, host = parts.scheme.lower(), parts.port, host_of(url)
@@ -58,8 +58,8 @@ def origin_of(url: str) -> str:
 
 
 def is_public(url: str) -> bool:
-    """Return whether a URL's host is an address of the internet, or a name that may be one's: not
-    this machine, not a network of its own, no metadata service. Nothing is looked up."""
+    """Return whether a URL's host may be on the public internet: not this machine, a private
+    network or a metadata service. No name is resolved."""
     host = host_of(url)
     address = _address(host)
     if address is not None:
@@ -71,7 +71,7 @@ def is_public(url: str) -> bool:
 
 
 def is_this_machine(url: str) -> bool:
-    """Return whether a URL's host is this machine, in any spelling. Nothing is looked up."""
+    """Return whether a URL's host is this machine, in any spelling. No name is resolved."""
     host = host_of(url)
     address = _address(host)
     if address is not None:
@@ -88,8 +88,8 @@ def _address(host: str) -> Address | None:
 
 
 def _short_address(host: str) -> IPv4Address | None:
-    """An address of IPv4 as the C library takes it: in one to four numbers, decimal, hexadecimal
-    or octal."""
+    """Return the IPv4 address that the C library reads from one to four decimal, hexadecimal or
+    octal numbers, or `None`."""
     if not host or not host[0].isdigit() or not host.isascii():
         return None
     try:
@@ -99,7 +99,7 @@ def _short_address(host: str) -> IPv4Address | None:
 
 
 def _within(address: IPv6Address) -> Address:
-    """The IPv4 address that an address of IPv6 stands for, if it does."""
+    """Return the IPv4 address embedded in an IPv6 address, or the IPv6 address itself."""
     if address in _NAT64:
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address.sixtofour or address

@@ -1,11 +1,11 @@
-"""Ids that tie the log lines of one call together, whichever process writes them.
+"""Ids that connect the log lines of one call across processes.
 
     tools/call   line "request"   call=V1Xq…                     (round 1: asks the user)
     tools/call   line "request"   call=V1Xq…  task=OWNER.ID      (round 2: goes on as a task)
     worker       line "a step failed, trying again"   call=V1Xq…  task=OWNER.ID  tool=pay
 
-The id of a call travels sealed in `requestState` and stands in the row of its task. While a call
-is being worked on, `CORRELATION` has its ids, and every line that is logged meanwhile gets them.
+The id of a call travels sealed in `requestState` and is stored in the row of its task. While a call
+is being processed, `CORRELATION` holds its ids, and each line that is logged includes them.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from roundgate.values import dataclass
 
 @dataclass(slots=True)
 class Correlation:
-    """The ids of one call. Nothing of its arguments, answers and results is among them."""
+    """The ids of one call. They contain nothing of its arguments, answers or results."""
 
     tool: str | None = None
-    """The tool that really runs."""
+    """The tool that runs."""
     through: str | None = None
-    """The tool of the gateway's own that the client called to have it run."""
+    """The gateway's own tool through which the client called `tool`."""
     task: str | None = None
-    """The task that the call became, as the commands take it: `OWNER.ID`."""
+    """The call's task as the commands name it: `OWNER.ID`."""
     make_call_id: Callable[[], str] | None = None
-    """Makes `call_id` when it is first needed: few calls have a second line."""
+    """Makes `call_id` on first use: most calls log only one line."""
     known_call_id: str | None = None
     """The id of the call, if it has one yet."""
 
     @property
     def call_id(self) -> str | None:
-        """The id of the call: the same in all its rounds and in its task. `None` outside of a
-        call."""
+        """Return the id of the call, the same in all its rounds and in its task; `None` outside of
+        a call."""
         if self.known_call_id is None and self.make_call_id is not None:
             self.known_call_id = self.make_call_id()
         return self.known_call_id
@@ -50,7 +50,7 @@ class Correlation:
 CORRELATION: Final[ContextVar[Correlation | None]] = ContextVar(
     "roundgate_correlation", default=None
 )
-"""The call that is being worked on; `None` outside of calls."""
+"""The ids of the call being processed; `None` outside of calls."""
 
 
 @contextmanager
@@ -64,6 +64,6 @@ def correlated(correlation: Correlation) -> Iterator[None]:
 
 
 def members_here() -> dict[str, str]:
-    """Return the ids of the call that is being worked on, as members of a log line."""
+    """Return the ids of the call being processed, as members of a log line."""
     correlation = CORRELATION.get()
     return {} if correlation is None else correlation.members()

@@ -1,8 +1,8 @@
-"""The effective policy: what protects each tool in each view, and the gateway as a whole.
+"""The effective policy: the protection of each tool in each view, and of the gateway as a whole.
 
-It is computed from a loaded configuration and the catalog that came of it, so it holds whatever the
-protection was written in: gateway.yaml, a decorator, an OpenAPI document. Two policies compare
-with `==`; `losses` says in words what the second one no longer protects.
+It is computed from a loaded configuration and its catalog, so it covers gateway.yaml, decorators
+and OpenAPI documents alike. Policies compare with `==`; `losses` describes the protection that a
+new policy lacks.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from roundgate.config import GatewayConfig
 from roundgate.values import dataclass
 
 _APPROVE: Final = ("never", "destructive", "always")
-"""`approve` of a back end, weakest first."""
+"""The values of a back end's `approve`, weakest first."""
 _NO_OVERRIDE: Final = ToolOverride.model_construct(_fields_set=set())
 
 
 @dataclass(frozen=True, slots=True)
 class ToolPolicy:
-    """What protects one tool at one endpoint."""
+    """The protection of one tool at one endpoint."""
 
     name: str
-    """Its name there."""
+    """The tool's name at the endpoint."""
     asks_first: bool
-    """Whether the user has to approve each call."""
+    """Whether the user must approve each call."""
     once: bool
     scopes: frozenset[str]
     read_only: bool
@@ -45,45 +45,46 @@ class ToolPolicy:
     open_world: bool
     """The four hints, with the protocol's defaults."""
     withheld: Mapping[str, Any]
-    """Arguments that the model cannot give, with what is always sent: `fixed`, or `hidden`."""
+    """Arguments that the model cannot set, with the value that is always sent: `fixed` or
+    `hidden`."""
     is_projected: bool
-    """Whether only chosen members of its results are given: `fields` or `result`."""
+    """Whether results contain only selected members: `fields` or `result`."""
     bounds: Mapping[str, float] = field(default_factory=dict)
-    """`timeout_s` and `max_result`, where the tool has its own."""
+    """The tool's own `timeout_s` and `max_result`."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackendPolicy:
-    """What protects all tools of one back end, also those that it does not have yet."""
+    """The protection of all tools of one back end, including future ones."""
 
     approve: str
     selection: Sequence[str]
-    """Its `include` and `exclude`, as text."""
+    """The back end's `include` and `exclude`, as text."""
     trusted: frozenset[str] = frozenset()
-    """The origins that get its credentials; empty where it has none."""
+    """The origins that receive the back end's credentials."""
     bounds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class EffectivePolicy:
-    """What a configuration protects."""
+    """The protection of a configuration."""
 
     auth: Mapping[str, Any]
-    """The section `auth`; empty where everybody may call."""
+    """The section `auth`; empty if anyone may call."""
     bounds: Mapping[str, float]
     """The numbers of `limits`."""
     backends: Mapping[str, BackendPolicy]
     selections: Mapping[str, Sequence[str]]
     """`include` and `exclude` of each view."""
     tools: Mapping[tuple[str, str, str], ToolPolicy]
-    """By view ("" is the endpoint of everything), back end and the tool's own name in it, so that a
-    tool under another name or prefix is the same tool."""
+    """Tools by view ("" is the endpoint of all tools), back end, and the tool's own name there. A
+    new name or prefix does not make another tool."""
     missing: frozenset[str] = frozenset()
-    """The back ends that could not be served, whose tools nobody knows."""
+    """The back ends that could not be served, whose tools are unknown."""
 
 
 def effective_policy(config: GatewayConfig, catalog: Catalog) -> EffectivePolicy:
-    """Return what a configuration protects, with the catalog that was made of it."""
+    """Return the protection of a configuration, given its catalog."""
     return EffectivePolicy(
         auth={} if config.auth == "none" else config.auth.model_dump(),
         bounds=_numbers(config.limits.model_dump()),
@@ -105,9 +106,9 @@ def effective_policy(config: GatewayConfig, catalog: Catalog) -> EffectivePolicy
 def losses(before: EffectivePolicy, after: EffectivePolicy) -> list[str]:
     """Return each protection of `before` that `after` lacks, as a sentence that names its place.
 
-    A back end that serves the tools of one that is gone is the same under another name: a name that
-    is cut within, too, takes no protection away. So is a tool that takes another one's name. A
-    protected back end that is gone counts: it may come back, half-written, without its protection.
+    A back end that serves the tools of a removed one counts as renamed, so a half-written name
+    removes no protection. A tool that takes another tool's name counts as that tool. A removed back
+    end that was protected is a loss: a later write may restore it without protection.
     """
     found = [f"auth: {what}" for what in _auth_losses(before.auth, after.auth)]
     found += _loosened("limits", before.bounds, after.bounds)
@@ -133,7 +134,8 @@ def losses(before: EffectivePolicy, after: EffectivePolicy) -> list[str]:
 
 
 def _is_protected(backend: str, policy: EffectivePolicy) -> bool:
-    """Return whether a back end asks for approvals or scopes, or not all of it is served."""
+    """Return whether a back end has approvals, scopes, withheld arguments, or a selection of its
+    tools."""
     own = policy.backends[backend]
     return (
         own.approve != "never"
@@ -147,7 +149,7 @@ def _is_protected(backend: str, policy: EffectivePolicy) -> bool:
 
 
 def _renamed(before: EffectivePolicy, after: EffectivePolicy) -> dict[str, str]:
-    """Return the former names of back ends: each new one that has a tool of one that is gone."""
+    """Return the former name of each new back end that serves a tool of a removed one."""
     gone = {
         own: name for view, name, own in before.tools if not view and name not in after.backends
     }
@@ -178,7 +180,7 @@ def _tools(
 
 
 def _own_name(backend: BackendConfig, name: str) -> tuple[str, ToolOverride]:
-    """Return the name that a tool has in its back end, and what gateway.yaml changes of it."""
+    """Return a tool's name in its back end, and the settings that gateway.yaml has for the tool."""
     without_prefix = name.removeprefix(backend.effective_prefix)
     for own, override in backend.override.items():
         if override.name == without_prefix:
@@ -260,7 +262,7 @@ def _auth_losses(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
 
 
 def _is_selected(view: str, backend: str, policy: EffectivePolicy) -> bool:
-    """Return whether `include` or `exclude` decided which tools of a back end a view has."""
+    """Return whether `include` or `exclude` selected a back end's tools in a view."""
     if backend not in policy.backends or backend in policy.missing:
         return False
     return bool(policy.backends[backend].selection or policy.selections.get(view))
@@ -276,7 +278,7 @@ def _loosened(place: str, before: Mapping[str, float], after: Mapping[str, float
 
 
 def _trusted(backend: BackendConfig) -> frozenset[str]:
-    """Return the origins that get the credentials of a back end."""
+    """Return the origins that receive the credentials of a back end."""
     has_any = any(getattr(backend, name, None) for name in ("credential", "credentials"))
     if not has_any and not any(map(SECRET_NAME.search, getattr(backend, "headers", ()))):
         return frozenset()

@@ -1,5 +1,4 @@
-"""Files: whether one is still what it was when somebody read it, and how to write one that is
-its owner's alone."""
+"""Files: detection of changes, and writing of files that only their owner can read."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 OWNERS_ALONE: Final = 0o600
-"""The mode of a file that nobody but its owner reads."""
+"""The mode of a file that only its owner can read and write."""
 
 Stamp: TypeAlias = tuple[int, int, int] | None
 """When it was written (nanoseconds), its size, its inode: an editor that renames a new file into
@@ -26,20 +25,20 @@ def stamp(file: Path) -> Stamp:
 
 
 def open_private(file: Path) -> int:
-    """Open a file for writing, emptied, which from now on nobody but its owner reads.
+    """Open a file for writing, emptied, with access for its owner only.
 
     Returns:
         A file descriptor, which the caller closes.
 
     Raises:
-        OSError: it cannot be opened, or is no regular file, such as a link.
+        OSError: the file cannot be opened, or is not a regular file, such as a link.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(file, flags, OWNERS_ALONE)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError("it is no regular file")
-        os.fchmod(descriptor, OWNERS_ALONE)  # before anything secret is in it
+        os.fchmod(descriptor, OWNERS_ALONE)  # before anything secret is written
         os.ftruncate(descriptor, 0)
     except OSError:
         os.close(descriptor)

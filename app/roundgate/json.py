@@ -26,7 +26,7 @@ from roundgate.errors import ParseError
 _SHAPE: Final = bytes.maketrans(b"123456789E", b"000000000e")
 _LONG_EXPONENT: Final = b"0e000"
 _SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
-"""Bytes that UTF-8 never has."""
+"""An encoded surrogate, which valid UTF-8 never contains."""
 _LONG_NUMBER: Final = b"0" * 210
 
 
@@ -67,7 +67,7 @@ def encode(value: Any) -> bytes:
     """
     try:
         data = orjson.dumps(value)
-        # orjson refuses half a surrogate pair in a text, and writes it down in the name of a member
+        # orjson refuses a lone surrogate in a text, and writes it in the name of a member
         return _SURROGATE.sub(b"?", data) if b"\xed" in data else data
     except TypeError:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(
@@ -76,8 +76,8 @@ def encode(value: Any) -> bytes:
 
 
 def fresh(value: Any) -> Any:
-    """Return a copy of a JSON value that shares no dict or list with it. Objects that JSON does
-    not have are not copied."""
+    """Return a copy of a JSON value that shares no dict or list with it. Objects of other types are
+    not copied."""
     match value:
         case dict():
             return {key: fresh(item) for key, item in value.items()}

@@ -2,8 +2,8 @@
 2.0) or of a Function URL into a request to the app of `roundgate.main`.
 
 The app is built in the init phase. Lifespan is off: Mangum would start and stop the app with every
-event. Responses do not stream: a `text/event-stream` body is returned once it is complete. Work
-that goes on after a response would be frozen with the process, so tasks run in the worker function
+event. Responses do not stream: a `text/event-stream` body is returned once it is complete. The
+process is frozen after each response, so tasks run in the worker function
 (`roundgate.lambda_worker`).
 """
 
@@ -89,8 +89,8 @@ def _check_results(file: ConfigFile) -> None:
 class Function:
     """The handler that the Lambda runtime calls with each event.
 
-    The event loop, and Mangum, which makes one too, are made with the first event: a snapshot must
-    hold no sockets.
+    The event loop and Mangum, which makes one too, are created at the first event, because a
+    snapshot must not hold sockets.
     """
 
     def __init__(self, app: _Hosted) -> None:
@@ -102,7 +102,7 @@ class Function:
         """Return the response to an event of API Gateway or of a Function URL.
 
         Raises:
-            ValueError: the event is of another kind.
+            ValueError: the event is of an unknown kind.
         """
         _check(event)
         if self._loop is None:
@@ -113,7 +113,7 @@ class Function:
             self._adapter = Mangum(self._app, lifespan="off")
         try:
             response: Response = self._adapter(event, context)
-        except ValueError:  # the app's own errors are answered inside: Mangum cannot read the head
+        except ValueError:  # Mangum cannot read the head; the app answers its own errors
             return _bad_request()
         return _fitting(event, response)
 
@@ -145,10 +145,10 @@ class _Hosted:
 
 
 def _own_path(path: str, event: Event, served: Container[str], base: str) -> str:
-    """Return the path as the app knows it: without the stage or the base path in front.
+    """Return the path as the app knows it: without the stage or the base path.
 
-    Only a prefix that the event or GATEWAY_PUBLIC_URL knows is taken off: with any other one, a
-    view's misspelt path would reach the endpoint of everything.
+    Only a prefix named by the event or GATEWAY_PUBLIC_URL is removed. Otherwise a misspelt path of
+    a view could reach the endpoint of all tools.
     """
     at = path.find("/.well-known/")
     if at >= 0:  # first of all, because the endpoint's path is the end of that of its metadata
@@ -162,7 +162,8 @@ def _own_path(path: str, event: Event, served: Container[str], base: str) -> str
 
 
 def _before_resource(path: str, event: Event) -> str:
-    """Return what stands before the resource that a REST API has found, such as `/{proxy+}`."""
+    """Return the part of the path before the resource that a REST API matched, such as
+    `/{proxy+}`."""
     resource = str(event.get("resource", ""))
     for name, value in (event.get("pathParameters") or {}).items():
         resource = resource.replace(f"{{{name}+}}", value).replace(f"{{{name}}}", value)
@@ -193,8 +194,8 @@ def _check(event: Any) -> None:
 
 
 def _bad_request() -> Response:
-    """Return the response to an event that Mangum cannot turn into a request: its Host header is
-    not a host with an optional port, or a text has half of a surrogate pair."""
+    """Return the response to an event that Mangum cannot convert: its Host header is not a host
+    with an optional port, or a text contains a lone surrogate."""
     return {
         "statusCode": 400,
         "headers": {"content-type": "application/json"},

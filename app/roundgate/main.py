@@ -78,7 +78,7 @@ def build_app(
         using: the settings of the environment.
         clock: the clock of the gateway; the system's by default.
         stores: the stores; those that `using` names by default.
-        verifier: authenticates callers; as the configuration says by default.
+        verifier: authenticates callers; the configured one by default.
         owns_process: whether the app may start child processes and end its own process.
 
     Raises:
@@ -118,7 +118,7 @@ def build_app(
 
 
 def _health_of(replica: Replica) -> Health:
-    """Describe what the gateway serves now: a reload may have changed it."""
+    """Describe the gateway's current state: a reload may have changed it."""
     server, troubles = replica.config.server, replica.troubles()
     return Health(
         status="degraded" if troubles else "ok",

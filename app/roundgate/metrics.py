@@ -34,7 +34,7 @@ class Census:
     """Whether there may be more open tasks than were counted."""
 
     def fields(self) -> dict[str, float]:
-        """As members of a log line; `at_least` is there if the counts are capped."""
+        """Return the counts as members of a log line, with `at_least` if they are capped."""
         ages = {f"oldest_{status}_s": age for status, age in self.oldest_s.items()}
         capped = {"at_least": True} if self.is_capped else {}
         return {**self.open, **ages, "overdue_s": self.overdue_s, **capped}

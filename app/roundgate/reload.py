@@ -1,16 +1,15 @@
-"""Serving something else without a restart: on SIGHUP, and with `serve
---reload` when a file has changed.
+"""Reload of the configuration without a restart: on SIGHUP, and with `serve --reload` when a file
+has changed.
 
     trigger ──▶ gateway.yaml ──▶ modules ──▶ offers ──▶ swap         calls that run stay with the old catalog
                      └───────────────┴──────────┴─▶ a problem        said in the log; what was served still is
 
-Files are watched by looking: how they are written, every `POLL_S` (docs/decisions/0020). What a
-process is built around cannot change while it runs: `RESTART` says which sections, and a change in
-them is logged and left out.
+Files are watched by polling every `POLL_S` (docs/decisions/0020). The sections in `RESTART` cannot
+change while a process runs; a change in them is logged and ignored.
 
-A file that is read half-written may be valid and protect less: the approvals, scopes or limits
-that stand below the cut are gone. So a watched change that removes protection is served only after
-the files have been left alone for `CONFIRM_S` and, read again, remove the same:
+A half-written file may be valid and protect less, because approvals, scopes or limits at its end
+are missing. So a watched change that removes protection is served only after the files have been
+unchanged for `CONFIRM_S` and a second read removes the same protection:
 
     a write ──▶ read: removes protection ──▶ a warning ──▶ CONFIRM_S without a write ──▶ read again ──▶ served
                                                        └─▶ another write ──▶ from the start
@@ -49,7 +48,8 @@ SETTLE_S: Final = 0.1
 """For how long nothing must be written before what was written is read: editors
 write in several steps."""
 CONFIRM_S: Final = 2.0
-"""Seconds for which files must be left alone before a change that removes protection is served."""
+"""How long files must be unchanged before a change that removes protection is served, in
+seconds."""
 RESTART: Final = ("http", "auth", "state", "tasks", "env")
 """Sections of gateway.yaml that only a restart changes; of `views` it is
 names, paths and scopes."""
@@ -81,7 +81,7 @@ class Reloader:
         self._watches = watches
         self._has_failed = False
         self._unconfirmed: list[str] = []
-        """The protection that a watched change removes, while it waits to be confirmed."""
+        """The protection that a watched change would remove, until the change is confirmed."""
         self._heals = False
         self._one_at_a_time = asyncio.Lock()
         self._running: set[asyncio.Task[Any]] = set()
@@ -111,13 +111,13 @@ class Reloader:
         task.add_done_callback(self._running.discard)
 
     async def reload(self, *, confirms: bool = False) -> bool:
-        """Serve what the files say now.
+        """Serve the current content of the files.
 
         Args:
-            confirms: whether a change that removes protection has to be read twice.
+            confirms: whether a change that removes protection must be read twice.
 
         Returns:
-            False if nothing has changed: the files cannot be served, or have to be read again.
+            False if nothing has changed: the files cannot be served, or must be read again.
         """
         async with self._one_at_a_time:
             try:
@@ -147,7 +147,7 @@ class Reloader:
             return True
 
     def _losses(self, config: GatewayConfig, snapshot: Snapshot) -> list[str]:
-        """Return the protection that is served now and that a snapshot would not have."""
+        """Return the served protection that a snapshot would remove."""
         before = effective_policy(self._file.config, self._serving.catalog)
         return losses(before, effective_policy(config, snapshot.catalog))
 
@@ -192,10 +192,10 @@ class Reloader:
         self._heals = False
 
     async def _healed(self) -> bool:
-        """Serve what could not be served before, if it can be now, and everything else still can.
+        """Serve back ends that failed before, if they can be served now and all others still can.
 
-        Modules that are loaded stay as they are, whatever has become of their files: only a reload
-        may change what the other back ends are, and protection is removed by a reload alone.
+        Loaded modules are kept even if their files have changed: only a reload may change other
+        back ends or remove protection.
         """
         async with self._one_at_a_time:
             missing = self._serving.catalog.missing
@@ -246,7 +246,7 @@ class Reloader:
             before = self._look(whatever_may_mend=True)
             await self.reload(confirms=True)
             while self._unconfirmed and await self._is_left_alone(before):
-                if self._unconfirmed:  # SIGHUP may have served it meanwhile
+                if self._unconfirmed:  # SIGHUP may have served the change meanwhile
                     await self.reload(confirms=True)
             self._unconfirmed = []
             # What changed meanwhile differs from what was seen before. What was not looked at
@@ -259,7 +259,7 @@ class Reloader:
             )
 
     async def _is_left_alone(self, before: Mapping[Path, Stamp]) -> bool:
-        """Return whether no file is written for `CONFIRM_S`; False as soon as one is."""
+        """Return whether no file is written for `CONFIRM_S`; return False as soon as one is."""
         for _ in range(round(CONFIRM_S / POLL_S)):
             await asyncio.sleep(POLL_S)
             if any(before.get(file, now) != now for file, now in self._look().items()):

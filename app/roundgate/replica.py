@@ -138,7 +138,8 @@ class Replica:
         return made, snapshot.use
 
     def troubles(self) -> list[str]:
-        """What keeps tasks from being worked on, as far as this process knows without asking."""
+        """Return the reasons why tasks are not processed, as far as this process knows without
+        asking a store."""
         found = (self.core.stores.trouble(), None if self._pool is None else self._pool.trouble)
         return [one for one in found if one is not None]
 

@@ -67,15 +67,15 @@ _URL_SAFE: Final = str.maketrans("+/", "-_")
 
 
 def in_escapes(secret: str) -> str:
-    """Return a pattern of a secret in which any characters are escaped, in JSON, URLs or HTML,
-    once or several times over."""
+    """Return a pattern that matches a secret with any characters escaped, once or repeatedly, for
+    JSON, URLs or HTML."""
     spelt = "".join(f"(?:{'|'.join(_spelt(one))})" for one in secret)
     first = "+ " if secret[0] == " " else re.escape(secret[0])
     return rf"(?=[{first}\\%&]){spelt}"
 
 
 class Escaped:
-    """Secrets with escapes in them, in bytes."""
+    """The secrets to find in escaped form, in bytes."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         self._secrets = sorted((one for one in secrets if one), key=len, reverse=True)
@@ -93,8 +93,8 @@ class Escaped:
 
 
 def _signs(secrets: str) -> list[tuple[bytes, re.Pattern[bytes]]]:
-    """Patterns that are quick to look for, one of which is in all text that has an escaped
-    character of a secret; each with how it begins."""
+    """Return fast patterns, one of which matches any text with an escaped character of a secret;
+    each with its first byte."""
     characters = sorted({*secrets, *"\\%&"})
     units = "|".join(_hex(one.encode("utf-16-be", "replace")[:2]) for one in characters)
     bytes_ = "|".join(_hex(one.encode("utf-8", "replace")[:1]) for one in characters)
@@ -111,11 +111,12 @@ def _spelt(character: str) -> Iterator[str]:
     yield from (_in_json(character), _in_url(character), _in_html(character))
     if character == " ":
         yield r"\+"
-    yield re.escape(character)  # last: a backslash may begin an escape of itself
+    yield re.escape(character)  # last: a backslash may start its own escape
 
 
 def _in_json(character: str) -> str:
-    """Of JSON, and `\\xHH` of JavaScript and Python."""
+    """Return the pattern of a character escaped for JSON, or as `\\xHH` for JavaScript and
+    Python."""
     units = character.encode("utf-16-be", "replace")
     ways = [
         "".join(rf"{_BACKSLASHES}u{_hex(units[at : at + 2])}" for at in range(0, len(units), 2))
@@ -161,8 +162,8 @@ def _entities() -> dict[str, list[str]]:
 
 
 _SHORT: Final = "\"'/\\"
-"""What a backslash alone may escape."""
+"""The characters that a single backslash may escape."""
 _BACKSLASHES: Final = r"\\{1,16}"
 _PERCENT: Final = rf"(?:%|{_BACKSLASHES}u0025)(?:25){{0,8}}"
 _AND: Final = rf"(?:&|{_BACKSLASHES}u0026|%26)(?:amp;|amp%3[bB]){{0,8}}"
-"""Repetitions are bounded, so that looking for a secret takes linear time."""
+"""The pattern of an escaped `&`. Repetitions are bounded, so matching takes linear time."""

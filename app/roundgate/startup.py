@@ -47,10 +47,10 @@ class Stores:
     """By how much the clocks of those that share them may differ, unless the
     configuration knows better."""
     trouble: Callable[[], str | None] = lambda: None
-    """Says, without asking a store, why it cannot be used, where that is known."""
+    """Returns why the store cannot be used, if known without asking it."""
     id: Callable[[], str | None] = lambda: None
-    """What the processes that share a file have in common; `None` until it is opened, and where
-    the store is no file."""
+    """The id shared by the processes that use the same file; `None` before it is opened, and for
+    other stores."""
 
     def prepare(self) -> None:
         """Make the clients of AWS before the first call needs them. No connection is opened.
@@ -76,7 +76,7 @@ class Core:
     """Whether callers see what unexpected exceptions say: in development."""
 
     def trust(self, config: GatewayConfig, clock: Clock) -> ClockTrust:
-        """Whether the clock of this process is to be believed."""
+        """Return the judgement of this process's clock."""
         from roundgate.tasks import ClockTrust
 
         skew_ms = config.tasks.skew_ms(self.stores.clock_skew_s)

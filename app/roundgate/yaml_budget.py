@@ -1,8 +1,8 @@
-"""What a YAML text may cost, known before any value is made of it.
+"""The cost of a YAML text, checked before any value is created.
 
-An alias (`*name`) stands for a whole value again, so a few lines can stand for values without end.
-The parser of PyYAML reports events without following aliases, and takes time in proportion to the
-text; what comes after it, composing and constructing, is recursive and follows each alias.
+An alias (`*name`) repeats a whole value, so a few lines can stand for any number of values.
+PyYAML's parser reports events without following aliases, in time proportional to the text; the
+later stages, composing and constructing, are recursive and follow each alias.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from roundgate.errors import YamlTooCostly
 
 MAX_DEPTH: Final = 200
 MAX_NUMBER: Final = 400
-"""Characters of a number: longer ones take time that grows with the square."""
+"""The most characters of a number: the time to read one grows with the square of its length."""
 _NUMBER: Final = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F_]+|[0-9_.:eE+-]+)")
 
 
 def check(text: bytes, *, max_values: int, max_aliased: int) -> None:
-    """Check that a YAML text is worth reading.
+    """Raise YamlTooCostly unless a YAML text can be read at an acceptable cost.
 
     Args:
         text: the text.
-        max_values: values and keys that it may stand for, with those that aliases repeat.
-        max_aliased: values and keys that aliases may repeat; 0 for a text without aliases.
+        max_values: the limit on values and keys, including those that aliases repeat.
+        max_aliased: the limit on values and keys that aliases repeat; 0 forbids aliases.
 
     Raises:
-        YamlTooCostly: it is nested too deeply, stands for too many values, contains itself, or has
-            a very long number.
-        yaml.YAMLError: it is not YAML.
+        YamlTooCostly: the text is nested too deeply, stands for too many values, contains itself,
+            or has a very long number.
+        yaml.YAMLError: the text is not YAML.
     """
     import yaml
 
@@ -39,7 +39,7 @@ def check(text: bytes, *, max_values: int, max_aliased: int) -> None:
 
 
 class _Counter:
-    """Counts the values of a text, event by event."""
+    """A counter of the values of a text, event by event."""
 
     def __init__(self, max_values: int, max_aliased: int) -> None:
         self._max_values = max_values
@@ -47,9 +47,9 @@ class _Counter:
         self._values = 0
         self._aliased = 0
         self._open: list[tuple[str | None, int]] = []
-        """The anchor of each list and mapping that has not ended, and how many values came before."""
+        """The anchor of each open list and mapping, and the number of values before it."""
         self._sizes: dict[str, int] = {}
-        """Values under an anchor."""
+        """The number of values under each anchor."""
 
     def take(self, event: Any, yaml: Any) -> None:
         line = event.start_mark.line + 1
@@ -75,7 +75,7 @@ class _Counter:
             raise YamlTooCostly("has an alias (*name)", line)
         if any(anchor == one for one, _ in self._open):
             raise YamlTooCostly(f"contains itself: *{anchor} is within &{anchor}", line)
-        size = self._sizes.get(anchor, 0)  # one that is not defined is the composer's error
+        size = self._sizes.get(anchor, 0)  # an undefined anchor is an error of the composer
         self._values += size
         self._aliased += size
         if self._aliased > self._max_aliased:

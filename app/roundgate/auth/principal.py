@@ -13,7 +13,7 @@ from roundgate.values import dataclass
 MAX_NAME: Final = 1_024
 """Characters of a subject or client: they are part of keys and rows."""
 LOCAL_ISSUER: Final = "local"
-"""The issuer of the one subject of a gateway without authentication."""
+"""The issuer of the only subject in a gateway without authentication."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,8 @@ class Principal:
 
     @property
     def names(self) -> dict[str, str]:
-        """Who it is, as members of a log line. Without authentication there is no issuer."""
+        """Return the caller's identity as members of a log line. There is no issuer without
+        authentication."""
         names = {"subject": self.subject}
         if self.issuer != LOCAL_ISSUER:
             names["issuer"] = self.issuer
@@ -45,8 +46,8 @@ class Principal:
 
 
 def is_name(claim: Any) -> bool:
-    """Whether a claim may name a subject or a client: text that can be written as UTF-8, and not
-    too long. Claims may have half a surrogate pair (`"\\ud800"`), which no key or row can hold."""
+    """Return whether a claim can name a subject or a client: text of at most `MAX_NAME` characters
+    that UTF-8 can encode. A lone surrogate (`"\\ud800"`) fits in no key or row."""
     return isinstance(claim, str) and len(claim) <= MAX_NAME and _is_unicode(claim)
 
 

@@ -103,7 +103,7 @@ class Tool:
     asks_first: bool = False
     """Whether `call` asks whether to go ahead."""
     may_ask: bool = False
-    """Whether it is known to ask the client something in some of its calls, beside approvals."""
+    """Whether some calls are known to ask the client questions other than approvals."""
     cleans_up: bool = False
     """Whether a task of it that ends early is to be called once more to end what it
     began elsewhere (`replay.Cleanup`).

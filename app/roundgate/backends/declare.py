@@ -96,7 +96,7 @@ def declarations_of(function: Any) -> Sequence[Declaration]:
     """The declarations on a function, first applied first; empty for anything else."""
     try:
         found = getattr(function, ATTRIBUTE, ())
-    except Exception:  # proxies of frameworks have attributes during a request only
+    except Exception:  # framework proxies have attributes only during a request
         return ()
     return found if isinstance(found, tuple) else ()
 
@@ -178,35 +178,36 @@ def tool(
 
     Args:
         function: the function, where the decorator is used without parentheses.
-        name: the tool's name, without the prefix of its back end.
-        title: another name, for people.
-        description: what it does, for the model; unset, the docstring
-            without its list of parameters.
-        input_schema: JSON Schema of the arguments, served verbatim; unset, made from the signature.
-        output_schema: JSON Schema of `structuredContent`; unset, made from
-            what the function returns.
+        name: the tool's name, without its back end's prefix.
+        title: the name shown to people.
+        description: the description for the model; by default the docstring without its list of
+            parameters.
+        input_schema: the JSON Schema of the arguments, served verbatim; by default derived from the
+            signature.
+        output_schema: the JSON Schema of `structuredContent`; by default derived from the return
+            annotation.
         read_only: readOnlyHint of the tool's annotations, and so on for the next three.
         destructive: destructiveHint.
         idempotent: idempotentHint.
         open_world: openWorldHint.
-        icons: for people.
+        icons: icons shown to people.
         requires: client capabilities, shaped as the schema's `ClientCapabilities`
             (`{"sampling": {}}`). A request that does not declare them is refused with -32021,
             and the function is not run.
-        scopes: what the caller's token must grant to see and call the tool.
-        once: whether a round that is sent again, because its answer was lost, gets the outcome of
-            the first instead of being run again.
+        scopes: the scopes that the caller's token must grant to see and call the tool.
+        once: whether a round that is repeated because its answer was lost gets the first outcome
+            instead of running again.
         task: whether a call may outlive its request (`roundgate docs tasks`): "optional" if the client knows
             tasks; "required" refuses one that does not with -32021. A function that takes a
             `Context` says when, with `ctx.continue_as_task()`; any other becomes a task at once.
-        unasked_answers: whether answers count that a client sends before it
-            was asked (`roundgate docs rounds`).
-        approval: what the user reads above the arguments where the back end has calls approved.
-        meta: `_meta` of its entry in the list.
+        unasked_answers: whether to accept answers that a client sends before it is asked
+            (`roundgate docs rounds`).
+        approval: the text above the arguments when the user approves a call.
+        meta: the `_meta` of the tool's entry in the list.
 
     Raises:
-        ValueError: `unasked_answers` and `once`: what must happen once needs an answer
-            to a question that was put.
+        ValueError: both `unasked_answers` and `once` are set; a tool that runs once must ask its
+            questions first.
     """
     if unasked_answers and once:
         raise ValueError(

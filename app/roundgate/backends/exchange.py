@@ -1,13 +1,12 @@
-"""Talking with what is behind a tool, whatever carries the words: it may ask back,
-and it may only start a job.
+"""Dialogues with back ends and jobs of back ends, independent of the transport.
 
     dialogue   exchange 1 ──▶ asks ──▶ the client answers ──▶ exchange 2 … ──▶ the last answer
     follow     start ──▶ values     poll … (no worker is held) … poll ──▶ over     fetch ──▶ the result
                  └ no answer          └ an answer of no use, or the task ends early: cancel
 
-Each exchange is a step, so none is repeated in a later round or by another worker; what asks back
-has its own state travel in ours, sealed, and the client never sees it. An answer is kept as JSON,
-in whatever form who carries it likes.
+Each exchange is a step, so a later round or another worker does not repeat it. A back end's state
+travels sealed inside the gateway's state; the client cannot read it. Answers are recorded as JSON
+in a form that the transport chooses.
 """
 
 from __future__ import annotations
@@ -72,11 +71,11 @@ def _exchanging(
 
 
 def asked(envelope: Any) -> Kept:
-    """The questions of an envelope (`roundgate docs rounds`): `{"inputRequests": {key:
-    InputRequest}, "state": anything}`.
+    """Return the questions of an envelope: `{"inputRequests": {key: InputRequest}, "state":
+    anything}` (`roundgate docs rounds`).
 
     Raises:
-        BackendError: it is another, or asks for something that no client could show.
+        BackendError: the envelope is malformed, or a question cannot be shown by any client.
     """
     try:
         requests: Mapping[str, Any] = envelope["inputRequests"]
@@ -94,27 +93,25 @@ def asked(envelope: Any) -> Kept:
 
 
 def is_passing(status: int) -> bool:
-    """Return whether a status may be another one a moment later: of a poll, of a fetch, of a
-    cancel."""
+    """Return whether a status of a poll, fetch or cancel is temporary, so a retry may succeed."""
     return status >= 500 or status in (408, 425, 429)
 
 
 def is_in_doubt(status: int) -> bool:
-    """Return whether the status of a start leaves open whether a job was started: a service, or
-    a proxy before it, says 408 of what took too long, done or not."""
+    """Return whether the status of a start leaves open whether a job was started. A service, or a
+    proxy in front, answers 408 to a slow request whether or not the work was done."""
     return status >= 500 or status == 408
 
 
 def is_none_left(status: int) -> bool:
-    """Return whether the status of a cancel says that there is nothing to cancel. A service may
-    also mean that it cannot do so now, or that it does not know the address, so the job is looked
-    at."""
+    """Return whether the status of a cancel says that there is nothing to cancel. Some services use
+    the same status for "not now" or an unknown address, so the caller polls the job to check."""
     return status in (404, 409, 410)
 
 
 class Job(Protocol):
-    """A job of a service, as the carrier of its requests knows it. Every method raises
-    BackendError where there is no sense in trying again."""
+    """A job of a service, as its transport sees it. Methods raise BackendError for errors that a
+    retry cannot fix."""
 
     @property
     def config(self) -> JobConfig:
@@ -125,10 +122,10 @@ class Job(Protocol):
         """Whether the result is to be fetched; else the last poll's answer is it."""
 
     async def start(self) -> Any:
-        """What the service answers to the start, as JSON.
+        """Start the job; return the service's answer as JSON.
 
         Raises:
-            NotNow: there is no answer, or none that says whether a job was started.
+            NotNow: no answer says whether a job was started.
         """
 
     async def poll(self, values: Mapping[str, str]) -> tuple[Any, Kept]:
@@ -140,15 +137,15 @@ class Job(Protocol):
         """
 
     async def fetch(self, values: Mapping[str, str]) -> Kept:
-        """The result.
+        """Return the job's result.
 
         Raises:
-            NotNow: what took hours is not given up for a service's 500.
+            NotNow: the service failed temporarily; the result can be fetched later.
         """
 
     @property
     def is_cancellable(self) -> bool:
-        """Whether the service can be told to end the job."""
+        """Return whether the service has an operation that cancels the job."""
 
     @property
     def starts_once(self) -> bool:
@@ -156,24 +153,25 @@ class Job(Protocol):
         it twice starts one job."""
 
     async def cancel(self, values: Mapping[str, str]) -> bool:
-        """Tell the service to end the job. It may have been told before.
+        """Cancel the job at the service. Safe to repeat.
 
         Returns:
             `False` if the service says that there is nothing to cancel.
 
         Raises:
-            NotNow, BackendError: it was not taken.
+            NotNow, BackendError: the service did not accept the cancel.
         """
 
 
 async def follow(job: Job, context: Context) -> Kept:
-    """The answer that has the job's result. As a task this survives any process; as an ordinary
-    call it lasts as long as a call may, and sheds.
+    """Start the job, poll until it ends, and return the answer that holds its result. A task
+    survives a restart of the process; an ordinary call lasts as long as a call may, and can be
+    shed.
 
     Raises:
         BackendError: the job could not be started, or failed.
-        JobLeft: it may run on, and is followed no more.
-        CleanedUp, NotCancelled: the call is there to cancel the job.
+        JobLeft: the job may still be running, but is no longer followed.
+        CleanedUp, NotCancelled: this run was started to cancel the job.
     """
     run = run_of(context)
     if (cleanup := run.call.cleanup) is not None:
@@ -191,11 +189,11 @@ async def follow(job: Job, context: Context) -> Kept:
 
 
 def _good(known: Kept) -> Kept:
-    """What a step of `follow` came to know.
+    """Return the result of a step of `follow`.
 
     Raises:
-        BackendError: there is no job, or none any more.
-        JobLeft: there may be one.
+        BackendError: there is no job, or it failed.
+        JobLeft: the job may still be running.
     """
     if "error" not in known:
         return known
@@ -204,12 +202,12 @@ def _good(known: Kept) -> Kept:
 
 
 async def _cancel(job: Job, context: Context, cleanup: Cleanup) -> NoReturn:
-    """Cancel the job, if there is one. The steps are those of `follow`: what they
-    had come to is known again.
+    """Cancel the job, if there is one. The steps are those of `follow`, so a replay restores their
+    results.
 
     Raises:
-        CleanedUp: it is cancelled, or there is none.
-        NotCancelled: it could not be cancelled.
+        CleanedUp: the job is cancelled, or there is none.
+        NotCancelled: the cancel failed.
     """
     started = await context.step("start", lambda: _unknown_start(cleanup))
     over = await context.poll("poll", lambda: _not_over(), every_s=job.config.every_s)
@@ -231,12 +229,12 @@ async def _cancel(job: Job, context: Context, cleanup: Cleanup) -> NoReturn:
 
 
 async def _found_again(job: Job) -> dict[str, str]:
-    """The values of a job whose start may have been sent and its answer lost: where the service
-    knows the start again, it answers with the same job.
+    """Return the values of a job whose start may have been sent but whose answer was lost. A
+    service that recognizes a repeated start answers with the same job.
 
     Raises:
-        CleanedUp: nothing can be found out.
-        NotCancelled: it is not started again, for now or for good: the job may run all the same.
+        CleanedUp: the service does not recognize a repeated start.
+        NotCancelled: the repeated start failed; the job may still be running.
     """
     if not job.starts_once:
         raise CleanedUp("no job is known; one may have been started whose answer was lost")
@@ -247,10 +245,10 @@ async def _found_again(job: Job) -> dict[str, str]:
 
 
 async def _be_over(job: Job, values: Mapping[str, str]) -> None:
-    """Return if the job is over, or unknown to its service.
+    """Return if the job has ended, or the service does not know it.
 
     Raises:
-        NotNow: it runs, or cannot be asked for.
+        NotNow: the job is running, or its status is unavailable.
     """
     try:
         told, _ = await job.poll(values)
@@ -262,28 +260,29 @@ async def _be_over(job: Job, values: Mapping[str, str]) -> None:
 
 
 def _named(values: Mapping[str, str]) -> str:
-    """What names a job, for the log."""
+    """Return the values that identify a job, for the log."""
     return ", ".join(f"{name}={value}" for name, value in values.items())[:200]
 
 
 async def _unknown_start(cleanup: Cleanup) -> Kept:
-    """In the place of a start that is not known: whether there may have been one."""
+    """Stand in for a start whose outcome is unknown; say whether it may have started a job."""
     return {"error": "", "is_left": cleanup is Cleanup.IN_DOUBT}
 
 
 async def _not_over() -> Kept:
-    """In the place of the polls that are not made any more."""
+    """Stand in for polls that are skipped during a cleanup."""
     return {"error": "", "is_left": True}
 
 
 async def _begin(run: Run, job: Job) -> Kept:
-    """The first start. What it starts can only be cancelled by whoever has its answer."""
+    """Start the job for the first time; defer cancellation until the answer arrives, because only
+    the answer identifies the job."""
     with run.beginning():
         return await _start(job)
 
 
 async def _start(job: Job) -> Kept:
-    """The values of the variables, from the answer of the start, or why there are none."""
+    """Start the job and return the values of its variables, or the reason for the failure."""
     try:
         return {"values": await _started(job)}
     except NotNow as error:
@@ -293,10 +292,10 @@ async def _start(job: Job) -> Kept:
 
 
 async def _started(job: Job) -> dict[str, str]:
-    """The values of the variables, from the answer of the start.
+    """Start the job and return the values of its variables.
 
     Raises:
-        NotNow, BackendError: as `Job.start`, or it does not say where to follow the job.
+        NotNow, BackendError: as `Job.start`; also if the answer lacks a variable.
     """
     answer = await job.start()
     try:
@@ -307,7 +306,8 @@ async def _started(job: Job) -> dict[str, str]:
 
 
 async def _poll(job: Job, values: Mapping[str, str]) -> Kept | None:
-    """The answer of a poll that found the job over; `None` while it runs, or cannot be asked."""
+    """Poll the job once. Return its answer or the failure, or `None` while the job runs or its
+    status is unavailable."""
     try:
         told, kept = await job.poll(values)
         status = _text(point(told, job.config.status))
@@ -327,7 +327,7 @@ async def _poll(job: Job, values: Mapping[str, str]) -> Kept | None:
 
 
 def _failed(error: Exception, *, is_left: bool = False) -> Kept:
-    """How a job could not be followed; `is_left` says whether it may run on."""
+    """Return a failure as JSON; `is_left` says whether the job may still be running."""
     return {"error": str(error), "is_left": is_left}
 
 

@@ -165,10 +165,10 @@ async def _offered(made: _Made, file: ConfigFile, may_be_missing: Collection[str
 
 
 def _arranged(served: Catalog, file: ConfigFile, page_size: int) -> Catalog:
-    """What back ends offer, with the views, the tool that reads on and the search.
+    """Return the catalog of the back ends with views, the tool that reads on, and search.
 
     Raises:
-        ConfigError: everything that is wrong in all of these.
+        ConfigError: lists every problem in these parts.
     """
     problems: list[Problem] = []
     checks_scopes = file.config.auth != "none"
@@ -201,7 +201,8 @@ def _arranged(served: Catalog, file: ConfigFile, page_size: int) -> Catalog:
 
 @contextmanager
 def _collected(problems: list[Problem]) -> Iterator[None]:
-    """Add the problems of a block to others, so that one run names all."""
+    """Collect the problems of a block's ConfigError into `problems`, so that one run reports
+    all."""
     try:
         yield
     except ConfigError as error:

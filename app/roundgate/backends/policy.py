@@ -71,7 +71,7 @@ def approved_first(
         question = _question(backend.effective_prefix + name, text, arguments, known)
         asked = {"approve": Form(question, _APPROVAL, is_approval=True)}
         answer, run = (await context.ask(asked))["approve"], run_of(context)
-        # a task's was logged when it was given (`tasks.service`); this is run in each of its turns
+        # `tasks.service` has logged a task's decision; this code runs in each of its turns
         if run.call.task_id is None and "approve" in run.journal.received:
             is_approved = answer.accepted and answer.value["approve"]
             log_decision(run.call.principal, is_approved)
@@ -106,7 +106,8 @@ def is_approval(request: Mapping[str, Any]) -> bool:
 
 
 def decision_in(response: Any) -> bool | None:
-    """Return whether a response on the wire approves a call; `None` where it decides neither."""
+    """Return whether a response on the wire approves a call; `None` if it is neither an approval
+    nor a refusal."""
     match response:
         case {"action": "accept", "content": {"approve": bool(decision)}}:
             return decision
@@ -116,8 +117,8 @@ def decision_in(response: Any) -> bool | None:
 
 
 def log_decision(principal: Principal, is_approved: bool, **ids: str | None) -> None:
-    """Log who has approved a call, or declined to; `ids` is what the log knows the call by, where
-    it is not the one being served. Nothing else of the answer is logged."""
+    """Log who approved or declined a call, and nothing else of the answer. `ids` identifies the
+    call in the log if it is not the one being served."""
     known = {name: value for name, value in ids.items() if value is not None}
     fields = {**known, **principal.names}
     if is_approved:

@@ -91,8 +91,8 @@ def with_search(
 def not_pinned(
     tools: Collection[str], missing: Collection[str], config: SearchConfig, origin: Origin
 ) -> list[Problem]:
-    """Return a problem for each pinned name that no tool has; none while back ends are missing,
-    whose tools nobody knows."""
+    """Return a problem for each pinned name without a tool; none while back ends are missing,
+    because their tools are unknown."""
     if missing:
         return []
     remedy = "correct the name; `roundgate check` lists them, with their prefixes"

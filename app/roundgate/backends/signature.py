@@ -75,7 +75,7 @@ class Signature:
     _changeable: Mapping[str, Any]
     """Defaults that a call could change for all that come after it, by the function's own names."""
     _branching: Branching | None
-    """Of the arguments, where some values take much more time than others of their size."""
+    """The branching of the arguments, if the cost of a value depends on more than its size."""
 
     def input_schema(self) -> dict[str, Any]:
         """JSON Schema 2020-12 of the arguments, an object.
@@ -99,12 +99,12 @@ class Signature:
         return schema
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return keyword arguments, converted to the annotated types. Lists and dicts are copies,
-        defaults too: a handler that changes one changes neither the call nor its task.
+        """Return keyword arguments, converted to the annotated types. Lists and dicts, including
+        defaults, are copies: a handler that changes one does not change the call or its task.
 
         Raises:
-            ValueError: names each argument that does not fit, and why, or the arguments take too
-                many readings.
+            ValueError: an argument is invalid (the message names each, with the reason), or
+                validation would take too many readings.
         """
         arguments = dict(arguments)
         if self._branching and self._branching.price(arguments, MAX_READINGS) > MAX_READINGS:
@@ -130,10 +130,10 @@ class Signature:
 _TYPES: Final = "Use plain types, a pydantic model, a dataclass or a TypedDict"
 _MAX_ERRORS: Final = 1_000
 MAX_READINGS: Final = 100_000
-"""Attempts of one call's arguments, and members that they miss: some 50 ms, in which nothing else
-runs."""
+"""Attempts that validating one call's arguments may take, including missing members: some 50 ms,
+during which the event loop is blocked."""
 _MAX_BRANCHES: Final = 10_000
-"""Attempts of one value. Only a type that branches at every level has more."""
+"""Attempts that one value may take. Only a type that branches at every level needs more."""
 _FEW_BRANCHES: Final = 16
 _FEW_MISSING: Final = 64
 _MAX_STATES: Final = 2_000

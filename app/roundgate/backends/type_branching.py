@@ -1,7 +1,7 @@
-"""The branching of a Python type: how often pydantic reads each part of a value.
+"""The branching of a Python type: the number of times that pydantic reads each part of a value.
 
-A union without a discriminator validates each of its alternatives. pydantic does that in native
-code, which no deadline ends and during which no other call runs.
+A union without a discriminator validates each alternative. pydantic does this in native code, which
+no deadline can interrupt and which blocks all other calls.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _OF_ARGUMENTS: Final = frozenset({"dataclass-args", "arguments", "arguments-v3"}
 
 
 def branching_of(schema: CoreSchema) -> Branching:
-    """Return the branching of the type that pydantic made a core schema of."""
+    """Return the branching of the type behind a core schema of pydantic."""
     return _Types(schema).branching
 
 
 class _Types:
-    """The parts of a core schema, each under its id."""
+    """The nodes of a core schema, by id."""
 
     def __init__(self, root: CoreSchema) -> None:
         self._parts: dict[int, Any] = {}
@@ -58,7 +58,7 @@ class _Types:
         return tuple(self._node(one) for one in schemas)
 
     def _same(self, kind: str, schema: Any) -> Iterator[Any]:
-        """The schemas that read the same value."""
+        """Yield the schemas that read the same value."""
         if kind == "definition-ref":
             yield self._definitions[schema["schema_ref"]]
         elif kind == "union":
@@ -72,13 +72,13 @@ class _Types:
 
 
 def _members(kind: str, schema: Any) -> Iterator[tuple[Key, Any]]:
-    """The schemas that read a part of the value, each with the part's key."""
+    """Yield the schemas that read a part of the value, each with the part's key."""
     if kind in _OF_ITEMS and "items_schema" in schema:
         yield ITEMS, schema["items_schema"]
     elif kind == "tuple":
         variadic = schema.get("variadic_item_index")
         for index, one in enumerate(schema["items_schema"]):
-            # what follows a variadic element has no fixed index
+            # elements after a variadic one have no fixed index
             yield ITEMS if variadic is not None and index >= variadic else index, one
     elif kind in _OF_VALUES and "values_schema" in schema:
         yield ANY, schema["values_schema"]
@@ -90,12 +90,12 @@ def _members(kind: str, schema: Any) -> Iterator[tuple[Key, Any]]:
     elif kind in _OF_ARGUMENTS:
         for index, field in enumerate(schema.get("fields", schema.get("arguments_schema"))):
             yield from _named(field["name"], field)
-            if kind != "dataclass-args":  # a named tuple is a list, too
+            if kind != "dataclass-args":  # a named tuple also accepts a list
                 yield index, field["schema"]
 
 
 def _required(kind: str, schema: Any) -> Iterator[str]:
-    """The members whose absence is an error, by one of their names."""
+    """Yield the required members by one of their names."""
     if kind == "model-fields":
         fields = schema["fields"].items()
         yield from (name for name, field in fields if field["schema"]["type"] != "default")
@@ -109,7 +109,7 @@ def _required(kind: str, schema: Any) -> Iterator[str]:
 
 
 def _named(name: str, field: Any) -> Iterator[tuple[Key, Any]]:
-    """A field, under each of the names that it may be sent by."""
+    """Yield a field's schema under each name that the field accepts."""
     alias = field.get("validation_alias", field.get("alias", name))
     if isinstance(alias, str):
         yield from ((one, field["schema"]) for one in {name, alias})

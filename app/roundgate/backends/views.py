@@ -69,14 +69,14 @@ def _view(
     chosen = {
         name: served for name, served in everything.tools.items() if _is_selected(served, config)
     }
-    # what is missing may be what the view is about
+    # the missing tools may be those that the view names
     unused = [] if everything.missing else _unused(everything, chosen.keys(), config, origin)
     problems += unused
     tools, items = _overridden(everything, chosen, config, origin, problems)
     view = replace(
         _others(everything, config, chosen), tools=tools, tool_pages=Pages(items, page_size)
     )
-    if unused:  # which tools it would have is not known
+    if unused:  # its tools are unknown
         if config.search is not None:
             known = {*everything.tools, *tools}
             problems += not_pinned(known, everything.missing, config.search, origin.at("search"))

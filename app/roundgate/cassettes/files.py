@@ -61,12 +61,13 @@ def _check_size(path: Path) -> None:
 
 
 def write(cassette: Cassette, path: Path) -> None:
-    """Write a cassette, all of it or nothing, as a file that nobody but its owner reads.
+    """Write a cassette atomically, as a file that only its owner can read. A symbolic link in its
+    place is replaced, not followed.
 
     A link at its place is replaced, not followed.
 
     Raises:
-        UsageError: the file cannot be written, or would be larger than a cassette may be.
+        UsageError: the file cannot be written, or the cassette is too large.
     """
     text = as_text(cassette, is_json=path.suffix == ".json").encode()
     if len(text) > MAX_BYTES:

@@ -36,9 +36,9 @@ class Namer:
     ) -> None:
         """
         Args:
-            rules: which values are named, and how.
-            fixed: placeholders of values that are known before.
-            escaped: patterns of secrets in escapes, with their placeholders.
+            rules: select and name the values that become placeholders.
+            fixed: placeholders of values that are known in advance.
+            escaped: patterns of escaped secrets, with their placeholders.
         """
         self._escaped = escaped
         self._members = {name: rule for rule in rules for name in rule.members}

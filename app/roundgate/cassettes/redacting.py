@@ -129,7 +129,8 @@ class Redactor:
         }
 
     def escaped(self) -> Sequence[tuple[re.Pattern[str], str]]:
-        """Patterns of the same values with any characters escaped, and the placeholders."""
+        """Return patterns that match the secrets with any characters escaped, with their
+        placeholders."""
         longest_first = sorted(self._names.items(), key=lambda one: -len(one[0]))
         return [
             (re.compile(in_escapes(value)), f"${{secret:{name}}}")

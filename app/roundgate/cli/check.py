@@ -17,7 +17,7 @@ from roundgate.config import AuthorizerConfig, ConfigFile
 from roundgate.errors import ConfigError, Problem
 
 MAX_NAMED: Final = 5
-"""Tools that are named in one remark."""
+"""Tools that one remark names."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -81,7 +81,8 @@ def _print_served(file: ConfigFile, served: Catalog, fetched: dict[str, bytes]) 
 
 
 def _unasked_scopes(file: ConfigFile, served: Catalog) -> list[Problem]:
-    """A remark where tools need scopes, and no caller is asked for any."""
+    """Return a remark if tools require scopes but `auth` is none, which gives every caller all
+    scopes."""
     if file.config.auth != "none":
         return []
     catalogs = [served, *(served.of_view(view.name) for view in file.config.views)]

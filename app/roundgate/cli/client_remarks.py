@@ -1,7 +1,7 @@
-"""Remarks of `roundgate check` on tools that some clients cannot use.
+"""Remarks of `roundgate check` about tools that some clients cannot use.
 
-Most frameworks know no tasks, and several cannot be asked (`roundgate docs clients`). A call of such a
-client ends with -32021, so the operator should know before a user does.
+Most client frameworks lack tasks, and several cannot ask the user (`roundgate docs clients`). Calls
+from such clients fail with -32021.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ASKED: Final = frozenset({"elicitation", "sampling", "roots"})
 
 
 def client_remarks(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
-    """Yield a remark for each capability of clients that some tools cannot do without."""
+    """Yield a remark for each client capability that some tools require."""
     fallback = Fallback.of(served, file.config.fallback)
     tools = {name: one.tool for name, one in served.tools.items()}
     at = file.origin.at("fallback")

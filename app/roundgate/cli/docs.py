@@ -12,7 +12,7 @@ from roundgate.errors import UsageError
 _PACKAGE: Final = Path(__file__).parents[1]
 _IN_WHEEL: Final = _PACKAGE / "docs"
 DOCS: Final = _IN_WHEEL if _IN_WHEEL.is_dir() else _PACKAGE.parents[1] / "docs"
-"""Where the documents are: in the wheel, or in the repository that the wheel is made of."""
+"""The folder of the documents: in the wheel, or in the repository that builds it."""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def pages() -> dict[str, Path]:
-    """The pages by name, such as `configuration` or `runbooks/rotate-keys`."""
+    """Return the pages by name, such as `configuration` or `runbooks/rotate-keys`."""
     files = [path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "site"]
     named = {path.relative_to(DOCS).with_suffix("").as_posix(): path for path in files}
     return dict(sorted(named.items(), key=lambda one: ("/" in one[0], one[0])))

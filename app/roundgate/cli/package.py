@@ -32,14 +32,14 @@ def run(arguments: argparse.Namespace) -> int:
 def planned_from(
     path: Path, arch: str, *, anew: bool = False, is_compiled: bool = False
 ) -> packaging.Plan:
-    """What would be packed of a configuration that `roundgate check` finds no problem in.
+    """Return the package plan of a configuration that has passed `roundgate check`.
 
     Args:
         path: the configuration.
-        arch: what the functions run on.
-        anew: whether packages are resolved again.
-        is_compiled: whether the indexes beside it are up to date; the documents that they were
-            made of need not be there.
+        arch: the architecture of the functions.
+        anew: whether to resolve package versions again.
+        is_compiled: whether the indexes beside the configuration are current; then their source
+            documents are not needed.
 
     Raises:
         ConfigError: as `run`.

@@ -8,16 +8,16 @@ from typing import Any
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parses one command, or a command with actions.
+    """The parser of one command, or of a command with actions.
 
     `argparse` gives positional arguments their values as soon as it meets the first of them, so
-    `call URL TOOL --json a=1` would leave `a=1` over. It can do better
-    (`parse_known_intermixed_args`), but subparsers never ask it to.
+    `call URL TOOL --json a=1` would reject `a=1`. Subparsers never use
+    `parse_known_intermixed_args`, which handles this.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._takes_the_rest = False
-        """Whether an argument takes every word behind it, as an action and REMAINDER do."""
+        """Whether an argument consumes every following word, as an action and REMAINDER do."""
         self._is_mixing = False
         super().__init__(*arguments, **options)  # adds --help
 

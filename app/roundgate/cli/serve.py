@@ -71,10 +71,10 @@ def url_of(bound: socket.socket, host: str, path: str) -> str:
 
 
 class Supervisor(Multiprocess):
-    """Runs several server processes on one port, and starts another where one has died."""
+    """A supervisor of several server processes on one port. Replaces processes that die."""
 
     def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]) -> None:
-        # first: afterwards nobody can tell whether SIGHUP was to be ignored (`nohup`)
+        # read first: uvicorn's handlers hide whether SIGHUP was ignored (`nohup`)
         self._is_terminal_gone = terminal_watch() if hasattr(signal, "SIGHUP") else lambda: False
         super().__init__(config, sockets)
 
@@ -88,9 +88,9 @@ class Supervisor(Multiprocess):
                 log.error("a server process died; another was started", extra={"fields": fields})
 
     def handle_hup(self) -> None:
-        """Pass SIGHUP on, and each process reloads. uvicorn would replace them all, and with them
-        end the calls that take longer than a graceful shutdown."""
-        if self._is_terminal_gone():  # the others have been told as well
+        """Forward SIGHUP so that each process reloads. uvicorn would replace the processes and end
+        calls that outlast a graceful shutdown."""
+        if self._is_terminal_gone():  # the other processes have received the signal too
             self.should_exit.set()
             return
         for process in self.processes:

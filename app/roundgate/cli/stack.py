@@ -71,7 +71,7 @@ def _package(arguments: argparse.Namespace, directory: Path, folder: Path) -> st
     planned, prefix = package.planned_from(path if has_own else demo.CONFIG, runtime.here()), ""
     print(*planned.lines(), sep="\n")
     if arguments.demo and has_own:
-        beside = demo.beside(planned, folder)  # has the indexes, and no documents
+        beside = demo.beside(planned, folder)  # has the indexes but not their documents
         planned = package.planned_from(beside, runtime.here(), is_compiled=True)
         prefix = demo.PREFIX + "__"
     packaging.package(planned, directory / "zips")

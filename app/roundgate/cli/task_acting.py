@@ -77,7 +77,7 @@ async def _requeue(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
 
 
 async def _retry(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
-    """Take a task up again at the step that ended it; queue one that was parked."""
+    """Retry a task at the step that ended it; queue a parked task."""
     ref = chosen[0]
     record = await stores.tasks.read(ref, now_ms)
     if record is None or record.ending is not Ending.STEP_FAILED:

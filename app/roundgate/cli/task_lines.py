@@ -35,7 +35,7 @@ def row_of(record: TaskRecord, now_ms: int) -> tuple[str, ...]:
 
 
 def doing(record: TaskRecord, now_ms: int) -> str:
-    """What an open task is waiting for, and one that a failed step ended."""
+    """Return the reason why an open task waits, or the failed steps that ended a task."""
     if record.expires_ms <= now_ms:
         return "-"
     if record.retried_as is not None:
@@ -65,15 +65,15 @@ def is_parked(record: TaskRecord) -> bool:
 
 
 def is_to_be_retried(record: TaskRecord) -> bool:
-    """Whether a failed step ended it, and no other task goes on with its work yet."""
+    """Return whether a failed step ended the task and no other task continues its work."""
     return record.ending is Ending.STEP_FAILED and record.retried_as is None
 
 
 def facts_of(
     record: TaskRecord, now_ms: int, steps: Sequence[StepDone] | None = None
 ) -> dict[str, Any]:
-    """All that an operator is shown of it, as JSON has it: times in UTC,
-    absent what there is not. `steps` is what it has done, where that is known."""
+    """Return the facts about a task for an operator, as JSON: times in UTC, unknown facts absent.
+    `steps` lists the steps done, if known."""
     asks = [
         {"key": key, "method": decode(request)["method"]}
         for key, request in record.requests.items()
@@ -129,7 +129,7 @@ _COUNTED: Final = {
     "deaths": "workers that died or stalled while they ran nothing else",
     "claims": "turns that workers have begun",
 }
-"""What the counters count."""
+"""The nouns of the counters."""
 
 
 def print_facts(record: TaskRecord, now_ms: int, steps: Sequence[StepDone] | None) -> None:
@@ -158,7 +158,7 @@ def print_facts(record: TaskRecord, now_ms: int, steps: Sequence[StepDone] | Non
 
 
 def _told(step: StepDone) -> str:
-    """How a step is, for people."""
+    """Return a step's state, for people."""
     times = "" if step.attempts is None else f" after {step.attempts} attempt"
     times += "s" if (step.attempts or 1) > 1 else ""
     if step.again_ms is not None:

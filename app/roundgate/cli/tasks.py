@@ -30,7 +30,8 @@ Action: TypeAlias = Callable[[argparse.Namespace, Stores, Clock], Awaitable[int]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """See `roundgate docs cli`; status 1 if there is no such task, or no store to look at."""
+    """Run a `tasks` action (`roundgate docs cli`). Return 1 if there is no such task or no store to
+    read."""
     clock = Clock()
     file = configuration_file(arguments.config)
     using = settings.from_environment({**os.environ, "GATEWAY_CONFIG": str(file)})

@@ -320,7 +320,7 @@ def negotiate(
             if not _is_of_older_servers(error.status):
                 raise
         except BadAnswer:
-            pass  # no message of this revision; what the handshake meets is the better error
+            pass  # not a message of this revision; the handshake's error is more helpful
         except TimedOut as error:
             if not error.was_sent:
                 raise
@@ -337,8 +337,8 @@ def negotiate(
 
 
 def _is_of_older_servers(status: int) -> bool:
-    """Return whether an older server may answer a request that it does not know with this
-    status, rather than because of who asks or of how it is doing."""
+    """Return whether an older server answers unknown requests with this status, rather than because
+    of the caller or its own health."""
     return status == 501 or (400 <= status < 500 and status not in (401, 403, 407, 408, 429))
 
 

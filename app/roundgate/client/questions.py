@@ -81,7 +81,8 @@ class Question:
 
     @property
     def host(self) -> str | None:
-        """The host that a URL question sends the user to, as a browser will have it."""
+        """Return the host that a URL question sends the user to, as a browser reads it; `None` for
+        other questions."""
         return page_host(self.params["url"]) if self.kind is Kind.URL else None
 
     @property

@@ -38,21 +38,21 @@ class Reader:
         in_session: bool,
         sent: Sequence[tuple[str, str]] = (),
     ) -> Json:
-        """The result in a response that is one JSON object.
+        """Return the result in a response that is one JSON object.
 
         Args:
-            response: what came.
-            request_id: of the request that it answers.
-            in_session: whether the request named a session of an older server: then
-                404 says that it is over.
-            sent: the headers of the request, which no error may repeat.
+            response: the HTTP response.
+            request_id: the id of the request.
+            in_session: whether the request named a session of an older server: then 404 means that
+                the session has ended.
+            sent: the headers of the request, which errors must not repeat.
 
         Raises:
             RpcError: the server answered with an error.
             SessionOver: the server has forgotten the session.
-            TryLater: it asks for patience, or something in front of it does.
-            HttpRefused: it refused the request without a JSON-RPC message.
-            BadAnswer: it answered something else.
+            TryLater: the server, or a proxy in front, asks to retry later.
+            HttpRefused: the server refused the request without a JSON-RPC message.
+            BadAnswer: the response is anything else.
         """
         status = response.status
         refuse_compressed(response)
@@ -117,12 +117,12 @@ class Reader:
 def result_of(message: Json, request_id: Any) -> Json:
     """Return the result in a response.
 
-    An HTTP request gets one JSON-RPC response, so an error is its error whatever id it has:
-    servers on the Python SDK 1.x send "server-error" as the id of a request that they refuse.
+    An HTTP request gets one JSON-RPC response, so an error belongs to the request whatever its id:
+    servers on the Python SDK 1.x send the id "server-error" when they refuse a request.
 
     Raises:
-        RpcError: it has an error.
-        BadAnswer: it is the response to another request, or has no result.
+        RpcError: the response is an error.
+        BadAnswer: the response belongs to another request, or has no result.
     """
     if "error" in message:
         raise rpc_error(message["error"])
@@ -146,15 +146,15 @@ def media_type_of(response: HttpResponse) -> str:
 
 
 def _is_response(message: Json, *, any_error: bool) -> bool:
-    """Return whether this is a JSON-RPC response. What refuses a request in front of the server
-    may send an `error` of another shape: with `any_error` that counts, too."""
+    """Return whether this is a JSON-RPC response. A proxy in front of the server may send an
+    `error` of another shape, which `any_error` accepts."""
     if "method" in message:
         return False
     return "result" in message or ("error" in message and (any_error or is_error(message["error"])))
 
 
 def _no_message(response: HttpResponse, reason: str) -> TryLater | HttpRefused:
-    """Return the error that a response without a JSON-RPC message stands for."""
+    """Return the error for a response without a JSON-RPC message."""
     status = response.status
     if status not in _TRY_LATER_STATUSES:
         return _refusal(status, reason)

@@ -1,9 +1,8 @@
-"""The server's own words about a refusal: what a person needs to do something about it.
+"""The server's own explanation of a refusal, for people.
 
-Read from a JSON-RPC error, from the JSON that frameworks and OAuth send, from one line of plain
-text, or from the challenge. The text is a server's: it is short, on one line, and never repeats a
-header of the request that may be a credential, nor eight letters and digits of one in a row,
-whatever stands between them.
+The text comes from a JSON-RPC error, from the JSON of frameworks and OAuth, from one line of plain
+text, or from the challenge. It is one short line. It never repeats a request header that may be a
+credential, nor eight consecutive letters and digits of one, whatever stands between them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ _READ_S: Final = 5
 _LONGEST: Final = 300
 _SHORTEST_SECRET: Final = 6
 _TELLING: Final = 8
-"""Letters and digits of a credential that are not shown: servers repeat how a key begins or ends."""
+"""The number of a credential's letters and digits that make a text secret. Servers often quote the
+beginning or end of a key."""
 _MEMBERS: Final = (
     "error_description",
     "message",
@@ -46,17 +46,17 @@ _PUBLIC: Final = frozenset(
 
 
 async def reason_of(response: HttpResponse, sent: Iterable[tuple[str, str]] = ()) -> str:
-    """Return ": " and why a server refused a request, or nothing if it does not say.
+    """Return ": " and the server's reason for refusing a request, or an empty string.
 
     Args:
-        response: whose body nobody has read.
+        response: the response, with its body unread.
         sent: the headers of the request.
     """
     return reason_in(await _beginning(response), response, sent)
 
 
 def reason_in(body: bytes, response: HttpResponse, sent: Iterable[tuple[str, str]] = ()) -> str:
-    """Return the same from a body that has been read."""
+    """Return ": " and the reason from a body that has been read, or an empty string."""
     challenge = response.headers.get("www-authenticate", "")
     media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     said = _in_body(body, media_type) or challenge_parameters(challenge).get(
@@ -68,7 +68,8 @@ def reason_in(body: bytes, response: HttpResponse, sent: Iterable[tuple[str, str
 
 
 async def _beginning(response: HttpResponse) -> bytes:
-    """Return what a body begins with; nothing if the server does not send it in time."""
+    """Return the beginning of an uncompressed body: at most `_MAX_BODY` bytes, as far as they
+    arrive in time."""
     if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
         return b""
     found = b""
@@ -105,7 +106,7 @@ def _in_json(found: Any) -> str:
 
 
 def _tells_a_secret(line: str, sent: Iterable[tuple[str, str]]) -> bool:
-    """Return whether a line repeats a credential, or enough of one to be of use."""
+    """Return whether a line repeats a credential or a usable part of one."""
     line_plain = _letters_and_digits(line)
     for secret in _secrets(sent):
         plain = _letters_and_digits(secret)
@@ -117,7 +118,7 @@ def _tells_a_secret(line: str, sent: Iterable[tuple[str, str]]) -> bool:
 
 
 def _secrets(sent: Iterable[tuple[str, str]]) -> Sequence[str]:
-    """Return the words of headers that may be credentials, without the scheme in front of one."""
+    """Return the words of headers that may be credentials, without their scheme."""
     words: list[str] = []
     for name, value in sent:
         if name.lower() not in _PUBLIC:

@@ -44,7 +44,7 @@ class Sender:
         self._auth = auth
         self._headers = tuple(headers)
         self.sent: Sequence[tuple[str, str]] = ()
-        """The headers of the last request, which no error may repeat."""
+        """The headers of the last request, which errors must not repeat."""
 
     async def send(
         self, method: str, headers: Sequence[tuple[str, str]], body: bytes | None
@@ -120,7 +120,7 @@ class Sender:
     async def _refused(
         self, response: HttpResponse, attempt: int, sent: Sequence[tuple[str, str]]
     ) -> None:
-        """Return if the request should be sent again; raise `AuthorizationFailed` otherwise."""
+        """Return if the request should be sent again; otherwise raise `AuthorizationFailed`."""
         reason = await reason_of(response, sent)
         await response.close()
         challenge = response.headers.get("www-authenticate", "")
@@ -162,5 +162,5 @@ class Sender:
 
 
 def _public_part(url: Url) -> str:
-    """Return a URL without its query, which may hold what only the server should see."""
+    """Return a URL without its query, which may be confidential."""
     return f"{url.scheme}://{url.authority}{url.target.partition('?')[0]}"

@@ -160,7 +160,8 @@ def found_in(
 def settings_of(
     value: Any, loc: tuple[str | int, ...] = ()
 ) -> Iterator[tuple[tuple[str | int, ...], Any]]:
-    """Yield each setting in a part of the configuration that has no parts, with its place."""
+    """Yield each setting in a part of the configuration that has no parts of its own, with its
+    place."""
     match value:
         case BaseModel():
             for name, about in type(value).model_fields.items():

@@ -35,7 +35,7 @@ LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One field a variable; `roundgate docs configuration` describes each."""
+    """The settings of the environment, one field a variable (`roundgate docs configuration`)."""
 
     config: Path = Path("gateway.yaml")
     """GATEWAY_CONFIG: the file that says what is served."""

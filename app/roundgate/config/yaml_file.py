@@ -54,16 +54,15 @@ def read(
     repeated: list[Problem] | None = None,
     has_aliases: bool = True,
 ) -> Located:
-    """Parse a file. What YAML takes for a date stays text: JSON has no dates.
+    """Parse a file. Dates stay text, because JSON has no dates.
 
     Args:
-        remedy: what to do if there is no such file.
+        remedy: the remedy to report if there is no such file.
         has_aliases: whether the file may use a value twice (`*name`).
-        repeated: keys that are there twice are added to these, in place of an
-            error; the last of them counts.
+        repeated: receives duplicate keys, which are then no error; the last value counts.
 
     Raises:
-        ConfigError: it cannot be read, is too large, is not YAML or JSON, or repeats a key.
+        ConfigError: the file cannot be read, is too large, is not YAML or JSON, or repeats a key.
     """
     try:
         with path.open("rb") as file:
@@ -109,7 +108,7 @@ def _read_yaml(path: Path, text: bytes, noted: list[Problem] | None, max_aliased
     except YamlTooCostly as error:
         remedy = "write the value out where it is used" if "alias" in str(error) else "write less"
         raise ConfigError([Problem(str(path), "(file)", str(error), remedy, error.line)]) from None
-    except (ValueError, OverflowError):  # a date or number that Python does not have
+    except (ValueError, OverflowError):  # a date or number that Python cannot represent
         problem = Problem(str(path), "(file)", "has a value that cannot be read", "mend the syntax")
         raise ConfigError([problem]) from None
     except yaml.YAMLError as error:

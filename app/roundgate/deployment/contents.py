@@ -1,11 +1,11 @@
-"""Which files of a repository go into the functions: what gateway.yaml names, and what
-that imports. Nothing else.
+"""The repository files that are packed into the functions: those that gateway.yaml names, and their
+imports.
 
     gateway.yaml ──▶ files of back ends ──▶ the modules beside them that they import ──▶ theirs …
-                 └─▶ package.include: what nobody can see from there, such as data
+                 └─▶ package.include: files that imports do not show, such as data
 
-Of a package the Python files are taken; what else lies in it has to be named by `package.include`,
-or left out by `.roundgateignore`. What has the name of a secret is never taken, whoever asks for it.
+Only the Python files of a package are packed. Its other files must be listed in `package.include`
+or in `.roundgateignore`. Files with the name of a secret are never packed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SECRETS: Final = (
     *("client_secret*.json", "client-secret*.json", "service-account*.json"),
     *("service_account*.json", "*firebase-adminsdk*.json", "secret", "secret.*", "secrets"),
     "secrets.*",
-    # data of people, and what somebody typed or sent
+    # personal data, and text that people typed or sent
     *("*.db", "*.db-*", "*.sqlite*", "*dump.sql*", "dump*.sql*", "backup*.sql*", "*.dump"),
     *(".*_history", "*.har"),
 )
@@ -54,7 +54,7 @@ _NEVER: Final = (
 )
 """What is of no use there."""
 _OF_ENVIRONMENT: Final = "pyvenv.cfg"
-"""What the folder of a virtual environment has, whatever it is called."""
+"""Files and folders that identify a virtual environment, whatever its name."""
 _LISTED: Final = 10
 """Files that a problem names before it counts the others."""
 
@@ -69,7 +69,7 @@ class Contents:
     refused: list[str] = field(default_factory=list)
     """What was left out because its name is a secret's."""
     unasked: list[str] = field(default_factory=list)
-    """What lies in packages, is no Python, and has not been included."""
+    """Non-Python files of packages that `package.include` does not cover."""
 
     @property
     def sources(self) -> list[str]:
@@ -78,11 +78,11 @@ class Contents:
 
 
 def gather(file: ConfigFile) -> Contents:
-    """The files that belong to a configuration.
+    """Return the files that belong to a configuration.
 
     Raises:
-        ConfigError: one that is named is not there, is elsewhere, or has the name of a secret; or
-            a package has files that are no Python and that nobody has included.
+        ConfigError: a named file is missing, lies outside the folder, or has the name of a secret;
+            or a package has non-Python files that are neither included nor ignored.
     """
     gathering = _Gathering(file.origin.base_dir, file.origin.located.file)
     problems: list[Problem] = []
@@ -112,7 +112,7 @@ def gather(file: ConfigFile) -> Contents:
 
 
 def _asking(unasked: Sequence[str], file: ConfigFile) -> Problem:
-    """Return the problem that lists the files that are no Python and says how to include them."""
+    """Return the problem that lists the non-Python files and says how to include them."""
     more = f" and {len(unasked) - _LISTED} more" if len(unasked) > _LISTED else ""
     message = f"packages have files that are no Python: {', '.join(unasked[:_LISTED])}{more}"
     line = json.dumps([*file.config.package.include, *_patterns(unasked)], ensure_ascii=False)
@@ -124,7 +124,7 @@ def _asking(unasked: Sequence[str], file: ConfigFile) -> Problem:
 
 
 def _patterns(names: Sequence[str]) -> list[str]:
-    """Return what includes these files: a path, or a pattern for those of one kind and folder."""
+    """Return patterns that include these files: a path, or a pattern for each kind and folder."""
     kinds: dict[tuple[str, str], list[str]] = {}
     for name in names:
         path = PurePosixPath(name)
@@ -136,7 +136,8 @@ def _patterns(names: Sequence[str]) -> list[str]:
 
 
 def in_src(base: Path, module: str) -> str | None:
-    """Return where a module is in the folder `src`, if it is not beside gateway.yaml."""
+    """Return the path of a module in the folder `src`; `None` if the module is beside gateway.yaml
+    or not in `src`."""
     first = module.partition(".")[0]
     if (base / f"{first}.py").is_file() or _is_package(base / first):
         return None
@@ -158,10 +159,10 @@ class Ignored:
 
     @classmethod
     def of(cls, directory: Path) -> Ignored:
-        """Return those of a folder; none if it has no such file.
+        """Return the patterns of a folder; empty if the folder has no such file.
 
         Raises:
-            ConfigError: the file is no UTF-8 text.
+            ConfigError: the file is not UTF-8 text.
         """
         file = directory / IGNORE_FILE
         try:
@@ -266,7 +267,7 @@ class _Gathering:
         relative = self._relative(path)
         if relative is None or relative in self._ignored or _is_useless(relative):
             return
-        if path.resolve() == self._config:  # it is packed as gateway.json, without its comments
+        if path.resolve() == self._config:  # packed as gateway.json, without comments
             return
         if any((self.base / one / _OF_ENVIRONMENT).is_file() for one in relative.parents):
             return

@@ -1,13 +1,12 @@
-"""`roundgate deploy`: what is deployed with which parameters, so that a second deployment changes
-nothing by accident.
+"""`roundgate deploy`: chooses parameters so that a second deployment changes nothing by accident.
 
-`sam deploy` keeps the parameters of the stack that it is not given. The zips it knows nothing of:
-so their architecture is the stack's, unless another is asked for, and it is always passed. Nobody
-can delete the table of a stack that is up, but one that could not be made has to go: a new stack is
-made with `ProtectTable=later`, and protected by a second deployment of that one parameter; if that
-is interrupted, by the next one. With SnapStart the API calls a version of
-the function, and `Release`, a digest of all that is deployed, has each deployment that changes
-something publish one.
+`sam deploy` keeps the stack's parameters that are not passed. It does not inspect the zips, so
+`Architecture` is always passed: the stack's value unless another is requested. A complete stack
+protects its table from deletion, but a failed first deployment must be able to delete it. So a new
+stack is created with `ProtectTable=later`, and a second deployment of that parameter protects the
+table. If the second one is interrupted, the next deployment does it. With SnapStart the API calls a
+version of the function. `Release`, a digest of everything deployed, makes each deployment with a
+change publish a new version.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ OF_SESSIONS: Final = ("--region", "--profile")
 """Options that say whose stack it is."""
 _LOOKED_AT: Final = (OVERRIDES, *OF_SESSIONS)
 LATER: Final = "later"
-"""`ProtectTable` of a stack whose table is to be protected as soon as the stack has been made."""
+"""The value of `ProtectTable` while a new stack is being created."""
 _OVERRIDE: Final = re.compile(
     r"""\s*(?:ParameterKey=(?P<key>\w+),ParameterValue|(?P<name>\w+))="""
     r"""(?P<value>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|.*?)(?=\s+(?:\w+=|ParameterKey=)|\s*$)""",
@@ -207,12 +206,12 @@ def _sam(sam: str, template: Path, asked: Asked, passed: Mapping[str, str]) -> l
 
 
 def run(commands: Sequence[Sequence[str]], is_made: Callable[[], bool] = lambda: True) -> int:
-    """Run commands one after another; return the status of the first that fails, else 0.
+    """Run commands in order; return the status of the first that fails, or 0.
 
     Args:
         commands: the calls of `sam`.
-        is_made: whether there is a stack; after a change set that was declined there is none, and
-            the commands after the first, which change the stack, are not run.
+        is_made: returns whether the stack exists. After a declined change set it does not, and the
+            commands after the first, which change the stack, are not run.
     """
     for number, command in enumerate(commands):
         if number and not is_made():
@@ -329,11 +328,11 @@ def remarks(asked: Asked, config: Path, stored: Mapping[str, str]) -> Iterator[s
 
 @dataclass(frozen=True)
 class Quota:
-    """How many functions an account may run at once in a region."""
+    """The number of functions that an account may run at once in a region."""
 
     executions: int
     unreserved: int
-    """Those that no function has reserved."""
+    """The part of `executions` that is not reserved for a function."""
 
 
 @dataclass(frozen=True)
@@ -343,7 +342,7 @@ class Found:
     stored: Mapping[str, str] = field(default_factory=dict)
     """The parameters that the stack has."""
     quota: Quota | None = None
-    """None if we may not know."""
+    """`None` without permission to read the quota."""
     region: str | None = None
 
 
@@ -353,14 +352,14 @@ _STUCK: Final = {
     "DELETE_FAILED": "delete-stack",
     "UPDATE_ROLLBACK_FAILED": "continue-update-rollback",
 }
-"""What has to be done to a stack in a state that takes no deployment."""
+"""The command that repairs a stack in a state that takes no deployment."""
 
 
 def stored_parameters(cloudformation: Any, stack: str) -> dict[str, str]:
-    """Return the parameters of the stack; nothing if there is none yet.
+    """Return the parameters of the stack; empty if the stack does not exist yet.
 
     Raises:
-        UsageError: the stack takes no deployment as it is.
+        UsageError: the stack's state takes no deployment.
     """
     from botocore.exceptions import ClientError
 
@@ -387,7 +386,8 @@ def stored_parameters(cloudformation: Any, stack: str) -> dict[str, str]:
 
 
 def quota_of(functions: Any) -> Quota | None:
-    """Return how many functions the account may have at once, if we may know."""
+    """Return the account's concurrency quota; print the reason and return `None` if it cannot be
+    read."""
     from botocore.exceptions import ClientError
 
     try:
@@ -432,10 +432,10 @@ def of_account(asked: Asked, config: Path) -> tuple[Asked, Found]:
 
 
 def is_made(asked: Asked) -> bool:
-    """Return whether there is a stack, and not only a change set for one.
+    """Return whether the stack exists, not only a change set that would create it.
 
     Raises:
-        UsageError: AWS does not say.
+        UsageError: AWS cannot be asked.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 

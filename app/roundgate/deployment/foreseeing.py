@@ -1,7 +1,8 @@
-"""What would fail late in a deployment: said before anything is packed or uploaded.
+"""Checks for errors that would fail late in a deployment, made before anything is packed or
+uploaded.
 
-CloudFormation finds some of it when the code is at AWS already, AWS Lambda some of it when the
-first function is made, and some of it only clients do.
+CloudFormation finds some errors after the upload, AWS Lambda some when it creates the first
+function, and some appear only to clients.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from roundgate.deployment.stack.template import Template
 from roundgate.errors import UsageError
 
 GATEWAYS_SHARE: Final = 2
-"""Of the account's executions, workers may take one in so many."""
+"""The divisor of the account's executions that limits `WorkerConcurrency`."""
 UNRESERVED: Final = 100
-"""Executions that an account has to leave unreserved; all of them if it has fewer."""
+"""Executions that an account must leave unreserved; all of them if it has fewer."""
 MAX_ENVIRONMENT_BYTES: Final = 4_096
-"""Names and values of a function's variables (AWS Lambda quotas)."""
+"""The limit on names and values of a function's variables, in bytes (AWS Lambda quotas)."""
 _RSA: Final = ("RS", "PS")
-"""How the names of algorithms begin that sign with RSA."""
+"""The prefixes of algorithms that sign with RSA."""
 
 
 def check(
@@ -39,8 +40,8 @@ def check(
     quota: Quota | None,
     region: str | None = None,
 ) -> None:
-    """Raise UsageError if CloudFormation or AWS Lambda would refuse the parameters, if everybody
-    or nobody could call, or if the functions would starve each other."""
+    """Raise UsageError if the parameters are invalid, leave the API open or unreachable, or exceed
+    the account's concurrency."""
     says = {**stored, **asked.overrides}
     value = read_configuration(config)
     if wrong := judging.refused(asked.overrides, says, judging.declared(variables_of(value))):
@@ -54,7 +55,7 @@ def check(
 
 
 def _check_concurrency(says: Mapping[str, str], stored: Mapping[str, str], quota: Quota) -> None:
-    """Raise UsageError if the account cannot give the functions what they ask for."""
+    """Raise UsageError if the account cannot provide the functions' concurrency."""
     workers, gateways = (
         int(says.get(name, default_of(name)))
         for name in ("WorkerConcurrency", "GatewayConcurrency")
@@ -86,7 +87,7 @@ def _check_concurrency(says: Mapping[str, str], stored: Mapping[str, str], quota
 
 
 def _check_topic(says: Mapping[str, str], region: str | None) -> None:
-    """Raise UsageError if alarms of the region cannot reach the topic."""
+    """Raise UsageError if the region's alarms cannot reach the topic."""
     there = says.get("AlarmTopicArn", "").split(":")
     if region and len(there) > 3 and there[3] != region:
         raise UsageError(
@@ -98,8 +99,8 @@ def _check_topic(says: Mapping[str, str], region: str | None) -> None:
 def _check_environment(
     stack: str, says: Mapping[str, str], env: Mapping[str, str], region: str
 ) -> None:
-    """Raise UsageError if a function cannot have its variables: AWS Lambda bounds all of them
-    together. Names that AWS makes up are as long here as there."""
+    """Raise UsageError if a function's variables exceed the limit of AWS Lambda on their total
+    size. Placeholders of the same length stand for names that AWS generates."""
     known = {
         "Table": f"{stack}-Table-{'X' * 13}",
         "Queue": f"https://sqs.{region}.amazonaws.com/{'0' * 12}/{stack}-Queue-{'X' * 12}",
@@ -125,8 +126,8 @@ def _check_environment(
 
 
 def _check_callers(config: Path, auth: Any, says: Mapping[str, str]) -> None:
-    """Raises UsageError: by what the configuration and the authorizer say together, everybody
-    could call, or nobody."""
+    """Raise UsageError if the configuration and the authorizer together leave the API open to
+    everyone or closed to all."""
     issuer = says.get("AuthorizerIssuer", "")
     is_behind = isinstance(auth, dict) and "authorizer" in auth
     if auth == "none" and says.get("AllowAnonymous") != "true":
@@ -162,12 +163,13 @@ def _check_callers(config: Path, auth: Any, says: Mapping[str, str]) -> None:
 
 
 def _has_another_authorizer() -> bool:
-    """Whether somebody has written one into the template."""
+    """Return whether the template has been given an authorizer of another name."""
     return judging.template().named("AWS::ApiGatewayV2::Authorizer") != ["Authorizer"]
 
 
 def _check_domain(says: Mapping[str, str], region: str | None) -> None:
-    """Raises UsageError: what CloudFormation finds out late, or clients."""
+    """Raise UsageError for a domain that CloudFormation would refuse late, or that clients could
+    not use."""
     name, url = says.get("DomainName", ""), says.get("PublicUrl", "")
     there = says.get("CertificateArn", "").split(":")
     if name and region and len(there) > 3 and there[3] != region:

@@ -19,7 +19,7 @@ from roundgate.deployment.stack.template import Template
 Declared = Mapping[str, Mapping[str, Any]]
 """The parameters of a template, as it declares them."""
 MAX_VALUE_BYTES: Final = 4_096
-"""Of a parameter (CloudFormation quotas)."""
+"""The limit on a parameter's value, in bytes (CloudFormation quotas)."""
 _WHOLE: Final = re.compile(r"-?[0-9]{1,18}")
 
 

@@ -1,5 +1,5 @@
-"""Credentials that stand in gateway.yaml, or in a packed file, as they are: they would be in the
-zip, in the bucket that it is uploaded to, and in the functions' code, which many may read.
+"""A search for literal credentials in gateway.yaml and in packed files. Packed, they would be
+readable in the zip, in the bucket and in the functions' code.
 
     credential: {bearer: abc123}              refused: the text itself
     credential: {bearer: "${TOKEN:-abc123}"}  refused: the text is the default
@@ -23,13 +23,13 @@ from roundgate.errors import Problem
 _Loc: TypeAlias = tuple[str | int, ...]
 
 _REFERENCE: Final = re.compile(r"(?<!\$)\$\{(?:(?:secret|ssm):[^}]+|[^}:]+)\}")
-"""A reference whose text is nowhere in the zip: neither a file nor a default."""
+"""A reference whose text is not in the zip: neither a file nor a default."""
 _OTHER_REFERENCE: Final = re.compile(r"\$\{[^}]*\}")
 _VARIABLE_OF_A_SECRET: Final = re.compile(
     r"(?i)((?<!primary)(?<!public)(?<!sort)(?<!partition)(?<!foreign)(\b|_|api)key"
     r"|secret|passw(or)?d|passphrase|pwd|token|credentials?)(_?\d+)?$"
 )
-"""How the name of a variable ends that holds a credential."""
+"""The ending of a variable's name that marks a credential."""
 _SHAPES: Final = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----"
     r"|\b[a-z][a-z0-9+.-]*://[^\s/@:]*:[^\s/@$]+@"  # a URL with a password
@@ -38,26 +38,26 @@ _SHAPES: Final = re.compile(
     r"|\b(sk|rk)_live_\w{16}|\bsk-[A-Za-z0-9_-]{32}|\bxox[abeprs]-[\w-]{10}|\bAIza[\w-]{35}"
     r"|\beyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,}"  # a JWT
 )
-"""Texts that nothing but a credential looks like."""
+"""Texts that only a credential looks like."""
 _TOKENS: Final = re.compile(
     rb"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:\s|\\[nr]|[\"'+\\(),])*[A-Za-z0-9+/]{32}"
     rb"|\b(?:AKIA|ASIA)(?![A-Z0-9]{9}EXAMPLE)[A-Z0-9]{16}\b"
     rb"|\bgh[opsur]_[A-Za-z0-9]{36}|\bgithub_pat_\w{22}|\bglpat-[\w-]{20}"
     rb"|\b[sr]k_live_\w{16}|\bsk-(?:proj|ant|svcacct)-[\w-]{32}|\bxox[abeprs]-\d[\w-]{9}"
 )
-"""Those that neither a sample nor the text of a program looks like."""
+"""Credentials that neither samples nor program text look like."""
 _SCANNED_BYTES: Final = 1_000_000
-"""Of each packed file."""
+"""The number of bytes scanned of each packed file."""
 _IDS: Final = frozenset({"client_credentials"})
-"""Settings that are kept out of logs, and that no harm comes of."""
+"""Settings that logs omit but that are harmless in a zip."""
 
 
 def credentials(file: ConfigFile, source: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield a problem for each credential that would be packed as it is; none quotes it.
+    """Yield a problem for each credential that would be packed literally; none quotes it.
 
     Args:
         file: the configuration.
-        source: what the file holds, with its references.
+        source: the file's content, with references unresolved.
     """
     places = dict.fromkeys([*_of_settings(file, source), *_of_env(source), *_of_shape(source)])
     for loc in places:
@@ -65,7 +65,7 @@ def credentials(file: ConfigFile, source: Mapping[str, Any]) -> Iterator[Problem
 
 
 def in_files(base: Path, names: Iterable[str]) -> Iterator[Problem]:
-    """Yield a problem for each packed file that has a credential in its text; none quotes it."""
+    """Yield a problem for each packed file whose text contains a credential; none quotes it."""
     for name in names:
         with (base / name).open("rb") as file:
             text = file.read(_SCANNED_BYTES)
@@ -80,7 +80,7 @@ def in_files(base: Path, names: Iterable[str]) -> Iterator[Problem]:
 
 
 def _of_settings(file: ConfigFile, source: Mapping[str, Any]) -> Iterator[_Loc]:
-    """Yield the settings that take a secret, and have its text."""
+    """Yield the places of settings whose secret is literal text."""
     for loc, value in settings_of(file.config):
         if isinstance(value, Secret | SecretStr) and _is_of_a_secret(loc):
             text = _text(source, loc)
@@ -90,39 +90,41 @@ def _of_settings(file: ConfigFile, source: Mapping[str, Any]) -> Iterator[_Loc]:
 
 
 def _of_env(source: Mapping[str, Any]) -> Iterator[_Loc]:
-    """Yield the variables whose names say that they are secrets, and that have a text."""
+    """Yield the places of variables that are named like secrets and are literal text."""
     for name, text in (source.get("env") or {}).items():
         if isinstance(text, str) and _VARIABLE_OF_A_SECRET.search(name) and _is_literal(text):
             yield "env", name
 
 
 def _of_shape(source: Any, loc: _Loc = ()) -> Iterator[_Loc]:
-    """Yield the places of all texts that have a credential in them."""
+    """Yield the places of all texts that contain a credential."""
     for place, text in settings_of(source, loc):
         if isinstance(text, str) and _SHAPES.search(text):
             yield place
 
 
 def _is_of_a_secret(loc: _Loc) -> bool:
-    """Return whether a setting that takes a secret has one: fixed headers do by their names."""
+    """Return whether a setting of a secret type holds a secret. A fixed header does if its name
+    says so."""
     if len(loc) > 1 and loc[-2] == "headers":
         return SECRET_NAME.search(str(loc[-1])) is not None
     return loc[-1] not in _IDS
 
 
 def _is_literal(text: str) -> bool:
-    """Return whether a text has a credential in it, and none of it is kept elsewhere."""
+    """Return whether a text is not empty and has no reference to a value kept elsewhere."""
     return bool(text.strip()) and _REFERENCE.search(text) is None
 
 
 def _without_file_name(text: str, loc: _Loc) -> str:
-    """Return the text of a setting, empty where it is the name of a file, which `contents` sees."""
+    """Return the text of a setting, or an empty string if it is a file name, which `contents`
+    checks."""
     is_file = loc[-2:] == ("tls", "key") and "-----BEGIN" not in text
     return "" if is_file and not _OTHER_REFERENCE.search(text) else text
 
 
 def _text(source: Any, loc: _Loc) -> str:
-    """Return what stands at a place; nothing where it is not given."""
+    """Return the text at a place, or an empty string if there is none."""
     for step in loc:
         try:
             source = source[step]

@@ -44,13 +44,13 @@ _RENAME: Final = (
 
 
 def unpacked(contents: Contents, staging: Path, function: str) -> Iterator[Problem]:
-    """Yield the imports of the repository's own modules that lead nowhere in a function's code, and
-    the modules of its packages that are not packed because of their names.
+    """Yield the local imports that a function's code cannot resolve, and the package modules that
+    are not packed because of their names.
 
     Args:
         contents: the files of the repository.
-        staging: what the zip will have.
-        function: which, for the message.
+        staging: the folder that becomes the zip.
+        function: the function's name, for the message.
     """
     there = {path.name.partition(".")[0] for path in staging.iterdir()}
     known = there | runtime.MODULES | sys.stdlib_module_names

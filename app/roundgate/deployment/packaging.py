@@ -138,16 +138,17 @@ def stood_for(file: ConfigFile) -> list[Problem]:
 
 
 def plan(file: ConfigFile, path: Path, arch: str, *, anew: bool = False) -> Plan:
-    """What would be packed.
+    """Return the plan of the package.
 
     Args:
-        file: the configuration, read with a placeholder for what is not set here.
-        path: of gateway.yaml.
-        arch: of the functions, as CloudFormation calls it.
-        anew: whether the newest versions of packages are looked for.
+        file: the configuration, read with placeholders for unset references.
+        path: the path of gateway.yaml.
+        arch: the functions' architecture, as CloudFormation names it.
+        anew: whether to resolve the newest versions of packages.
 
     Raises:
-        ConfigError: a file or a package cannot be had, or a credential stands in one that is packed.
+        ConfigError: a file or a package is unavailable, or gateway.yaml or a packed file contains a
+            credential.
     """
     source = yaml_file.read(path).value
     problems = [*granting.undeclared(source, str(path)), *literals.credentials(file, source)]

@@ -50,7 +50,8 @@ def rendered(planned: Plan) -> dict[str, Any]:
 
 
 def _name_endpoints(source: dict[str, Any], planned: Plan) -> None:
-    """Write the paths of the endpoints, which all have the API's default route, into the outputs."""
+    """Write the paths of the endpoints into the outputs. All of them use the API's default
+    route."""
     usual, *of_views = endpoints_of(planned.file.config)
     source["Mappings"]["Endpoints"]["Usual"]["Path"] = usual
     if of_views:

@@ -1,8 +1,8 @@
-"""Every exception that `roundgate` raises on purpose; there is none outside of this
-package, and this is its face.
+"""All exceptions that `roundgate` raises on purpose. None is defined outside of this package;
+import them from here.
 
-Standard library only; the bottom of every import chain. A file is a theme: `requests`, `tools`,
-`handlers`, `configuration`, `client`, and `inside` for what never leaves the gateway.
+The package imports only the standard library. Each file has a theme: `requests`, `tools`,
+`handlers`, `configuration`, `client`, and `inside` for errors that never leave the gateway.
 
     RoundgateError
     ├── GatewayError                      what a call, a task or a start can end with
@@ -29,7 +29,7 @@ Standard library only; the bottom of every import chain. A file is a theme: `req
     │   │   ├── BackendError              what the service behind a tool did wrong
     │   │   │   ├── FunctionAway          a function of AWS Lambda cannot be invoked just now, or has not answered
     │   │   │   ├── FunctionFailed        a function of AWS Lambda ended with an error of its own
-    │   │   │   ├── JobLeft               its job can be followed no more, and may run on
+    │   │   │   ├── JobLeft               its job is no longer followed and may still be running
     │   │   │   ├── NoAnswer              it gave none, or not a whole one
     │   │   │   ├── TokenRefused          its authorization server gave the gateway no token
     │   │   │   └── UnexpectedAnswer      its answer is not what was promised
@@ -70,9 +70,9 @@ Standard library only; the bottom of every import chain. A file is a theme: `req
         │   ├── PayloadTooLarge           its event is larger than AWS Lambda takes
         │   └── Throttled                 as many functions run there as may run at once
         ├── KeysUnavailable               the keys of an issuer have never been read
-        ├── NotCancelled                  a service did not take the cancel of a job
+        ├── NotCancelled                  a service did not accept the cancel of a job
         ├── NotNow                        a service's job cannot be asked for just now
-        ├── NotRetryable                  a call that a failed step ended cannot be taken up again there
+        ├── NotRetryable                  a call that a failed step ended cannot be retried there
         ├── NotServedHere                 this worker cannot serve a task, another may
         ├── NotYet                        an answer of an older client has not come yet
         ├── OAuthRefused                  an authorization server's answer that is no success
@@ -92,10 +92,10 @@ Standard library only; the bottom of every import chain. A file is a theme: `req
         ├── UnusableIndex                 a compiled index that is none of ours, not whole, or of something else
         │   └── IndexOfAnotherVersion     one that another version of Roundgate has written
         ├── UnusableOperation             an operation of OpenAPI that cannot be offered as a tool
-        │   └── DanglingReference         a `$ref` leads to nothing, or to a document that may not be read
+        │   └── DanglingReference         a `$ref` has no target, or one that may not be read
         ├── UnusableReturn                a handler returned what has no JSON, or does not conform to its schema
-        ├── WorkerFault                   what is wrong with a worker rather than with the tool
-        └── YamlTooCostly                 a YAML text takes more time or memory to read than it may
+        ├── WorkerFault                   a fault of the worker rather than of the tool
+        └── YamlTooCostly                 a YAML text takes more time or memory to read than allowed
 
     Suspend                               a `BaseException`, because no handler must catch it: ends a run for now
 

@@ -9,7 +9,7 @@ class RoundgateError(Exception):
     """Base of the tree."""
 
     failed_step: str | None = None
-    """The place of the step whose failure this is, where the engine raises it for one."""
+    """The place of the step whose failure this is, if the engine raised it for a step."""
 
 
 class GatewayError(RoundgateError):

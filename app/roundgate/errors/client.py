@@ -10,7 +10,7 @@ from roundgate.errors.base import GatewayError
 
 
 class Remedy(Enum):
-    """What mends an error, in code that uses the client and on the command line."""
+    """The remedy of an error, in code that uses the client and on the command line."""
 
     CREDENTIALS = (
         "give the client auth=",
@@ -50,7 +50,7 @@ class ClientError(GatewayError):
 
     @property
     def on_command_line(self) -> str:
-        """The text, with the remedy that a command line has."""
+        """Return the text with the remedy for the command line."""
         return self._with(None if self.remedy is None else self.remedy.on_command_line)
 
     def _with(self, remedy: str | None) -> str:
@@ -70,9 +70,9 @@ class ConnectionLost(ClientError):
 
 
 class TimedOut(ClientError):
-    """No answer within the time that was given; the request was cancelled by closing its stream.
+    """No answer arrived within the timeout; closing the stream cancelled the request.
 
-    `was_sent` says whether there was a connection, so that the server may have got the request.
+    `was_sent` is True if there was a connection, so the server may have received the request.
     """
 
     def __init__(

@@ -12,9 +12,9 @@ class NotJson(GatewayError, TypeError):
 
 
 class NondeterminismError(GatewayError):
-    """A handler went another way than in an earlier run, or one that no later run could repeat.
+    """A handler diverged from an earlier run, or took a path that no later run could repeat.
 
-    `key` is the place, if it is known. Where something else is remembered there than the handler asks
+    `key` is the place, if known. If the journal holds something else there than the handler asks
     for, `remembered` and `asked` are identities: a kind, a function, a digest of its arguments.
     """
 
@@ -26,7 +26,7 @@ class NondeterminismError(GatewayError):
         *,
         reason: str | None = None,
     ) -> None:
-        """`reason` is said in place of what is remembered and asked for."""
+        """Make the error. `reason` replaces the sentence about `remembered` and `asked`."""
         if reason is None:
             reason = (
                 f"{key!r} is remembered as {remembered!r}, and the handler now asks for {asked!r} there: it went "

@@ -47,8 +47,8 @@ class KeysUnavailable(Inside):
 
 
 class NotCancelled(Inside):
-    """A service did not take the cancel of a job, and may later; its text says why. `job` is what
-    names the job, empty while that is not known."""
+    """A service did not accept the cancel of a job; a retry may succeed. The text says why. `job`
+    identifies the job; empty if unknown."""
 
     def __init__(self, message: str, job: str = "") -> None:
         super().__init__(message)
@@ -65,8 +65,8 @@ class NotYet(Inside):
 
 
 class NotRetryable(Inside):
-    """A call that a failed step ended cannot be taken up again there; its text says why and what
-    to do, for the operator."""
+    """A call that a failed step ended cannot be retried at that step. The text gives the operator
+    the reason and the remedy."""
 
 
 class NotServedHere(Inside):
@@ -124,7 +124,7 @@ class RequestMalformed(Inside):
 
 
 class Unconfirmed(Inside):
-    """A change of the configuration removes protection, and has been read only once. `lost` names
+    """A change of the configuration removes protection and has been read only once. `lost` names
     each loss."""
 
     def __init__(self, lost: list[str]) -> None:
@@ -182,7 +182,7 @@ class UnusableOperation(Inside):
 
 
 class DanglingReference(UnusableOperation):
-    """A `$ref` of a document leads to nothing, or to a document that may not be read."""
+    """A `$ref` of a document has no target, or its target may not be read."""
 
 
 class UnusableReturn(Inside, TypeError):
@@ -194,8 +194,8 @@ class WorkerFault(Inside):
 
 
 class YamlTooCostly(Inside):
-    """A YAML text takes more time or memory to read than any text that is meant well; the message
-    continues the name of the file."""
+    """A YAML text takes more time or memory to read than a legitimate one. The message continues
+    the file's name."""
 
     def __init__(self, message: str, line: int) -> None:
         super().__init__(message)

@@ -86,11 +86,12 @@ class HeaderMismatch(ProtocolError):
 
 
 class MissingCapability(ProtocolError):
-    """`missing` is shaped like `ClientCapabilities`: exactly what the client would
-    have to declare in addition.
+    """A client lacks capabilities that a call needs. `missing` is shaped like `ClientCapabilities`:
+    exactly the capabilities that the client would have to add.
 
-    `what_for` is what needs it; `has_substitute` whether a `fallback` of the configuration would do
-    instead. The text says all of it and what to do, because many clients show nothing else.
+    `what_for` names the caller that needs them; `has_substitute` is True if a `fallback` in the
+    configuration can replace them. The text includes all of this and the remedy, because many
+    clients show only the text.
     """
 
     def __init__(
@@ -114,7 +115,7 @@ _QUESTIONS: Final = frozenset({"elicitation", "sampling", "roots"})
 
 
 def _substitutes(missing: Mapping[str, Any]) -> str:
-    """Return the settings with which the server would do without these capabilities."""
+    """Return the settings with which the server does without these capabilities."""
     settings = []
     if _QUESTIONS & missing.keys():
         settings.append("fallback.ask_in_words: true")

@@ -23,8 +23,8 @@ class BackendError(ToolError):
 
 
 class FunctionAway(BackendError):
-    """A function of AWS Lambda is throttled, away, not ready, or has not answered:
-    another time may go better. `reached` is whether it may have been invoked."""
+    """A function of AWS Lambda is throttled, unreachable, not ready, or did not answer; a retry may
+    succeed. `reached` is True if the function may have been invoked."""
 
     def __init__(self, message: str, *, reached: bool = True) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class NoAnswer(BackendError):
 
 
 class JobLeft(BackendError):
-    """A job of a service can be followed no more, and may run on."""
+    """A job of a service is no longer followed and may still be running."""
 
 
 class TokenRefused(BackendError):

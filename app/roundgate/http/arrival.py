@@ -1,4 +1,4 @@
-"""How far a request has arrived: bounds the time of its body, and tells the connection.
+"""The arrival of a request: limits the time for its body and reports progress to the connection.
 
 Under `roundgate serve` the state of each request holds its connection (`connections`). Under
 another server, and on AWS Lambda, this layer does nothing.
@@ -18,8 +18,8 @@ STATE: Final = "roundgate.connection"
 CLIENT_CLOSED: Final = 499
 """The status of a response that no client reads."""
 LARGE_HEAD: Final = 8_192
-"""uvicorn keeps the last head of an idle connection. After a head of more bytes than this the
-connection is closed instead."""
+"""The size of a head, in bytes, above which the response closes the connection: uvicorn keeps the
+last head of an idle connection in memory."""
 Interruption: TypeAlias = TransportError | Unavailable | Literal["disconnect"]
 _BODY_HEADERS: Final = frozenset({b"content-length", b"transfer-encoding"})
 
@@ -41,7 +41,7 @@ class Connection(Protocol):
 
 
 class ConnectionMiddleware:
-    """The outermost layer: tells the connection how far its request is, and bounds the time of a
+    """The outermost layer: reports a request's progress to its connection and limits the time for a
     body. Does nothing under a server other than `roundgate serve`."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -91,7 +91,7 @@ class Request:
 
         Raises:
             TransportError: the body takes too long, or its trailers do not end.
-            Unavailable: the connection is needed for another client.
+            Unavailable: the connection was closed in favour of another client.
         """
         if self._is_interrupted():
             return self._interrupted()
@@ -100,7 +100,7 @@ class Request:
         try:
             message = await self._receive()
         except asyncio.CancelledError:
-            # a cancellation from elsewhere as well goes on
+            # an external cancellation is raised as well
             if reader is None or not self._is_interrupted() or reader.uncancel() > cancelling:
                 raise
             return self._interrupted()
@@ -126,8 +126,8 @@ class Request:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        """Send an ASGI message; after a large head, or before the body has arrived, the response
-        closes the connection."""
+        """Send an ASGI message. After a large head, or before the whole body has arrived, the
+        response closes the connection."""
         if message["type"] == "http.response.start":
             self._has_answered = True
             if self._closes or not self.is_received:
@@ -136,14 +136,15 @@ class Request:
         await self._send(message)
 
     async def finish(self) -> None:
-        """Answer nobody if the client is gone: uvicorn would report an app that does not answer."""
+        """Send an empty response if the client is gone; uvicorn logs an error for an app that does
+        not respond."""
         if self._interruption == "disconnect" and not self._has_answered:
             await self._send({"type": "http.response.start", "status": CLIENT_CLOSED})
             await self._send({"type": "http.response.body"})
 
     def interrupt(self, interruption: Interruption) -> None:
-        """Stop waiting for the client: `receive` raises the error, or says that the client has
-        disconnected. uvicorn tells only the last of several pipelined requests."""
+        """Stop waiting for the client: `receive` raises the error, or reports that the client
+        disconnected. uvicorn notifies only the last of several pipelined requests."""
         if self._interruption is None:
             self._interruption = interruption
             if self._reader is not None:

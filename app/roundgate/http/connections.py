@@ -1,4 +1,4 @@
-"""Bounds on connections that uvicorn does not have, around its stock protocol.
+"""Connection limits that uvicorn lacks, in a protocol around uvicorn's own.
 
     accepted ──▶ head ──▶ body ──▶ response ──▶ idle ──▶ head …
        │          │        │         │           └ http.idle_timeout_s (uvicorn)
@@ -11,8 +11,8 @@
                           ▲                                             │
                           └── a request began, has arrived, is over ────┘
 
-`BoundedConnection` sees bytes and knows where a head ends. `ConnectionMiddleware` (`arrival`), the
-outermost layer of the app, tells it the rest.
+`BoundedConnection` sees bytes and finds the end of a head. `ConnectionMiddleware` (`arrival`), the
+outermost layer of the app, reports the later stages.
 """
 
 from __future__ import annotations
@@ -44,26 +44,28 @@ except ImportError:  # Windows has no such limit
 log = logging.getLogger("roundgate.request")
 
 LOOK_EVERY_S: Final = 1.0
-"""Between two looks at all connections, in seconds."""
+"""The interval at which all connections are checked, in seconds."""
 LINGER_S: Final = 2.0
-"""How long a refused client may go on sending before its connection is aborted. Closing at once
-would reset the connection before the client has read why (RFC 9112 section 9.6)."""
+"""How long a refused client may go on sending before its connection is aborted, in seconds. Closing
+at once would reset the connection before the client has read the response (RFC 9112 section
+9.6)."""
 LEAST_READ: Final = 65_536
-"""Bytes that a client has to read within `http.send_timeout_s` while a response waits for it."""
+"""Bytes that a client must read within `http.send_timeout_s` while a response waits for it."""
 _FRAMING: Final = 6 * 65_536
-"""Bytes of a chunked body that may come before the app gets some of it: uvicorn collects 64 KB, and
-a chunk of one byte takes six. More than that and a head are trailers without end."""
+"""Bytes of a chunked body that may arrive before the app receives any. uvicorn collects 64 KB, and
+a chunk of one byte takes six. Anything beyond that and a head is endless trailers."""
 _PIECE: Final = 1_024
-"""Pipelined requests are passed on in pieces of about this many bytes until uvicorn asks to stop."""
+"""The size, in bytes, of the pieces in which pipelined requests are passed on until uvicorn asks to
+pause."""
 _SPARE_DESCRIPTORS: Final = 64
-"""File descriptors left for stores, back ends, logs and what Python itself opens."""
+"""File descriptors left for stores, back ends, logs and Python itself."""
 _END_OF_HEAD: Final = b"\r\n\r\n"
 _UPGRADE: Final = re.compile(rb"\r\nupgrade[ \t]*:[^\r\n]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The bounds of one process's connections."""
+    """The limits on one process's connections."""
 
     header_bytes: int
     headers: int
@@ -75,7 +77,7 @@ class Bounds:
 
     @classmethod
     def from_config(cls, http: HttpConfig) -> Bounds:
-        """Return the configured bounds, with no more connections than there are descriptors for."""
+        """Return the configured limits, with no more connections than file descriptors allow."""
         connections = min(http.max_connections, descriptors_for_connections())
         return cls(
             header_bytes=http.max_header_bytes,
@@ -89,22 +91,22 @@ class Bounds:
 
 
 def descriptors_for_connections() -> int:
-    """Return how many file descriptors connections may use: three quarters of this process's limit
-    without the spare ones."""
+    """Return how many file descriptors connections may use: three quarters of the process's limit,
+    after subtracting the spare ones."""
     soft = -1 if resource is None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 1_000_000 if soft < 0 else max(8, (soft - _SPARE_DESCRIPTORS) * 3 // 4)
 
 
 @dataclass
 class Connections:
-    """The connections of one process. uvicorn calls it to make the protocol of each
-    (`uvicorn.Config(http=…)`)."""
+    """The connections of one process. uvicorn calls this object to create the protocol of each
+    connection (`uvicorn.Config(http=…)`)."""
 
     bounds: Bounds
     _open: dict[BoundedConnection, None] = field(default_factory=dict)
     """Every open connection, in the order in which they were accepted."""
     _leaving: dict[BoundedConnection, None] = field(default_factory=dict)
-    """Connections that have made room, until they are closed."""
+    """Connections that are closing in favour of others, until they are closed."""
     _is_looking: bool = False
 
     def __call__(
@@ -137,12 +139,13 @@ class Connections:
             asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
 
     def _leave(self, victim: BoundedConnection) -> None:
-        """Have a connection make room. It keeps its descriptor until its client has been told."""
+        """Close a connection in favour of another. It keeps its descriptor until its client has
+        been told."""
         del self._open[victim]
         self._leaving[victim] = None
         victim.make_room()
         if len(self._leaving) > max(1, self.bounds.connections // 8):
-            next(iter(self._leaving)).make_room()  # which aborts it: it was told to before
+            next(iter(self._leaving)).make_room()  # the second call aborts the connection
 
     def discard(self, connection: BoundedConnection) -> None:
         """Forget a connection that was lost."""
@@ -160,7 +163,7 @@ class Connections:
 
 
 class BoundedConnection(asyncio.Protocol):
-    """One connection: passes bytes on to uvicorn's protocol, within bounds."""
+    """One connection: passes bytes to uvicorn's protocol, within the limits."""
 
     def __init__(
         self,
@@ -181,23 +184,23 @@ class BoundedConnection(asyncio.Protocol):
         """When the stage began, in seconds on the event loop's clock."""
         self.address = ""
         self._due = inf
-        """When to end the connection unless something happens, on the same clock."""
+        """When to end the connection unless its stage changes, on the same clock."""
         self._head: bytes | None = b""
-        """The part of a head that has arrived; `None` while bytes belong to a body."""
+        """The received part of a head; `None` while bytes belong to a body."""
         self._held = b""
-        """Bytes that come too early: uvicorn has paused reading, or a request is being answered."""
+        """Bytes held back while uvicorn has paused reading or a request is being answered."""
         self._is_paused = False
         """Whether uvicorn has paused reading."""
         self._loose_bytes = 0
         """Bytes of a body that arrived since the app received some of it."""
         self.has_answered = False
-        """Whether the last response is written, and the connection only waits for its client."""
+        """Whether the last response is written and only the client's close is outstanding."""
         self._request: Request | None = None
         self._unread: tuple[int, float] | None = None
-        """Bytes of a response that waited for the client, and since when."""
+        """The unread bytes of a response and the time since when they wait, in seconds."""
         self._is_write_paused = False
 
-    # the transport calls these
+    # called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -241,7 +244,7 @@ class BoundedConnection(asyncio.Protocol):
         """Collect the bytes of a head and pass it on when it is complete."""
         if not begun:
             if self.stage is Stage.NEW and not data[:1].isalpha() and data[0] not in b"\r\n":
-                self._feed(data)  # not HTTP: uvicorn says so
+                self._feed(data)  # not HTTP: uvicorn answers with an error
                 return
             data = data.lstrip(b"\r\n")
             if not data:
@@ -259,9 +262,10 @@ class BoundedConnection(asyncio.Protocol):
             self._pass_head(head, end + len(_END_OF_HEAD))
 
     def _pass_head(self, data: bytes, end: int) -> None:
-        """Pass a complete head and what follows it on, once the request before it is answered."""
+        """Pass on a complete head and the bytes after it, once the previous request has been
+        answered."""
         self._head, self._due, self._loose_bytes = None, inf, 0
-        # the gateway speaks no other protocol, and uvicorn drops a body behind this field
+        # the gateway speaks no other protocol, and uvicorn drops a body after this field
         if _UPGRADE.search(data, 0, end):
             data = _UPGRADE.sub(b"", data[:end]) + data[end:]
         if self._request is None:
@@ -272,7 +276,7 @@ class BoundedConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _feed(self, data: bytes) -> None:
-        """Pass bytes on to uvicorn; hold those back that come after it has paused reading."""
+        """Pass bytes to uvicorn; hold back those that arrive while uvicorn has paused reading."""
         if self._held:
             self._held += data
             return
@@ -297,12 +301,12 @@ class BoundedConnection(asyncio.Protocol):
         self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Note that uvicorn takes bytes again."""
+        """Note that uvicorn accepts bytes again."""
         if self._is_paused:
             self._is_paused = False
             self._loop.call_soon(self._feed_held)
 
-    # the app's outermost layer calls these
+    # called by the app's outermost layer
 
     def request_began(self, request: Request) -> None:
         """Note that a request is passed to the app."""
@@ -313,7 +317,7 @@ class BoundedConnection(asyncio.Protocol):
         self._enter(Stage.RECEIVING, self._bounds.body_s)
         begun, self._head = self._head, None
         if begun:
-            self._feed(begun)  # a pipelined body that came before its request could begin
+            self._feed(begun)  # a pipelined body that arrived before its request began
 
     def body_received(self) -> None:
         """Note that the app has received a part of the body."""
@@ -347,7 +351,8 @@ class BoundedConnection(asyncio.Protocol):
             self._transport.close()
 
     def refuse(self, error: TransportError | Unavailable) -> None:
-        """Answer in place of the app and read no more requests."""
+        """Answer in place of the app and read no more requests. Abort the connection if a request
+        is being served."""
         if self.stage is Stage.ENDING or self._transport.is_closing():
             return
         status, body = NEWEST.render(error, None)
@@ -355,7 +360,7 @@ class BoundedConnection(asyncio.Protocol):
             "request",
             extra={"fields": {"status": status, "outcome": "refused", "error": str(error)}},
         )
-        if self._request is not None:  # its response cannot be interrupted by another one
+        if self._request is not None:  # another response cannot be written into its response
             self._enter(Stage.ENDING)
             self._transport.abort()
             return
@@ -364,7 +369,7 @@ class BoundedConnection(asyncio.Protocol):
         self._linger()
 
     def make_room(self) -> None:
-        """Close the connection in favour of another one; tell a client that is sending why."""
+        """Close the connection in favour of another. A client that is sending gets a 503."""
         if self.stage is Stage.RECEIVING and self._request is not None:
             self._answer_early(self._request, _too_many())
         elif self.stage is Stage.RECEIVING:
@@ -376,7 +381,7 @@ class BoundedConnection(asyncio.Protocol):
         self._enter(Stage.ENDING, LINGER_S)
 
     def look(self, now: float) -> None:
-        """End the connection if it has taken too long. Called once a second."""
+        """End the connection if its stage takes too long. Called every `LOOK_EVERY_S`."""
         if self._transport.is_closing() or self._is_write_paused:
             self._abort_if_unread(now)
             return
@@ -393,13 +398,13 @@ class BoundedConnection(asyncio.Protocol):
             self.refuse(TransportError(408, "The request's head took too long to arrive"))
 
     def _answer_early(self, request: Request, error: TransportError | Unavailable) -> None:
-        """Have the app answer with an error, and read no more of the request."""
+        """Make the app answer with an error, and read no more of the request."""
         self._enter(Stage.ENDING, LINGER_S)
         request.interrupt(error)
         self._transport.resume_reading()
 
     def _abort_if_unread(self, now: float) -> None:
-        """Abort a connection whose client reads too little while a response waits for it."""
+        """Abort the connection if its client reads too little of a waiting response."""
         waiting = self._transport.get_write_buffer_size()
         before, since = self._unread or (waiting + LEAST_READ, now)
         if waiting <= before - LEAST_READ:
@@ -416,14 +421,15 @@ class BoundedConnection(asyncio.Protocol):
         self._transport.resume_reading()
 
     def _enter(self, stage: Stage, within_s: float = inf) -> None:
-        """Begin a stage that ends the connection after so many seconds; `ENDING` is the last."""
+        """Enter a stage that ends the connection after `within_s` seconds; no stage follows
+        `ENDING`."""
         if self.stage is not Stage.ENDING:
             self.stage, self.since = stage, self._loop.time()
             self._due = self.since + within_s
 
 
 class _StockTransport(asyncio.Transport):
-    """The transport that uvicorn's protocol sees: pausing and closing are up to the connection."""
+    """The transport that uvicorn's protocol sees. Pausing and closing go through the connection."""
 
     def __init__(self, transport: asyncio.Transport, connection: BoundedConnection) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ _HEADERS: Final = "roundgate.headers"
 
 @dataclass(slots=True)
 class Element:
-    """One request of a batch, as far as its line in the log is concerned. See `Exchange`."""
+    """One request of a batch, as recorded in its log line. See `Exchange`."""
 
     method: str | None = None
     name: str | None = None
@@ -75,7 +75,7 @@ class Exchange:
         self.host = hosting.of(scope)
         self.responder = responder
         self.correlation = Correlation()
-        """What the log knows its call by."""
+        """The ids of the call, for the log."""
         scope[_KEY] = self
 
     @property
@@ -95,7 +95,7 @@ class Exchange:
         self._write(self, took_ms, self.responder.bytes_sent)
 
     def write_element(self, element: Element, took_ms: float) -> None:
-        """The line of one request of a batch, which has no status and size of its own."""
+        """Write the log line of one request of a batch, which has no status and size of its own."""
         self._write(element, took_ms, None)
 
     def _write(self, one: Exchange | Element, took_ms: float, size: int | None) -> None:

@@ -189,8 +189,8 @@ _ADDRESS: Final = re.compile(r"[0-9A-Fa-f.:]*[.:][0-9A-Fa-f.:]*")
 
 
 def _is_from_here(headers: Headers) -> bool:
-    """Whether no proxy on this machine says that a request comes from another one. A proxy adds
-    to the end of what a client sent, so a value is read whole or not at all."""
+    """Return whether no proxy on this machine reports that the request came from another one. A
+    proxy appends to a client's value, so a value too long to read whole does not count as local."""
     values = [headers[name] for name in _FORWARDED if name in headers]
     return all(len(value) <= MAX_KEPT_BYTES for value in values) and all(
         _is_own(one.rpartition(":")[0] if one.count(":") == 1 else one)

@@ -44,7 +44,7 @@ class State(StrEnum):
 
 
 class Responder:
-    """Writes one answer to ASGI's `send`. An event that a client does not take within
+    """A writer of one response to ASGI's `send`. An event that a client does not take within
     `send_s` seconds ends its call.
 
     Our own server cuts such a connection off by itself (`roundgate.http.connections`); under any

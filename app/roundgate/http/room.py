@@ -46,7 +46,7 @@ class Stage(IntEnum):
 
 
 class Connection(Protocol):
-    """A connection, as far as this choice depends on it."""
+    """A connection, reduced to the facts that this choice depends on."""
 
     @property
     def stage(self) -> Stage:
@@ -54,19 +54,19 @@ class Connection(Protocol):
 
     @property
     def since(self) -> float:
-        """When its stage began, in seconds on one clock for all connections."""
+        """Return when the stage began, in seconds on one clock for all connections."""
 
     @property
     def address(self) -> str:
-        """Its client's address (`address_of`)."""
+        """Return the client's address (`address_of`)."""
 
 
 C = TypeVar("C", bound=Connection)
 
 
 def address_of(host: str) -> str:
-    """Return the address that counts as one client: an IPv4 address, or a /64 of IPv6, which is
-    what a single customer is given. A Unix socket is returned as it is."""
+    """Return the address that counts as one client: an IPv4 address, or the /64 of an IPv6 address,
+    which providers assign to one customer. The path of a Unix socket is returned unchanged."""
     try:
         address = ip_address(host)
     except ValueError:
@@ -86,8 +86,8 @@ def makes_room(
     Args:
         held: the open connections, without the newcomer.
         newcomer: the address of the new connection.
-        places: how many connections there may be.
-        share: how many of them an address keeps while it uses them.
+        places: the limit on connections.
+        share: how many connections an address keeps while it uses them.
         now: the time on the clock of `Connection.since`, in seconds.
     """
     stages: list[list[C]] = [[] for _ in Stage]
@@ -105,8 +105,8 @@ def makes_room(
 
 
 def _slow(receiving: list[C], newcomer: str, now: float) -> list[C]:
-    """Return requests that have been arriving for too long, or of which their address sends more
-    at once than the newcomer's."""
+    """Return requests that have been arriving for too long, or whose address sends more at once
+    than the newcomer's."""
     counts = _counts(receiving)
     few = max(1, counts[newcomer])
     return [
@@ -126,7 +126,8 @@ def _unused(idle: list[C], newcomer: str, now: float) -> list[C]:
 
 
 def _over_share(stages: list[list[C]], newcomer: str, share: int, now: float) -> C | None:
-    """Return the longest call of an address over its share, for an address below its own."""
+    """Return the oldest call of the address that is furthest over its share, if the newcomer's
+    address is below its own share."""
     counts = _counts(chain.from_iterable(stages))
     if counts[newcomer] >= share:
         return None
@@ -143,8 +144,8 @@ def _over_share(stages: list[list[C]], newcomer: str, share: int, now: float) ->
 
 
 def _of_the_largest(group: list[C]) -> C | None:
-    """Return the oldest connection of the address with the most connections, if there is any.
-    Among addresses with equally many, the oldest connection of all."""
+    """Return the oldest connection of the address with the most connections, or `None`. Ties
+    between addresses are broken by age."""
     counts = _counts(group)
     most = max(counts.values(), default=0)
     largest = (connection for connection in group if counts[connection.address] == most)

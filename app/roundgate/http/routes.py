@@ -1,7 +1,7 @@
 """Path operations beside the MCP endpoints: health for probes and metadata for OAuth clients.
 
-`/docs` lists them where `http.docs` is on. `/sse` is answered too, so that clients of the
-transport of 2024-11-05 show why they cannot connect; it is no part of the API.
+`/docs` lists them where `http.docs` is on. `/sse` returns an error that explains to clients of the
+2024-11-05 transport why they cannot connect; it is not part of the API.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from roundgate.http.guard import HEALTH
 from roundgate.http.old_transport import OLD_TRANSPORT, not_served
 
 METADATA_MAX_AGE_S: Final = 300
-"""For how many seconds clients may cache the metadata of a protected resource."""
+"""How long clients may cache the metadata of a protected resource, in seconds."""
 
 
 class Health(BaseModel):
-    """A gateway that serves requests, perhaps with troubles."""
+    """The status of a gateway that serves requests, with its current troubles."""
 
     status: Literal["ok", "degraded"]
     name: str = Field(description="`server.name` of gateway.yaml.")
@@ -46,7 +46,7 @@ def make_router(
     """Return the routes of a gateway.
 
     Args:
-        health: describes the gateway as it is now.
+        health: returns the current status of the gateway.
         resources: the MCP endpoints as OAuth resources; empty without authentication.
         endpoint: the path of the usual MCP endpoint, for error messages.
         streams: whether a response can be streamed.
@@ -54,7 +54,7 @@ def make_router(
     router = APIRouter(tags=["operations"])
 
     async def healthz() -> Health:
-        """Tell a probe that the gateway serves requests."""
+        """Report to a probe that the gateway serves requests."""
         return health()
 
     _add_document(router, HEALTH, healthz, "Health")
@@ -73,7 +73,7 @@ def make_router(
 
 
 def _add_document(router: APIRouter, path: str, answer: Callable[..., Any], summary: str) -> None:
-    """Serve a document to GET, and its head to HEAD, which the API's description leaves out."""
+    """Serve a document to GET, and its head to HEAD, which the API's description omits."""
     for method in ("GET", "HEAD"):
         router.add_api_route(
             path,
@@ -97,7 +97,7 @@ def _metadata_of(
 
 
 def nothing_at(endpoint: str) -> JSONResponse:
-    """Return the 404 of an address that serves nothing, or nothing for this caller."""
+    """Return the 404 for an address that serves nothing, or nothing for this caller."""
     return JSONResponse(
         {"error": f"There is nothing here; the MCP endpoint is POST {endpoint}"}, status_code=404
     )

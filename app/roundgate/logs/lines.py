@@ -1,13 +1,12 @@
-"""Structured logs: one JSON object a line on standard error; for a person at
-a terminal, text (`text`).
+"""Structured logs: one JSON object a line on standard error, or readable text at a terminal
+(`text`).
 
     {"ts": "2026-11-21T22:06:42.123Z", "level": "info", "msg": "request", "method":
     "tools/call", "name": "add", …}
 
-A record's `extra={"fields": {…}}` becomes members of the object, after the ids of the call that
-is being worked on (`roundgate.correlation`). Arguments, results, tokens and answers are never
-among them. Characters that a terminal would act on, or that
-turn text around, are escaped.
+A record's `extra={"fields": {…}}` becomes members of the object, after the ids of the call being
+processed (`roundgate.correlation`). Arguments, results, tokens and answers are never logged.
+Control characters and characters that reverse text direction are escaped.
 """
 
 from __future__ import annotations

@@ -20,8 +20,9 @@ class RequestContext:
     notify: Notify | None
     span: Span
     correlation: Correlation
-    """What the log knows the call by; whoever serves the request completes it."""
+    """The ids of the call, for the log; the code that serves the request completes them."""
     remaining_ms: float | None = None
     """For how long the environment lets the request run, in milliseconds, if it says so."""
     page_done: PageDone | None = None
-    """Tells the client that its user is done with a page; `None` where clients are not told."""
+    """Tells the client that its user has finished with a page; `None` for clients that cannot be
+    told."""

@@ -87,7 +87,7 @@ class Round:
     make_task_id: Callable[[], str]
     """Makes `task_id`, when somebody asks for it."""
     correlation: Correlation
-    """What the log knows the call by."""
+    """The ids of the call, for the log."""
     is_keyed: bool = False
     """Whether the client gave the call a key."""
     _task_id: str | None = None
@@ -158,23 +158,22 @@ class Rounds:
         correlation: Correlation,
         key: Any = None,
     ) -> Round:
-        """The round that a request is, with its answers taken into the journal.
+        """Return the round that a request makes, with its answers added to the journal.
 
-        An answer counts for a question that the state says was asked, and for no
-        other. Those of a request without state are only looked at where the handler
-        takes them unasked (`Call.takes_unasked`).
+        An answer counts only for a question that the state says was asked. Answers in a request
+        without state count only if the handler accepts them unasked (`Call.takes_unasked`).
 
         Args:
-            target: what is called, and with which arguments.
+            target: the tool, prompt or resource, and its arguments.
             asked: the params, with answers and state.
-            principal: who is calling.
+            principal: the caller.
             origin: the trace of this request, kept if it is the first round.
-            correlation: gets the id of the call.
-            key: the client's key for the call, as it came; `None` for none.
+            correlation: receives the id of the call.
+            key: the client's key for the call, unvalidated; `None` without one.
 
         Raises:
-            StateRefused: its state is not one that we sealed for this caller and this call.
-            InvalidParams: the client's key is none.
+            StateRefused: the state was not sealed by this gateway for this caller and call.
+            InvalidParams: the client's key is malformed.
         """
         responses = asked.input_responses or {}
         keyed_id = None if key is None else _id_for_key(key, target, principal, self._view)

@@ -1,16 +1,16 @@
-"""What a session may change after it was opened: its log level, its subscriptions, its end.
+"""The changes that a session may make: its log level, its subscriptions, its end.
 
-A session itself is in its id and kept nowhere. These few facts are in rows of its caller: `BUCKETS`
-rows at most, each with the latest `PER_BUCKET` sessions that have changed anything, so a caller
-that opens session after session takes no more room than that. What is dropped then is what a new
-session has: the default level, no subscriptions.
+The session id holds the session itself; only its changes are stored. Each caller has at most
+`BUCKETS` rows, each with the latest `PER_BUCKET` sessions that changed anything, which bounds the
+storage of a caller that opens many sessions. A dropped session falls back to the defaults: the
+default level, no subscriptions.
 
 The end of a session is never dropped: a row also has the latest `ENDED_PER_BUCKET` that were ended.
 Before an older one is forgotten, its expiry becomes the row's floor: sessions that expire no later
 and are not in the row count as ended, too. Their clients open another one.
 
-Whether a session has been ended is looked at again after `KNOWN_MS`, not with every request;
-whoever logs or streams looks at the row itself.
+The end of a session is checked again after `KNOWN_MS`, not at every request; logging and streaming
+read the row itself.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ MAX_SUBSCRIPTIONS: Final = 100
 MAX_SUBSCRIBED_CHARS: Final = 8_192
 """Of the URIs of one session together."""
 LEEWAY_MS: Final = 60_000
-"""For how much longer than a session the end of it is kept: clocks of replicas differ."""
+"""How much longer than the session its end is kept, in milliseconds, because the clocks of replicas
+differ."""
 DEFAULT_LEVEL: Final = "info"
 """What a session is told that has never said what it wants."""
 _TRIES: Final = 20
@@ -165,19 +166,19 @@ def _key(session: SessionFacts, owner: Principal) -> str:
 
 
 class _Bucket:
-    """The sessions of one row, those that changed longest ago first. Moments are in milliseconds
-    since the epoch."""
+    """The sessions of one row, least recently changed first. Times are in milliseconds since the
+    epoch."""
 
     def __init__(self) -> None:
         self.changed: dict[str, tuple[SessionState, int]] = {}
-        """What a session has changed, and when it expires."""
+        """The changes of each session, and when it expires."""
         self.ended: dict[str, int] = {}
-        """When a session that was ended would have expired."""
+        """The expiry of each session that was ended."""
         self.floor_ms = 0
         """Unknown sessions that expire no later than this have been ended."""
 
     def state(self, session: SessionFacts) -> SessionState:
-        """What has changed of a session."""
+        """Return the changes of a session."""
         known = self.changed.get(session.id)
         if known is not None:
             return known[0]
@@ -185,7 +186,7 @@ class _Bucket:
         return SessionState(ended=True) if is_ended else _NEW
 
     def change(self, session: SessionFacts, state: SessionState, now_ms: int) -> None:
-        """Take a change, and forget what has expired or has no room."""
+        """Record a change; drop expired sessions and those beyond the row's limits."""
         self.changed.pop(session.id, None)
         self.changed = {name: one for name, one in self.changed.items() if one[1] > now_ms}
         self.ended = {
@@ -202,12 +203,12 @@ class _Bucket:
 
     @property
     def forget_ms(self) -> int:
-        """When nothing of it holds any more."""
+        """Return when the whole row may be forgotten, in milliseconds since the epoch."""
         changed = (until for _, until in self.changed.values())
         return max((*changed, *self.ended.values(), self.floor_ms)) + LEEWAY_MS
 
     def written(self) -> bytes:
-        """It as `read` takes it."""
+        """Return the row as bytes, as `read` takes it."""
         changed = {
             name: [state.level, list(state.uris), until]
             for name, (state, until) in self.changed.items()
@@ -216,7 +217,7 @@ class _Bucket:
 
     @classmethod
     def read(cls, value: bytes) -> _Bucket:
-        """One from a row; of a row that another version wrote, an empty one."""
+        """Return the sessions of a stored row; empty for a row that another version wrote."""
         bucket = cls()
         try:
             found = json.decode(value)

@@ -231,7 +231,8 @@ class ToolMethods:
         return self._task(created, round_, call)
 
     def _task(self, created: Mapping[str, Any], round_: Round, call: Call) -> Reply:
-        """The call is a task; the line of the request says which."""
+        """Return the reply for a call that has become a task, and add the task to the request's log
+        line."""
         ref = self._tasks.ref(call.principal, created["taskId"])
         round_.correlation.task = str(ref)
         return self._results.task(created)

@@ -50,11 +50,11 @@ class Waiting:
         return self._clock.deadline(limit_ms - min(LEFT_MS, limit_ms / 10))
 
     def begun(self, asked: CallToolParams, context: RequestContext) -> tuple[str, int] | None:
-        """The task that a call waits for already, and in which round; `None` if it waits for none.
-        The log then knows the request by the id of that call.
+        """Return the task that a call already waits for, and its round; `None` if the call waits
+        for none. Records the id of that call for the log.
 
         Raises:
-            StateRefused: its state is of another call, or another caller's.
+            StateRefused: the state belongs to another call or caller.
         """
         state = asked.request_state
         if not isinstance(state, str) or not state.startswith(PREFIX):

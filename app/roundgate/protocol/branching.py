@@ -1,4 +1,4 @@
-"""How often each part of a value is read when a type or a schema is applied to it.
+"""The number of times that each part of a value is read when a type or schema is applied to it.
 
 A union tries its alternatives one after the other. If several of them look at the same member,
 that member is read several times, and in a recursive type this multiplies with every level:
@@ -6,9 +6,9 @@ that member is read several times, and in a recursive type this multiplies with 
     Filter = And | Or | int          And.left and Or.left are both a Filter
     {"left": {"left": {"left": 1}}}  the 1 is read 2 * 2 * 2 times
 
-`Branching` knows the number before any of that work is done. A state says which nodes of the type
-read a part of the value, and how often. The name of a member leads from one state to the next, so
-one walk through a value finds its price. States are made when they are first needed.
+`Branching` computes the number before the value is read. A state holds the nodes of the type that
+read a part of the value, each with a count. A member's name leads from one state to the next, so
+one walk through a value yields its price. States are computed on first use.
 """
 
 from __future__ import annotations
@@ -25,55 +25,56 @@ from roundgate.values import dataclass
 ANY: Final = "*"
 """The key of members that have no key of their own."""
 ITEMS: Final = -1
-"""The key of elements that have no key of their own, which would be their index."""
+"""The key of elements that have no key of their own; an element's own key is its index."""
 
 Key: TypeAlias = str | int
 Readers: TypeAlias = frozenset[tuple[Any, int]]
-"""The nodes of a type that read one value, each with how often it does."""
+"""The nodes of a type that read one value, each with a count."""
 State: TypeAlias = frozenset[Readers]
-"""Alternatives: which one is true depends on tags in the value."""
+"""Alternatives; tags in the value decide between them."""
 
 _MAX: Final = 10_000_000
-"""Counts stop growing here."""
+"""The limit at which counts stop growing."""
 _MAX_STATES: Final = 2_000
 _MAX_ALTERNATIVES: Final = 64
 _COPIES_PER_ERROR: Final = 40
-"""Values that are copied in the time in which an error is made."""
+"""The number of values that can be copied in the time that one error takes."""
 _CHARS_PER_COPY: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """Where the reading of a value goes on from one node of a type."""
+    """The nodes that reading continues with after one node of a type."""
 
     all_of: tuple[Any, ...] = ()
     """Nodes that read the same value."""
     one_of: tuple[Any, ...] = ()
-    """Nodes of which one reads the same value: a tag decides which."""
+    """Nodes of which a tag selects one that reads the same value."""
     members: tuple[tuple[Key, Any], ...] = ()
-    """Nodes that read a part of it."""
+    """Nodes that read a part of the value, each with its key."""
     required: tuple[str, ...] = ()
     """Members whose absence is an error of its own."""
     names: tuple[Any, ...] = ()
     """Nodes that read the name of each member."""
     decodes: bool = False
-    """Whether the value is a text of JSON, of which the nodes read what it stands for."""
+    """Whether the nodes read the value that a JSON text encodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """How often a value is read, and what reads its parts then."""
+    """The number of times that a value is read, and the states that read its parts."""
 
     count: int
     onward: Mapping[Key, State]
     required: Mapping[str, int] = field(default_factory=dict)
-    """How often each required member is looked for."""
+    """The number of times that each required member is looked up."""
     names: int = 0
-    """How often the name of each member is read."""
+    """The number of times that the name of each member is read."""
     decodes: bool = False
 
     def value_of(self, part: Any) -> Any:
-        """Return the value that is read: what a text of JSON stands for, where that is read."""
+        """Return the value that is read: the decoded value of a JSON text if this reading
+        decodes."""
         if not (self.decodes and isinstance(part, str)):
             return part
         try:
@@ -82,7 +83,8 @@ class _Reading:
             return part
 
     def effort(self, part: Any) -> int:
-        """Return how much this reading finds in a part, at most."""
+        """Return the most readings, missing members and names that this reading may find in a
+        part."""
         if not isinstance(part, Mapping):
             return self.count
         missing = sum(times for name, times in self.required.items() if name not in part)
@@ -106,7 +108,7 @@ class Branching:
         Args:
             root: the node that reads the whole value.
             edges: returns the edges of a node; nodes are hashable.
-            reads_once: returns whether a node remembers each value that it has read.
+            reads_once: returns whether a node caches each value that it has read.
         """
         self._edges = edges
         self._reads_once = reads_once
@@ -133,8 +135,8 @@ class Branching:
         return total
 
     def price_of_errors(self, value: Any, limit: int) -> float:
-        """Return how many errors a value may have, or a number above `limit`. An error has a copy
-        of the part that it is about, which counts as well."""
+        """Return how many errors a value may have, or a number above `limit`. Copying an error's
+        part of the value counts as well."""
         total, stack = 0.0, [(value, self._start, 0)]
         while stack and total <= limit:
             part, state, copies = stack.pop()
@@ -150,9 +152,9 @@ class Branching:
         return total
 
     def missing(self, limit: int, *, states: int = 300) -> int | None:
-        """Return how many required members a part of any value that is read more than once may
-        lack, or a number above `limit`, also for texts of JSON: nothing has checked what is in
-        them. `None` as for `most`."""
+        """Return how many required members a part may lack that is read more than once, over all
+        values; a number above `limit` if there are more, or if a JSON text is decoded, whose
+        content is unchecked. `None` as for `most`."""
 
         def number(reading: _Reading) -> int:
             if reading.decodes:
@@ -162,8 +164,8 @@ class Branching:
         return self._largest(number, limit, states)
 
     def most(self, limit: int, *, states: int = 300) -> int | None:
-        """Return how often one part of any value may be read, or a number above `limit`;
-        `None` if more than so many states would have to be looked at."""
+        """Return how often one part of any value may be read, or a number above `limit`. Return
+        `None` if that takes more than `states` states."""
         return self._largest(lambda one: one.count, limit, states)
 
     def _largest(self, number: Callable[[_Reading], int], limit: int, states: int) -> int | None:
@@ -191,9 +193,9 @@ class Branching:
         return self._together([(self._reading(node), count) for node, count in readers])
 
     def _reading(self, node: Any) -> _Reading:
-        """What a node does with a value, through all nodes that read the same value."""
+        """Return the reading of one node, including all nodes that read the same value."""
         if node not in self._nodes:
-            self._nodes[node] = _Reading(0, {})  # if it leads back to itself
+            self._nodes[node] = _Reading(0, {})  # for a node that leads back to itself
             self._nodes[node] = self._made(self._edges(node))
         return self._nodes[node]
 
@@ -215,7 +217,7 @@ class Branching:
         )
 
     def _together(self, readings: list[tuple[_Reading, int]]) -> _Reading:
-        """Readings that all happen, each so many times."""
+        """Return the combination of readings that all happen, each `times` times."""
         count = min(_MAX, sum(one.count * times for one, times in readings))
         onward: dict[Key, State] = {}
         for key in {key for one, _ in readings for key in one.onward}:
@@ -255,7 +257,7 @@ def _counted(counts: Mapping[Any, int]) -> Readers:
 
 
 def _either(readings: list[_Reading]) -> _Reading:
-    """One of several readings, and nobody knows which."""
+    """Return an upper bound of several readings of which one happens."""
     keys = {key for one in readings for key in one.onward}
     onward = {key: _few({two for one in readings for two in one.under(key)}) for key in keys}
     required: Counter[str] = Counter()
@@ -271,7 +273,8 @@ def _either(readings: list[_Reading]) -> _Reading:
 
 
 def _few(alternatives: Iterable[Readers]) -> State:
-    """The alternatives; if there are too many, one that is at least as large as each."""
+    """Return the alternatives; if there are too many, one alternative that is at least as large as
+    each."""
     found = frozenset(alternatives)
     if len(found) <= _MAX_ALTERNATIVES:
         return found

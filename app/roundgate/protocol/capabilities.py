@@ -23,8 +23,8 @@ class ClientCapabilities:
 
     declared: Mapping[str, Any]
     substituted: Mapping[str, Any] = field(default_factory=dict)
-    """What the gateway does by other means where the client has not declared it
-    (`roundgate docs clients`)."""
+    """Capabilities that the gateway replaces if the client has not declared them (`roundgate docs
+    clients`)."""
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> ClientCapabilities:
@@ -45,15 +45,15 @@ class ClientCapabilities:
     def require(
         self, required: Mapping[str, Any], what_for: str, *, has_substitute: bool = True
     ) -> None:
-        """Do nothing if all of `required` is declared, or there are other means.
+        """Raise unless all of `required` is declared or has a substitute.
 
         Args:
-            required: capabilities.
-            what_for: what needs them.
-            has_substitute: whether a `fallback` of the configuration could be such means.
+            required: the capabilities.
+            what_for: the feature that needs them, for the message.
+            has_substitute: whether a `fallback` of the configuration could replace them.
 
         Raises:
-            MissingCapability: names exactly what is not.
+            MissingCapability: names exactly the missing capabilities.
         """
         if missing := self._missing(required):
             raise MissingCapability(what_for, missing, has_substitute)

@@ -9,7 +9,7 @@ from typing import Final
 PROGRESS: Final = "notifications/progress"
 MESSAGE: Final = "notifications/message"
 ELICITATION_COMPLETE: Final = "notifications/elicitation/complete"
-"""The user is done with a page: of 2025-11-25 alone."""
+"""The notification that the user has finished with a page: only in 2025-11-25."""
 TOOLS_CHANGED: Final = "notifications/tools/list_changed"
 PROMPTS_CHANGED: Final = "notifications/prompts/list_changed"
 RESOURCES_CHANGED: Final = "notifications/resources/list_changed"

@@ -1,9 +1,8 @@
-"""URLs of pages that a user is sent to: the host that is shown has to be the host that opens.
+"""URLs of pages that a user is sent to. The host shown must be the host that opens.
 
 Browsers are lenient. They take `\\` for `/`, drop tabs and line ends, decode `%65` in a host, read
-`2130706433` as 127.0.0.1 and letters of other scripts as what they resemble. A URL of which a
-browser could make another host than Python's `urlsplit` is refused, by the gateway that asks and by
-the client that is asked.
+`2130706433` as 127.0.0.1 and letters of other scripts as what they resemble. The gateway and the
+client refuse a URL whose host a browser could read differently from Python's `urlsplit`.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 _URL: Final = re.compile(r"https?://[!#-;=?-\[\]_a-z~]+", re.IGNORECASE)
-"""What RFC 3986 lets a URL have. Neither `\\` nor white space is among it."""
+"""The characters that RFC 3986 allows in a URL. `\\` and white space are not among them."""
 _NAME: Final = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*\.?")
 _NUMBER: Final = re.compile(r"\d+|0x[0-9a-f]*")
 """A last label that makes a browser read the host as an IPv4 address."""
 
 
 def page_host(url: Any) -> str:
-    """Return the host of a page that a user may be sent to, as a browser will have it.
+    """Return the host of a page that a user may be sent to, as a browser reads it.
 
     Args:
         url: an https URL, or an http URL on a loopback address.
 
     Raises:
-        ValueError: it is no such URL; says what to give instead.
+        ValueError: the URL is not allowed; the message says which are.
     """
     if not isinstance(url, str):
         raise ValueError(f"the url of a page to open is text, not {type(url).__name__}")
@@ -58,7 +57,7 @@ def page_host(url: Any) -> str:
 
 
 def is_plain_host(host: str) -> bool:
-    """Return whether a host, in lower case, is read alike by everybody: a name of ASCII letters,
+    """Return whether every program reads a host, in lower case, alike: a name of ASCII letters,
     digits, `-`, `_` and dots, or an IP address in its usual form."""
     if ":" in host:
         return _is_address(host)

@@ -21,15 +21,16 @@ from roundgate.values import dataclass
 MAX_DEPTH: Final = 64
 MAX_NODES: Final = 50_000
 MAX_EFFORT: Final = 4_000
-"""Errors that a value may have if its problems are looked for: some 50 ms at most."""
+"""The most errors that a value may have for its problems to be listed: some 50 ms."""
 MAX_READINGS: Final = 2_000_000
-"""Readings of a value that is validated: some 50 ms, in which nothing else runs."""
+"""The most readings that validating a value may take: some 50 ms, during which the event loop is
+blocked."""
 _FEW_BRANCHES: Final = 8
 MAX_BACKTRACKED: Final = 5_000
-"""Values that are validated where a pattern backtracks."""
+"""The most values that are validated if a pattern backtracks."""
 _LINEAR: Final = jsonschema_rs.RegexOptions()
 _BACKTRACKING: Final = jsonschema_rs.FancyRegexOptions(backtrack_limit=5_000)
-"""For patterns that look ahead, look behind or refer back: 0.1 ms for each text at most."""
+"""Options for patterns that look ahead, look behind or refer back: at most 0.1 ms for each text."""
 _MAX_ERRORS: Final = 8
 _MAX_MESSAGE: Final = 240
 
@@ -55,7 +56,7 @@ class Schema:
         work = _Work(schema)
         try:
             return cls(_validator(schema, _LINEAR), work, _backtracks=False)
-        except _UNUSABLE:  # or with a pattern that this engine does not have
+        except _UNUSABLE:  # or its pattern needs the other engine
             pass
         try:
             return cls(_validator(schema, _BACKTRACKING), work, _backtracks=True)
@@ -103,18 +104,19 @@ class Schema:
         return found
 
     def _can_validate(self, value: Any) -> bool:
-        """Whether validating takes some ten milliseconds at most, in which nothing else runs."""
+        """Return whether validating stays within `MAX_BACKTRACKED` and `MAX_READINGS`: the event
+        loop is blocked meanwhile."""
         if self._backtracks and not _has_at_most(MAX_BACKTRACKED, value):
             return False
         return self._work.can_validate(value)
 
     def _can_explain(self, value: Any) -> bool:
-        """Whether looking for the places takes some ten milliseconds.
+        """Return whether listing all errors stays within `MAX_EFFORT`.
 
-        The validator finds every error before it hands out the first, and each once for every way
-        through `anyOf`: two million values take 90 s, thirty levels of a recursive union for ever.
-        Each required member that is missing and each wrong name is an error, with a copy of the
-        object: 1,000 bytes of empty objects took 8 s and 700 MB.
+        The validator finds every error before it returns the first, once for each path through
+        `anyOf`: two million values take 90 s, and thirty levels of a recursive union never end.
+        Each missing required member and each wrong name is an error with a copy of the object:
+        1,000 bytes of empty objects took 8 s and 700 MB.
         """
         return _has_at_most(MAX_EFFORT, value) and self._work.can_explain(value)
 
@@ -131,18 +133,18 @@ def _has_at_most(limit: int, value: Any) -> bool:
 
 
 class _Work:
-    """How much work the values of a schema are."""
+    """The amount of work that a schema's values take."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._graph = _Graph(schema)
         self._branches = _branches(schema)
 
     def can_validate(self, value: Any) -> bool:
-        """Whether validating takes some ten milliseconds at most."""
+        """Return whether validating a value takes at most `MAX_READINGS` readings."""
         return not self._varies or self._validating.price(value, MAX_READINGS) <= MAX_READINGS
 
     def can_explain(self, value: Any) -> bool:
-        """Whether finding each error takes some milliseconds at most."""
+        """Return whether a value has at most `MAX_EFFORT` errors."""
         return self._explaining.price_of_errors(value, MAX_EFFORT) <= MAX_EFFORT
 
     @cached_property
@@ -154,7 +156,8 @@ class _Work:
 
     @cached_property
     def _validating(self) -> Branching:
-        """The validator remembers what it found where a schema refers to itself."""
+        """Return the branching of validation. The validator caches results where a schema refers to
+        itself."""
         return Branching(self._graph.root, self._graph.edges, self._graph.is_recursive)
 
     @cached_property
@@ -176,7 +179,7 @@ def _branches(schema: Mapping[str, Any]) -> bool:
 
 
 class _Graph:
-    """The subschemas of a schema by their ids, and where each leads."""
+    """The subschemas of a schema by id, and the subschemas that each leads to."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._schema = schema
@@ -185,20 +188,20 @@ class _Graph:
         self.root = self._node(schema)
 
     def edges(self, node: int) -> Edges:
-        """Where a subschema leads."""
+        """Return the subschemas that a subschema leads to."""
         if node not in self._edges:
             schema = self._nodes[node]
             same = tuple(map(self._node, self._same(schema)))
             if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
-                same *= 2  # which validate once more, to find what has been looked at
+                same *= 2  # these validate once more, to find the parts that were examined
             members = tuple((key, self._node(one)) for key, one in _members(schema))
             names = (self._node(schema["propertyNames"]),) if "propertyNames" in schema else ()
             self._edges[node] = Edges(all_of=same, members=members, names=names)
         return self._edges[node]
 
     def edges_to_parts(self, node: int) -> Edges:
-        """The same without subschemas that look at no part of the value, but with the members that
-        may be missing: validation ends with the first that is, looking for errors does not."""
+        """Return the same edges, without subschemas that examine no part of the value, but with the
+        required members. Validation ends at the first missing member; listing errors does not."""
         edges = self.edges(node)
         return replace(
             edges,
@@ -210,12 +213,12 @@ class _Graph:
         return bool(self._next(node) or self.edges(node).names or any(_required(self._nodes[node])))
 
     def is_recursive(self, node: int) -> bool:
-        """Whether a subschema leads back to itself."""
+        """Return whether a subschema leads back to itself."""
         return node in self._on_cycles
 
     @cached_property
     def _on_cycles(self) -> frozenset[int]:
-        """The subschemas that lead back to themselves (Kosaraju's algorithm)."""
+        """Return the subschemas that lead back to themselves (Kosaraju's algorithm)."""
         leads_to = {node: self._next(node) for node in self._reached()}
         comes_from: dict[int, set[int]] = {node: set() for node in leads_to}
         for node, targets in leads_to.items():
@@ -257,7 +260,7 @@ class _Graph:
             yield from schema.get(word, {}).values()
 
     def _referred(self, reference: str) -> Any:
-        """The subschema that a reference names; the whole schema, if it is not found."""
+        """Return the subschema that a reference names, or the whole schema if there is none."""
         name = reference.partition("#")[2]
         if name.startswith("/"):
             return self._at(unquote(name))
@@ -288,7 +291,7 @@ class _Graph:
 def _finished(
     starts: Iterable[int], leads_to: Mapping[int, set[int]], seen: set[int]
 ) -> Iterator[int]:
-    """What can be reached and was not seen, each after all that it leads to."""
+    """Yield the unseen nodes that can be reached, each after all nodes that it leads to."""
     for start in starts:
         if start in seen:
             continue
@@ -309,7 +312,7 @@ _ANYTHING: Final[Mapping[str, Any]] = {}
 
 
 def _members(schema: Mapping[str, Any]) -> Iterator[tuple[Key, Any]]:
-    """The subschemas for parts of the value, each with the part's key."""
+    """Yield the subschemas for parts of the value, each with the part's key."""
     named: dict[Key, list[Any]] = {
         name: [one] for name, one in schema.get("properties", {}).items()
     }
@@ -343,7 +346,7 @@ def _required(schema: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _first_items(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """The subschemas of elements at fixed places; `items` had them before 2020-12."""
+    """Yield the subschemas of elements at fixed places; before 2020-12, `items` held them."""
     items = schema.get("items")
     yield from schema.get("prefixItems", items if isinstance(items, (list, tuple)) else ())
 

@@ -98,7 +98,8 @@ async def ask_anew(run: Run, asked: Mapping[str, Question]) -> NoReturn:
 
 
 def answered_key(run: Run, name: str) -> str | None:
-    """Return what the client knows the last answered question of a name by; `None` without one."""
+    """Return the key by which the client knows the last answered question of a name; `None` without
+    one."""
     found = [
         entry
         for entry in run.journal.questions.values()
@@ -180,7 +181,7 @@ def _open(
             untils.append(until_ms)
         run.journal.add(entry)
         run.wire_names.take(entry.wire or entry.key)
-        # a copy: another branch may change what the question was made of before the round ends
+        # a copy: another branch may change the objects in the question before the round ends
         run.requests[wire_key(entry.wire or entry.key, entry.attempt)] = plain(
             question.to_wire(entry.problem), f"question {name!r}"
         )

@@ -1,7 +1,7 @@
-"""Creating tasks: each asyncio task that a handler creates is a branch of it.
+"""Creation of tasks: each asyncio task that a handler creates is a branch of it.
 
-`TaskFactory` numbers tasks where they are created. It is set on the loop with the first run and
-asks one context variable of any task that belongs to no run.
+`TaskFactory` numbers tasks at their creation. It is installed on the loop with the first run; a
+task that belongs to no run costs one look at a context variable.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ Factory: TypeAlias = Callable[..., Any]
 
 
 class TaskFactory:
-    """Gives each task that a handler creates its branch; other tasks are made as before."""
+    """A task factory that gives each task of a handler its branch. Other tasks are created as
+    before."""
 
     def __init__(self, before: Factory | None) -> None:
         self._before = before
@@ -37,9 +38,7 @@ class TaskFactory:
     def __call__(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
         place = here.get()
         if not isinstance(place, Branch):
-            if (
-                self._before is None
-            ):  # nearly always: this is how a server makes a task for a request
+            if self._before is None:  # the usual case: a server's task for a request
                 return asyncio.Task(coroutine, loop=loop, **options)
             return self._make(loop, coroutine, options)
         branch = _branch_of(place, coroutine)
@@ -69,15 +68,15 @@ class TaskFactory:
         kind: type[asyncio.Task[Any]] = asyncio.Task,
     ) -> Any:
         if self._before is not None:
-            # it may end in a factory of ours that was set before: the branch is known already
+            # an earlier factory of ours may get the task: the branch is known already
             with inside(None):
                 return self._before(loop, coroutine, **options)
         return kind(coroutine, loop=loop, **options)
 
 
 class BranchTask(asyncio.Task[Any]):
-    """A task of a handler. It notices `asyncio.timeout`, which asks it how often it is being
-    cancelled, and `as_completed`, which asks to be called back."""
+    """A task of a handler. Detects `asyncio.timeout`, which calls `cancelling`, and `as_completed`,
+    which calls `add_done_callback`."""
 
     def cancelling(self) -> int:
         place, timer = here.get(), entered_timeout(sys._getframe(1))
@@ -91,7 +90,7 @@ class BranchTask(asyncio.Task[Any]):
 
 
 def spawn(branch: Branch, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task that is the given branch, whoever creates it and in whatever order."""
+    """Create a task that runs as the given branch."""
     context = copy_context()
     context.run(here.set, branch)
     return BranchTask(
@@ -107,10 +106,10 @@ def number_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _branch_of(parent: Branch, coroutine: object) -> Branch:
-    """The branch of a new task."""
+    """Return the branch of a new task."""
     match creator(sys._getframe(2)):
         case "wait_for", frame:
-            # a journal goes from Python 3.11 to later ones, which create no task here
+            # a journal may move from Python 3.11 to later versions, which create no task here
             if (handle := frame.f_locals.get("timeout_handle")) is not None:
                 parent.notice(WaitForTimer(handle))
             return parent
@@ -121,7 +120,7 @@ def _branch_of(parent: Branch, coroutine: object) -> Branch:
 
 
 def _of_as_completed(parent: Branch, frame: FrameType, coroutine: Any) -> Branch:
-    """Branches in the order in which the coroutines were given."""
+    """Return the branch of a coroutine of `as_completed`, numbered in the order of its list."""
     awaited = parent._awaited
     if id(coroutine) not in awaited:
         given = frame.f_locals.get("fs", frame.f_locals.get("aws"))
@@ -130,7 +129,7 @@ def _of_as_completed(parent: Branch, frame: FrameType, coroutine: Any) -> Branch
                 "asyncio.as_completed starts coroutines in no order; give it a list of them"
             )
         if not any(one is coroutine for one in given):
-            coroutine.close()  # which asyncio has made of the object
+            coroutine.close()  # the wrapper that asyncio made
             raise RuntimeError(
                 "asyncio.as_completed starts awaitable objects in no order; give it coroutines or tasks"
             )

@@ -1,4 +1,5 @@
-"""Branches: where in a handler something is remembered, however its parts are interleaved.
+"""Branches: the places in a handler under which results are recorded, however its parts are
+interleaved.
 
 A handler may run parts of itself side by side. Each asyncio task that it creates is a branch,
 known by the name of its coroutine function and by the order in which its parent created it, which
@@ -8,10 +9,10 @@ is the same in every run:
                                                     order@1/charge   order@1/ship
     async with ctx.branch("refund"):                refund/charge
 
-The key of a step or question is the path of its branch, its name, and which use of that name in
-the branch it is if not the first. So it does not matter which branch gets anywhere first. Tasks
-that a library creates inside the handler have other names, so they change no number; those created
-inside a step have no branch.
+The key of a step or question is the path of its branch, its name, and the number of that name's use
+in the branch unless it is the first. So the order in which branches progress does not matter. Tasks
+that a library creates in the handler have other names, so they do not change the numbers; tasks
+created in a step have no branch.
 
 Tasks get their branches where they are created (`branch_tasks`).
 """
@@ -35,25 +36,26 @@ _PREFIXES: Final = MappingProxyType(
 
 
 class Owner:
-    """Stands for a run in its branches, and counts how often they went on by themselves."""
+    """The object that stands for a run in its branches and counts how often they resumed by
+    themselves."""
 
     __slots__ = ("begun_ms", "resumed", "run")
 
     def __init__(self) -> None:
         self.resumed = 0
-        """How often a branch was resumed from a wait that was no call of ctx, or began."""
+        """The number of times that a branch began, or resumed from a wait outside of ctx."""
         self.run: Run | None = None
         """The run while its handler runs; a reference cycle would wait for the garbage collector."""
         self.begun_ms = 0.0
-        """When it began, on the monotonic scale of its clock."""
+        """When the run began, in milliseconds on its clock's monotonic scale."""
 
     def elapsed_ms(self) -> int:
-        """Return for how many milliseconds the run has gone on."""
+        """Return the age of the run in milliseconds."""
         return 0 if self.run is None else round(self.run.clock.monotonic_ms() - self.begun_ms)
 
 
 class Branch:
-    """One of the concurrent parts of a handler.
+    """A concurrent part of a handler.
 
     `owner` identifies its run. `path` is empty, or segments that each end in a slash.
     """
@@ -176,7 +178,8 @@ class Timeouts:
         ]
 
     def has_ended_a_wait_of(self, path: str) -> bool:
-        """Whether one of them that this branch itself has set has fired, and is not left."""
+        """Return whether a timer that the branch at `path` set has fired and its block has not been
+        left."""
         return any(path == of and state(timer) == "expiring" for timer, of in self._timers)
 
     def is_ending(self, path: str) -> bool:

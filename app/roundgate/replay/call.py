@@ -33,8 +33,8 @@ Notify: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[None]]
 """Sends one notification (method, params) on the stream of this request."""
 
 PageDone: TypeAlias = Callable[[str], Awaitable[None]]
-"""Tells the client that its user is done with a page. Takes the key, on the wire, of the question
-that sent the user there."""
+"""Tells the client that its user has finished with a page. Takes the wire key of the question that
+sent the user there."""
 
 Publish: TypeAlias = Callable[[str, str | None], Awaitable[None]]
 """Tells every open `subscriptions/listen` stream that wants it of a change (method, uri)."""
@@ -115,7 +115,7 @@ class Call:
     notify: Notify | None = None
     """`None` where the client cannot be told things."""
     page_done: PageDone | None = None
-    """`None` where clients are not told that their user is done with a page."""
+    """`None` if the client cannot be told that its user has finished with a page."""
     publish: Publish = publish_nowhere
     task_id: str | None = None
     """The task that this call has become, if it has."""

@@ -183,17 +183,17 @@ class Context:
         (await self.ask({name: Url(message, url)}))[name].get()
 
     async def elicit_url_done(self, name: str) -> None:
-        """Tell the client that its user is done with the page of `elicit_url`.
+        """Tell the client that its user has finished with the page of `elicit_url`.
 
-        A client of revision 2025-11-25 gets `notifications/elicitation/complete`, on the stream of
-        its call, and stops showing that the page is waited for. Other revisions have no such
-        notification, and a task has no stream: nothing is sent there.
+        A client of revision 2025-11-25 receives `notifications/elicitation/complete` on the stream
+        of its call and stops waiting for the page. Nothing is sent to clients of other revisions,
+        or from a task, which has no stream.
 
         Args:
-            name: as `elicit_url` had it; the last page that was asked for under this name.
+            name: the name given to `elicit_url`; means the last page asked for under that name.
 
         Raises:
-            ValueError: none was, or its answer has not come.
+            ValueError: no page was asked for under the name, or it has not been answered.
         """
         key = asking.answered_key(self._run, name)
         if key is None:
@@ -314,34 +314,34 @@ class Context:
         at_most_once: bool = False,
         **kwargs: Any,
     ) -> Any:
-        """Run a function once and remember what it returned, for the rest of this call, in
-        whatever process it goes on.
+        """Run a function once and record its result for the rest of this call, across processes.
 
-        The value is what JSON makes of it, or of the type that the function's annotation names: a
-        pydantic model, a dataclass, a date, a decimal, bytes and the like (`roundgate docs handlers`), the
-        same in every run. A plain function runs in a thread. What it raised is remembered, too.
+        The result is converted to JSON and back, or to the type of the function's return
+        annotation: a pydantic model, a dataclass, a date, a decimal, bytes and the like (`roundgate
+        docs handlers`). It is the same in every run. A plain function runs in a thread. An
+        exception is recorded, too.
 
-        It is run at least once: again if a process dies between its effect and the note of it. With
-        `at_most_once` its beginning is noted before, and a death in between ends in
+        The function runs at least once: it runs again if the process dies before the result is
+        recorded. With `at_most_once` its beginning is recorded first, and a death in between raises
         `OutcomeUnknown`. An ordinary call that may become a task does so first; one that may not
         keeps no notes of its own, so there a client that repeats a lost request repeats the step,
         unless the tool is `once`.
 
         Args:
-            name: its place in the handler; the second use in one branch is another step.
+            name: the step's place in the handler; a second use in the same branch is another step.
             function: called with `args` and `kwargs`, which must be the same in every run.
-            timeout_s: seconds after which it is given up; a thread goes on unheard.
-            retries: how often it is tried again after it raised, or was not over in time.
-            backoff: seconds before the first of them; twice as many before each further one, 300 at
-                most. A task holds no worker meanwhile.
+            timeout_s: seconds after which the step fails; a thread keeps running, and its result is
+                ignored.
+            retries: how often to retry after an exception or a timeout.
+            backoff: seconds before the first retry, doubling up to 300. A task holds no worker
+                meanwhile.
             at_most_once: see above; not together with `retries`.
 
         Raises:
-            StepFailed: it raised; so it does, remembered, in every later
-                round. A `ToolError` stays one.
-            StepTimeout: it was not over within `timeout_s`.
-            NotJson: what it returned cannot be remembered; before it is called
-                where its annotation says so.
+            StepFailed: the function raised; the failure is recorded and raised in every later
+                round. A `ToolError` is raised unchanged.
+            StepTimeout: the function took longer than `timeout_s`.
+            NotJson: the result has no JSON form; raised before the call if the annotation shows it.
             OutcomeUnknown: see above.
         """
         options = Options(timeout_s, retries, backoff, at_most_once)
@@ -411,8 +411,8 @@ class Context:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Return the handler's own data for its next round: a dict that it may change, JSON all
-        through. Kept is what it holds when the round ends, and when a task notes a step."""
+        """Return the handler's own data for its next round: a mutable dict that contains only JSON.
+        The dict is saved when the round ends and when a task records a step."""
         self._run.decide_by_state()
         return self._run.journal.state
 
@@ -535,16 +535,16 @@ class Context:
         """Send a log message to the client, if it asked for messages of this level
         or below with `logLevel`.
 
-        Inside a task it goes to the server's log. A replay does not say again what an earlier run
-        has said.
+        In a task the message goes to the server's log. A replay does not repeat the messages of
+        earlier runs.
 
         Args:
             level: one of RFC 5424's names, "debug" to "emergency".
             data: any JSON value.
-            logger: the name of the part of the handler that says it.
+            logger: the name of the part of the handler that sends the message.
 
         Raises:
-            ValueError: there is no such level.
+            ValueError: the level does not exist.
         """
         if level not in LOG_LEVELS:
             raise ValueError(f"{level!r} is not a log level; use one of {', '.join(LOG_LEVELS)}")

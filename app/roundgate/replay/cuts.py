@@ -1,12 +1,12 @@
-"""Cuts: what the handler itself cancelled, by a time-out or because a sibling failed, is
-cancelled again in a replay.
+"""Cuts: cancellations that the handler itself caused, by a timeout or a failed sibling, and that a
+replay repeats.
 
 Otherwise a step that was cancelled in the first run could be found finished in the next one, and
 the handler would take another path.
 
-A call of ctx notes its own cancellation. Where a limit of asyncio or anyio ends any other wait (an
-event, a queue, a request of the handler's own), that is noted where branches are driven. It has a
-rank, so a later run tells nobody what was learned after it until it has come again.
+A call of ctx records its own cancellation. If a limit of asyncio or anyio ends another wait (an
+event, a queue, a request of the handler's own), `driving` records it. The record has a rank, so a
+later run delivers nothing of a higher rank before the cancellation has happened again.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def _is_cut_as_before(run: Run, branch: Branch) -> bool:
 
 
 def _drop_cut_wait(run: Run, branch: Branch) -> None:
-    """The cancellation that came to a wait of the branch's own before has come to a call of ctx."""
+    """Drop the recorded cancellation of a wait outside of ctx; in this run it reached a call of
+    ctx."""
     order = run.order_here
     upcoming = order.upcoming(branch.path)
     if upcoming is not None and is_cut_wait(run.journal.steps.get(upcoming[1])):
@@ -79,11 +80,11 @@ def _drop_cut_wait(run: Run, branch: Branch) -> None:
 
 
 async def cut_wait(run: Run, branch: Branch) -> None:
-    """Note that a limit has cancelled a wait that is no call of ctx, before the branch sees it; in a
-    later run, wait for its place in the order.
+    """Record that a limit cancelled a wait outside of ctx, before the branch sees the cancellation;
+    in a later run, wait for its place in the order.
 
-    The end of a `ctx.timeout` has an entry of its own. A branch that is cancelled where it learned
-    something before ends the run with `NondeterminismError`.
+    The end of a `ctx.timeout` has an entry of its own. A branch that is cancelled where it received
+    a result in an earlier run ends the run with `NondeterminismError`.
     """
     if run.is_being_ended or any(scope.has_fired for scope in around(branch)):
         return

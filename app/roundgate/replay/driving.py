@@ -1,7 +1,8 @@
-"""Driving: how the coroutine of a branch is resumed.
+"""Driving: the resumption of a branch's coroutine.
 
-Whatever resumes a branch comes through here, so here is seen what no call of ctx sees: that a
-branch goes on by itself (`Owner.resumed`), and that a wait of its own is cancelled (`cuts`).
+Every resumption of a branch passes through this module. So it can record the events that no call of
+ctx sees: a branch that resumes by itself (`Owner.resumed`), and a cancelled wait outside of ctx
+(`cuts`).
 """
 
 from __future__ import annotations
@@ -28,17 +29,16 @@ T = TypeVar("T")
 
 
 _given_up: Final[deque[Any]] = deque(maxlen=64)
-"""Handlers that are not resumed any more. To let go of one has Python close it, which it does
-not let happen either."""
+"""Handlers that are no longer resumed. Python would close a released one, and such a handler
+refuses to be closed."""
 
 
 @atexit.register
 def _never_close_them() -> None:
-    """Keep them beyond the end of the process, if there are any.
+    """Keep abandoned handlers alive beyond the end of the process, if there are any.
 
-    The last thing that Python does is to empty the modules and to close the coroutines
-    that are left. What such a handler calls then fails at once, it catches that as well,
-    and the process would never end.
+    At exit Python empties the modules and closes the remaining coroutines. Every call of such a
+    handler would then fail, the handler would catch the error, and the process would never end.
     """
     if _given_up:
         import ctypes
@@ -50,13 +50,13 @@ log = logging.getLogger("roundgate.replay")
 
 
 class Driven(Coroutine[Any, Any, T]):
-    """A coroutine of a handler, driven so that it cannot end the process.
+    """A handler's coroutine, driven so that it cannot end the process.
 
-    `while True: try: await ctx.elicit(…) except BaseException: pass` catches whatever ends it: once
-    it awaits `END`, it is not resumed any more. `sys.exit()` in a task would leave the event loop;
-    it becomes an error of the handler.
+    `while True: try: await ctx.elicit(…) except BaseException: pass` catches everything that should
+    end it: once it awaits `END`, it is never resumed. `sys.exit()` in a task would stop the event
+    loop; it becomes an error of the handler.
 
-    A cancellation of a wait that is no call of ctx is noted first (`_noting`), then raised.
+    The cancellation of a wait outside of ctx is recorded first (`_noting`), then raised.
     """
 
     __slots__ = ("_cancellation", "_coroutine", "_is_alone", "_noting", "_owner")
@@ -65,10 +65,9 @@ class Driven(Coroutine[Any, Any, T]):
         self._coroutine = coroutine
         self._owner = owner
         self._is_alone = True
-        """Whether it goes on by itself: it is about to begin, or waits for something that is no
-        call of ctx."""
+        """Whether the coroutine is about to begin, or waits for something outside of ctx."""
         self._noting: asyncio.Task[None] | None = None
-        """Notes a cancellation that is raised after that."""
+        """The task that records a cancellation before it is raised."""
         self._cancellation: BaseException | None = None
 
     def send(self, value: Any = None) -> Any:
@@ -77,7 +76,7 @@ class Driven(Coroutine[Any, Any, T]):
         return self._resume(self._coroutine.send, value)
 
     def throw(self, *error: Any) -> Any:
-        # anyio cancels again and again, until whoever is cancelled has seen it
+        # anyio cancels repeatedly until the coroutine has seen the cancellation
         if self._noting is not None:
             return self._raise_once_noted(self._noting)
         run = self._owner.run
@@ -96,7 +95,7 @@ class Driven(Coroutine[Any, Any, T]):
         return self._resume(self._coroutine.throw, *error)
 
     def _resume(self, resume: Callable[..., Any], *given: Any) -> Any:
-        """Resume the coroutine; returns what it awaits next."""
+        """Resume the coroutine; return the object that it awaits next."""
         if self._is_alone:
             self._owner.resumed += 1
         try:
@@ -112,7 +111,8 @@ class Driven(Coroutine[Any, Any, T]):
         return awaited
 
     def _raise_once_noted(self, noting: asyncio.Task[None]) -> Any:
-        """Raise the cancellation in the coroutine, once it is noted; returns what is awaited next."""
+        """Raise the cancellation in the coroutine once it is recorded; return the object that is
+        awaited next."""
         if not noting.done():
             return next(asyncio.shield(noting).__await__())
         failed = None if noting.cancelled() else noting.exception()
@@ -128,10 +128,10 @@ class Driven(Coroutine[Any, Any, T]):
     def __iter__(self) -> Driven[T]:
         return self
 
-    __next__ = send  # one call less: most handlers are over at the first
+    __next__ = send  # saves a call: most handlers end at the first
 
     def __getattr__(self, name: str) -> Any:
-        # its names and cr_frame, for who shows where a task stands
+        # its names and cr_frame, for tools that show where a task waits
         return getattr(self._coroutine, name)
 
     def _give_up(self) -> NoReturn:
@@ -142,9 +142,10 @@ class Driven(Coroutine[Any, Any, T]):
 
 
 def _may_be_a_limit(run: Run, branch: Branch) -> bool:
-    """Whether a cancellation may come from a limit of asyncio or anyio: not from another branch.
+    """Return whether a cancellation may come from a limit of asyncio or anyio rather than from
+    another branch.
 
-    Of the task of a request, in which an ordinary call runs, nobody knows who cancels it.
+    An ordinary call runs in the task of its request, whose cancellations have an unknown source.
     """
     if run.root_task is asyncio.current_task() and not run.has_own_task:
         return True
@@ -153,10 +154,10 @@ def _may_be_a_limit(run: Run, branch: Branch) -> bool:
 
 
 def _end(error: BaseException) -> NoReturn:
-    """The exception to end with, instead of one that would leave the event loop."""
+    """Raise an exception in place of one that would stop the event loop."""
     if isinstance(error, Suspend):
         task = asyncio.current_task()
-        # perhaps nobody waits for this branch, and looks at how it ended
+        # this branch may have no waiter that retrieves its exception
         if task is not None and isinstance(task.get_coro(), Driven):
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         raise error

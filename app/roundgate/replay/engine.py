@@ -38,7 +38,7 @@ T = TypeVar("T")
 log = logging.getLogger("roundgate.replay")
 
 MAX_NAMED: Final = 10
-"""Steps that one line of the log names."""
+"""Steps that one log line names."""
 ABANDON_S: Final = 2.0
 """For how long the end of a handler is waited for that was cancelled."""
 
@@ -104,8 +104,8 @@ async def run_handler(handler: Callable[[], Awaitable[T]], run: Run) -> Outcome[
                     if run.call.task_id is None
                     else _in_its_own_task(handler, run)
                 )
-            # a handler that swallowed the suspension does not get away with a result
-            # that skipped a question
+            # a handler that swallows the suspension must not return a result that skipped a
+            # question
             outcome = Completed(value) if run.stopped is None else _suspended(run)
         except BaseException as error:
             outcome = _ended_by(error, run, limit)
@@ -120,8 +120,8 @@ async def run_handler(handler: Callable[[], Awaitable[T]], run: Run) -> Outcome[
 
 
 def _shows_what_is_gone(run: Run, outcome: Outcome[Any]) -> bool:
-    """Return whether the handler has come to everything that it still asks for: it ended, or a
-    step began, which no step does before what is remembered."""
+    """Return whether the handler has reached everything that it still asks for: it ended, or began
+    a new step, which never precedes recorded ones."""
     match outcome:
         case Completed():
             return True

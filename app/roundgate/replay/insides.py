@@ -1,9 +1,10 @@
-"""All that the engine takes of the insides of asyncio: which limits a handler sets, what asked for a
-new task, and where a suspended coroutine stands.
+"""The engine's only use of asyncio's internals: the limits that a handler sets, the function that
+requests a new task, and the point where a coroutine is suspended.
 
 Nothing of asyncio is patched. Public functions are recognized by their code object, and their
-arguments are read from their frames under their documented names. What a coroutine awaits is read
-with the attributes that `inspect` documents (`cr_await`, `gi_yieldfrom`, `ag_await`).
+arguments are read from their frames under their documented names. The object that a coroutine
+awaits is read from the attributes that `inspect` documents (`cr_await`, `gi_yieldfrom`,
+`ag_await`).
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Timer(Protocol):
-    """A timer that ends a wait of a handler: an `asyncio.Timeout`, or that of `wait_for`."""
+    """A timer that ends a wait of a handler: an `asyncio.Timeout`, or the timer of `wait_for`."""
 
     def when(self) -> float | None:
-        """On the loop's clock, in seconds."""
+        """Return the deadline on the loop's clock, in seconds."""
 
 
 def state(timer: Timer) -> str:
-    """`active`, `expiring` once it has fired, and something else when its block has been left."""
+    """Return the timer's state: `active`, `expiring` once it has fired, or another word after its
+    block has been left."""
     return repr(timer).partition("[")[2].partition("]")[0]
 
 
@@ -58,23 +60,24 @@ def entered_timeout(frame: FrameType) -> Timer | None:
     return timer
 
 
-# Who creates a task
+# The creator of a task
 
 _WAIT_FOR: Final = asyncio.wait_for.__code__
 _MAKES_A_TASK: Final = sys.version_info < (3, 12)
-"""Python 3.11 runs what `asyncio.wait_for` waits for in a task of its own, later ones in the caller's."""
+"""Whether `asyncio.wait_for` runs its awaitable in a task of its own, as in Python 3.11, rather
+than in the caller's."""
 _AS_COMPLETED: Final = (
     asyncio.as_completed
     if sys.version_info < (3, 13)
     else vars(asyncio.tasks)["_AsCompletedIterator"].__init__
 ).__code__
 _FRAMES: Final = 12
-"""Between the creation of a task and the function of asyncio that asked for it."""
+"""The most frames between the creation of a task and the asyncio function that requested it."""
 _IS_ASYNC: Final = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 def creator(frame: FrameType | None) -> tuple[str, FrameType] | None:
-    """Return the call of `wait_for` (where that makes tasks) or of `as_completed` that creates a task
+    """Return the call of `wait_for` (if that creates tasks) or `as_completed` that creates a task
     in this frame, and its frame."""
     for _ in range(_FRAMES):
         if frame is None:
@@ -84,7 +87,7 @@ def creator(frame: FrameType | None) -> tuple[str, FrameType] | None:
         if frame.f_code is _AS_COMPLETED:
             return "as_completed", frame
         if frame.f_code.co_flags & _IS_ASYNC:
-            return None  # whoever awaits this one has not created the task
+            return None  # awaited: the caller did not create the task
         frame = frame.f_back
     return None
 
@@ -95,28 +98,28 @@ def refuse_as_completed(frame: FrameType) -> None:
         raise _refusal("asyncio.as_completed(timeout=…)")
 
 
-# Where a suspended coroutine stands
+# The position of a suspended coroutine
 
 _calls: Final[set[int]] = set()
 made_by_wait_for: Final[WeakSet[asyncio.Task[Any]]] = WeakSet()
-"""Tasks that `asyncio.wait_for` has made of coroutines: their cancellation is seen."""
+"""Tasks that `asyncio.wait_for` has created for coroutines; the engine sees their cancellation."""
 _WAIT: Final = asyncio.wait.__code__
 _LIMITED: Final = frozenset({id(_WAIT), id(_WAIT_FOR)})
 
 
 def engine_call(function: F) -> F:
-    """Mark a coroutine function as a call of ctx: what a branch learns in it has its place in the
-    order. A decorator."""
+    """Mark a coroutine function as a call of ctx, whose results have a place in the order. A
+    decorator."""
     _calls.add(id(inspect.unwrap(function).__code__))
     return function
 
 
 def waits_alone(coroutine: Any) -> bool:
-    """Return whether a suspended coroutine waits for something that is no call of ctx.
+    """Return whether a suspended coroutine waits for something outside of ctx.
 
     Raises:
-        RuntimeError: it waits with a limit that ends the wait without a cancellation, which no
-            later run could repeat.
+        RuntimeError: the wait has a limit that ends it without a cancellation, which no later run
+            could repeat.
     """
     awaited = coroutine
     while awaited is not None:
@@ -138,7 +141,8 @@ def waits_alone(coroutine: Any) -> bool:
 
 
 def _behind(awaited: object) -> Any:
-    """Return the coroutine behind an object that only hands it on (`__await__`, `__anext__`)."""
+    """Return the coroutine behind an object that only delegates to it (`__await__`,
+    `__anext__`)."""
     kinds = (CoroutineType, GeneratorType, AsyncGeneratorType)
     if isinstance(awaited, asyncio.Future):
         return None

@@ -49,10 +49,10 @@ class Raised:
     how: str | None = None
     """`TIMED_OUT`, `NOT_JSON`, or `None` for whatever else."""
     attempts: int | None = None
-    """How often it was tried, if more than once."""
+    """The number of attempts, if more than one."""
     beside: Sequence[str] | None = None
-    """The places of other steps that were running when it failed: they were not begun because it
-    had."""
+    """The places of other steps that were running when this one failed, and so did not begin
+    because of the failure."""
 
 
 TIMED_OUT: Final = "timeout"
@@ -138,10 +138,8 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class Slept:
-    """A sleep or a time limit that began, and when it is over, in milliseconds since the epoch.
-
-    `was_left` is `True` once the block of a limit was left in time: it passes in no later run.
-    """
+    """A sleep or a time limit that began, with its end in milliseconds since the epoch. `was_left`
+    is `True` once the block of a limit was left in time: the limit passes in no later run."""
 
     key: str
     until_ms: int
@@ -151,9 +149,9 @@ class Slept:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The place, among the outcomes of steps, of something that has no outcome of its own: a sleep
-    was over, questions were answered, a time limit passed. Kept in a handler that has branches; of
-    limits in any."""
+    """The place in the order of an event without an outcome of its own: a sleep ended, questions
+    were answered, a time limit passed. Recorded for time limits always, for other events if the
+    handler has branches."""
 
     PREFIX: ClassVar[str] = "told:"
     key: str
@@ -217,8 +215,8 @@ class Journal:
     unasked: Mapping[str, Any] = field(default_factory=dict)
     """Responses that came with a request that had no state: nobody had asked. Not kept."""
     received: set[str] = field(default_factory=set)
-    """The places of questions whose answers came with this request, or were read with this claim.
-    Not kept."""
+    """The places of questions whose answers arrived with this request or were read with this claim.
+    Not stored."""
 
     def add(self, entry: Entry) -> None:
         """Remember an entry; it replaces the one of its key. Steps are kept in the

@@ -1,15 +1,15 @@
 """A time limit that outlives its process: `async with ctx.timeout(3600): …`
 around anything that waits.
 
-It begins when it is first come to, and passes at that moment plus its seconds, whichever process
-runs the handler by then. A task is woken for it. How it ended is remembered, whatever it was around:
+The limit begins when the handler first reaches it and passes its number of seconds later, whichever
+process runs the handler then. A task is woken for it. Its end is recorded:
 
     passed     an entry with a place in the order, written before the block ends with `TimeoutError`;
                later runs end the block at that place, whatever their clock says
     left       the block was left in time; the limit passes in no later run
 
-A limit that is over before anything is known of its end lets the branches have all that is
-remembered first, and ends its block where that asks for something new.
+A limit that has passed without a recorded end first lets the branches receive everything recorded,
+and ends its block when that asks for something new.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class TimeLimit:
         self._timer: Timer | None = None
         self._passing: asyncio.Task[None] | None = None
         self._hurry: asyncio.Future[None] | None = None
-        """Set while it waits only for code that does not ask the engine for anything."""
+        """Set while the limit waits only for code that makes no call of ctx."""
         self._error: BaseException | None = None
-        """Why it could not be noted that it passed."""
+        """The error that prevented recording that the limit passed."""
         self._is_ending = False
         self._is_noted = False
-        """Whether it is remembered, or is about to be, that it passed."""
+        """Whether it is recorded, or about to be, that the limit passed."""
         self.has_fired = False
         """Whether it has ended its block, or is about to."""
         self._left = asyncio.Event()
@@ -113,7 +113,7 @@ class TimeLimit:
         if self._error is not None and (self.has_fired or is_late):
             raise self._error
         if self._task is not None and self.has_fired:
-            # ours alone becomes a time-out: a cancellation that came from elsewhere as well goes on
+            # only our own cancellation becomes TimeoutError; an external one propagates
             is_ours = self._task.uncancel() <= self._cancelling
             is_late = is_ours and kind is not None and issubclass(kind, CancelledError)
         if is_late and self._run.stopped is None:
@@ -131,7 +131,8 @@ class TimeLimit:
             await order.turn(order.rank(self._told.key))
 
     def fire(self) -> None:
-        """Have it pass now, if its block does not end before all that is remembered is told."""
+        """Let the limit pass now, unless its block ends before everything recorded has been
+        delivered."""
         if self._hurry is not None:
             wake(self._hurry)
         elif self.is_pending and self._passing is None and self._run.stopped is None:
@@ -139,7 +140,7 @@ class TimeLimit:
 
     @property
     def _told(self) -> Told:
-        """The entry that says that it passed."""
+        """Return the entry that records that the limit passed."""
         return Told.of("" if self._begun is None else self._begun.key)
 
     def _begin_passing(self, passing: Coroutine[Any, Any, None]) -> None:
@@ -147,7 +148,7 @@ class TimeLimit:
             self._passing = asyncio.ensure_future(self._end_block(passing))
 
     async def _end_block(self, passing: Coroutine[Any, Any, None]) -> None:
-        """End the block once the limit has passed, or could not be noted."""
+        """End the block once the limit has passed, or the attempt to record it has failed."""
         try:
             with self._run.quiescence.moving():
                 await passing
@@ -161,7 +162,7 @@ class TimeLimit:
             self._task.cancel()
 
     async def _pass_again(self) -> None:
-        """Return at the place in the order at which it passed in an earlier run."""
+        """Return at the place in the order at which the limit passed in an earlier run."""
         order = self._run.order_here
         rank = order.rank(self._told.key)
         try:
@@ -171,8 +172,8 @@ class TimeLimit:
             raise
 
     async def _pass_first(self) -> None:
-        """Note that it passes, once all that is remembered has been told and nobody waits to be told
-        anything; return at the place of that in the order."""
+        """Wait until everything recorded has been delivered and nothing waits for its turn; record
+        that the limit passes; return at the place of that entry in the order."""
         if self._hurry is not None:
             await asyncio.wait([self._hurry], timeout=LATE_S)
         order = self._run.order_here
@@ -199,7 +200,8 @@ class TimeLimit:
             self._branch.scopes = tuple(scope for scope in self._branch.scopes if scope is not self)
 
     def _may_note(self, kind: type[BaseException] | None) -> bool:
-        """Whether it is the handler that has left the block: not the end of its run, or of the loop."""
+        """Return whether the handler itself left the block, rather than the end of its run or of
+        the loop."""
         is_own = _is_own_end(kind) or (kind is not None and issubclass(kind, CancelledError))
         return is_own and self._run.stopped is None and not self._run.is_being_ended
 

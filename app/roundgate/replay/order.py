@@ -1,22 +1,22 @@
-"""Branches learn things one by one, and in every run in the order in which they learned them first.
+"""The order in which branches receive results: one by one, in every run as in the first.
 
     run 1   quote b finished ── "b was first": use b ── the answer came ── quote a finished
     run 2   all three are known: b is told first, then whatever follows from it happens, then the answer, then a
 
-So `asyncio.as_completed`, `asyncio.wait(…, FIRST_COMPLETED)`, and what a branch does when a failed
-sibling cancels it, go the same way in every run. What is learned is the outcome of a step, the end
-of a sleep, answers, that a time limit passed, and that something was given up. Each has a *rank*:
-the place of its entry in the journal, and while a run goes on one behind all others.
+So `asyncio.as_completed`, `asyncio.wait(…, FIRST_COMPLETED)` and cancellations by a failed sibling
+have the same effect in every run. A result is the outcome of a step, the end of a sleep, answers,
+the passing of a time limit, or a cancellation. Each has a *rank*: the place of its entry in the
+journal; a new result ranks behind all others.
 
-Whatever follows has happened once no branch has gone on by itself for `TURNS` turns of the event
-loop (`Owner.resumed`), however long that takes: a branch may yield, or make and await as many tasks
-as it likes. One that does so without end has no order: the run ends with an error.
+The consequences of a result are complete once no branch has resumed by itself for `TURNS` turns of
+the event loop (`Owner.resumed`), however long that takes: a branch may yield, or create and await
+any number of tasks. A branch that does so endlessly ends the run with an error.
 
-Nothing new is learned before all that is remembered has been told. A new version of the handler may
-have dropped something. What a branch passes by holds nobody up: its places come in order. What no
-branch asks for holds the others up for `GRACE_S`, once in a run: branches that wait for something
-outside of the engine come when they come. A cancellation of such a wait that is remembered
-(`cuts.cut_wait`) has to come again.
+All recorded results are delivered before new ones. A new version of the handler may have dropped
+some. A result that its branch has passed is skipped, because the places of a branch come in order.
+A result that no branch asks for delays the others by `GRACE_S`, once in a run, because branches may
+be waiting outside of the engine. A recorded cancellation of such a wait (`cuts.cut_wait`) must
+happen again.
 """
 
 from __future__ import annotations
@@ -35,14 +35,18 @@ from roundgate.replay.journal import Cut, Entry, Finished, Raised, Told
 from roundgate.replay.quiescence import wake
 
 TURNS: Final = 15
-"""Turns of the event loop in which what one branch does reaches the next one, with room."""
+"""Turns of the event loop within which an action of one branch reaches the next one, with a
+margin."""
 MAX_TURNS: Final = 100_000
-"""Turns in which branches go on by themselves while another one is to be told something."""
+"""The most turns in which branches may resume by themselves while another one waits for a
+result."""
 GRACE_S: Final = 0.5
 LIMIT_GRACE_S: Final = 5.0
-"""The same for a time limit that passed in an earlier run, while its block goes on."""
+"""Seconds for which a time limit that passed in an earlier run waits for missing results while its
+block goes on."""
 CUT_GRACE_S: Final = 1.0
-"""How much later than in the run that noted it a wait of the handler's own is cancelled again."""
+"""How much later than in the recorded run a wait outside of ctx may be cancelled again, in
+seconds."""
 
 
 CUT_IS_MISSING: Final = (
@@ -53,7 +57,7 @@ CUT_IS_MISSING: Final = (
 
 
 def is_cut_wait(entry: Entry | None) -> bool:
-    """Whether an entry says that a wait was cancelled that was no call of ctx."""
+    """Return whether an entry records the cancellation of a wait outside of ctx."""
     return isinstance(entry, Cut) and entry.key.rpartition("/")[2].startswith("cut:")
 
 
@@ -96,7 +100,7 @@ class Order:
         self._gone: set[int] = set()
         self._expected: set[int] = set()
         self._waiting: list[tuple[float, bool, int, asyncio.Future[None]]] = []
-        """A heap of who waits: the rank, whether only all lower ones matter, the order of arrival."""
+        """A heap of waiters: the rank, whether only lower ranks matter, the order of arrival."""
         self._loop = asyncio.get_running_loop()
         self._arrivals = 0
         self._generation = 0
@@ -127,8 +131,8 @@ class Order:
             self._settle()
 
     def leave_behind(self, path: str, rank: float) -> None:
-        """Drop everything of a branch that has a lower rank: it has passed that by, because its
-        places come in order."""
+        """Drop everything of a branch that has a lower rank: the branch has passed these places,
+        which come in order."""
         ranks = self._of_branch[path]
         while ranks and ranks[0] < rank:
             self.drop(ranks.popleft())
@@ -162,23 +166,25 @@ class Order:
             self._settle()
 
     async def turn(self, rank: float) -> None:
-        """Return when a branch may learn what has a rank; or something new, if that is infinite.
+        """Return when a branch may receive the result of a rank; an infinite rank means a new
+        result.
 
-        Whatever the handler can do without that happens before, now as in every later run.
+        Everything that the handler can do without the result happens before, in every run.
         """
         if self._is_open or rank < self._next or (rank == math.inf and self.is_over):
-            self._has_waited = False  # it was only late, and others may be
+            self._has_waited = False  # that one was only late; others may be too
             return
         await self._wait(rank)
 
     async def reach(self, rank: float) -> None:
-        """Return when all that has a lower rank has been told, or `LIMIT_GRACE_S` have passed; if the
-        rank is infinite, when nobody waits to be told anything either."""
+        """Return when all results of a lower rank have been delivered, or `LIMIT_GRACE_S` have
+        passed. With an infinite rank, also wait until nothing waits for its turn."""
         if not self._is_open and rank >= self._next:
             await self._wait(rank, is_patient=True)
 
     def upcoming(self, path: str) -> tuple[float, str] | None:
-        """The rank and the key of what the branch of a path learns next of what was remembered."""
+        """Return the rank and key of the next recorded result of the branch at `path`, or
+        `None`."""
         left = (
             (rank, key)
             for key, rank in self._ranks.items()
@@ -187,7 +193,7 @@ class Order:
         return min(left, default=None)
 
     def is_cut_before(self, rank: float) -> bool:
-        """Whether a wait of the handler's own is still to be cancelled before a rank."""
+        """Return whether a wait outside of ctx is still to be cancelled before a rank."""
         return any(self._next <= cut < rank and cut not in self._gone for cut in self._cut_waits)
 
     def open(self) -> None:
@@ -201,7 +207,7 @@ class Order:
         future = self._loop.create_future()
         self._arrivals += 1
         heapq.heappush(self._waiting, (rank, is_patient, self._arrivals, future))
-        # of what has just become known the ranks say all
+        # new results are ordered by their ranks alone
         if not (self.is_over and self._is_settling):
             self._settle()
         await future
@@ -236,11 +242,12 @@ class Order:
             self._loop.call_later(self._patience_s(), self._look, generation, -1)
 
     def _is_last(self) -> bool:
-        """Whether nobody waits any more but for all others to be told."""
+        """Return whether every waiter waits only for all others."""
         return self.is_over and self._waiting[0][0] == math.inf
 
     def _goes_on(self) -> bool:
-        """Whether a branch has gone on by itself since the last look, while another one waits."""
+        """Return whether a branch has resumed by itself since the last look while another one
+        waits."""
         seen, self._seen = self._seen, self._owner.resumed
         if seen == self._seen or not self._waiting:
             return False
@@ -254,7 +261,7 @@ class Order:
         return True
 
     def _patience_s(self) -> float:
-        """For how many seconds who waits is held up by what has not been asked for."""
+        """Return how long waiters are held up by results that are not asked for, in seconds."""
         cut = self._cut_waits.get(self._next)
         if cut is None:
             if not any(map(_is_impatient, self._waiting)):
@@ -264,7 +271,7 @@ class Order:
         return max(GRACE_S, again_s + CUT_GRACE_S)
 
     def _skip(self) -> None:
-        """Tell the first who waits: what comes before is not asked for. A cancellation is not
+        """Wake the first waiter although earlier results are not asked for. Cancellations are not
         skipped."""
         self._has_waited = True
         waiting = [one for one in self._waiting if not one[-1].done()]

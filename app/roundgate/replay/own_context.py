@@ -1,7 +1,7 @@
-"""Code that runs in a context of its own: context variables that it sets are gone when it ends.
+"""Code in a context of its own: the context variables that it sets are discarded at its end.
 
-A replay does not run a step again. So a variable that a step has set must not be seen by its
-handler, and one that a handler has set must not be seen by its next run.
+A replay does not run a step again. So a handler must not see a variable that a step has set, nor
+the next run one that the handler has set.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class InOwnContext(Generic[T]):
-    """Awaits a coroutine in a copy of the current context, in the current task."""
+    """An awaitable that runs a coroutine in a copy of the current context, in the current task."""
 
     __slots__ = ("_context", "_coroutine")
 
@@ -39,5 +39,5 @@ class InOwnContext(Generic[T]):
 
 
 async def awaiting(awaitable: Awaitable[T]) -> T:
-    """Await something that need not be a coroutine."""
+    """Await an awaitable from a coroutine."""
     return await awaitable

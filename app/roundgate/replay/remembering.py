@@ -60,9 +60,9 @@ async def remember(run: Run, entry: Entry, told_to: Branch | None = None) -> Non
 
 
 async def write(run: Run, entry: Entry) -> None:
-    """Make an entry durable, with all that waits to be written.
+    """Write an entry durably, with all unwritten ones.
 
-    If the caller is cancelled meanwhile, that is raised only once the entry is durable.
+    A cancellation of the caller is raised only once the entry is durable.
     """
     run.journal.add(entry)
     if run.checkpointer is None:

@@ -1,9 +1,9 @@
-"""Which steps ended a call, and what is left of its journal when it is taken up again there.
+"""The steps that ended a call, and the journal with which the call is retried there.
 
-A call that a failed step ended is taken up again by cutting its journal off where the step failed.
-A replay of what remains comes to the step and runs it. That is possible only while nothing was
-begun after the failure: had the handler caught the error and refunded the customer, the new run
-would charge, and the refund would stand beside it.
+To retry a call at the step that ended it, its journal is cut off where the step failed; a replay of
+the rest reaches the step and runs it. This is possible only if nothing was begun after the failure:
+if the handler had caught the error and refunded the customer, the retry would charge a refunded
+order.
 
     plan ✓   charge ✗                  cut off before `charge`: it runs again
     plan ✓   charge ✗   refund ✓       refused: `refund` was perhaps done because `charge` had failed
@@ -28,14 +28,14 @@ from roundgate.replay.journal import (
 )
 
 MAX_CAUSES: Final = 50
-"""How far back the causes of an error are followed."""
+"""The most causes of an error that are followed."""
 _ASKED: Final = (Asked, Answered, Unanswered)
 
 
 def failed_steps_of(error: BaseException) -> tuple[str, ...]:
-    """Return the places of the steps whose failure an error is, or that it was raised because of.
+    """Return the places of the steps whose failure is this error, or caused it.
 
-    Of an error and its causes the nearest failure of a step counts; of a group each member's.
+    Along a chain of causes the nearest failed step counts; in a group, that of each member.
     """
     return tuple(dict.fromkeys(_failures(error, MAX_CAUSES)))
 
@@ -54,16 +54,16 @@ def _failures(error: BaseException | None, left: int) -> Iterator[str]:
 
 
 def before_failure(entries: Sequence[Entry], failed: Collection[str]) -> list[Entry]:
-    """Return the entries of a journal without the failure of these steps, and without what only
-    followed from it. Steps that ran beside them and ended well are still known.
+    """Return the entries of a journal without the failure of these steps and its consequences.
+    Results of steps that ran beside them are kept.
 
     Args:
-        entries: everything that was ever remembered, in order.
+        entries: every entry of the journal, in order.
         failed: the places of the steps whose failure ended the call.
 
     Raises:
-        NotRetryable: something was done after the failure, or a step would have to run again that
-            may run only once.
+        NotRetryable: something was done after the failure, or a step that may run only once would
+            run again.
     """
     place = next((n for n, one in enumerate(entries) if _is_failure(one, failed)), None)
     if place is None:
@@ -97,8 +97,8 @@ def _is_failure(entry: Entry, failed: Collection[str]) -> bool:
 
 
 def _is_done(entry: Entry) -> bool:
-    """Whether an entry has an effect that a new run could contradict. Pauses, failed attempts and
-    cancelled steps have none, and an idempotency key is the same each time."""
+    """Return whether an entry has an effect that a retry could contradict. Pauses, failed attempts
+    and cancelled steps have none; an idempotency key never changes."""
     is_key = entry.key.rpartition("/")[2].startswith("key:")
     return isinstance(entry, (Finished, Raised, Began, *_ASKED)) and not is_key
 

@@ -126,14 +126,14 @@ class Run:
     stop_requested = False
     """Whether it is to let go at its next step, because the process is about to stop."""
     decides_by_state = False
-    """Whether its handler looks up by itself where it goes on."""
+    """Whether the handler chooses its own point to continue from."""
     steps_run = 0
     """Steps that have come to their end in this run."""
     longest_ms = 0.0
     """How long the longest of them took."""
     is_beginning = False
-    """Whether something is being begun elsewhere that only its answer names: whoever cancelled
-    the handler now could never end it."""
+    """Whether the run is starting work elsewhere that only the answer identifies: if the handler
+    were cancelled now, the work could never be ended."""
     _driver: asyncio.Task[Any] | None = None
     """Where the handler has a task of its own: the task that waits for it, and how often
     that was cancelled before."""
@@ -177,17 +177,17 @@ class Run:
         self.unwritten: list[Entry] = []
         """What is written with the next step."""
         self.running_steps: set[str] = set()
-        """The places of steps that run now: begun, and not yet remembered."""
+        """The places of running steps: begun, and not yet recorded."""
         self.new_steps: list[str] = []
-        """The places of steps whose functions it has called."""
+        """The places of steps whose functions this run has called."""
         self._is_beyond = False
         self._ahead = {
             entry.key for entry in journal.entries() if not isinstance(entry, (Cut, Told))
         }
-        """The places that earlier runs came to, and this one has not yet."""
+        """The places that earlier runs reached and this one has not."""
         self._to_learn = {entry.key for entry in journal.entries() if isinstance(entry, _LEARNED)}
-        """The places of what is remembered, until the handler has it: all of it comes before
-        anything new does."""
+        """The places of recorded results that the handler has not received yet. All of them come
+        before anything new."""
         self.limits: set[Scope] = set()
         """The durable time limits whose blocks the handler has entered and not left."""
         if message is not None:
@@ -217,13 +217,14 @@ class Run:
         self.quiescence.begin()
 
     def come_to(self, branch: Branch, kind: str, name: str) -> str:
-        """Return the place of the next use of a name in a branch. The handler has come to it."""
+        """Return the place of the next use of a name in a branch, and record that the handler has
+        reached it."""
         key = self.place(branch).key(kind, name)
         self._ahead.discard(key)
         return key
 
     def has_learned(self, key: str) -> None:
-        """Note that the handler has what is remembered under a place."""
+        """Note that the handler has received the result recorded at a place."""
         self._to_learn.discard(key)
 
     def place(self, branch: Branch) -> Branch:
@@ -232,23 +233,23 @@ class Run:
         return self.root if self.journal.version == 1 else branch
 
     def go_beyond(self) -> None:
-        """Note that it has come further than every earlier run."""
+        """Note that this run has gone further than every earlier run."""
         self._is_beyond = True
 
     def decide_by_state(self) -> None:
-        """Note that its handler looks up where it goes on (`ctx.state`, `ctx.input_response`):
-        nobody else knows how far earlier runs came."""
+        """Note that the handler chooses its own point to continue from (`ctx.state`,
+        `ctx.input_response`), so the progress of earlier runs is unknown."""
         self.decides_by_state = self._is_beyond = True
 
     def is_repeating(self, branch: Branch) -> bool:
-        """Return whether an earlier run came further than this branch has."""
+        """Return whether an earlier run went further than this branch has."""
         if self._is_beyond or not (self._ahead or self._to_learn):
             return False
         path = self.place(branch).path
         return bool(self._to_learn) or any(key.startswith(path) for key in self._ahead)
 
     def unasked(self) -> list[str]:
-        """Return the places of steps that an earlier run began and this one has not come to."""
+        """Return the places of steps that an earlier run began and this one has not reached."""
         steps = self.journal.steps
         return [
             key
@@ -339,7 +340,7 @@ class Run:
 
     @property
     def has_own_task(self) -> bool:
-        """Whether its handler runs in a task of its own, not in that of a request."""
+        """Return whether the handler runs in a task of its own rather than in its request's."""
         return self._driver is not None
 
     # what is noted of it
@@ -356,7 +357,7 @@ class Run:
 
     @contextmanager
     def beginning(self) -> Iterator[None]:
-        """While this is open, the end of the run does not cancel its handler."""
+        """Defer cancelling the handler at the end of the run while the block is open."""
         self.is_beginning = True
         try:
             yield
@@ -411,7 +412,7 @@ class Run:
             self.order.open()
 
     def is_same(self, before: str, now: str | None) -> bool:
-        """Return whether the `identity` of what is done at a place is the remembered one."""
+        """Return whether the `identity` of the action at a place is the recorded one."""
         return before == now
 
     def fail(self, error: Exception) -> None:

@@ -16,19 +16,19 @@ class Scope(Protocol):
 
     @property
     def until_ms(self) -> int:
-        """The moment."""
+        """Return when the limit passes, in milliseconds since the epoch."""
 
     @property
     def is_left(self) -> bool:
-        """Whether that part has ended."""
+        """Return whether the block has ended."""
 
     @property
     def is_pending(self) -> bool:
-        """Whether it is about to end that part, now or later."""
+        """Return whether the limit may still end the block."""
 
     @property
     def has_fired(self) -> bool:
-        """Whether it has ended that part, or is about to."""
+        """Return whether the limit has ended the block, or is about to."""
 
     def fire(self) -> None:
         """End that part."""

@@ -114,11 +114,11 @@ async def poll(
 def _value_of(
     run: Run, entry: Finished | Raised | Began, name: str, function: Callable[..., Any]
 ) -> Any:
-    """Return the handler's own copy of a remembered value, converted by the annotation of the
-    function.
+    """Return the handler's own copy of a recorded value, converted by the function's annotation.
 
     Raises:
-        Suspend: the annotation has no such value, and the run has ended with `NondeterminismError`.
+        Suspend: the value does not fit the annotation; the run has ended with
+            `NondeterminismError`.
     """
     run.has_learned(entry.key)
     value, conversion = outcome_of(entry, name), conversion_of(function)

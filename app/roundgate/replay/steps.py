@@ -38,7 +38,7 @@ log = logging.getLogger("roundgate.replay")
 
 MAX_BACKOFF_S: Final = 300.0
 SLOW_S: Final = 30.0
-"""Seconds after which the log says that a step still runs."""
+"""Seconds after which a running step is logged."""
 THREADS: Final = 40
 """Plain functions of steps that one event loop runs at once, and one caller half as many, unless
 the call brings a bound of its own."""
@@ -74,7 +74,7 @@ class StepWatch(Protocol):
     has ended the run's process, as far as its steps can tell."""
 
     async def begins(self, key: str, what: str | None) -> None:
-        """The function is about to be called; `what` is the step's identity."""
+        """Note that the step's function is about to be called; `what` is the step's identity."""
 
     async def has_run(self, key: str) -> None:
         """It has ended, and nothing is remembered of it yet."""
@@ -83,7 +83,7 @@ class StepWatch(Protocol):
         """Its outcome is remembered."""
 
     def run_ended(self, run: Run) -> None:
-        """A run has ended, whatever came of it."""
+        """Note that a run has ended, with any outcome."""
 
 
 WATCH: Final[ContextVar[StepWatch | None]] = ContextVar("roundgate_step_watch", default=None)
@@ -155,7 +155,7 @@ def outcome_of(entry: Step, name: str) -> Any:
     if isinstance(entry, Finished):
         return entry.value
     error = _error_of(entry, name)
-    # a step's own ToolError is its tool's answer to the caller, and no matter for the operator
+    # a step's own ToolError is meant for the caller, not for the operator
     if not (isinstance(entry, Raised) and entry.told):
         error.failed_step = entry.key
     raise error
@@ -182,10 +182,10 @@ def log_failed(
     """Log an attempt that failed.
 
     Args:
-        entry: its outcome. What it says stays out of the log: it may be meant for the caller.
+        entry: the outcome. Its text is not logged, because it may be meant for the caller.
         error: the exception whose traceback belongs in the log, if any.
-        attempt: which attempt it was, 1 for the first.
-        again_ms: when the step is tried again, in milliseconds since the epoch; `None` for never.
+        attempt: the number of the attempt, from 1.
+        again_ms: the time of the retry in milliseconds since the epoch; `None` if there is none.
     """
     fields: dict[str, Any] = {"step": entry.key, "attempt": attempt, "reason": _reason(entry)}
     if again_ms is None and entry.told:
@@ -204,13 +204,13 @@ def _reason(entry: Raised) -> str:
 
 
 class Running:
-    """One step while it runs: counted among the steps that run, and logged if it takes
-    longer than `SLOW_S`."""
+    """A running step: counted among the running steps, and logged if it takes longer than
+    `SLOW_S`."""
 
     __slots__ = ("_attempt", "_correlation", "_key", "_steps", "_timer")
 
     def __init__(self, key: str, attempt: int, steps: set[str]) -> None:
-        """`steps` are the places of the steps that run."""
+        """Make the record of an attempt; `steps` are the places of the running steps."""
         self._key = key
         self._attempt = attempt
         self._steps = steps
@@ -226,7 +226,7 @@ class Running:
         self._steps.discard(self._key)
 
     def _warn(self) -> None:
-        # in the context of whoever set a timer first
+        # the timer runs in the context of the code that set a timer first
         ids = {} if self._correlation is None else self._correlation.members()
         fields = {**ids, "step": self._key, "attempt": self._attempt, "seconds": SLOW_S}
         log.warning("a step takes long", extra={"fields": fields})

@@ -129,7 +129,7 @@ class SyncContext:
         self._wait(self._context.elicit_url, name, message, url)
 
     def elicit_url_done(self, name: str) -> None:
-        """`Context.elicit_url_done`, blocking."""
+        """Call `Context.elicit_url_done`, blocking."""
         self._wait(self._context.elicit_url_done, name)
 
     def sample(

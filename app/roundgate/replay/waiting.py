@@ -100,8 +100,8 @@ async def _sleep(run: Run, branch: Branch, key: str, until_ms: int) -> None:
 
 @engine_call
 async def begin_limit(run: Run, name: str, seconds: float) -> tuple[Branch, Slept]:
-    """Begin a time limit; returns its branch, and what is remembered of it. The next step
-    writes that, so the limit outlives the process."""
+    """Begin a time limit; return its branch and entry. The entry is written with the next step, so
+    the limit outlives the process."""
     branch = await run.enter("timeout", name)
     key = run.come_to(branch, "timeout", name)
     is_new = key not in run.journal.steps

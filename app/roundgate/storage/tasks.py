@@ -1,14 +1,14 @@
-"""The port of the task store: what is kept of a task, and the writes that move it on, in prose.
+"""The port of the task store: the data of a task and the writes that change it, in prose.
 
 `tests/storage/task_contract.py` holds each implementation to every sentence here.
 
 **One row decides.** Whatever a message, a worker or a client believes about a task, each write
-names in its condition what it takes for granted, and either happens as a whole or not at all.
-Payloads (`bytes`) mean nothing to a store; it gives them back as it got them, whatever their size.
+checks its assumptions in a condition, and either happens as a whole or not at all. Payloads
+(`bytes`) are opaque to a store; it returns them unchanged, whatever their size.
 
-**Keys.** `TaskRef.owner` is a digest of whose the task is. Who asks under another owner
-finds nothing, exactly as for an id that never was. A task past `expires_ms` is not
-found either, deleted or not.
+**Keys.** `TaskRef.owner` is a digest of the caller that owns the task. A read under another owner
+finds nothing, exactly as for an unknown id. A task past `expires_ms` is not found either, deleted
+or not.
 
 **Leases.** `claim` gives one worker the task until `until_ms` and raises its *fence*. Each write
 under a lease holds only while the fence is the same and the task is `working`; otherwise it raises
@@ -17,14 +17,14 @@ under a lease holds only while the fence is the same and the task is `working`; 
     worker 1   claim (fence 1) ─── stalls ──────────────── checkpoint: LeaseLost
     worker 2             lease runs out · claim (fence 2) ─── checkpoint ─── finish
 
-An expired lease that nobody has claimed since still holds: time ends a lease only in favour of
-somebody. A write that raised `Unavailable`, or whose caller was cancelled, may have happened or
-not. It may be tried again under the same lease: a `checkpoint` of the same entries then happens
-once and returns; any other write happens once, or, if it had happened already, raises `LeaseLost`.
+An expired lease holds until another worker claims the task. A write that raised `Unavailable`, or
+whose caller was cancelled, may have happened or not. It may be tried again under the same lease: a
+`checkpoint` of the same entries then happens once and returns; any other write happens once, or, if
+it had happened already, raises `LeaseLost`.
 
 **Blame.** A lease has *lapsed* when its time is over and it was not given back: its worker died or
-stalled with the task. Then, and for as long as the task is a *suspect*, only a claim with
-`alone=True` gets it, from a worker that runs nothing else beside it:
+stalled with the task. From then on, while the task is a *suspect*, only a claim with `alone=True`
+gets it, from a worker that runs nothing else at the same time:
 
     claim ── lease lapses ── claim: SUSPECT ── claim alone (suspect) ── lease lapses ── claim alone (suspect, deaths 1)
 
@@ -33,40 +33,40 @@ Progress sets it back to 0 and lifts the suspicion: `checkpoint` with entries, `
 and `release` unless `keeps_blame`. `attempts` counts faults that a worker reports itself: `release`
 sets it, other progress sets it to 0.
 
-**Due.** Every open task has a `due_ms`: by then something should have happened to it. `due` lists
-what is late, by an index and not by a scan; nobody looks at the others. It is moved by creation,
-`answer`, `release`, `let_go` and `checkpoint` as told, by `suspend` and `park` to the task's end. A
-claim leaves it, if it is soon enough: in DynamoDB to move it costs twice as much as the claim
-itself. So it may come while a worker has the task, and a sweep that then looks puts it off to when
-that worker's lease will have lapsed (`Postponed.HELD`):
+**Due.** Every open task has a `due_ms`, by which something should have happened to it. `due` lists
+late tasks from an index, without a scan. Creation, `answer`, `release`, `let_go` and `checkpoint`
+set `due_ms` as told; `suspend` and `park` set it to the task's end. A claim leaves it unchanged if
+it is soon enough, because in DynamoDB moving it costs twice as much as the claim itself. So it may
+pass while a worker has the task; a sweep then postpones it until that worker's lease will have
+lapsed (`Postponed.HELD`):
 
     created, due at 30 ── claim, lease to 31 ── dies           30: held, due when the lease has lapsed ── late
                        ── claim, lease to 31 ── renewal: due later ── …
 
-Where a task becomes due with no message on its way it is `unsent`: from `let_go` on, when it
-is released to be due within a second of when it wakes, and when it is moved under a lease. A
-sweep that postpones it sends one; a worker that has it wait for its turn alone does not
-(`Move.unsent`). If its worker died before it moved it, the sweep is told so when it
-postpones it (`Postponed.LAPSED`).
+A task that becomes due with no message on its way is `unsent`: after `let_go`, when it is released
+to be due within a second of its wake time, and when it is moved under a lease. A sweep that
+postpones the task sends a message; a worker that makes it wait for its turn alone does not
+(`Move.unsent`). If the worker died before moving the task, the sweep learns this when it postpones
+it (`Postponed.LAPSED`).
 
-**Cleaning up.** A task that was created with `cleans_up` may have begun something elsewhere that
-goes on by itself. If it ends early, by `cancel`, by `expire`, or by a `finish` that says so, it is
-terminal for its client and for every `claim`, but keeps its call, its journal and its place in the
-index of due tasks: `claim` then says `CLEAN_UP`. `claim_cleanup` leases it, `postpone_cleanup` puts
-the next try off, and `end_cleanup` makes it as any other:
+**Cleaning up.** A task created with `cleans_up` may have started work elsewhere that continues by
+itself. If the task ends early, by `cancel`, `expire`, or a `finish` that says so, it is terminal
+for its client and for every `claim`, but keeps its call, its journal and its place in the index of
+due tasks: `claim` then returns `CLEAN_UP`. `claim_cleanup` leases the task, `postpone_cleanup`
+postpones the next try, and `end_cleanup` makes it an ordinary terminal task:
 
     cancel (due) ── claim_cleanup (attempts 1) ── postpone_cleanup ── claim_cleanup (attempts 2) ── end_cleanup
 
-Whoever had the task when it was cancelled keeps it for the rest of its lease: nobody
-else cleans up meanwhile.
+The worker that had the task when it was cancelled keeps it for the rest of its lease; no other
+worker cleans up meanwhile.
 
 **Failed steps.** A task that a failed step ended is `completed` for its client, like any task whose
 tool failed. Its operator sees more: `ending` is `STEP_FAILED`, `failed_steps` names the places, and
-the store keeps what a worker needs (`read_work`), so that the work can be taken up again by another
-task. `note_retry` names that task in the row, once.
+the store keeps the data that a worker needs (`read_work`), so another task can continue the work.
+`note_retry` names that task in the row, once.
 
 **Shards.** The index of due tasks has `shards` parts. Sweepers share the work by taking shards
-(`take_shard`); the right to a shard saves work that would be done twice, and nothing depends on it.
+(`take_shard`). The right to a shard only avoids duplicate work; correctness does not depend on it.
 """
 
 from __future__ import annotations
@@ -105,13 +105,13 @@ class TaskRef:
 
 
 class Ending(StrEnum):
-    """How a task ended, as its operator sees it. Clients see its `status` alone."""
+    """The way a task ended, as its operator sees it. Clients see only its `status`."""
 
     OK = "ok"
     TOOL_ERROR = "tool_error"
-    """Its tool failed: a result with `isError`."""
+    """The tool failed: a result with `isError`."""
     STEP_FAILED = "step_failed"
-    """Likewise, because a step failed that nothing retries any more."""
+    """The tool failed because of a step that nothing retries any more."""
     ERROR = "error"
     """A JSON-RPC error."""
     CANCELLED = "cancelled"
@@ -124,7 +124,7 @@ ENDING_OF: Final[Mapping[Status, Ending]] = MappingProxyType(
         Status.CANCELLED: Ending.CANCELLED,
     }
 )
-"""The ending of a terminal status, where nothing else is known."""
+"""The ending of a terminal status, unless a more specific one is known."""
 STATUS_OF: Final[Mapping[Ending, Status]] = MappingProxyType(
     {
         Ending.OK: Status.COMPLETED,
@@ -134,13 +134,13 @@ STATUS_OF: Final[Mapping[Ending, Status]] = MappingProxyType(
         Ending.CANCELLED: Status.CANCELLED,
     }
 )
-"""The status that an operator sees of each ending."""
+"""The status that an operator sees for each ending."""
 UNHAPPY: Final = frozenset(Ending) - {Ending.OK, Ending.TOOL_ERROR}
-"""Endings that every store finds by an index: an operator looks for them, and they are few."""
+"""The endings that every store indexes: operators look for them, and they are few."""
 
 
 def shown_status(status: Status, ending: Ending | None) -> Status:
-    """Return the status as its operator sees it: a task that a failed step ended is `failed`."""
+    """Return the status as the operator sees it: a task that a failed step ended is `failed`."""
     return status if ending is None else STATUS_OF[ending]
 
 
@@ -167,9 +167,9 @@ class NewTask:
     cleans_up: bool = False
     """Whether something may be left to do elsewhere if it ends early."""
     ending: Ending | None = None
-    """How it ended, if it is terminal; by default the ending of its status."""
+    """The ending of a terminal task; by default the ending of its status."""
     call_id: str | None = None
-    """What the log knows its call by (`roundgate.correlation`)."""
+    """The id of the call in the log (`roundgate.correlation`)."""
 
     def first_row(self) -> dict[str, Any]:
         """What every store writes of it, by the names of `TaskRecord`; beside it
@@ -248,17 +248,17 @@ class TaskRecord:
     cleans_up: bool = False
     """See `NewTask`; a terminal task with a `due_ms` has that to do."""
     ending: Ending | None = None
-    """`None` while it is open."""
+    """The ending; `None` while the task is open."""
     failed_steps: Sequence[str] = ()
-    """The places of the steps whose failure ended it."""
+    """The places of the steps whose failure ended the task."""
     retried_as: str | None = None
-    """The id of the task, of the same owner, that goes on with its work."""
+    """The id of the task, of the same owner, that continues this task's work."""
     call_id: str | None = None
     """See `NewTask`."""
 
     @property
     def shown_status(self) -> Status:
-        """Its status as its operator sees it."""
+        """Return the status as the operator sees it."""
         return shown_status(self.status, self.ending)
 
     def view(self) -> TaskView:
@@ -301,14 +301,14 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a worker needs of a task, read without a claim."""
+    """The data of a task that a worker needs, read without a claim."""
 
     call: bytes
     journal: Sequence[bytes]
-    """Every entry that was ever added, in order."""
+    """Every entry ever added, in order."""
     state: bytes
     answers: Mapping[str, bytes]
-    """Every answer that was ever taken, by wire key."""
+    """Every answer ever taken, by wire key."""
 
 
 class NotClaimed(StrEnum):
@@ -343,8 +343,8 @@ class Answered(StrEnum):
     NOT_NEEDED = "not needed"
     """None of them is for an outstanding question: all were dropped."""
     LATER = "later"
-    """Nothing was taken: the task goes on because a time limit passed, and may ask these questions
-    again. Its turn will show."""
+    """No answer was taken: the task goes on because a time limit passed, and may ask these
+    questions again. The end of its turn decides."""
     PARTLY = "partly"
     """Taken; other questions are still outstanding."""
     FULLY = "fully"
@@ -365,7 +365,7 @@ class Added:
 NOTHING = Added()
 
 SHARD_AT_MOST_MS: Final = 60_000
-"""For how long a sweeper may have a shard to itself."""
+"""The longest time for which a sweeper may hold a shard, in milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,7 +404,7 @@ class Wanted:
     owner: str | None = None
     tool: str | None = None
     statuses: frozenset[Status] | None = None
-    """As the operator sees them (`TaskRecord.shown_status`)."""
+    """Statuses as the operator sees them (`TaskRecord.shown_status`)."""
     endings: frozenset[Ending] | None = None
     created_before_ms: int | None = None
 
@@ -471,11 +471,11 @@ class TaskStore(Protocol):
     async def answer(
         self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int
     ) -> Answered:
-        """Take the answers to outstanding questions and drop the others; what is
-        answered is outstanding no more.
+        """Take the answers to outstanding questions and drop the others; answered questions are no
+        longer outstanding.
 
-        After `go_on`, until the worker asks again or lets go, nothing is taken of what was
-        outstanding before: `LATER`.
+        After `go_on`, until the worker asks again or lets go, answers to the previous questions are
+        not taken: `LATER`.
 
         With the last outstanding question answered the task is `working` and due at `due_ms`.
         The next `read` shows it. One call where all outstanding questions are answered at once
@@ -623,10 +623,10 @@ class TaskStore(Protocol):
         ending: Ending | None = None,
         failed_steps: Sequence[str] = (),
     ) -> None:
-        """Make it terminal. The message replaces the one before, also if it is
-        `None`. The lease is over.
+        """Make the task terminal. The message replaces the one before, also if it is `None`. The
+        lease is over.
 
-        With `cleanup_due_ms` it is to be cleaned up, and due then. `ending` is that of the
+        With `cleanup_due_ms` the task needs a cleanup and is due then. `ending` is that of the
         status by default. With `STEP_FAILED` the store keeps what `read_work` returns.
 
         Raises:
@@ -644,12 +644,12 @@ class TaskStore(Protocol):
         fence: int | None = None,
         journal: Sequence[bytes] | None = None,
     ) -> Claimed | None:
-        """Lease a task that is over, to clean up after it; `None` if there is
-        nothing to clean up, or not now.
+        """Lease a terminal task for its cleanup; return `None` if there is nothing to clean up, or
+        not now.
 
-        It is free if no lease of it ends after `lapsed_ms`, and for who has had the lease of this
-        `fence`. Raises the fence and `attempts`, and sets `due_ms` as told. With a `journal` its
-        entries replace those that are kept.
+        The task is free if no lease of it ends after `lapsed_ms`, and always for the holder of the
+        lease with this `fence`. Increments the fence and `attempts`, and sets `due_ms` as told. The
+        entries of `journal`, if given, replace the stored ones.
         """
 
     async def postpone_cleanup(self, lease: Lease, *, wake_ms: int, due_ms: int) -> bool:
@@ -677,17 +677,18 @@ class TaskStore(Protocol):
         """The shards in which `due` finds something now."""
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
-        """Have a shard to oneself until then; `False` if another sweeper has it. With `until_ms` in
-        the past: give it back. A right that ends later than `SHARD_AT_MOST_MS` from now was given
-        by a clock that was ahead, and counts for nothing."""
+        """Take a shard for one sweeper until `until_ms`; return `False` if another sweeper has it.
+        An `until_ms` in the past gives the shard back. A right that ends later than
+        `SHARD_AT_MOST_MS` from now came from a clock that was ahead, and is ignored."""
 
     async def tell_time(self, said: bytes) -> bytes | None:
-        """Keep what a sweeper says of its clock, in place of what another said. Return that; `None`
-        if there is nothing yet. One call."""
+        """Store a sweeper's report of its clock and return the previous one, or `None` if there is
+        none. One call."""
 
     async def go_on(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
-        """Make a task `working` that asks and whose `wake_ms` has come; what
-        it asked is shown no more, and may be asked again: see `answer`.
+        """Make a task `working` that is asking and whose `wake_ms` has passed. Its questions are no
+        longer shown, and may be asked again: see `answer`. Return `False` if there is no such task,
+        or it is not to go on yet.
 
         `False` if there is none, or no more, or it is not to go on yet.
         """
@@ -734,17 +735,17 @@ class TaskStore(Protocol):
         """
 
     async def read_work(self, ref: TaskRef) -> Work | None:
-        """Read what a worker needs of a task, expired or not: its call, journal and answers.
+        """Read the data of a task, expired or not, that a worker needs: its call, journal and
+        answers. Return `None` if there is no such task, or the store has kept only its end.
 
         `None` if there is no such task, or the store keeps no more of it than its end. Open tasks
         and tasks that a failed step ended are kept whole.
         """
 
     async def note_retry(self, ref: TaskRef, as_id: str) -> bool:
-        """Note the id of the task that goes on with the work of this one. Nothing that a client
-        sees changes.
+        """Record the id of the task that continues this task's work.
 
-        `False` unless a failed step ended the task and no such id is noted yet.
+        Return `False` unless a failed step ended the task and no id is recorded yet.
         """
 
     async def purge(self, ref: TaskRef, now_ms: int) -> bool:

@@ -1,7 +1,6 @@
-"""The shapes of a suite: what may be in the file, as `roundgate docs testing` has it.
+"""The models of a suite's file, as `roundgate docs testing` describes it.
 
-What a pattern, an expression or a reference may be is not known here:
-`roundgate.suites.checking` looks at those.
+`roundgate.suites.checking` validates patterns, expressions and references.
 """
 
 from __future__ import annotations

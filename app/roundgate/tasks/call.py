@@ -14,10 +14,10 @@ from roundgate.values import dataclass
 
 
 def owner_of(principal: Principal, view: str = "") -> str:
-    """Return what stands for a caller in a task's key: a digest of issuer, subject and client,
-    and of the view it called.
+    """Return the owner in a task's key: a digest of the caller's issuer, subject and client, and of
+    the view called.
 
-    It begins with a letter: no command line takes `OWNER.ID` for an option.
+    The owner begins with a letter, so a command line never mistakes `OWNER.ID` for an option.
     """
     identity = [principal.issuer, principal.subject, principal.client_id]
     return "u" + digest([*identity, view] if view else identity)
@@ -43,8 +43,8 @@ class TaskCall:
     """What there are other means for where the client declared nothing
     (`ClientCapabilities.substituted`)."""
     continues: str | None = None
-    """The id of the task whose work it goes on with. Its handler and services know it by that one:
-    the keys of its steps stay the same."""
+    """The id of the task whose work this one continues. The handler and its services see that id,
+    so the keys of its steps stay the same."""
 
     def to_bytes(self) -> bytes:
         """The call as the store keeps it."""

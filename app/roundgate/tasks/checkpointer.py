@@ -111,8 +111,7 @@ class Checkpointer:
         return self._record.cleans_up
 
     def news(self) -> list[bytes] | None:
-        """The whole journal, if the run has come to know something that is not written; else
-        `None`."""
+        """Return the whole journal if it has entries that are not written yet; otherwise `None`."""
         entries = self.run.journal.entries()
         if all(self._saved.get(_place(entry)) == entry for entry in entries):
             return None

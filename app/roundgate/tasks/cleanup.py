@@ -1,17 +1,18 @@
-"""What a task that ended early has begun elsewhere is ended there, as its tool says: a job
-of a service is cancelled.
+"""Cleanup after tasks that ended early: work that they began elsewhere, such as a service's job, is
+cancelled.
 
     tasks/cancel ─ row: cancelled, due ─ message ─ claim_cleanup ─ the handler, once more ─ end_cleanup
                          │ lost: the sweep finds the row            │ refused, away: a pause, then again
 
-The handler runs from the top on the journal of the task. What it had come to know it gets again;
-nothing is written, and in the place of what it would do next it ends what it began
-(`replay.Cleanup`). So a worker that dies before it has written that it did has another do it again:
-at least once. After `ending.CLEANUP_PAUSES_S` nobody tries any more.
+The handler runs from the top on the task's journal. It receives its recorded results; nothing is
+written, and instead of its next action it ends the work that it began (`replay.Cleanup`). If the
+worker dies before recording the cleanup, another worker repeats it: at least once. Tries end after
+`ending.CLEANUP_PAUSES_S`.
 
-Who had the task when it was cancelled does this at once, and writes what it knew and had not written
-yet: the answer of a start that was under way. Others wait until its lease is over. If the start took
-longer than that, and others have found nothing to cancel, it cancels without a lease (`_alone`).
+The worker that had the task when it was cancelled cleans up immediately, and writes the results
+that only it knows: the answer of a start under way. Other workers wait until its lease is over. If
+the start took longer than that, and others found nothing to cancel, that worker cancels without a
+lease (`_alone`).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from roundgate.tasks.turn import Outcome
 from roundgate.values import dataclass
 
 ALONE_PAUSES_S: Final = (5, 30)
-"""Between tries of a worker that has no lease to clean up."""
+"""The pauses between tries of a worker that cleans up without a lease, in seconds."""
 SHARE: Final = 0.8
 """How much of a lease a try may take: the rest is for writing how it went."""
 
@@ -48,11 +49,11 @@ class Left:
 
     claimed: Claimed
     journal: Sequence[bytes] | None
-    """All entries of its journal, if the store does not have all of them."""
+    """All entries of the journal, if the store lacks some of them."""
 
 
 Again: TypeAlias = Callable[[Claimed, Deadline], Awaitable[Outcome]]
-"""Runs the handler of a task on its journal, by the deadline; raises NotServedHere."""
+"""Runs a task's handler on its journal until the deadline; raises NotServedHere."""
 
 
 class Cleaning:
@@ -86,7 +87,7 @@ class Cleaning:
         """
         if left is None:
             claimed = await self._claim(ref)
-        else:  # nobody else knows what it knows
+        else:  # only this worker knows these results
             patience = Patience(lambda: deadline.is_past, task=ref.id)
             claimed = await patience.attempt("a cleanup's claim", lambda: self._claim(ref, left))
         if claimed is None:
@@ -112,11 +113,11 @@ class Cleaning:
         )
 
     async def _alone(self, ref: TaskRef, again: Again, left: Left | None) -> Turn:
-        """Clean up after a task that others clean up after, or did, without what this worker
-        knows."""
+        """Clean up without a lease, because the workers that hold or held it lack this worker's
+        results."""
         if left is None or left.journal is None:
             return Turn.NOT_CLAIMED
-        record = await self._store.read(ref, 0)  # an expired one too
+        record = await self._store.read(ref, 0)  # also if expired
         if record is not None and record.status not in (Status.CANCELLED, Status.FAILED):
             return Turn.NOT_CLAIMED
         for attempt, pause_s in enumerate((*ALONE_PAUSES_S, None), 1):
@@ -181,17 +182,17 @@ def doubt(claimed: Claimed) -> Cleanup:
 
 
 def _turn_of(error: Exception, *, is_last: bool) -> Turn:
-    """How a try ended."""
+    """Return the result of a try."""
     if isinstance(error, CleanedUp):
         return Turn.CLEANED_UP
     return Turn.NOT_CLEANED_UP if is_last else Turn.TO_CLEAN_UP
 
 
 def journal_of(claimed: Claimed, task_call: TaskCall) -> Journal:
-    """The journal of a task, with the answers that were taken.
+    """Return the journal of a task, with the answers that were taken.
 
     Raises:
-        ParseError, ValueError, TypeError, KeyError: this version did not write it.
+        ParseError, ValueError, TypeError, KeyError: this version cannot read the journal.
     """
     version, generation = claimed.record.journal_version, task_call.generation
     journal = Journal(state=json.decode(claimed.state), version=version, generation=generation)

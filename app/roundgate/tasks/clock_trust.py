@@ -1,7 +1,7 @@
-"""Whether a process may end, resend or take over tasks by its clock.
+"""The decision whether a process may end, resend or take over tasks by its clock.
 
-Rows say in wall-clock time when a lease ends, a question times out, a task expires. A process whose
-clock is a day ahead would end the tasks of all callers. What tells it that it may be wrong:
+Rows store in wall-clock time when a lease ends, a question times out, a task expires. A process
+whose clock is a day ahead would end the tasks of all callers. The signs of a wrong clock:
 
     the others    each sweep leaves its time in the store, with what it has heard of other clocks, and
                   reads what the sweep before it left, whichever process that was. A process that has as
@@ -11,9 +11,8 @@ clock is a day ahead would end the tasks of all callers. What tells it that it m
     set forward   nothing is resent or taken over until living leases were renewed; nothing expires for `HOLD_MS`
     set back      the same pause; then tasks that the clock before had put off are looked at (`take_set_back`)
 
-A process that was started with a wrong clock and is alone cannot know. Nothing here is needed for
-the safety of a task: fences are. What a wrong clock destroys is time: what was ended early, or
-stood still.
+A process that starts alone with a wrong clock cannot detect it. Fences, not this module, keep tasks
+consistent. A wrong clock only ends tasks early or delays them.
 """
 
 from __future__ import annotations
@@ -29,16 +28,18 @@ from roundgate.tasks.lease import Moment
 from roundgate.values import dataclass
 
 DISAGREE_MS: Final = 300_000
-"""By how much two clocks may differ, beside what `tasks.clock_skew_s` allows."""
+"""How far two clocks may differ beyond `tasks.clock_skew_s`, in milliseconds."""
 HEARD_MS: Final = 60_000
-"""For how long it counts what another process has said."""
+"""How long a report of another process's clock counts, in milliseconds."""
 HOLD_MS: Final = 3_600_000
-"""For how long nothing expires after the clock was set forward: time to mend it. Then it is taken
-for right, because most machines that were set forward were suspended."""
+"""How long nothing expires after the clock was set forward, in milliseconds, which leaves time to
+correct it. After that the clock is trusted, because most machines whose clock jumps forward were
+suspended."""
 RELAYED: Final = 8
-"""Of how many others a process passes on what it has heard."""
+"""The most other clocks that a process reports beside its own."""
 LONGEST_LEASE_MS: Final = 900_000
-"""`tasks.lease_s` at most: a lease that ends later was given by a clock that was ahead."""
+"""The upper limit of `tasks.lease_s`, in milliseconds: a lease that ends later was given by a clock
+that was ahead."""
 
 log = logging.getLogger("roundgate.tasks")
 
@@ -49,13 +50,14 @@ class _Heard:
 
     ahead_ms: int
     at_ms: float
-    """When that was heard, by the monotonic clock."""
+    """When the clock was reported, in milliseconds on the monotonic clock."""
     directly: bool = True
-    """Whether it said so itself; only that is passed on, so that it is forgotten when it ends."""
+    """Whether the process reported its own clock. Only such reports are passed on, so those of a
+    process that has ended are forgotten."""
 
 
 class ClockTrust:
-    """What one process knows of its clock."""
+    """One process's judgement of its own clock."""
 
     def __init__(self, clock: Clock, lease_ms: int, skew_ms: int) -> None:
         self._clock = clock
@@ -64,21 +66,22 @@ class ClockTrust:
         self._pause_ms = lease_ms + skew_ms
         self._last = Moment.now(clock)
         self._told_ms: float | None = None
-        """When this process left its time in the store last, by the monotonic clock."""
+        """When this process last left its time in the store, in milliseconds on the monotonic
+        clock."""
         self._is_unsure = False
-        """Whether the time that was left before it first looked is long past: the others may be
-        gone, or this clock is ahead. The next look tells."""
+        """Whether the first report found is much older than this clock: the others may be gone, or
+        this clock is ahead. The next look decides."""
         self._others: dict[str, _Heard] = {}
         self._acts_from_ms = self._expires_from_ms = self._last.monotonic_ms
         self._set_back_ms = 0
         self.trouble: str | None = None
-        """Why this process does nothing by its clock, if others say otherwise."""
+        """Why this process does not act by its clock, if other clocks disagree."""
         self.is_outvoted = False
-        """Whether more others agree with each other than with this process: the clock that is wrong
-        is this one. What it writes about times (a sleep, a retry) the others would wait for."""
+        """Whether more other clocks agree with each other than with this one, so this clock is
+        wrong. Times that it writes (of a sleep, a retry) would delay the others."""
 
     async def look(self, store: TaskStore) -> None:
-        """Leave the time in the store, and compare what another process left.
+        """Leave this process's time in the store, and compare the time that another process left.
 
         Raises:
             Unavailable
@@ -94,18 +97,19 @@ class ClockTrust:
 
     @property
     def acts(self) -> bool:
-        """Whether leases that seem to have lapsed have."""
+        """Return whether this process may act on leases that seem to have lapsed."""
         self._notice_jump()
         is_time = self._last.monotonic_ms >= self._acts_from_ms
         return is_time and self.trouble is None and not self._is_unsure
 
     @property
     def expires(self) -> bool:
-        """Whether what seems to be past its time is."""
+        """Return whether this process may end what seems to have expired."""
         return self.acts and self._last.monotonic_ms >= self._expires_from_ms
 
     def take_set_back(self) -> int:
-        """How many milliseconds too far in the future rows may lie, told once; 0 if none do."""
+        """Return how far in the future rows may wrongly lie, in milliseconds, and reset it; 0 if
+        none do."""
         found, self._set_back_ms = self._set_back_ms, 0
         return found
 
@@ -125,13 +129,13 @@ class ClockTrust:
         log.error("the clock was set", extra={"fields": fields})
 
     def _said(self) -> bytes:
-        """What this process leaves in the store."""
+        """Return this process's report for the store."""
         heard = [(name, one.ahead_ms) for name, one in self._others.items() if one.directly]
         ahead_ms = dict(heard[-RELAYED:])
         return json.encode({"by": self._me, "now_ms": self._last.wall_ms, "ahead_ms": ahead_ms})
 
     def _hear(self, said: Mapping[str, Any]) -> None:
-        """Note what another process said since this one last looked, or at some time before."""
+        """Record the report of another process, made since this one last looked or earlier."""
         name, now = said["by"], self._last
         if name == self._me:
             return
@@ -146,7 +150,7 @@ class ClockTrust:
             if other != self._me:
                 heard = _Heard(ahead_ms + further_ms, now.monotonic_ms, directly=False)
                 self._others[other] = heard
-        self._others.pop(name, None)  # so that the order is that of hearing
+        self._others.pop(name, None)  # re-insert, so that the order is that of the reports
         self._others[name] = _Heard(ahead_ms, now.monotonic_ms)
         if ahead_ms > self._tolerance_ms:
             self._set_back_ms = max(self._set_back_ms, ahead_ms)

@@ -1,4 +1,4 @@
-"""How a turn ends: what is written to the task, and the message that makes a worker claim it again.
+"""The end of a turn: the write to the task, and the message that makes a worker claim it again.
 
 | turn | the row | attempts | blame |
 |---|---|---|---|
@@ -74,7 +74,7 @@ class Turn(StrEnum):
     """Not claimed either: it has to be run alone."""
     FINISHED = "finished"
     STEP_FAILED = "step failed"
-    """Finished too, because a step failed that nothing retries any more."""
+    """Finished because of a failed step that nothing retries any more."""
     ASKED = "asked"
     RELEASED = "released"
     RESTARTED = "restarted"
@@ -326,7 +326,7 @@ class Endings:
 
 
 def _log_failed_steps(checkpointer: Checkpointer, places: Sequence[str]) -> None:
-    """Log which steps ended a task, each with how often it was tried."""
+    """Log the steps that ended a task, each with its number of attempts."""
     steps = checkpointer.run.journal.steps
     for place in places:
         entry = steps.get(place)

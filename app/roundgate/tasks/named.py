@@ -45,7 +45,8 @@ class NamedTask(Protocol):
 
     @property
     def log_id(self) -> str:
-        """As an operator has it: what `roundgate tasks show` takes, if it is ours."""
+        """Return the id for the log: for our own tasks, the one that `roundgate tasks show`
+        takes."""
 
     @property
     def key(self) -> Hashable:
@@ -110,7 +111,8 @@ class NamedTasks:
         return _SourceTask(self._sources, principal, task_id, place, self._config.max_result_bytes)
 
     def name_in_log(self, principal: Principal, task_id: str) -> str | None:
-        """Return what the log and the commands call a task of ours; `None` for a service's."""
+        """Return the name of our own task in the log and the commands; `None` for a service's
+        task."""
         return None if "." in task_id else str(self.own.ref(principal, task_id[:64]))
 
     def hand_over(self, served: ServedTool, view: TaskView, principal: Principal) -> dict[str, Any]:

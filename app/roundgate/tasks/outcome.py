@@ -101,11 +101,11 @@ class Ended:
     status_message: str | None = None
     ending: Ending = Ending.OK
     failed_steps: Sequence[str] = ()
-    """The places of the steps whose failure ended it."""
+    """The places of the steps whose failure ended the task."""
 
     def to_json(self) -> Any:
-        """As JSON, to travel with a client whose task could not be written. Failed steps stay
-        here: such a task has no work to go on with."""
+        """Return the outcome as JSON, for a client whose task could not be written. Failed steps
+        are omitted, because such a task cannot be retried."""
         return [self.status.value, self.outcome.decode(), self.status_message, self.ending.value]
 
     @classmethod

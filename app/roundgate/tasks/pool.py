@@ -95,7 +95,7 @@ class Pool:
 
     @property
     def trouble(self) -> str | None:
-        """Why the sweep does nothing, if this process's clock is not trusted."""
+        """Return why the sweep is inactive, if this process's clock is not trusted."""
         return self._sweep.trouble
 
     def renew_children(self) -> None:
@@ -137,7 +137,7 @@ class Pool:
     async def _take(self) -> None:
         wait_ms = SHORT_WAIT_MS if self._children is None else WAIT_MS
         while True:
-            if self._sweep.is_outvoted:  # the others do the work
+            if self._sweep.is_outvoted:  # other processes do the work
                 await asyncio.sleep(PAUSE_AFTER_FAULT_S)
                 continue
             if self._children is None and self._quarantine:

@@ -1,6 +1,6 @@
-"""What a task has done so far, by name: its steps, pauses and questions, for its operator.
+"""The progress of a task for its operator: its steps, pauses and questions, by name.
 
-Values, arguments and answers are not among it: they belong to the task's owner.
+Values, arguments and answers are omitted: they belong to the task's owner.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ _STATES: Final[dict[type, str]] = {
     Answered: "answered",
     Unanswered: "not answered in time",
 }
-"""Kinds of entries that an operator is shown. The rest only keeps branches in order."""
+"""The kinds of entries that an operator sees. Other kinds only keep branches in order."""
 _UNREADABLE: Final = (ParseError, ValueError, TypeError, KeyError)
 
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """One thing that a task has done or begun."""
+    """A step, pause or question that a task has done or begun."""
 
     name: str
-    """Its place in the handler."""
+    """The place in the handler."""
     state: str
     attempts: int | None = None
-    """How often it has failed; `None` where it has not."""
+    """The number of failed attempts; `None` without any."""
     again_ms: int | None = None
-    """When it is tried again, in milliseconds since the epoch."""
+    """The time of the retry, in milliseconds since the epoch."""
 
 
 def steps_done(work: Work) -> list[StepDone] | None:
-    """Return what a task has done, in the order in which it did; `None` where a later version of
-    Roundgate wrote it."""
+    """Return the progress of a task in order; `None` if a later version of Roundgate wrote the
+    journal."""
     try:
         entries = [from_row(json.decode(entry)) for entry in work.journal]
         journal = Journal()

@@ -1,13 +1,13 @@
-"""Taking up the work of a task that a failed step ended, at that step.
+"""Retries of tasks that a failed step ended, at that step.
 
-A terminal task never changes, so the work goes on in another task of the same owner: the same call,
-with the journal as it was when the step failed (`replay.retry`). Its id follows from that of the
-first, so however often it is asked for, and whatever dies meanwhile, there is one.
+A terminal task never changes, so the work continues in another task of the same owner: the same
+call, with the journal as it was when the step failed (`replay.retry`). The new id is derived from
+the first one, so repeated requests and crashes never create a second retry.
 
     owner.A   plan ✓  charge ✗             completed, isError           retried as B
     owner.B   plan ✓  charge …             working: `plan` is remembered, `charge` runs again
 
-To its handler and its services it is still A (`TaskCall.continues`): idempotency keys stay the same.
+The handler and its services still see A (`TaskCall.continues`), so idempotency keys stay the same.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _OF_ANOTHER_VERSION: Final = (ParseError, ValueError, TypeError, KeyError)
 
 
 async def retry(store: TaskStore, queue: TaskQueue, ref: TaskRef, now_ms: int) -> TaskRef:
-    """Take up the work of a task at the step whose failure ended it. Return the task that goes on.
+    """Retry a task at the step whose failure ended it. Return the task that continues it.
 
     Args:
-        store: of both tasks.
+        store: the store of both tasks.
         queue: takes the message for a worker.
         ref: the task that ended.
-        now_ms: milliseconds since the epoch.
+        now_ms: the time, in milliseconds since the epoch.
 
     Raises:
-        NotRetryable: says why, for the operator.
-        Unavailable: the store cannot be reached; it may be asked for again.
+        NotRetryable: the task cannot be retried; the text gives the operator the reason.
+        Unavailable: the store cannot be reached; repeat the call.
     """
     record = await store.read(ref, now_ms)
     if record is None:
@@ -78,7 +78,7 @@ def _going_on(record: TaskRecord, work: Work, now_ms: int) -> NewTask:
 
 
 def _journal(record: TaskRecord, work: Work) -> Journal:
-    """What was known when the step failed, with the answers that were given by then."""
+    """Return the journal as it was when the step failed, with the answers given by then."""
     entries = [from_row(json.decode(entry)) for entry in work.journal]
     journal = Journal(version=record.journal_version)
     for entry in before_failure(entries, record.failed_steps):

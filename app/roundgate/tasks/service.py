@@ -38,7 +38,7 @@ from roundgate.tasks.hints import wake
 from roundgate.tasks.outcome import Ended
 
 ANSWER_WAIT_S: Final = 5.0
-"""For how long an answer waits while the task goes on without it."""
+"""How long an answer waits while the task goes on without it, in seconds."""
 ANSWER_PAUSE_S: Final = 0.1
 CANCELLED_BY_CLIENT: Final = "The client cancelled the task"
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -74,19 +74,19 @@ class Tasks:
         cleans_up: bool = False,
         call_id: str | None = None,
     ) -> dict[str, Any]:
-        """A task for a call that is to go on, or that has ended already; the schema's
+        """Create a task for a call that continues or has ended; return the schema's
         `CreateTaskResult`.
 
         Args:
             task_call: the call that becomes the task.
-            journal: what is known of it from earlier rounds.
-            task_id: its id; if the caller has a task of this id, that one is told, and left as it
-                is. `None` makes a new one.
-            message: what the handler said last.
-            ended: how the call ended, if it is over already.
-            cleans_up: whether it begins something elsewhere that has to be ended
-                with it (`Tool.cleans_up`).
-            call_id: what the log knows the call by.
+            journal: the results of earlier rounds.
+            task_id: the id of the task; if the caller already has such a task, it is returned
+                unchanged. `None` makes a new id.
+            message: the handler's last status message.
+            ended: the outcome of the call, if it has ended.
+            cleans_up: whether the call starts work elsewhere that must be ended with it
+                (`Tool.cleans_up`).
+            call_id: the id of the call in the log.
 
         Raises:
             Unavailable: the task may have been written or not; calling again
@@ -201,7 +201,7 @@ class Tasks:
     async def update(
         self, principal: Principal, task_id: str, responses: Mapping[str, Any]
     ) -> None:
-        """Take answers; those that are not for an outstanding question are dropped.
+        """Take answers; drop those that are not for an outstanding question.
 
         While the task goes on because a time limit passed beside a question, an answer to that
         question waits until it is asked again.
@@ -241,8 +241,8 @@ class Tasks:
     async def _decided(
         self, ref: TaskRef, responses: Mapping[str, Any], now_ms: int
     ) -> tuple[TaskRecord, bool] | None:
-        """The task and the decision, where a response approves its call or declines to. Only what
-        looks like that costs a look at the row."""
+        """Return the task and the decision if a response approves or declines its call, otherwise
+        `None`. The row is read only if a response looks like a decision."""
         decisions = {key: decision_in(response) for key, response in responses.items()}
         if all(decision is None for decision in decisions.values()):
             return None
@@ -274,7 +274,7 @@ class Tasks:
                 pass
 
     def ref(self, principal: Principal, task_id: str) -> TaskRef:
-        """The reference of a task of the principal's, as the log and the commands have it."""
+        """Return the reference of the caller's task, as the log and the commands show it."""
         return TaskRef(owner_of(principal, self.view), task_id)
 
     def _ref(self, principal: Principal, task_id: str) -> TaskRef | None:

@@ -34,7 +34,7 @@ from roundgate.tasks.clock_trust import LONGEST_LEASE_MS, ClockTrust
 
 AT_ONCE: Final = 200
 PULLED: Final = 10_000
-"""How many tasks are looked at after the clock was set back."""
+"""How many tasks are examined after the clock was set back."""
 SHARD_MS: Final = 5_000
 """For how long a sweeper has a shard to itself: usually enough for `AT_ONCE` tasks, and how long
 one that dies delays them."""
@@ -68,8 +68,8 @@ class Sweep:
         skew_s: float = 5.0,
         trust: ClockTrust | None = None,
     ) -> None:
-        """`skew_s` is by how much the clocks of those who share the store may differ,
-        unless `config` says so; `trust` is the process's, if it has more than this sweep."""
+        """Make a sweep. `skew_s` is how far the clocks that share the store may differ, in seconds,
+        unless `config` sets it; `trust` is the process's, if other parts share it."""
         self._store = store
         self._queue = queue
         self._clock = clock
@@ -81,12 +81,12 @@ class Sweep:
 
     @property
     def trouble(self) -> str | None:
-        """Why nothing is done by this process's clock, if so."""
+        """Return why tasks are not acted on by this process's clock, if so."""
         return self._trust.trouble
 
     @property
     def is_outvoted(self) -> bool:
-        """Whether the others agree that this process's clock is wrong."""
+        """Return whether the other processes agree that this process's clock is wrong."""
         return self._trust.is_outvoted
 
     async def sweep(self, deadline: Deadline | None = None) -> int:
@@ -171,8 +171,8 @@ class Sweep:
             await self._queue.send_many(refs)
 
     async def _pull_back(self, by_ms: int) -> None:
-        """Make due what a clock that was ahead by so much has put off; end leases that end later
-        than any can. The worker of such a lease would have renewed it since."""
+        """Make tasks due that a clock ahead by `by_ms` has postponed, and end leases that end later
+        than any can. A living worker would have renewed such a lease since."""
         now_ms = self._clock.now_ms()
         for task in await self._store.due(now_ms + by_ms, PULLED):
             if task.due_ms <= now_ms or task.status in sources(Event.GO_ON):

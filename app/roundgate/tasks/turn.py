@@ -1,12 +1,12 @@
-"""One run of a task's handler: a heartbeat keeps its lease; one that does not end is
+"""One run of a task's handler. A heartbeat renews its lease; a handler that does not end is
 cancelled, then abandoned.
 
     told to stop (lease lost, time is up, asked and goes on) ── GRACE_S ── cancelled ── GRACE_S ── abandoned
 
-A handler that is beginning something elsewhere (`Run.beginning`) is first let come to its answer.
+A handler that is starting work elsewhere (`Run.beginning`) may first receive its answer.
 
-The handler runs in an asyncio task of its own, so that a turn ends whatever the
-handler makes of a cancellation.
+The handler runs in an asyncio task of its own, so the turn ends even if the handler ignores a
+cancellation.
 """
 
 from __future__ import annotations

@@ -82,9 +82,9 @@ class Worker:
         shows_errors: bool = False,
         trust: ClockTrust | None = None,
     ) -> None:
-        """`texts` keeps what is too long for a result of a view. `skew_s` is by how much the clocks
-        of those who share the store may differ, unless `config` says so; `trust` is that of the
-        sweep of this process, if it has one."""
+        """Make a worker. `texts` keeps texts that are too long for a view's result. `skew_s` is how
+        far the clocks that share the store may differ, in seconds, unless `config` sets it; `trust`
+        is that of this process's sweep, if it has one."""
         self._texts = texts
         self._catalogs = catalogs
         self._store = store
@@ -364,7 +364,8 @@ class Worker:
 
 
 def _log_takeover(task_call: TaskCall, record: TaskRecord) -> None:
-    """Log that this worker goes on where another one died or stalled, and with whose task."""
+    """Log that this worker takes over a task from one that died or stalled, and the task's
+    caller."""
     fields = {**task_call.principal.names, "deaths": record.deaths}
     log.warning("a task is taken over", extra={"fields": fields})
 

@@ -89,9 +89,9 @@ class AnsweredRun(Run):
             super()._come_to_rest()
 
     async def park(self, branch: Branch) -> None:  # type: ignore[override]
-        """Wait until every branch has come to rest, then go on: nothing takes the turn away."""
+        """Wait until every branch has come to rest, then continue in the same run."""
         await self.quiescence.park(branch)
-        if self.decides_by_state:  # the low-level form asks, and has to begin again for the answers
+        if self.decides_by_state:  # the low-level form starts again to receive its answers
             self.stop(Stop.SUSPENDED)
             raise Suspend
 

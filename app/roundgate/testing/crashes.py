@@ -1,11 +1,11 @@
-"""A call whose process dies at each moment at which one can, and what came of it each time.
+"""Crash tests of a call: its process dies at each possible moment, and each run is compared.
 
     step charge   begins ──── has run ──── is remembered          a process may die at each of the three
     round 1       ─────────────────────────────────── answered    and the answer of each round may be lost
 
-Whoever called sends the request again, as clients do; a task goes on with another worker. Each
-such call has to do what one does that is never replayed (`unreplayed`), and nothing may be done
-outside of a step: it would be done again. Other processes replay it as well (`elsewhere`).
+The client sends the request again, as clients do; a task continues on another worker. Each such
+call must do the same as one that is never replayed (`unreplayed`), and nothing outside of a step,
+because it would be done again. Other processes replay the call as well (`elsewhere`).
 """
 
 from __future__ import annotations
@@ -64,11 +64,12 @@ class Watched:
         self.outside: list[str] = []
         """What was done outside of a step, in words."""
         self.steps: set[str] = set()
-        """The steps that were run: place, kind and function."""
+        """The steps that ran: place, kind and function."""
         self.errors: list[NondeterminismError] = []
         self.last_run: Run | None = None
         self.is_open = False
-        """Whether what it does may depend on a time: something was cut, or its outcome is not known."""
+        """Whether the call's effects may depend on timing: something was cut, or its outcome is
+        unknown."""
         self.upgrade: ConfigFile | None = None
         self.has_died = False
         self.begins_upgraded = False
@@ -107,7 +108,7 @@ class Watched:
         self._seen = size
 
     def run_ended(self, run: Run) -> None:
-        """Note how a run of its handler ended."""
+        """Note how a run of the handler ended."""
         self.last_run = run
         if isinstance(run.error, NondeterminismError):
             self.errors.append(run.error)
@@ -190,7 +191,7 @@ class _Play:
         ]
 
     def compared(self, truth: Truth) -> list[str]:
-        """What it did otherwise than a call that is never replayed, in words."""
+        """Return the differences from a call that is never replayed, in words."""
         watched = self.watched
         different = (
             [] if self.ending == truth.ending else [f"{self.ending} instead of: {truth.ending}"]
@@ -213,7 +214,7 @@ class _Play:
 
 @dataclass
 class Truth:
-    """What a call does that is never replayed."""
+    """The record of a call that is never replayed."""
 
     ending: Ending
     watched: Watched
@@ -221,15 +222,15 @@ class Truth:
 
     @property
     def steps(self) -> set[str]:
-        """The steps that it ran."""
+        """Return the steps that the call ran."""
         return self.watched.steps
 
 
 class Another(Protocol):
-    """Makes what a call of the gateway under test is compared with."""
+    """A maker of the calls that a call of the gateway under test is compared with."""
 
     def gateway(self, watch: Watched, upgrade: Sequence[Source]) -> Gateway:
-        """A gateway that begins as the one under test did."""
+        """Return a gateway in the initial state of the one under test."""
 
     async def truth(
         self,
@@ -239,13 +240,13 @@ class Another(Protocol):
         watched: Watched,
         reset: Callable[[], Any] | None,
     ) -> Truth | None:
-        """What the call does that is never replayed; `watched` saw it as a client has it. `None`
-        if that cannot be said."""
+        """Return the record of the call without replay, or `None` if it cannot be determined.
+        `watched` has seen the call as clients make it."""
 
     async def elsewhere(
         self, tool: str, arguments: Mapping[str, Any], watched: Watched, expected: Ending
     ) -> list[str]:
-        """What is different where other processes replay what `watched` has seen."""
+        """Return the differences when other processes replay the call that `watched` has seen."""
 
 
 async def survive(
@@ -341,7 +342,7 @@ async def _played(
 def noting(
     answers: AnswersLike, asked: dict[str, list[str]]
 ) -> Callable[[Question], Awaitable[Any]]:
-    """Return a source of answers that notes the texts of what it answers, by key."""
+    """Return a source of answers that records the texts of the questions, by key."""
     given = Answers.of(answers)
 
     async def answer(question: Question) -> Any:

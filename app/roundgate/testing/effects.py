@@ -43,8 +43,8 @@ def collecting_effects() -> Iterator[list[str]]:
 
 
 def refuse_effects() -> None:
-    """From now on, for as long as the process lives, let handlers do nothing outside of steps:
-    it raises PermissionError."""
+    """Make effects of handlers outside of steps raise PermissionError, for the rest of the
+    process's life."""
 
     def heard(event: str, args: tuple[Any, ...]) -> None:
         if isinstance(here.get(), Branch) and (said := _effect(event, args)):

@@ -1,11 +1,11 @@
-"""A recorded call, replayed to its end in another process: another order of sets, another clock and
-time zone, another environment, nothing in memory but what importing leaves there.
+"""A recorded call, replayed to its end in another process: with another hash seed, clock, time zone
+and environment, and nothing in memory but imports.
 
     test's process      call ── record ──▶ journal ──┬──────────────▶ compare
     other processes                                  └▶ replay ── ending, and what is new there
 
-Everything that the call did is in its journal, so a replay does nothing: a step that the journal
-does not have is refused. Run as a module, this is the other process.
+The journal holds all results of the call, so a replay runs no step: a step without a recorded
+result is refused. Run as a module, this is the other process.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ OTHERS: Final[Sequence[Mapping[str, str]]] = (
     {"PYTHONHASHSEED": "1", "TZ": "<+14>-14"},
     {"PYTHONHASHSEED": "2", "TZ": "<-12>+12"},
 )
-"""What sets each of the other processes apart. No two of these time zones ever have one hour."""
+"""The environments of the other processes. Their time zones never show the same hour."""
 WITHIN_S: Final = 120.0
 LATER_S: Final = 30 * 3600.0
-"""By how much the clock of another process is ahead."""
+"""How far the clock of another process is ahead, in seconds."""
 _KEPT: Final = (
     "HOME",
     "PATH",
@@ -58,7 +58,7 @@ _KEPT: Final = (
     "USER",
     "VIRTUAL_ENV",
 )
-"""Variables that every machine has, and those that begin with PYTHON."""
+"""The environment variables that a replay keeps, besides those that begin with PYTHON."""
 
 
 # In the test's process
@@ -72,8 +72,8 @@ def recorded(
     arguments: Mapping[str, Any],
     run: Run,
 ) -> dict[str, Any] | None:
-    """Return all that another process needs for a replay of a run, as JSON; `None` if it cannot
-    load what is served, because that is a function within another."""
+    """Return all that another process needs to replay a run, as JSON; `None` if it cannot load a
+    source, because that is a function inside another."""
     found = [_written(source) for source in sources]
     if any(one is None for one in found):
         return None
@@ -90,7 +90,7 @@ def recorded(
     }
     try:
         json.dumps(facts)
-    except (TypeError, ValueError):  # sections of Python's own objects
+    except (TypeError, ValueError):  # sections given as Python objects
         return None
     return facts
 
@@ -122,13 +122,13 @@ def _facts_of(call: Call) -> dict[str, Any]:
 
 
 async def findings_elsewhere(facts: Mapping[str, Any], expected: Ending) -> list[str]:
-    """Return what is different where other processes replay a call."""
+    """Return the differences when other processes replay a call."""
     told = await asyncio.gather(*(_asked(facts, one) for one in OTHERS))
     return [one for findings in told for one in compared(*findings, expected)]
 
 
 def compared(ending: Ending, new: Sequence[str], expected: Ending) -> list[str]:
-    """Return what is different in a replay, in words."""
+    """Return the differences of a replay, in words."""
     where = "replayed in another process, with other hashes, clock, time zone and environment"
     if new:
         return [f"{where}: {one}" for one in new]
@@ -136,10 +136,10 @@ def compared(ending: Ending, new: Sequence[str], expected: Ending) -> list[str]:
 
 
 async def _asked(facts: Mapping[str, Any], apart: Mapping[str, str]) -> tuple[Ending, list[str]]:
-    """Have another process replay it.
+    """Replay the call in another process; return its ending and its differences.
 
     Raises:
-        RuntimeError: it could not.
+        RuntimeError: the process failed.
     """
     environ = {**os.environ, **apart, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = await asyncio.create_subprocess_exec(
@@ -167,7 +167,7 @@ async def _asked(facts: Mapping[str, Any], apart: Mapping[str, str]) -> tuple[En
 
 
 class _NothingNew:
-    """Refuses whatever an earlier run has not done (a `StepWatch`)."""
+    """A `StepWatch` that refuses every step that an earlier run has not done."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -179,10 +179,10 @@ class _NothingNew:
         raise Suspend
 
     async def has_run(self, key: str) -> None:
-        """Nothing runs."""
+        """Do nothing: no step runs."""
 
     async def is_remembered(self, key: str) -> None:
-        """Nor this."""
+        """Do nothing: no step runs."""
 
     def run_ended(self, run: Run) -> None:
         if run.error is not None and not self.new:
@@ -191,10 +191,10 @@ class _NothingNew:
 
 
 class _Replay(Run):
-    """A run in a process without the fakes of the test: their functions have other names."""
+    """A run in a process without the test's fakes, whose functions have other names."""
 
     def is_same(self, before: str, now: str | None) -> bool:
-        """Return whether kind and arguments are the remembered ones, whatever the function."""
+        """Return whether kind and arguments are the recorded ones, whatever the function."""
         return now is not None and _without_function(before) == _without_function(now)
 
 
@@ -206,7 +206,7 @@ def _without_function(identity: str) -> list[str]:
 async def replayed(
     served: ServedTool, arguments: Mapping[str, Any], call: Call, journal: Any, clock: Clock
 ) -> tuple[Ending, list[str]]:
-    """Replay a call from its whole journal; returns how it ends, and what is new in it."""
+    """Replay a call from its whole journal; return its ending and its differences."""
     run = _Replay(call, Journal.from_json(journal))
     watch, given = _NothingNew(run), fresh(dict(arguments))
     token = WATCH.set(watch)
@@ -269,8 +269,8 @@ def _call(facts: Mapping[str, Any], clock: Clock) -> Call:
 
 
 def main() -> None:
-    """Read a recorded call, replay it, and write what came of it."""
-    out, sys.stdout = sys.stdout, sys.stderr  # which is for what handlers print
+    """Read a recorded call, replay it, and write the result."""
+    out, sys.stdout = sys.stdout, sys.stderr  # stdout is for the output of handlers
     facts = json.load(sys.stdin)
     sys.path[:] = facts["path"]
     json.dump(asyncio.run(_replayed(facts)), out)

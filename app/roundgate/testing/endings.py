@@ -1,5 +1,4 @@
-"""How a call ended, as something that can be compared with another run of it, also in
-another process."""
+"""The ending of a call, in a form that can be compared between runs and processes."""
 
 from __future__ import annotations
 
@@ -16,13 +15,13 @@ from roundgate.replay import Completed, Failed, Restarted, Suspended
 from roundgate.tasks import tool_result
 
 _REFERENCE: Final = re.compile(r"(?<=the server's log has the details under reference )[\w-]{22}")
-"""What an error that nobody expected is found by in the log: another one each time."""
+"""The reference with which the log identifies an unexpected error: different each time."""
 
 
 @carrier
 class Ending:
-    """`how` is "returned", "failed" (an error for the model), "raised" (the call itself failed)
-    or "went on", where there is no end."""
+    """The ending of a call. `how` is "returned", "failed" (an error for the model), "raised" (the
+    call itself failed) or "went on" (it did not end)."""
 
     how: str
     value: Any
@@ -33,7 +32,7 @@ class Ending:
 
 
 def ending_of_result(result: CallResult) -> Ending:
-    """Return how a call with this result ended."""
+    """Return the ending of a call with this result."""
     if not result.is_error:
         return Ending("returned", result.value)
     said = result.value
@@ -43,11 +42,11 @@ def ending_of_result(result: CallResult) -> Ending:
 def ending_of_outcome(
     outcome: Completed[Returned] | Failed | Suspended | Restarted, tool: str, clock: Clock
 ) -> Ending:
-    """Return how a handler ended, as its caller would see it."""
+    """Return the ending of a handler, as its caller would see it."""
     if not isinstance(outcome, Completed | Failed):
         return Ending("went on", None)
     if isinstance(outcome, Completed) and not isinstance(outcome.value, ToolResult):
-        return Ending("went on", None)  # as a task of its service
+        return Ending("went on", None)  # also as a task of its service
     try:
         result = tool_result(outcome, tool, clock)
     except ProtocolError as error:
@@ -56,5 +55,5 @@ def ending_of_outcome(
 
 
 def without_reference(text: str) -> str:
-    """Return an error's text without what differs each time."""
+    """Return an error's text without its reference, which differs each time."""
     return _REFERENCE.sub("…", text)

@@ -166,12 +166,12 @@ class Gateway:
         reset: Callable[[], Any] | None = None,
         **more: Any,
     ) -> CallResult:
-        """Call a tool, through its rounds, and through its task if it becomes one.
+        """Call a tool, through its rounds and its task, if it becomes one.
 
         Args:
-            tool: its name.
-            arguments: its arguments, as a mapping or as keywords.
-            answers: to what it asks, as those of `roundgate.client`.
+            tool: the tool's name.
+            arguments: the arguments, as a mapping or as keywords.
+            answers: answers to questions, as for `roundgate.client`.
             crash: `"everywhere"` runs the call again for each moment at which its process can die,
                 and once with each answer lost; `("charge", "begins" | "has run" | "is remembered")`
                 for the moments of one step. Every such run has to end as the call does without.
@@ -185,8 +185,8 @@ class Gateway:
             more: further arguments of the tool.
 
         Raises:
-            NondeterminismError: its handler went another way in a later run.
-            Diverged: it ended otherwise somewhere, or did something outside of a step.
+            NondeterminismError: the handler took another path in a later run.
+            Diverged: a run ended differently, or did something outside of a step.
             ClientError: the call failed; a tool that fails is a result with `is_error`.
         """
         given = {**(arguments or {}), **more}
@@ -360,7 +360,7 @@ class Gateway:
     async def _unreplayed(
         self, tool: str, arguments: Mapping[str, Any], call: Call, answers: Answers
     ) -> Ending:
-        """How a call ends whose handler runs once."""
+        """Return the ending of a call whose handler runs once."""
         core = build_core(self._file, self._using, self.clock, self._memory.stores(Life()))
         try:
             with core.serving.use() as catalog:
@@ -384,20 +384,20 @@ class Gateway:
 
 _ISSUER: Final = "https://issuer.test"
 _errors: Final[ContextVar[list[NondeterminismError] | None]] = ContextVar("errors", default=None)
-"""Where it is noted that a handler of the current call went another way than before."""
+"""Receives the divergences of the current call's handler."""
 
 
 class _Noting:
-    """Notes for the current call that a handler went another way (a `StepWatch`)."""
+    """A `StepWatch` that records divergences of the current call's handler."""
 
     async def begins(self, key: str, what: str | None) -> None:
-        """Anything may begin."""
+        """Do nothing: every step may begin."""
 
     async def has_run(self, key: str) -> None:
-        """Nobody wants to know."""
+        """Do nothing."""
 
     async def is_remembered(self, key: str) -> None:
-        """Nor this."""
+        """Do nothing."""
 
     def run_ended(self, run: Run) -> None:
         noted = _errors.get()
@@ -406,7 +406,7 @@ class _Noting:
 
 
 class _Others:
-    """What calls of a gateway are compared with (an `Another`)."""
+    """The calls that a gateway's calls are compared with (an `Another`)."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -434,7 +434,7 @@ class _Others:
         reset: Callable[[], Any] | None,
     ) -> Truth | None:
         """See `Another`."""
-        if watched.last_run is None:  # a tool of no handler
+        if watched.last_run is None:  # a tool without a handler
             return None
         if reset is not None and inspect.isawaitable(done := reset()):
             await done

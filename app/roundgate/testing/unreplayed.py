@@ -1,9 +1,7 @@
-"""A call whose handler runs once from its beginning to its end: what every other run of it has to
-come to.
+"""The reference for all runs of a call: its handler runs once, from beginning to end.
 
-Its questions are answered where they are asked, its sleeps pass where they are slept, and nothing
-takes its turn away. A handler of the low-level form begins again after its questions: it is made
-for that.
+Questions are answered in place, sleeps pass in place, and the turn never ends early. A handler in
+the low-level form still starts again after its questions, as designed.
 """
 
 from __future__ import annotations
@@ -21,11 +19,11 @@ from roundgate.testing.contexts import AnsweredRun
 from roundgate.testing.endings import Ending, ending_of_outcome
 
 MAX_RUNS: Final = 100
-"""Runs of one handler that restarts, or is of the low-level form."""
+"""The most runs of one handler that restarts or is in the low-level form."""
 
 
 def undisturbed(call: Call, clock: Clock) -> Call:
-    """Return a call that nothing ends and that becomes no task."""
+    """Return the call without a deadline, and unable to become a task."""
     return replace(
         call,
         deadline=Deadline(clock, None),
@@ -39,7 +37,7 @@ def undisturbed(call: Call, clock: Clock) -> Call:
 async def ending_without_replay(
     served: ServedTool, arguments: Mapping[str, Any], call: Call, answers: Answers, clock: Clock
 ) -> Ending:
-    """Return how a call ends that is never replayed."""
+    """Return the ending of a call that is never replayed."""
     journal = Journal()
     for _ in range(MAX_RUNS):
         run = AnsweredRun(undisturbed(call, clock), answers, journal)

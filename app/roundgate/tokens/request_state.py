@@ -58,7 +58,7 @@ class Opened:
     payload: Any
     fixed_task: FixedTask | None = None
     call_id: str | None = None
-    """What the log knows the call by."""
+    """The id of the call in the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +84,16 @@ class StateSealer:
         fixed_task: FixedTask | None = None,
         call_id: str | None = None,
     ) -> str:
-        """A token for the end of a round.
+        """Return a token for the end of a round.
 
         Args:
             payload: the journal as JSON.
-            owner: the caller, who alone can bring it back.
-            binding: the call that it is for.
+            owner: the only caller that can use the token.
+            binding: the call that the token belongs to.
             round_: the number of the round that ends, 1 for the first.
             origin: the trace context in which the call began.
             fixed_task: the task that the call becomes, if that is decided.
-            call_id: what the log knows the call by.
+            call_id: the id of the call in the log.
 
         Raises:
             StateTooLarge: the payload is over `max_bytes`.

@@ -1,10 +1,10 @@
-"""Functions that tell their tools themselves (`roundgate docs lambda`).
+"""Functions that describe their own tools (`roundgate docs lambda`).
 
 gateway → function   {"roundgate": "describe", "version": 1}
 function → gateway   {"tools": [{"name": "find", "description": "…", "inputSchema": {…}, "call": {…}}]}
 
-A tool is the protocol's `Tool`; `call` says how it is invoked, as in gateway.yaml. Such a function
-gets `{"tool": "find", "arguments": {…}}`.
+A tool is the protocol's `Tool`; `call` says how it is invoked, as in gateway.yaml. The gateway
+invokes such a function with `{"tool": "find", "arguments": {…}}`.
 """
 
 from __future__ import annotations

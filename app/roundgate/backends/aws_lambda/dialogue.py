@@ -1,4 +1,5 @@
-"""How a function asks for input, and gets its own state back (`roundgate docs rounds`).
+"""The exchange in which a function asks for input and receives its own state back (`roundgate docs
+rounds`).
 
 function → gateway   {"inputRequests": {"size": {"method": "elicitation/create", "params": {…}}}, "state": anything}
 gateway → function   {"payload": that of the first exchange, "inputResponses": {"size": {"action": …}}, "state": …}

@@ -61,10 +61,10 @@ class Execution:
         return False
 
     async def start(self) -> Any:
-        """Start it, or find that it has been started.
+        """Start the execution, or find the one already started; return its ARN.
 
         Raises:
-            NotNow: AWS Lambda has not answered; it may have been started.
+            NotNow: AWS Lambda has not answered; the execution may have been started.
             BackendError: the function is not durable, or cannot be invoked.
         """
         try:
@@ -110,11 +110,11 @@ class Execution:
         return True
 
     async def cancel(self, values: Mapping[str, str]) -> bool:
-        """Stop it; one that is over or gone is as good.
+        """Stop the execution; succeed if it has ended or no longer exists.
 
         Raises:
             FunctionAway: AWS Lambda cannot be asked just now.
-            BackendError: the gateway may not stop it.
+            BackendError: the gateway lacks permission to stop the execution.
         """
         assert self.end is not None, "only what is cancellable is cancelled"
         arn = values["execution"]

@@ -47,8 +47,8 @@ class LambdaJob:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Of the call, for the payload of a cancel."""
     starts_once: bool = False
-    """Whether the function is said to be idempotent: it gets the key of the call. Of any other
-    nobody knows whether it looks at it."""
+    """Whether the configuration declares the function idempotent. An idempotent function receives
+    the call's key; other functions may ignore a key."""
 
     @property
     def has_result(self) -> bool:
@@ -59,8 +59,8 @@ class LambdaJob:
         """Invoke the function.
 
         Raises:
-            NotNow: it may have been invoked, and its answer does not say so.
-            BackendError: it may not be invoked, or did not answer with JSON.
+            NotNow: the function may have been invoked, but the response does not confirm it.
+            BackendError: the gateway may not invoke the function, or the response is not JSON.
         """
         try:
             answer = await self.begin()
@@ -99,11 +99,11 @@ class LambdaJob:
         return self.config.cancel is not None
 
     async def cancel(self, values: Mapping[str, str]) -> bool:
-        """Have the function end it; `False` if there is none to end.
+        """Tell the function to end the job; return `False` if there is no job to end.
 
         Raises:
             NotNow: the function cannot be invoked just now, or failed itself.
-            BackendError: it may not be invoked, or refuses.
+            BackendError: the gateway may not invoke the function, or the function refuses.
         """
         payload = Template(self.config.cancel or {}).filled({**self.arguments, **values})
         answer = await self._said(payload)

@@ -17,7 +17,7 @@ from roundgate.backends.http.tls_config import TlsConfig
 from roundgate.config import Model, Secret, WhenGiven, checked
 
 HeaderName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
-"""A token (RFC 9110 section 5.1)."""
+"""An HTTP header name: a token (RFC 9110 section 5.1)."""
 
 
 def fit_for_a_header(text: str) -> None:

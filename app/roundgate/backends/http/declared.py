@@ -75,8 +75,8 @@ def endpoint_of(tool: HttpToolConfig, taken: Taken | None = None) -> Endpoint:
 def remarks(
     config: HttpBackendConfig, origin: Origin, fetched: Mapping[str, bytes]
 ) -> list[Problem]:
-    """What is odd about the tools that a back end declares: a variable of a path beside arguments
-    of which none describes it, which is often a misspelt name. Nothing is fetched for it."""
+    """Return a remark for each path variable that no argument describes although the tool describes
+    others: often a misspelt name. Nothing is fetched."""
     found: list[Problem] = []
     for number, tool in enumerate(config.tools):
         described = tool.arguments.keys() | {

@@ -1,4 +1,4 @@
-"""How an HTTP service that knows of the gateway asks for input, and gets its own
+"""The exchange in which an HTTP service that knows the gateway asks for input and receives its own
 state back (`roundgate docs rounds`).
 
 service → gateway   200, Content-Type: application/vnd.roundgate.input-required+json

@@ -113,8 +113,8 @@ class HttpJob:
         """Send the request.
 
         Raises:
-            NotNow: it may have come to the service, whose answer does not say so.
-            BackendError: the service did not take it, or did not answer with JSON.
+            NotNow: the service may have received the request, but its response does not confirm it.
+            BackendError: the service refused the request, or its response is not JSON.
         """
         doing = "starting the job"
         try:
@@ -163,11 +163,11 @@ class HttpJob:
 
     @property
     def starts_once(self) -> bool:
-        """Whether the start is known again by its key, or may be repeated anyway."""
+        """Return whether a start can be repeated safely, with its key or without one."""
         return with_key(self.outgoing, self.key).is_repeatable
 
     async def cancel(self, values: Mapping[str, str]) -> bool:
-        """Send the request that ends the job; `False` if there is none to end.
+        """Send the request that ends the job; return `False` if there is no job to end.
 
         Raises:
             BackendError: the service cannot be reached, or refuses.

@@ -19,7 +19,7 @@ _OVERLONG: Final = (b"\xc0", b"\xc1", b"\xe0\x80", b"\xe0\x81", b"\xf0\x80")
 
 
 _UNIT: Final = re.compile(r"%[uU]([0-9a-fA-F]{4})")
-"""How IIS and old scripts write a character."""
+"""A character as IIS and old scripts escape it."""
 
 
 def _of_unit(found: re.Match[str]) -> str:

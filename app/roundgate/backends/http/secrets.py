@@ -73,7 +73,7 @@ class Redactor:
         self._of = hidden
 
     def _without(self, data: bytes) -> bytes:
-        if self._escaped is not None:  # first: a secret may begin within an escape of its beginning
+        if self._escaped is not None:  # first: a secret may start inside its own escape
             data = self._escaped.replaced(data, PLACEHOLDER)
         for needle, placeholder in self._plain:
             if needle in data:

@@ -33,7 +33,7 @@ from roundgate.values import dataclass
 
 MAX_NAME: Final = 64
 MAX_NAMED: Final = 5
-"""Operations that are named in one problem."""
+"""Operations that one problem names."""
 
 
 def compile_index(
@@ -282,8 +282,8 @@ class _Compiler:
         self._problems.append(Problem(self._shown(uri), pointer, f"{what}: {error}", error.remedy))
 
     def _incomplete(self) -> list[Problem]:
-        """A problem for each reference to nothing, with the operations that are offered without what
-        it stands for."""
+        """Return a problem for each dangling reference, with the operations that are offered
+        without its target."""
         return [
             Problem(
                 self._shown(uri),
@@ -323,7 +323,7 @@ class _Compiler:
 
 
 def _operations_named(operations: Sequence[Identity]) -> str:
-    """The first operations by method and path, and how many more there are."""
+    """Return the first operations by method and path, and the number of the others."""
     each = list(dict.fromkeys(f"{one.method} {one.path}" for one in operations))
     more = [f"{len(each) - MAX_NAMED} more operations"] if len(each) > MAX_NAMED else []
     return ", ".join([*each[:MAX_NAMED], *more])

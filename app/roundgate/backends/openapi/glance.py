@@ -9,16 +9,16 @@ from roundgate.errors import UnreadableDocument, UnusableOperation
 
 
 def base_url_for(raw: bytes, name: str, otherwise: str) -> tuple[str, str] | None:
-    """Return the `base_url` that a document in a file needs, and why; `None` if its own server is
-    used as it stands.
+    """Return the `base_url` that a document in a file needs, and the reason; `None` if the
+    document's own server can be used.
 
     Args:
         raw: the document.
-        name: the file's.
+        name: the file's name.
         otherwise: the URL if the document names none.
 
     Raises:
-        UnreadableDocument: it is no OpenAPI document.
+        UnreadableDocument: the file is no OpenAPI document.
     """
     value = sources.parsed(raw, name)
     if not isinstance(value, dict) or not ({"openapi", "swagger"} & value.keys()):

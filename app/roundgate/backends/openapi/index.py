@@ -1,4 +1,4 @@
-"""The compiled form of a description: one file, of which a start reads the table of contents alone.
+"""The compiled form of a description: one file. At startup only its table is read.
 
 roundgate-index 3        magic and version
 1234567                  bytes of the table
@@ -70,10 +70,10 @@ class Index:
     rows: Sequence[Row]
     schemas: Sequence[Sequence[int]]
     problems: Sequence[Problem]
-    """Operations that it does not have, and why; references to nothing; actions of overlays that
-    change nothing."""
+    """Omitted operations with reasons, dangling references, and overlay actions that change
+    nothing."""
     left_out: int
-    """How many operations it does not have."""
+    """The number of omitted operations."""
     pieces: memoryview = field(repr=False)
 
     def definition(self, row: Row, hints: Mapping[str, bool]) -> StoredDefinition:
@@ -134,16 +134,16 @@ class Writer:
         problems: Sequence[Problem],
         left_out: int,
     ) -> Index:
-        """The finished index.
+        """Return the finished index.
 
         Args:
-            fingerprint: of the settings that it depends on.
-            sources: of each file: its path, length and digest.
-            servers: base URLs, by the number that operations have them under.
-            security: alternatives of credentials, by number.
+            fingerprint: a digest of the settings that the index depends on.
+            sources: the path, length and digest of each file.
+            servers: base URLs; operations refer to them by position.
+            security: alternatives of credentials; operations refer to them by position.
             slots: the schemes of credentials, by name.
-            problems: what could not be offered, or not whole.
-            left_out: how many operations could not be offered.
+            problems: operations that are omitted or incomplete, with the reason.
+            left_out: the number of omitted operations.
         """
         pieces = memoryview(b"".join(self._pieces))
         return Index(

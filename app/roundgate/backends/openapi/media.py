@@ -145,8 +145,8 @@ def _media(document: Documented, uri: str, media: Any) -> tuple[str, Any]:
 
 
 def _followed(document: Documented, uri: str, schema: Any) -> tuple[str, Any]:
-    """A schema behind its `$ref`, with the URI of its document; as it is where the `$ref` leads to
-    nothing, which is told when the schema is converted."""
+    """Return a schema behind its `$ref`, with the URI of its document. A dangling `$ref` is
+    returned as it is; converting the schema reports it."""
     try:
         return document.references.follow(uri, schema)
     except DanglingReference:

@@ -49,7 +49,7 @@ _NAME_IN_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 Dangling: TypeAlias = tuple[Where, DanglingReference]
-"""Where a schema or an operation with a reference to nothing stands, and what is wrong."""
+"""A place that holds a dangling reference, and the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Operation:
     security: Sequence[Alternative]
     extensions: Mapping[str, Any]
     dangling: Sequence[Dangling]
-    """Its references to nothing: it is offered without what they stand for."""
+    """The operation's dangling references. The operation is offered without their targets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Document:
         return {name: self._scheme(one) for name, one in (found or {}).items()}
 
     def _scheme(self, given: Any) -> Any:
-        """A security scheme; `None` where its reference leads to nothing."""
+        """Return a security scheme, or `None` if its reference is dangling."""
         try:
             return self.references.follow(self.uri, given)[1]
         except DanglingReference:
@@ -233,8 +233,8 @@ class Document:
     def _answers(
         self, here: Where, value: Mapping[str, Any], dangling: list[Dangling]
     ) -> list[tuple[str, Content]]:
-        """The contents of the answers that are no errors, the first code first; references to
-        nothing are added to `dangling`."""
+        """Return the contents of the successful responses, lowest code first. Dangling references
+        are added to `dangling`."""
         responses = value.get("responses")
         codes = sorted(responses) if isinstance(responses, dict) else []
         found: list[tuple[str, Content]] = []
@@ -390,7 +390,7 @@ class _Making:
             whole.setdefault("description", value["description"].strip())
 
     def dangling(self, here: Where) -> list[Dangling]:
-        """The references to nothing in the schemas of the arguments."""
+        """Return the dangling references in the schemas of the arguments."""
         return self._document.requests.dangling(frozenset(self._uses), here)
 
     def input_schema(self) -> dict[str, Any]:

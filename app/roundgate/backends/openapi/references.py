@@ -26,8 +26,8 @@ class Place(NamedTuple):
     is_part: bool = False
     """Whether it is meant as a part of another schema (`allOf`), which has more members."""
     is_missing: bool = False
-    """Whether nothing is there: then `uri` is the document that has the `$ref`, and `pointer` the
-    `$ref` as it is written."""
+    """Whether the target is missing. Then `uri` is the document that has the `$ref`, and `pointer`
+    is the `$ref` as written."""
 
 
 @dataclass(slots=True)
@@ -38,10 +38,10 @@ class References:
     _names: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def resolve(self, uri: str, reference: str) -> tuple[Place, Any]:
-        """What a reference in the document at `uri` refers to.
+        """Return the place and the value that a reference in the document at `uri` leads to.
 
         Raises:
-            DanglingReference: there is nothing, or it may not be read.
+            DanglingReference: the target is missing, or may not be read.
         """
         target, fragment = urldefrag(reference)
         fragment = unquote(fragment)
@@ -64,12 +64,12 @@ class References:
         return self._at(whole, fragment, reference)
 
     def follow(self, uri: str, value: Any) -> tuple[str, Any]:
-        """A value, or what its `$ref` leads to in the end, with the URI of
-        the document that has it.
+        """Return a value with every `$ref` at its top followed, and the URI of the document that
+        holds it.
 
         Raises:
-            DanglingReference: a reference leads to nothing.
-            UnusableOperation: references lead in a circle.
+            DanglingReference: a reference has no target.
+            UnusableOperation: the references form a circle, or are more than `MAX_HOPS`.
         """
         for _ in range(MAX_HOPS):
             if not (isinstance(value, dict) and isinstance(value.get("$ref"), str)):

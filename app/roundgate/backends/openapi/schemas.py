@@ -53,7 +53,7 @@ _COUNTS: Final = (
 _MAX_EXAMPLE: Final = 100
 MAX_DEPTH: Final = 60
 MAX_COMPOSED: Final = 100
-"""Of the schemas that hold together with one (`$ref`, `allOf`), how many are looked at."""
+"""How many of the schemas that apply together (`$ref`, `allOf`) are examined."""
 _LITERAL: Final = re.compile(r"/(\^.*|.*\$)/[a-z]*", re.DOTALL)
 _NAME: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 
@@ -97,8 +97,8 @@ class Schemas:
     def dangling(
         self, uses: frozenset[Place], here: Place
     ) -> list[tuple[Place, DanglingReference]]:
-        """The references to nothing in a schema that stands `here` and refers to these, and in all
-        that they refer to: where the schema with the reference stands, and what is wrong.
+        """Return the dangling references in the schema at `here` and in all schemas reachable from
+        `uses`, each with the place that holds it.
 
         Raises:
             UnusableOperation
@@ -112,8 +112,7 @@ class Schemas:
         ]
 
     def _reached(self, uses: frozenset[Place]) -> Iterator[tuple[Place, Any, frozenset[Place]]]:
-        """Each place that is referred to, by these and by each other, with its schema and what that
-        refers to."""
+        """Yield each reachable place with its schema and the places that this schema refers to."""
         waiting = sorted(uses)
         seen = set(waiting)
         while waiting:
@@ -184,13 +183,13 @@ class Schemas:
         return {"$ref": f"#/$defs/{self._name(place)}"}
 
     def _note(self, uri: str, reference: str, error: DanglingReference, uses: set[Place]) -> None:
-        """Remember a reference to nothing."""
+        """Record a dangling reference."""
         missing = Place(uri, reference, is_missing=True)
         self._reasons[missing] = error
         uses.add(missing)
 
     def _is_dangling(self, uri: str, schema: Any, uses: set[Place]) -> bool:
-        """Whether a schema is a reference to nothing, which is remembered."""
+        """Return whether a schema is a dangling reference, and record it."""
         if not (isinstance(schema, dict) and isinstance(schema.get("$ref"), str)):
             return False
         try:
@@ -215,11 +214,10 @@ class Schemas:
     def _words(
         self, uri: str, schema: Json, uses: set[Place], depth: int, hidden: frozenset[str]
     ) -> Json:
-        """All words but `$ref`.
+        """Return the converted keywords of a schema except `$ref`.
 
         Args:
-            hidden: members of the object, known from around this schema, that do not belong to
-                this direction.
+            hidden: members that enclosing schemas exclude from this direction.
         """
         if _requires(schema):
             hidden |= self._hidden(uri, schema)
@@ -271,16 +269,15 @@ class Schemas:
         return made
 
     def _has(self, uri: str, member: Any) -> bool:
-        """Whether a member belongs to this direction: nothing that it is composed of says that it
-        belongs to the other one only."""
+        """Return whether a member belongs to this direction: none of its schemas is marked for the
+        other direction only."""
         absent = "readOnly" if self.direction == "request" else "writeOnly"
         if not isinstance(member, dict):
             return isinstance(member, bool)
         return not any(one.get(absent) is True for _, one in self._composed(uri, member))
 
     def _hidden(self, uri: str, schema: Json) -> frozenset[str]:
-        """The members of an object, those of its parts included, that do not belong to this
-        direction."""
+        """Return the members of an object and its parts that do not belong to this direction."""
         return frozenset(
             name
             for where, part in self._composed(uri, schema)
@@ -289,8 +286,8 @@ class Schemas:
         )
 
     def _composed(self, uri: str, schema: Json) -> Iterator[tuple[str, Json]]:
-        """A schema and those that hold together with it: behind `$ref`, in `allOf`, and the one
-        alternative to null; each once, with the URI of its document."""
+        """Yield a schema and those that apply together with it, each once, with the URI of its
+        document: the target of `$ref`, the members of `allOf`, and the only alternative to null."""
         waiting: list[tuple[str, Any]] = [(uri, schema)]
         seen: set[int] = set()
         while waiting and len(seen) < MAX_COMPOSED:
@@ -348,8 +345,8 @@ class Schemas:
 
 
 def beside_null(schema: Mapping[str, Any]) -> Any:
-    """The one schema that `anyOf` and the like have besides null; `None` where there is none, or
-    several."""
+    """Return the only schema beside null in `anyOf`, `oneOf` or `allOf`; `None` if there is none,
+    or several."""
     for word in ("anyOf", "oneOf", "allOf"):
         given = schema.get(word)
         others = (
@@ -366,7 +363,7 @@ def _required(schema: Mapping[str, Any]) -> list[str]:
 
 
 def _requires(schema: Mapping[str, Any]) -> bool:
-    """Whether an object, or one of its parts that stand in it, requires members."""
+    """Return whether an object, or a member of its `allOf`, requires members."""
     parts = schema.get("allOf")
     objects = [schema, *(parts if isinstance(parts, list) else ())]
     return any(isinstance(one, dict) and _required(one) for one in objects)

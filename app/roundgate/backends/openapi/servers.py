@@ -1,8 +1,8 @@
-"""Where an operation's requests go (OpenAPI "Server Object"), and whether they may.
+"""The server that receives an operation's requests (OpenAPI "Server Object").
 
-Requests carry credentials, so a document does not decide by itself where they go. They go to
-`base_url`, to `origins`, and without `base_url` to the origin that the document came from. A file
-came from none: its first server counts, if it is one of the internet.
+Requests carry credentials, so a document alone cannot choose their destination. They go to
+`base_url`, to `origins`, and without `base_url` to the origin that the document came from. A
+document from a file has no origin: its first server is used if that is on the public internet.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Servers:
         return self._home(of_document or [{"url": "/"}], document_uri)
 
     def _home(self, servers: Any, document_uri: str) -> str:
-        """The first of the document's servers, if requests may go there."""
+        """Return the first of the document's servers. Raise UnusableOperation if requests may not
+        go there."""
         url = self.first(servers, document_uri)
         if self._may_go_to(url):
             return url
@@ -75,10 +76,10 @@ class Servers:
         )
 
     def first(self, servers: Any, document_uri: str) -> str:
-        """Return the URL of the first server, whether requests may go there or not.
+        """Return the URL of the first server, whether or not requests may go there.
 
         Raises:
-            UnusableOperation: there is none, or none that can be used as it stands.
+            UnusableOperation: there is no server, or its URL is unusable.
         """
         server = servers[0] if isinstance(servers, list) and servers else None
         if not isinstance(server, dict):

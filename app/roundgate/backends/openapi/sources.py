@@ -185,8 +185,8 @@ _CORE: Final = tuple(_core())
 
 
 def _integer(text: str) -> int:
-    """An integer of YAML 1.2: `010` is ten, `0o10` eight; YAML 1.1, which PyYAML reads, has eight
-    for the first and refuses `090`."""
+    """Return an integer as YAML 1.2 reads it: `010` is ten, `0o10` is eight. PyYAML follows YAML
+    1.1, which reads `010` as eight and refuses `090`."""
     base = {"0o": 8, "0x": 16}.get(text[:2], 10)
     return int(text if base == 10 else text[2:], base)
 

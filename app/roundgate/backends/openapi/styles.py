@@ -86,8 +86,8 @@ def names_of(value: Any, style: Style, explode: bool) -> frozenset[str]:
 
 
 def clashing(names: Iterable[str], taken: Iterable[str]) -> list[str]:
-    """Return the names that a service may take for one that is taken: many ignore case, and PHP
-    makes `_` of dots and blanks."""
+    """Return the names that a service may confuse with one in use: many ignore case, and PHP turns
+    dots and blanks into `_`."""
     folded = {_folded(one) for one in taken}
     return sorted(one for one in names if _folded(one) in folded)
 

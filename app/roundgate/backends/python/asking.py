@@ -1,4 +1,4 @@
-"""Whether a function asks its client something, as far as its code says so."""
+"""Detection of functions whose code asks the client something."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from types import CodeType
 from typing import Any, Final
 
 _ASKING: Final = frozenset({"elicit", "elicit_url", "sample", "roots", "ask", "request_input"})
-"""The methods of `Context` that need a client which can be asked."""
+"""The methods of `Context` that ask the client."""
 
 
 def may_ask(function: Callable[..., Any]) -> bool:
-    """Return whether a function that takes a context names a method of it that asks.
+    """Return whether a function that takes a context names one of its asking methods.
 
-    Functions that it calls are not looked into. A function that asks `ctx.supports` first can do
-    without: it counts as one that does not ask.
+    The functions that it calls are not examined. A function that checks `ctx.supports` can do
+    without an answer, so it does not count.
     """
     code = getattr(inspect.unwrap(function), "__code__", None)
     names = frozenset(_names(code)) if isinstance(code, CodeType) else frozenset()

@@ -1,16 +1,15 @@
-"""The users' modules that one configuration has loaded: which they are, and how to load them again.
+"""The user modules that one configuration has loaded, and their reload.
 
     renewed ──▶ nothing has changed: the modules stay, and keep what they hold in memory
             └─▶ a source has changed: all of them leave `sys.modules`, and are imported again as they are asked for
                     └─▶ that fails: those of before are put back, as if nothing had been tried
 
-Theirs are the modules beside gateway.yaml and beside the files that it names, with everything
-below. What is installed (site-packages, the standard library) is not loaded again. All at
-once, because nobody knows which of them use which. A call that runs meanwhile keeps its
-functions and their globals.
+User modules are those beside gateway.yaml and beside the files that it names, including subfolders.
+Installed packages and the standard library are never reloaded. User modules are reloaded together,
+because their dependencies are unknown. A running call keeps its functions and their globals.
 
-A file is one module in a process, whoever imports it and however: `path: tools.py` serves the
-module that `import tools` gave to a test or to a neighbour, and is what `import tools` gives later.
+A file is one module in a process, however it is imported: `path: tools.py` serves the module that
+`import tools` gave to a test or to a neighbour, and is what `import tools` gives later.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from roundgate.files import Stamp, stamp
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 _STANDARD: Final = Path(sysconfig.get_path("stdlib"))
 _EXECUTED: Final[WeakKeyDictionary[ModuleType, Stamp]] = WeakKeyDictionary()
-"""How the file of each module was when `Modules` executed it, in any configuration."""
+"""The file state of each module when `Modules` executed it, in any configuration."""
 
 
 class Modules:
@@ -75,10 +74,11 @@ class Modules:
         return module
 
     def of_file(self, file: Path, name: str) -> ModuleType:
-        """Return the module of a Python file; execute it under a name unless it is imported.
+        """Return the module of a Python file; execute the file as module `name` unless it is
+        imported.
 
         Raises:
-            FileNotFoundError: there is no such file; and whatever the module raises.
+            FileNotFoundError: there is no such file. Exceptions of the module propagate.
         """
         loaded = self._named.get(name)
         if loaded is not None and loaded.__file__ == str(file):
@@ -142,7 +142,7 @@ class Modules:
         before = self._before or frozenset()
         named = {id(module) for module in self._named.values()}
         for name, module in list(sys.modules.items()):
-            if id(module) in named:  # under each of its names
+            if id(module) in named:  # under every name it has
                 if _source(module) is not None:
                     yield name, module
             elif (
@@ -166,8 +166,8 @@ def _source(module: ModuleType) -> Path | None:
 
 
 def _imported(file: Path) -> ModuleType | None:
-    """The module that a file is already, under whatever name: one that an `import` has made before
-    one that was executed here; `None` if there is none, or the file has changed since."""
+    """Return the module that this file already is, under any name, or `None` if there is none or
+    the file has changed. A module made by `import` wins over one that `_execute` made."""
     ours: ModuleType | None = None
     for name, module in list(sys.modules.items()):
         source = getattr(module, "__dict__", {}).get("__file__")
@@ -183,9 +183,10 @@ def _imported(file: Path) -> ModuleType | None:
 
 
 def _execute(file: Path, name: str) -> ModuleType:
-    """Execute a file as a module under a name, and under the one by which its neighbours import it.
+    """Execute a file as a module under a name, and under the name by which its neighbours import
+    it.
 
-    Raises whatever the module raises.
+    Exceptions of the module propagate.
     """
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
@@ -193,7 +194,7 @@ def _execute(file: Path, name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     _EXECUTED[module] = stamp(file)
     names = [name, *([file.stem] if _is_found(file) else [])]
-    # before it runs: dataclasses and pickling look a module up by name
+    # before executing: dataclasses and pickling look modules up by name
     sys.modules.update(dict.fromkeys(names, module))
     try:
         spec.loader.exec_module(module)
@@ -205,9 +206,9 @@ def _execute(file: Path, name: str) -> ModuleType:
 
 
 def _is_found(file: Path) -> bool:
-    """Whether `import STEM` finds this file, and not something else of that name."""
+    """Return whether `import STEM` finds this file rather than another module of that name."""
     known = sys.modules.get(file.stem)
-    if known is not None:  # an earlier state of the file, which is replaced
+    if known is not None:  # an earlier state of the file, which will be replaced
         return known in _EXECUTED and Path(str(known.__file__)).resolve() == file.resolve()
     if "." in file.stem:
         return False

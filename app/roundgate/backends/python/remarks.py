@@ -61,7 +61,7 @@ def _methods(
         for name, value in list(vars(owner).items()):
             function = value.__func__ if isinstance(value, classmethod | staticmethod) else value
             if not inspect.isfunction(function):
-                continue  # a pydantic model that is not complete yet has parts that raise
+                continue  # an incomplete pydantic model has attributes that raise
             if declarations_of(function) and function not in bound:
                 message = "is in a class, and is not served: functions of the module are"
                 remedy = f"move it out of the class, or bind it: {name} = {owner.__name__}().{name}"

@@ -23,12 +23,12 @@ _ASSERTION_LASTS_S: Final = 120
 
 
 class ClientCredentials(OAuth):
-    """A client that acts on its own behalf, known by a secret or by a
-    private key (`private_key_jwt`).
+    """A client that acts on its own behalf and authenticates with a secret or a private key
+    (`private_key_jwt`).
 
-    `issuer` is the authorization server that knows the client: the secret goes to no other,
-    whichever the MCP server names. `None` trusts the first one that it names, and only that one:
-    for an MCP server that may have the secret itself.
+    `issuer` is the authorization server that registered the client. The secret is sent to no other
+    server, whichever the MCP server names. `None` trusts the first issuer that the MCP server
+    names; use it only if that server may hold the secret itself.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class ClientCredentials(OAuth):
 
 
 class WorkloadIdentity(OAuth):
-    """A workload that shows a JWT of its platform. `assertion` is the JWT, or a function
-    that gets a fresh one; `issuer` as for `ClientCredentials`."""
+    """A workload that authenticates with a JWT of its platform. `assertion` is the JWT, or a
+    function that returns a fresh one; `issuer` is as for `ClientCredentials`."""
 
     def __init__(
         self,
@@ -112,8 +112,9 @@ class WorkloadIdentity(OAuth):
 
 
 class EnterpriseIdentity(OAuth):
-    """A user whom an enterprise's identity provider vouches for: its ID token is
-    exchanged, and that for a token. `issuer` as for `ClientCredentials`."""
+    """A user identified by an enterprise's identity provider. The provider's ID token is exchanged
+    for an assertion, and the assertion for an access token. `issuer` is as for
+    `ClientCredentials`."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ _MAX_DOCUMENT: Final = 1024 * 1024
 _PARAMETER: Final = re.compile(
     r"""(?<![A-Za-z_])([A-Za-z_]++)[ \t]*+=[ \t]*+(?:"((?:[^"\\]|\\.)*+)"|([^\s,"]++))"""
 )
-"""Each part is read once: a name begins nowhere within a name, and nothing is given back."""
+"""A parameter of a challenge. Matching never backtracks, so it takes linear time."""
 
 
 def challenge_parameters(challenge: str) -> dict[str, str]:

@@ -174,7 +174,7 @@ async def running(
 
 
 def _endpoint_path(zips: Path) -> str:
-    """Return the path of the usual endpoint of what was packed."""
+    """Return the path of the package's usual endpoint."""
     with zipfile.ZipFile(zips / "gateway.zip") as archive:
         http = json.loads(archive.read("gateway.json")).get("http") or {}
     return str(http.get("path", "/mcp"))

@@ -110,7 +110,8 @@ class Template:
         return [name for name, one in self.source["Resources"].items() if one["Type"] == kind]
 
     def routes(self) -> list[tuple[str, str]]:
-        """Method and path of each route of the API; `$default` and nothing for the default one."""
+        """Return the method and path of each route of the API: `$default` and "" for the default
+        route."""
         keys = [
             self.properties(name)["RouteKey"] for name in self.named("AWS::ApiGatewayV2::Route")
         ]

@@ -1,9 +1,7 @@
-"""A POST of several messages, which revision 2025-03-26 has: its requests are served one after
-another, as if each had come alone on the same connection.
-
-So every limit that counts requests or connections counts elements, too. The answers are kept until
-all are there, so their bytes are bounded; what has no room any more is not run.
-"""
+"""POSTs with several messages, a feature of revision 2025-03-26. Requests are served in order, as
+if each had arrived alone on the same connection, so limits on requests or connections count each
+element. Answers are kept until all are complete, so their total size is limited; requests beyond
+the limit are not run."""
 
 from __future__ import annotations
 
@@ -23,13 +21,13 @@ from roundgate.protocol.v2025 import wire_errors
 
 
 class Batches:
-    """Answers batches.
+    """A server of batches.
 
     Args:
-        calls: runs what is asked of tools, prompts and resources.
-        of_session: the result of a request about the session itself; `None` for all others.
-        take: takes what wants no result.
-        max_bytes: of the answers to one batch; the last of them may exceed it.
+        calls: runs requests for tools, prompts and resources.
+        of_session: returns the result of a request about the session itself; `None` for others.
+        take: takes notifications and responses.
+        max_bytes: the limit on the answers to one batch, in bytes; the last answer may exceed it.
     """
 
     def __init__(
@@ -85,7 +83,8 @@ class Batches:
         stream: SessionStream,
         exchange: Exchange,
     ) -> bytes | None:
-        """The response to one element, if it wants one. The log has a line for each request."""
+        """Return the response to one element, or `None` if it needs none. Each request gets a log
+        line."""
         if not isinstance(message, Request):
             return await self._answer(message, caller, stream, Element())
         element, started = Element(message.method, name_of(message)), time.perf_counter()
@@ -129,7 +128,8 @@ class Batches:
 
 
 def _without_room(message: messages.Message | InvalidRequest) -> bytes | None:
-    """The response to a request that is not run; other messages are not taken either."""
+    """Return the error for a request that is not run because the answers are too large; `None` for
+    other messages."""
     if not isinstance(message, Request):
         return None
     error = Unavailable(

@@ -108,16 +108,16 @@ class SessionCalls:
     def respond(
         self, request: Request, caller: Caller, stream: SessionStream, correlation: Correlation
     ) -> Awaitable[Responded]:
-        """The response to a request that has just come.
+        """Return the response to a new request.
 
         Args:
-            request: what is asked.
-            caller: who asks.
-            stream: of the request.
-            correlation: what the log knows its call by; completed here.
+            request: the request.
+            caller: the caller.
+            stream: the stream of the request.
+            correlation: the ids of the call, for the log; completed here.
 
         Raises:
-            GatewayError: anything that is answered as an error.
+            GatewayError: the request is answered with an error.
             AuthError: the caller may not do this.
         """
         if self._continue_tool.is_called(request, stream):
@@ -146,14 +146,14 @@ class SessionCalls:
         stream: SessionStream,
         correlation: Correlation,
     ) -> Awaitable[Responded]:
-        """Go on with a call whose stream broke. Raises as `respond`.
+        """Resume a call whose stream broke. Raises the errors of `respond`.
 
         Args:
             call: as `OpenCalls.reopened` returned it.
-            told: how many of its questions have reached the client.
-            caller: who resumes it.
-            stream: where the rest of it is written.
-            correlation: what the log knows it by; completed here.
+            told: how many of the call's questions have reached the client.
+            caller: the caller that resumes the call.
+            stream: receives the rest of the call.
+            correlation: the ids of the call, for the log; completed here.
         """
         return self._respond(call, caller, stream, told, correlation)
 
@@ -285,7 +285,7 @@ class SessionCalls:
         ids = going.correlation
 
         async def page_done(key: str) -> None:
-            page = call.pages.pop(key, None)  # told once, however often the handler is replayed
+            page = call.pages.pop(key, None)  # sent once, however often the handler is replayed
             if page is not None and going.notify is not None:
                 await going.notify(notifications.ELICITATION_COMPLETE, {"elicitationId": page})
 
@@ -325,7 +325,7 @@ class SessionCalls:
 
 
 def name_of(request: Request) -> str | None:
-    """Return the tool, prompt or URI that a request names, if it does."""
+    """Return the tool, prompt or URI that a request names, if any."""
     named = request.params.get("name", request.params.get("uri"))
     return named if isinstance(named, str) else None
 

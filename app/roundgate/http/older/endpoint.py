@@ -64,21 +64,21 @@ _VERSIONS: Final = frozenset(version.encode() for version in VERSIONS)
 
 
 class OlderEndpoint:
-    """Answers requests of sessions.
+    """The endpoint for requests of sessions.
 
     Args:
-        methods: those of each revision, by its version.
-        calls: runs what is asked of tools, prompts and resources.
-        sealer: makes and opens ids of sessions.
-        sessions: what sessions have changed.
-        changes: of lists and resources, at all replicas.
-        describe: who the server is now.
-        clock: of the process.
-        streams: whether the platform can hold a stream open.
+        methods: the methods of each revision, by version.
+        calls: runs requests for tools, prompts and resources.
+        sealer: makes and opens session ids.
+        sessions: the changes that sessions have made.
+        changes: changes of lists and resources, at all replicas.
+        describe: returns the server's current description.
+        clock: the clock of the process.
+        streams: whether the platform can keep a stream open.
         keep_alive_s: seconds between comments on a stream on which nothing happens.
         answer_timeout_s: seconds that a client has for an answer.
-        max_batch_answer_bytes: of the answers to one batch.
-        view: which view is asked; that of everything has no name.
+        max_batch_answer_bytes: the limit on the answers to one batch, in bytes.
+        view: the name of the view; empty for the endpoint of all tools.
     """
 
     def __init__(

@@ -38,11 +38,11 @@ class OpenCall:
     until_ms: int
     """Until when somebody waits for the answers, in milliseconds since the epoch."""
     pages: dict[str, str] = field(default_factory=dict)
-    """The `elicitationId` of each page that the client was sent to and is not done with, by the
-    key of its question."""
+    """The `elicitationId` of each page that the client's user has not finished, by the key of its
+    question."""
 
     def asking(self, requests: Mapping[str, Any], state: str, round_: str, until_ms: int) -> Self:
-        """Return the call after a round that asks."""
+        """Return the call after a round that asks questions."""
         pages = {
             key: f"{round_}.{number}"
             for number, (key, request) in enumerate(requests.items())

@@ -34,8 +34,8 @@ _FIELD: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
 def request_params(
     revision: Revision, method: str, params: Mapping[str, Any], page: str | None
 ) -> dict[str, Any]:
-    """Return the params of a question in the shape of a revision; `page` is the
-    `elicitationId` where it is a page to open."""
+    """Return the params of a question in the shape of a revision. `page` is the `elicitationId` of
+    a page to open."""
     match method:
         case "elicitation/create" if params.get("mode") == "url":
             return {**params, "elicitationId": page}

@@ -1,11 +1,10 @@
-"""How an operator's search goes through the table: which parts it reads one after
-the other, and where it is.
+"""An operator's search of the table: the parts that it reads in turn, and its cursor.
 
     working, input_required     each shard of the index `due`, or of one owner the index `owned`
     failed, cancelled           each shard of the index `ended`; ended by a failed step counts as failed
-    completed                   the table itself, root item by root item: most of them are
+    completed                   the table itself, root item by root item
 
-A cursor is the number of the part and the keys of the last row in it that was looked at.
+A cursor is the number of the part and the keys of its last row that was read.
 """
 
 from __future__ import annotations

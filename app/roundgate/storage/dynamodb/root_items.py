@@ -1,5 +1,5 @@
-"""The root item of a task in DynamoDB, as values: what writes ask of it and make of it,
-what is read from it. No I/O.
+"""The root item of a task in DynamoDB, as values: conditions and updates for writes, records from
+reads. No I/O.
 
 Besides the fields of `TaskRecord` it has
 
@@ -15,11 +15,11 @@ Besides the fields of `TaskRecord` it has
     tail        its latest entries, until they become a chunk
     noted       the number of the lease's last write of entries: app/roundgate/storage/noted.py
 
-Fields of `TaskRecord` that are usually 0 or false are left out then: `suspect`,
-`alone`, `deaths`, `declined_ms`, `resends`, `cleans_up`, and so is `unsent` of
-`OpenTask`, and so is a `journal_version` of 1; `failed_steps`, `retried_as` and `call_id` are left
-out where there is nothing to say. A terminal task that is to be cleaned up keeps its shard, and what a worker
-needs; one that a failed step ended keeps the latter.
+Fields of `TaskRecord` that are usually 0 or false are omitted if so: `suspect`, `alone`, `deaths`,
+`declined_ms`, `resends`, `cleans_up`, and so is `unsent` of `OpenTask`, and so is a
+`journal_version` of 1; `failed_steps`, `retried_as` and `call_id` are omitted if empty. A terminal
+task that needs a cleanup keeps its shard and the data that a worker needs; a task that a failed
+step ended keeps only the latter.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _OUT_OF_THE_INDEX: Final[Mapping[str, Any]] = MappingProxyType(
     {"shard": None, "due_ms": None, "owner": None, "unsent": None}
 )
 LOOKED_FOR: Final = TERMINAL - {Status.COMPLETED}
-"""What the index `ended` has, as an operator sees it."""
+"""The statuses in the index `ended`, as an operator sees them."""
 _WAS_IN: Final = Expression("#shard")
 _NO_WORK: Final = MappingProxyType(
     dict.fromkeys(("call", "state", "answers", "answered", "settled", "chunks", "tail", "noted"))
@@ -290,7 +290,7 @@ def woken(now_ms: int, due_ms: int) -> dict[str, Any]:
 
 
 def working(now_ms: int, due_ms: int) -> dict[str, Any]:
-    """A worker is to go on."""
+    """Return the update that makes a task `working`."""
     status = target(Event.ANSWER_ALL).value
     return {**seen(now_ms), "status": status, "due_ms": due_ms, "wake_ms": 0}
 
@@ -305,7 +305,7 @@ def over(
 def over_with_work(
     status: Status, message: str | None, now_ms: int, failed_steps: Sequence[str]
 ) -> dict[str, Any]:
-    """A terminal state that failed steps brought about: another task may go on with its work."""
+    """Return the update that ends a task because of failed steps and keeps the data for a retry."""
     over = {**NOT_LEASED, **_OUT_OF_THE_INDEX, "cleans_up": None}
     ended = _ended(status, message, now_ms, Ending.STEP_FAILED)
     return {**ended, **over, "failed_steps": list(failed_steps)}
@@ -586,8 +586,8 @@ def record_of(root: Row, rows: Mapping[str, Row] | None) -> TaskRecord:
 
 
 def work_of(root: Row, rows: Mapping[str, Row]) -> Work | None:
-    """What a worker needs, out of a root item and the rows that it names; `None` if it
-    keeps none of that."""
+    """Return the data that a worker needs from a root item and its rows; `None` if the item no
+    longer holds it."""
     if "call" not in root:
         return None
     return Work(

@@ -108,7 +108,7 @@ that are due first of all."""
 
 _READ_TRIES: Final = 5
 _TOLD: Final = "S#told"
-"""The key of the row that has what a sweeper said of its clock last."""
+"""The key of the row that holds the latest report of a sweeper's clock."""
 _DAY_S: Final = 86_400
 
 
@@ -387,7 +387,7 @@ class DynamoDbTasks:
         unsent = 1 if is_for_a_sweep(wake_ms, due_ms) else None
         times = {**NOT_LEASED, "wake_ms": wake_ms, "due_ms": due_ms, "unsent": unsent}
         told = {"attempts": attempts, "declined_ms": declined_ms or None}
-        # after a fault the next turn may still ask what was asked before
+        # after a fault, the next turn may still ask the previous questions
         sets = {**times, **told, **({} if keeps_blame else {**NO_BLAME, "requests": {}})}
         await self._write(lease, added, now_ms, lambda draft: sets)
 
@@ -467,7 +467,7 @@ class DynamoDbTasks:
         fence: int | None = None,
         journal: Sequence[bytes] | None = None,
     ) -> Claimed | None:
-        """See `TaskStore`. A journal that is not written after all is left to `ttl`."""
+        """See `TaskStore`. If the write fails, `ttl` removes the new rows of the journal."""
         sets = claimed_to_clean_up(until_ms, due_ms)
         if journal is not None:
             draft = self._table.draft(pk_of(ref), ttl_of(now_ms))
@@ -568,7 +568,7 @@ class DynamoDbTasks:
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
         """See `TaskStore`."""
-        # Nobody has ever had it, or had it until now, or for longer than can be, or it is ours.
+        # Never taken, expired, taken for longer than allowed, or already ours.
         is_free = (
             "(attribute_not_exists(#pk) OR #until_ms <= :now OR #until_ms > :latest"
             " OR #sweeper = :sweeper)"
@@ -639,8 +639,8 @@ class DynamoDbTasks:
         return [task for task in await self._index(None, limit) if task.status in OPEN]
 
     async def _index(self, until_ms: int | None, limit: int) -> list[OpenTask]:
-        # Exact where few are asked for. Of many, each part of the index gives twice its share: so
-        # fewer than the limit are all that there are, unless the parts are very uneven.
+        # Exact for small limits. For large ones each part of the index returns twice its share, so
+        # a result below the limit is complete unless the parts are very uneven.
         share = limit if limit <= EXACTLY else -(-2 * limit // self.shards)
         shards = (self._table.index(str(shard), until_ms, share) for shard in range(self.shards))
         rows = [row for rows in await asyncio.gather(*shards) for row in rows]
@@ -664,14 +664,14 @@ class DynamoDbTasks:
             rows = await self._table.named(pk, refs)
             if all(name in rows for kept in refs for name in names_of(kept)):
                 return work_of(root, rows)
-            # a worker went on meanwhile, and its older rows are gone
+            # a worker has moved on, and the older rows are gone
         raise Unavailable("The task changes faster than it can be read")
 
     async def note_retry(self, ref: TaskRef, as_id: str) -> bool:
         """See `TaskStore`."""
-        # A failed step ended it, ...
+        # A failed step ended the task, ...
         has_failed = "#ending = :failed"
-        # ... and no other task goes on with its work.
+        # ... and no other task continues its work.
         is_first = "attribute_not_exists(#retried_as)"
         values = values_of(0, failed=Ending.STEP_FAILED.value)
         change = Change({"retried_as": as_id}, [has_failed, is_first], values)

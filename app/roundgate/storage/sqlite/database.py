@@ -1,12 +1,12 @@
 """SQLite as the store: the embedded default, and the reference for every other.
 
 WAL, so that several processes on one file read while one writes. Every write is a function that
-runs in a transaction and has its condition in it (`storage.sqlite.writing`). Calls hop to threads
-here; one at a time uses a connection.
+runs in a transaction and checks its own condition (`storage.sqlite.writing`). Calls run in threads;
+each connection serves one call at a time.
 
-A file that is deleted, or replaced by another of its name, stays open here: what is written to it
-is seen by no other process, and gone with this one. So each call compares the files under the name
-with those that were opened, and raises `Unavailable` where they are others.
+A file that is deleted or replaced stays open in this process: other processes do not see its
+writes, and they are lost when this process ends. So each call compares the files at the path with
+those that were opened, and raises `Unavailable` if they differ.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ BUSY_S: Final = 10
 MAX_CONNECTIONS: Final = 8
 _SWEEP_EVERY_MS: Final = 60_000
 _CLOCKS_AHEAD_MS: Final = 2 * 86_400_000
-"""For how much longer than needed a claimed round is remembered: a process whose clock is ahead must
-not let another run it again."""
+"""How much longer than needed a claimed round is remembered, in milliseconds, so that a process
+whose clock is ahead does not let another run it again."""
 _WAL_ATTEMPTS: Final = 200
 
 MIGRATIONS: Final = (
@@ -172,10 +172,10 @@ _writing: Final[dict[Path, threading.Lock]] = {}
 """Who writes to a file in this process just now."""
 
 _BESIDE: Final = ("-wal", "-shm")
-"""What SQLite adds to the name of a file for the files that it has open with it."""
+"""The suffixes of the files that SQLite keeps beside an open file."""
 
 FileId: TypeAlias = tuple[int, int]
-"""Device and inode."""
+"""A file's identity: device and inode."""
 
 
 class Database:
@@ -188,7 +188,7 @@ class Database:
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
         self.id: str | None = None
-        """Drawn when the file was made; `None` until it is opened."""
+        """The id drawn when the file was created; `None` until it is opened."""
         self._path = path
         self._durable = durable
         self._idle: list[sqlite3.Connection] = []
@@ -196,9 +196,9 @@ class Database:
         self._threads: list[ThreadPoolExecutor] = []
         self._writer: Writer | None = None
         self._places: Sequence[Path] = ()
-        """Where the file is, and what SQLite keeps beside it: of a link beside what it leads to."""
+        """The paths of the file and its companions. Companions of a link are beside its target."""
         self._opened: list[FileId | None] = []
-        """The files that were opened first; empty while none is."""
+        """The files that were opened first; empty before."""
         self._is_lost = False
         # where no lifespan ends, as on AWS Lambda, nobody calls `aclose`
         weakref.finalize(self, _close, self._idle, self._threads)
@@ -243,7 +243,7 @@ class Database:
             with self._writing:
                 db.execute(f"pragma synchronous = {'full' if durable else 'normal'}")
                 work(db)
-            self._check_files()  # what was written may have gone with the file
+            self._check_files()  # the write may have gone to a file that is gone
 
         self._borrow(alone)
 
@@ -307,7 +307,7 @@ class Database:
             self._idle.append(db)
 
     def _connect(self) -> sqlite3.Connection:
-        if not self._opened:  # one that was taken away since is not made again
+        if not self._opened:  # a file that disappeared later is not created again
             self._make_file()
         # autocommit: every statement is its own transaction; any thread may use the
         # connection after another
@@ -323,7 +323,7 @@ class Database:
             db.execute("pragma foreign_keys = on")
             is_new = _migrate(db, self._path)
             self._note_opened(db, is_new=is_new)
-            self._check_files()  # what was opened just now may be another file
+            self._check_files()  # the file may have been replaced since the check above
         except BaseException:
             db.close()
             raise
@@ -332,9 +332,9 @@ class Database:
     def _make_file(self) -> None:
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(FileExistsError):
-            # Journals and answers are in it: readable by its owner alone, as are the files that
-            # SQLite puts beside it. Only a file that is not there yet: to close one that others
-            # here have open drops their locks (POSIX).
+            # The file holds journals and answers, so only its owner may read it; SQLite gives its
+            # companions the same mode. Only a new file is created here: closing a file that other
+            # threads have open would drop their locks (POSIX).
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
 
     def _note_opened(self, db: sqlite3.Connection, *, is_new: bool) -> None:
@@ -441,7 +441,7 @@ def _use_wal(db: sqlite3.Connection) -> None:
 
 
 def _file_id(path: Path) -> FileId | None:
-    """Return what tells a file from another of its name; `None` if there is none."""
+    """Return the identity of a file; `None` if there is no file."""
     try:
         found = path.stat()
     except OSError:
@@ -450,11 +450,11 @@ def _file_id(path: Path) -> FileId | None:
 
 
 def _migrate(db: sqlite3.Connection, path: Path) -> bool:
-    """Bring the file to this version, whoever else is doing so at the same time; return whether
-    it was empty.
+    """Upgrade the file's schema to this version, even if other processes do so at the same time.
+    Return whether the file was empty.
 
     Raises:
-        sqlite3.OperationalError: a later version of the gateway wrote it.
+        sqlite3.OperationalError: a later version of the gateway wrote the file.
     """
     if _version(db) == len(MIGRATIONS):
         return False

@@ -54,11 +54,11 @@ _HEAD: Final = (
 )
 _COLUMNS: Final = tuple(_HEAD.replace(" ", "").split(","))
 _ENDED: Final = frozenset({Status.FAILED, Status.CANCELLED})
-"""What the index `tasks_ended` has, as an operator sees it."""
+"""The statuses in the index `tasks_ended`, as an operator sees them."""
 _OF_ENDED: Final = "ending in ('step_failed', 'error', 'cancelled')"
-"""The condition of that index, word for word."""
+"""The condition of the index `tasks_ended`, which queries must repeat word for word."""
 _SHOWN: Final = "case ending when 'step_failed' then 'failed' else status end"
-"""`shown_status` of a row."""
+"""The SQL expression for `shown_status`."""
 _NO_FIELDS: Final = frozenset(
     {"n", "owner", "id", "status", "noted", "unsent", "ending", "failed_steps"}
 )
@@ -279,7 +279,7 @@ class SqliteTasks:
         }
         told = {"attempts": attempts, "declined_ms": declined_ms}
         blame = {} if keeps_blame else _CLEARED
-        # after a fault the next turn may still ask what was asked before
+        # after a fault, the next turn may still ask the previous questions
         forget = None if keeps_blame else _forget_requests
         await self._under_lease(lease, added, {**changes, **told, **blame}, now_ms, forget)
 
@@ -640,7 +640,7 @@ class SqliteTasks:
 
 
 def _among(what: str, values: Sequence[str]) -> list[str]:
-    """Return the condition that an expression is one of so many values, if there are any."""
+    """Return the condition that an expression is one of `values`; empty without values."""
     return [f"{what} in ({', '.join('?' * len(values))})"] if values else []
 
 
