@@ -79,6 +79,7 @@ class _Command:
         except BaseException:
             if process.returncode is None:
                 process.kill()
+                await process.wait()
             raise
         if process.returncode:
             raise UsageError(

@@ -17,10 +17,10 @@ from __future__ import annotations
 import asyncio
 import math
 from asyncio import CancelledError
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Final
+from typing import Final
 
 from roundgate.clock import Timer
 from roundgate.errors import Suspend
@@ -88,12 +88,12 @@ class TimeLimit:
         left_s = (self.until_ms - self._run.clock.now_ms()) / 1000
         if self._told.key in self._run.journal.steps:
             self._is_noted = True
-            self._begin_passing(self._pass_again())
+            self._begin_passing(self._pass_again)
         elif left_s > 0:
             self._timer = self._run.clock.call_later(left_s, self.fire)
         else:
             self._hurry = asyncio.get_running_loop().create_future()
-            self._begin_passing(self._pass_first())
+            self._begin_passing(self._pass_first)
         return self
 
     @engine_call
@@ -136,22 +136,22 @@ class TimeLimit:
         if self._hurry is not None:
             wake(self._hurry)
         elif self.is_pending and self._passing is None and self._run.stopped is None:
-            self._begin_passing(self._pass_first())
+            self._begin_passing(self._pass_first)
 
     @property
     def _told(self) -> Told:
         """Return the entry that records that the limit passed."""
         return Told.of("" if self._begun is None else self._begun.key)
 
-    def _begin_passing(self, passing: Coroutine[Any, Any, None]) -> None:
+    def _begin_passing(self, passing: Callable[[], Awaitable[None]]) -> None:
         with inside(None):
             self._passing = asyncio.ensure_future(self._end_block(passing))
 
-    async def _end_block(self, passing: Coroutine[Any, Any, None]) -> None:
+    async def _end_block(self, passing: Callable[[], Awaitable[None]]) -> None:
         """End the block once the limit has passed, or the attempt to record it has failed."""
         try:
             with self._run.quiescence.moving():
-                await passing
+                await passing()
         except CancelledError:
             return  # the block was left
         except (Suspend, Exception) as error:
