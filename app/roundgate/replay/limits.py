@@ -35,6 +35,9 @@ from roundgate.replay.waiting import begin_limit
 LATE_S: Final = 1.0
 """How long a limit that was over before its block began leaves to code that does not ask
 the engine for anything."""
+LEAVE_S: Final = 10.0
+"""How long a branch waits to be cancelled by a limit that has passed. After that its run gives its
+turn back, and the next run decides."""
 
 
 class TimeLimit:
@@ -59,13 +62,15 @@ class TimeLimit:
         """Whether it is recorded, or about to be, that the limit passed."""
         self.has_fired = False
         """Whether it has ended its block, or is about to."""
-        self._left = asyncio.Event()
+        self._is_left = False
+        self._settled = asyncio.Event()
+        """Set once the block has ended, or its run has ended instead."""
         self.until_ms = 0
 
     @property
     def is_left(self) -> bool:
         """Whether the block has ended."""
-        return self._left.is_set()
+        return self._is_left
 
     @property
     def is_pending(self) -> bool:
@@ -73,8 +78,12 @@ class TimeLimit:
         return not self.has_fired and not self.is_left
 
     async def wait_until_left(self) -> None:
-        """Return once the block has ended."""
-        await self._left.wait()
+        """Return once the block has ended, its run has ended instead, or `LEAVE_S` have passed."""
+        giving_up = asyncio.get_running_loop().call_later(LEAVE_S, self._settled.set)
+        try:
+            await self._settled.wait()
+        finally:
+            giving_up.cancel()
 
     async def __aenter__(self) -> TimeLimit:
         self._branch, self._begun = await begin_limit(self._run, self._name, self._seconds)
@@ -153,11 +162,14 @@ class TimeLimit:
             with self._run.quiescence.moving():
                 await passing()
         except CancelledError:
+            self._settled.set()
             return  # the block was left
         except (Suspend, Exception) as error:
             self._error = error
         is_over = self._run.stopped is not None and self._error is None
-        if self._task is not None and not self._is_ending and not is_over:
+        if is_over:
+            self._settled.set()
+        elif self._task is not None and not self._is_ending:
             self.has_fired = True
             self._task.cancel()
 
@@ -190,7 +202,8 @@ class TimeLimit:
             raise
 
     def _leave(self) -> None:
-        self._left.set()
+        self._is_left = True
+        self._settled.set()
         if self._timer is not None:
             self._timer.cancel()
         if self._passing is not None:

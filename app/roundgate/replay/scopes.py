@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from roundgate.errors import Suspend
 from roundgate.replay.branches import Branch
 
 if TYPE_CHECKING:
@@ -47,13 +48,18 @@ async def within_scopes(run: Run, branch: Branch) -> None:
     cancelled by the one that is over.
 
     Raises:
+        Suspend: the run has ended meanwhile.
         TimeoutError: one is over, and the branch is a thread, which cannot be cancelled.
     """
     while over := fire_scopes(run, branch):
         if branch.is_thread:  # which nobody can cancel
             raise TimeoutError("the time limit around it is over")
+        if run.stopped is not None:
+            raise Suspend
         with run.quiescence.moving():
             await over[0].wait_until_left()
+        if not over[0].is_left:
+            raise Suspend
 
 
 def fire_scopes(run: Run, branch: Branch) -> list[Scope]:
