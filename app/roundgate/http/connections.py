@@ -270,7 +270,7 @@ class BoundedConnection(asyncio.Protocol):
         if _UPGRADE.search(data, 0, end):
             data = _UPGRADE.sub(b"", data[:end]) + data[end:]
         if self._request is None:
-            self._enter(Stage.RECEIVING)
+            self._enter(Stage.ANSWERING)
             self._feed(data)
         else:
             self._held += data
@@ -315,10 +315,18 @@ class BoundedConnection(asyncio.Protocol):
         if request.is_received:
             self.request_arrived()
             return
-        self._enter(Stage.RECEIVING, self._bounds.body_s)
+        self._enter(Stage.ANSWERING, self._bounds.body_s)
+        self._loop.call_soon(
+            self._note_waiting, request
+        )  # nearly always the body came with the head
         begun, self._head = self._head, None
         if begun:
             self._feed(begun)  # a pipelined body that arrived before its request began
+
+    def _note_waiting(self, request: Request) -> None:
+        """Note that the body of a request has not come with its head."""
+        if self._request is request and not request.is_received:
+            self._enter(Stage.RECEIVING, self._bounds.body_s)
 
     def body_received(self) -> None:
         """Note that the app has received a part of the body."""
