@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from roundgate.reload import CONFIRM_S
 from tests.cli.test_reload import connected, logged, names, save, until
 from tests.support.asgi import Client
 from tests.support.server import Server, running
@@ -139,13 +140,13 @@ WAYS: list[Callable[[Path, str, str], Iterator[None]]] = [
 
 @asynccontextmanager
 async def written_to(file: Path) -> AsyncIterator[None]:
-    """Within the block something goes on writing the file, so that no change of it is confirmed
-    however slow this machine is."""
+    """Touch the file so often within the block that no change of it is confirmed, and so seldom
+    that it settles (`SETTLE_S`) between two touches."""
 
     async def touching() -> None:
         while True:
             os.utime(file)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(CONFIRM_S / 4)
 
     task = asyncio.create_task(touching())
     try:
