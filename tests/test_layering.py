@@ -13,8 +13,7 @@ import pytest
 APP = Path(__file__).parent.parent / "app/roundgate"
 
 LAYERS = [
-    {"values", "lazy"},
-    {"carrier"},
+    {"lazy"},
     {"errors", "clock", "files", "garbage", "addresses"},
     {"json", "aws", "tls", "spellings", "yaml_budget"},
     {"protocol"},

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import cache, partial
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
@@ -27,7 +27,6 @@ from anyio import CapacityLimiter, move_on_after, to_thread
 
 from roundgate.clock import Deadline
 from roundgate.errors import ConfigError, Problem, Unavailable
-from roundgate.values import dataclass
 
 MakeClient: TypeAlias = Callable[[], Any]
 """Makes boto3's client; raises ConfigError if something that it needs is not set. Called once, when

@@ -12,11 +12,10 @@ import random
 import time
 from binascii import b2a_base64
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from os import urandom
 from typing import Final, Protocol
-
-from roundgate.carrier import carrier
 
 _URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
 
@@ -74,7 +73,7 @@ class Clock:
         return Deadline(self, None if in_ms is None else self.monotonic_ms() + in_ms)
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Deadline:
     """The moment by which a call has to have its answer. `at_ms` is on the
     clock's monotonic scale."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -22,7 +22,6 @@ from roundgate.backends import (
     ToolOverride,
 )
 from roundgate.config import GatewayConfig
-from roundgate.values import dataclass
 
 _APPROVE: Final = ("never", "destructive", "always")
 """The values of a back end's `approve`, weakest first."""

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
-
-from roundgate.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

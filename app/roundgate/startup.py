@@ -8,6 +8,7 @@ AWS Lambda, needs no more.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from roundgate import aws, config, logs, metrics, tracing
@@ -17,7 +18,6 @@ from roundgate.config import ConfigFile, GatewayConfig, Settings, settings
 from roundgate.errors import ConfigError, Problem
 from roundgate.methods import Changes, Hub
 from roundgate.storage import OnceStore, SessionStore, TaskQueue, TaskStore
-from roundgate.values import dataclass
 
 if TYPE_CHECKING:  # who works on tasks is imported where there are tools with tasks
     from roundgate.tasks import ClockTrust, Pool, Sweep, Worker

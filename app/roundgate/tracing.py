@@ -15,10 +15,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
-
-from roundgate.carrier import carrier
-from roundgate.values import dataclass
 
 TRACE: Final[ContextVar[str | None]] = ContextVar("roundgate_trace", default=None)
 """The `traceparent` of what is being done, for the lines of the log; `None` where nobody traces."""
@@ -51,7 +49,7 @@ class Tracing(Protocol):
         """A span around one turn of a worker at a task, linked to where its call began."""
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class PassedOn:
     """No span: the context is what the client sent."""
 

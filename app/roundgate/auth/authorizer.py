@@ -8,12 +8,12 @@ request: nothing that a client sends can be mistaken for them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from roundgate.auth.principal import Principal, is_name, moment_of, scopes_of
 from roundgate.config import AuthorizerConfig
 from roundgate.errors import InsufficientScope, Unauthenticated
-from roundgate.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

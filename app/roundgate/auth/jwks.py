@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from jwt import PyJWK
@@ -18,7 +18,6 @@ from roundgate import json
 from roundgate.clock import Clock
 from roundgate.errors import KeysUnavailable
 from roundgate.tls import trust_store
-from roundgate.values import dataclass
 
 log = logging.getLogger("roundgate.auth")
 

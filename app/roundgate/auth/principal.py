@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
-
-from roundgate.values import dataclass
 
 MAX_NAME: Final = 1_024
 """Characters of a subject or client: they are part of keys and rows."""

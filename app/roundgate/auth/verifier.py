@@ -8,6 +8,7 @@ token, issuer, audience and expiry checked. What is wrong is told in OAuth's wor
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 import jwt
@@ -22,7 +23,6 @@ from roundgate.auth.jwks import KeySet
 from roundgate.auth.principal import Principal, is_name, moment_of, scopes_of
 from roundgate.config import JwtAuthConfig
 from roundgate.errors import InsufficientScope, KeysUnavailable, Unauthenticated, Unavailable
-from roundgate.values import dataclass
 
 _TYPES: Final = ("at+jwt", "application/at+jwt", "jwt", None)
 """RFC 9068 section 4, and what servers from before it write. An issuer signs other things with the

@@ -8,7 +8,7 @@ served verbatim, and the function that serves it; names are still without prefix
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias
@@ -18,12 +18,10 @@ from roundgate.auth import Principal
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.secret_reading import Secrets
 from roundgate.backends.task_source import TaskSource
-from roundgate.carrier import carrier
 from roundgate.config import Origin, TaskMode, WithoutTasks
 from roundgate.errors import Problem
 from roundgate.protocol import Completion, PromptMessage, ResourceContents, TaskView, ToolResult
 from roundgate.replay import Context
-from roundgate.values import dataclass
 
 Returned: TypeAlias = ToolResult | TaskView
 """A tool's result, or, where `task_source.may_hand_over`, a task of its service that
@@ -68,7 +66,7 @@ class ToolAbout:
     extensions: Mapping[str, Any] = field(default_factory=dict)
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Tool:
     """`definition` is the schema's `Tool`; its `inputSchema` is what arguments are checked
     against before `call`."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from roundgate import json
@@ -30,7 +30,6 @@ from roundgate.errors import ToolError, Unavailable
 from roundgate.protocol import ABSENT, TextContent, ToolResult
 from roundgate.replay import Context, TextPart, run_of
 from roundgate.storage import SessionStore
-from roundgate.values import dataclass
 
 READ_MORE: Final = "read_more"
 CHUNK: Final = 50_000

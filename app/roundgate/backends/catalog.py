@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar, cast
 
@@ -43,7 +43,6 @@ from roundgate.protocol import (
     UriTemplate,
 )
 from roundgate.replay import Context
-from roundgate.values import dataclass
 
 log = logging.getLogger("roundgate.backends")
 

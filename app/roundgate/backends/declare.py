@@ -8,13 +8,12 @@ they record when it loads a module named in gateway.yaml; there is no registry.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeAlias, TypeVar, overload
 
 from roundgate.backends.decorator_arguments import Fault, faults_of, place_of_caller
 from roundgate.config import TaskMode
 from roundgate.protocol import Annotations, Completion, Icon
-from roundgate.values import dataclass
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, get_args
 
 from roundgate.config import TaskMode
 from roundgate.protocol import Annotations, Icon
-from roundgate.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

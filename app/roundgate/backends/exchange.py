@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, NoReturn, Protocol, TypeAlias
 
@@ -22,7 +23,6 @@ from roundgate.backends.input_requests import check_request
 from roundgate.backends.json_pointer import point
 from roundgate.errors import BackendError, CleanedUp, JobLeft, NotCancelled, NotNow
 from roundgate.replay import NAME, Cleanup, Context, Raw, Run, run_of
-from roundgate.values import dataclass
 
 Kept: TypeAlias = Mapping[str, Any]
 """An answer, as JSON: what a step returns."""

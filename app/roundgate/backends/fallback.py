@@ -11,13 +11,13 @@ Both are off unless they are set, for all tools (`fallback`) or for one (`overri
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
 from roundgate.backends.catalog import Catalog
 from roundgate.config import FallbackConfig, Origin
 from roundgate.errors import ConfigError, Problem
-from roundgate.values import dataclass
 
 
 class OwnTool(StrEnum):

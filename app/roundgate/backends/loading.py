@@ -9,7 +9,7 @@ import os
 from collections.abc import Collection, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from roundgate.aio import Threads
@@ -23,7 +23,6 @@ from roundgate.backends.registry import kind_of
 from roundgate.backends.serving import Snapshot
 from roundgate.config import ConfigFile, Origin
 from roundgate.errors import ConfigError, Problem
-from roundgate.values import dataclass
 
 T = TypeVar("T")
 

@@ -9,6 +9,7 @@ configuration has a back end of that kind.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Union
@@ -19,7 +20,6 @@ from pydantic_core import PydanticKnownError, core_schema
 from roundgate.backends.config import BackendConfig
 from roundgate.config import Origin
 from roundgate.errors import Problem
-from roundgate.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 from pydantic import TypeAdapter
@@ -30,7 +31,6 @@ from roundgate.protocol import (
     TextResourceContents,
     ToolResult,
 )
-from roundgate.values import dataclass
 
 _BYTES: Final = (bytes, bytearray, memoryview)
 BLOCKS: Final = (TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource)

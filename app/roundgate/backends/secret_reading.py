@@ -15,7 +15,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +33,6 @@ from roundgate.errors import (
     UnresolvedReference,
 )
 from roundgate.files import Stamp, stamp
-from roundgate.values import dataclass
 
 REFRESH_MS: Final = 300_000
 """Age at which what is kept at AWS is read again."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json as standard_json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from roundgate import json
@@ -22,7 +22,6 @@ from roundgate.config import Origin
 from roundgate.errors import ConfigError, Problem, ToolError
 from roundgate.protocol import ABSENT, Schema, TextContent, ToolResult
 from roundgate.replay import Context
-from roundgate.values import dataclass
 
 _HINTS: Final = {
     "read_only": "readOnlyHint",

@@ -13,6 +13,7 @@ import inspect
 import json
 import types
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import (
     Annotated,
     Any,
@@ -36,7 +37,6 @@ from roundgate.backends.type_branching import branching_of
 from roundgate.json import fresh
 from roundgate.protocol import Branching
 from roundgate.replay import Context, SyncContext
-from roundgate.values import dataclass
 
 
 class WithoutTitles(GenerateJsonSchema):

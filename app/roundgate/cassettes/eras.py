@@ -10,7 +10,7 @@ belongs to its own revision.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from roundgate.cassettes.matching import Bindings, Difference, compare
@@ -19,7 +19,6 @@ from roundgate.cassettes.placeholders import Slot
 from roundgate.cassettes.verify import Outcome, filled
 from roundgate.client import Client, Question
 from roundgate.errors import ClientError, RpcError
-from roundgate.values import dataclass
 
 _COMPARED: Final = ("content", "structuredContent", "isError")
 

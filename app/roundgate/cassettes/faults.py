@@ -9,11 +9,10 @@ delay:2:0.5  half a second passes before interaction 2
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 from roundgate.errors import UsageError
-from roundgate.values import dataclass
 
 KINDS: Final = ("lost", "twice", "cut", "delay")
 _LONGEST_S: Final = 60.0

@@ -4,11 +4,11 @@ to, differences are told."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from roundgate.cassettes.paths import Path, any_matches, dotted
 from roundgate.cassettes.placeholders import Slot, parse
-from roundgate.values import dataclass
 
 _LONGEST: Final = 300
 _MISSING: Final = object()

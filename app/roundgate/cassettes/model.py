@@ -9,10 +9,8 @@ written with one more `$` before it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
-
-from roundgate.values import dataclass
 
 Json: TypeAlias = dict[str, Any]
 

@@ -4,10 +4,9 @@ one more `$` before it."""
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
-
-from roundgate.values import dataclass
 
 _MARK: Final = re.compile(r"(\$+)\{")
 _INSIDE: Final = re.compile(r"([A-Za-z][\w-]*)(?::([\w.-]+))?\}")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from roundgate.cassettes.course import without_envelope
@@ -24,7 +24,6 @@ from roundgate.cassettes.placeholders import Slot
 from roundgate.clock import Clock, iso
 from roundgate.errors import ParseError, UnboundPlaceholder
 from roundgate.json import decode, encode
-from roundgate.values import dataclass
 
 _INVALID: Final = -32602
 _NOT_FOUND: Final = -32601

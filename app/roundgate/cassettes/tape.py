@@ -9,13 +9,12 @@ others are kept to take them out elsewhere.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from roundgate.client import EventReader
 from roundgate.errors import BadAnswer, ParseError
 from roundgate.json import decode
-from roundgate.values import dataclass
 
 KEPT: Final = frozenset({"mcp-session-id", "last-event-id", "mcp-protocol-version"})
 KEPT_OF_RESPONSES: Final = frozenset({"mcp-session-id", "retry-after"})

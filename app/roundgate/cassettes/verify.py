@@ -14,7 +14,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
 
@@ -37,7 +37,6 @@ from roundgate.client import (
 )
 from roundgate.errors import ClientError, ParseError, UnboundPlaceholder, UsageError
 from roundgate.json import decode, encode
-from roundgate.values import dataclass
 
 _ACCEPT: Final = "application/json, text/event-stream"
 _MAX_MESSAGE: Final = 32 * 1024 * 1024

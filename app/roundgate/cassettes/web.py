@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit
 
-from roundgate.carrier import carrier
 from roundgate.cassettes.standin import Reply
 from roundgate.errors import RequestMalformed, UsageError
 
@@ -24,7 +24,7 @@ _HERE: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _REASONS: Final = {200: "OK", 202: "Accepted", 204: "No Content"}
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Asked:
     """One HTTP request."""
 

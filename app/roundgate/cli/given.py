@@ -14,11 +14,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from roundgate.errors import UsageError
-from roundgate.values import dataclass
 
 MAX_FILE_BYTES: Final = 32 * 1024 * 1024
 MAX_REFERENCES: Final = 32

@@ -11,13 +11,13 @@ import re
 import shlex
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from roundgate.client import Client, Prompt, Resource, Tool
 from roundgate.clock import Clock
 from roundgate.errors import ClientError
-from roundgate.values import dataclass
 
 _FRESH_MS: Final = 30_000
 """For how long lists are used again, whatever their caching hints say."""

@@ -13,7 +13,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final, TypeAlias
 
@@ -28,7 +28,6 @@ from roundgate.protocol import OPEN, TERMINAL, Status
 from roundgate.startup import Stores
 from roundgate.storage import Cancelled, Ending, TaskRecord, TaskRef, Wanted
 from roundgate.tasks import retry
-from roundgate.values import dataclass
 
 CANCELLED_BY_OPERATOR: Final = "The operator cancelled the task"
 PAGE: Final = 100

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from roundgate.carrier import carrier
 from roundgate.client.answers import AnswersLike
 from roundgate.client.connection import Connection
 from roundgate.client.link import Listener
@@ -17,7 +17,7 @@ from roundgate.errors import BadAnswer, Unanswered
 _LOG_LEVEL: Final = "io.modelcontextprotocol/logLevel"
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class CallOptions:
     """What a caller wants of one call."""
 

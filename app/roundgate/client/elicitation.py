@@ -11,6 +11,7 @@ recognised, and called non-standard: it is produced only when asked for with `di
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any, Final, Literal, TypeAlias
 
@@ -19,7 +20,6 @@ from roundgate.client.limits import Limits
 from roundgate.client.questions import Question, response_to
 from roundgate.client.types import Json
 from roundgate.errors import BadAnswer, TooManyRounds, Unanswered
-from roundgate.values import dataclass
 
 DEFAULT_MAX_ELICITATION_ROUNDS: Final = 5
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Final
 
-from roundgate.carrier import carrier
 from roundgate.errors import BadAnswer
 
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 _BOM: Final = b"\xef\xbb\xbf"
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class ServerEvent:
     """One event. `id` is the stream's last one at this event, `retry_ms` what a
     `retry` field before it said."""

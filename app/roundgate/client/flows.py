@@ -13,9 +13,9 @@ cassette with what it recorded.
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
-from roundgate.carrier import carrier
 from roundgate.client.limits import Limits
 from roundgate.client.questions import Question
 from roundgate.client.types import Json, ServerInfo, TaskState, is_modern
@@ -37,7 +37,7 @@ VERSIONS: Final = (LATEST, *LEGACY)
 """The revisions that this client speaks, newest first."""
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Send:
     """A request. `may_repeat` says that sending it twice does no harm; `version` overrides
     the session's revision."""
@@ -48,7 +48,7 @@ class Send:
     version: str | None = None
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Tell:
     """A notification; it has no result."""
 
@@ -56,7 +56,7 @@ class Tell:
     version: str
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Ask:
     """Questions to be answered; `request_state` is what continues the call once they are."""
 
@@ -64,14 +64,14 @@ class Ask:
     request_state: str | None
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Pause:
     """Wait this long."""
 
     ms: float
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Show:
     """The state of a task has been seen."""
 
@@ -83,7 +83,7 @@ T = TypeVar("T")
 Flow: TypeAlias = Generator[Effect, Any, T]
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Finished:
     """How a call ended: its result, the requests it took, and the task it became, if it did."""
 
@@ -92,7 +92,7 @@ class Finished:
     task: TaskState | None = None
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class InputRequired:
     """A result that asks for more."""
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from roundgate.carrier import carrier
 from roundgate.errors import BadAnswer
 
 END_OF_HEAD: Final = b"\r\n\r\n"
@@ -23,7 +23,7 @@ _LONGEST_TRAILERS: Final = 64 * 1024
 _BODILESS: Final = frozenset({204, 304})
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Head:
     """Status and headers. Names are in lower case, values of a name that repeats
     are joined by a comma."""

@@ -3,7 +3,7 @@ an error that names it."""
 
 from __future__ import annotations
 
-from roundgate.values import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)

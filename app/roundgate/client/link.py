@@ -13,10 +13,10 @@ import asyncio
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final, TypeVar
 
-from roundgate.carrier import carrier
 from roundgate.client import requests
 from roundgate.client.auth import Auth
 from roundgate.client.events import ServerEvent
@@ -45,7 +45,7 @@ _IDENTITY: Final = ("Accept-Encoding", "identity")
 _RETRIES: Final = 2
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Listener:
     """What a request wants to hear while it runs. `on_request` answers what an older
     server asks on its stream."""

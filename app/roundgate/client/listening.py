@@ -13,10 +13,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
-from roundgate.carrier import carrier
 from roundgate.client.cache import Cache
 from roundgate.client.flows import rpc_error
 from roundgate.client.link import Link
@@ -34,7 +34,7 @@ _MAX_WAITING: Final = 1_000
 _LOOK_S: Final = 1.0
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Change:
     """One notification. `was_interrupted` says that the stream broke before it, so
     something may have been missed."""

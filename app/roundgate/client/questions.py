@@ -15,10 +15,10 @@ checked against the schema of the question:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any, Final
 
-from roundgate.carrier import carrier
 from roundgate.client.types import Json
 from roundgate.errors import AnswerInvalid, BadAnswer
 from roundgate.protocol import page_host
@@ -60,7 +60,7 @@ DECLINE: Final = Action.DECLINE
 CANCEL: Final = Action.CANCEL
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Question:
     """One question. `target` is the tool, prompt or resource that asks, `round` counts from 1."""
 

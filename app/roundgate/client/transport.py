@@ -12,10 +12,10 @@ import asyncio
 import ssl
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
-from roundgate.carrier import carrier
 from roundgate.client.http1 import END_OF_HEAD, Body, Head, parse_head, request_head
 from roundgate.client.limits import Limits
 from roundgate.errors import BadAnswer, ClientError, ConnectionLost, Remedy, TimedOut
@@ -27,7 +27,7 @@ _MAX_INTERIM: Final = 16
 _LONGEST_LABEL: Final = 63
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Url:
     """Where a request goes. `origin` is what two URLs share that belong to one server."""
 
@@ -91,7 +91,7 @@ def _host(name: str) -> str:
     return host
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class HttpRequest:
     """One request; `body` is `None` for a GET or DELETE."""
 

@@ -7,10 +7,9 @@ Every value keeps the object it was read from as `raw`, so nothing that a server
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from roundgate.carrier import carrier
 from roundgate.errors import BadAnswer
 from roundgate.json import encode
 
@@ -85,7 +84,7 @@ def _shown(value: Any) -> str:
     )
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class ServerInfo:
     """The server at the other end, and how this client speaks with it."""
 
@@ -127,7 +126,7 @@ def is_modern(version: str) -> bool:
     return version >= "2026-07-28"
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Tool:
     """A tool as it is listed."""
 
@@ -179,7 +178,7 @@ def _mirrored_arguments(schema: Json) -> Sequence[ParamHeader]:
     return mirrored_arguments(schema)
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """A prompt as it is listed; `arguments` are objects with `name`, `description`, `required`."""
 
@@ -200,7 +199,7 @@ class Prompt:
         )
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Resource:
     """A resource or a template as it is listed; `uri` is the URI or the URI template."""
 
@@ -225,7 +224,7 @@ class Resource:
         )
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class CallResult:
     """What a tool answered. `rounds` says how many requests it took: 1 if nothing was asked."""
 
@@ -256,7 +255,7 @@ class CallResult:
         return self.structured if "structuredContent" in self.raw else self.text
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class PromptResult:
     """A prompt that was filled in."""
 
@@ -271,7 +270,7 @@ class PromptResult:
         return cls(objects(raw, "messages", "a prompt's result"), description, rounds, raw)
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class ReadResult:
     """What a resource holds: objects with `uri`, and `text` or `blob` (base64)."""
 
@@ -288,7 +287,7 @@ class ReadResult:
         return "\n".join(str(one["text"]) for one in self.contents if "text" in one)
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Completion:
     """What an argument may be."""
 
@@ -313,7 +312,7 @@ TASK_STATUSES: Final = frozenset({"working", "input_required", "completed", "fai
 _TERMINAL: Final = frozenset({"completed", "failed", "cancelled"})
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class TaskState:
     """What is known of a task. `requests` are its open questions by key,
     `result` and `error` its end."""
@@ -367,7 +366,7 @@ class TaskState:
         )
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How far a request is."""
 
@@ -376,7 +375,7 @@ class Progress:
     message: str | None
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Log:
     """A log message of a server, about one request."""
 

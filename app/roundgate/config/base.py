@@ -6,6 +6,7 @@ Knows no section of the file; `roundgate.config` and the back ends' own models b
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -14,7 +15,6 @@ from pydantic_core import core_schema
 
 from roundgate.config.yaml_file import Located, dotted
 from roundgate.errors import Problem
-from roundgate.values import dataclass
 
 
 class Model(BaseModel):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from roundgate.config.models import GatewayConfig
 from roundgate.config.problems import cross_checks, invalid, misplaced
 from roundgate.config.references import fill_in
 from roundgate.errors import ConfigError, Problem
-from roundgate.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ again when it has changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -20,7 +20,6 @@ from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import PydanticCustomError, core_schema
 
 from roundgate.errors import Problem
-from roundgate.values import dataclass
 
 Kept: TypeAlias = Literal["secret", "ssm", "file"]
 """AWS Secrets Manager, AWS Systems Manager Parameter Store, the file system."""

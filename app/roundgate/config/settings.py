@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, TypeAlias, cast
 from urllib.parse import urlsplit
 
 from roundgate.errors import ConfigError, Problem
-from roundgate.values import dataclass
 
 ListenMode: TypeAlias = Literal["auto", "on", "off"]
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeAlias
 
 from roundgate import yaml_budget
 from roundgate.errors import ConfigError, ParseError, Problem, YamlTooCostly
-from roundgate.values import dataclass
 
 Loc: TypeAlias = tuple[str | int, ...]
 

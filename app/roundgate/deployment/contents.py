@@ -15,7 +15,7 @@ import glob
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
@@ -23,7 +23,6 @@ from typing import Final
 
 from roundgate.config import ConfigFile, Origin
 from roundgate.errors import ConfigError, Problem
-from roundgate.values import dataclass
 
 IGNORE_FILE: Final = ".roundgateignore"
 SECRETS: Final = (

@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +27,6 @@ from roundgate.deployment.invoked import Named, arn_of, functions_of, unqualifie
 from roundgate.deployment.referred import resources_of
 from roundgate.deployment.stack.template import Template
 from roundgate.errors import UsageError
-from roundgate.values import dataclass
 
 OVERRIDES: Final = "--parameter-overrides"
 OF_SESSIONS: Final = ("--region", "--profile")

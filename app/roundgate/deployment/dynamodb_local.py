@@ -20,6 +20,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -28,7 +29,6 @@ from roundgate.clock import Clock
 from roundgate.deployment import places, tools
 from roundgate.deployment.ports import reserved_port
 from roundgate.storage.dynamodb import CONFIG, Table, create_table
-from roundgate.values import dataclass
 
 START_S = 60
 

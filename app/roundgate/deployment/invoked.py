@@ -4,10 +4,10 @@ of the template may do."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from roundgate.errors import UsageError
-from roundgate.values import dataclass
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -22,7 +23,6 @@ from typing import Final
 from roundgate.deployment import places, runtime
 from roundgate.deployment.requirements import Requirements, name_of, normalized
 from roundgate.errors import ConfigError, Problem, VersionsConflict
-from roundgate.values import dataclass
 
 NAME: Final = "lambda.lock"
 _NOT_IN_FUNCTIONS: Final = frozenset(

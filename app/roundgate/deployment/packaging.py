@@ -18,6 +18,7 @@ import subprocess
 import tempfile
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from email.parser import BytesHeaderParser
 from pathlib import Path
 from typing import Final
@@ -38,7 +39,6 @@ from roundgate.deployment.contents import Contents
 from roundgate.deployment.locking import Lock
 from roundgate.deployment.requirements import name_of, normalized
 from roundgate.errors import ConfigError, Problem
-from roundgate.values import dataclass
 
 MAX_UNZIPPED_BYTES: Final = 250 * 1024 * 1024
 """Of a function with its layers (AWS Lambda quotas)."""

@@ -14,13 +14,12 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from roundgate.errors import ConfigError, Problem
-from roundgate.values import dataclass
 
 _NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _HASH: Final = re.compile(r"\s--hash[= ]sha256:([0-9a-f]{64})")

@@ -22,7 +22,7 @@ import sys
 import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +32,6 @@ from roundgate.deployment import places
 from roundgate.deployment.deploying import OF_SESSIONS, Asked
 from roundgate.deployment.stack.template import Template
 from roundgate.errors import UsageError
-from roundgate.values import dataclass
 
 FILES: Final = ("samconfig.toml", "samconfig.yaml", "samconfig.yml")
 """The names that SAM looks for, in its order."""

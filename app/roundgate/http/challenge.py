@@ -8,13 +8,13 @@ WWW-Authenticate: Bearer error="invalid_token", error_description="…", scope="
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from pydantic import BaseModel
 
 from roundgate.config import AuthorizerConfig, JwtAuthConfig
 from roundgate.errors import AuthError
-from roundgate.values import dataclass
 
 WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from dataclasses import field
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from math import inf
 from typing import Any, Final, cast
@@ -35,7 +35,6 @@ from roundgate.http.arrival import STATE, Request
 from roundgate.http.responder import headers_of
 from roundgate.http.room import Stage, address_of, makes_room
 from roundgate.protocol import NEWEST
-from roundgate.values import dataclass
 
 try:
     import resource

@@ -11,6 +11,7 @@ the caller known; what is raised here, the layers outside answer.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from starlette.requests import ClientDisconnect
@@ -29,7 +30,6 @@ from roundgate.http.responder import Responder, State
 from roundgate.methods import CurrentMethods, Reply, RequestContext, Stream
 from roundgate.protocol import Meta, Notification, RequestId, jsonrpc, opening
 from roundgate.tracing import Tracing, context_of
-from roundgate.values import dataclass
 
 if TYPE_CHECKING:
     from roundgate.http.older.endpoint import OlderEndpoint

@@ -7,7 +7,7 @@ ExceptionMiddleware ─makes it→ HeadMiddleware ─media types→ Authenticati
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from starlette.types import Scope
@@ -18,7 +18,6 @@ from roundgate.http import hosting
 from roundgate.http.responder import Responder
 from roundgate.logs import RequestLog
 from roundgate.protocol import NEWEST, Headers, RequestId, Revision
-from roundgate.values import dataclass
 
 log: Final = RequestLog()
 

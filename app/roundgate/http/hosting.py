@@ -7,9 +7,8 @@ Only an entry point puts it there (`roundgate.lambda_http`); nothing that a clie
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
 from typing import Any, Final
-
-from roundgate.values import dataclass
 
 EXTENSION: Final = "roundgate"
 

@@ -18,11 +18,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
 from roundgate import json
-from roundgate.carrier import carrier
 from roundgate.clock import Clock
 from roundgate.errors import ParseError, Unavailable
 from roundgate.methods.hub import Hub, Subscription
@@ -60,7 +60,7 @@ _METHODS: Final = {letter: method for method, letter in _LETTERS.items()}
 log = logging.getLogger("roundgate.subscriptions")
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class _Latest:
     """What the row says."""
 

@@ -13,13 +13,12 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from roundgate.auth import Principal
 from roundgate.errors import Unavailable
 from roundgate.protocol import RequestId, SubscriptionFilter, jsonrpc, notifications
-from roundgate.values import dataclass
 
 Topic: TypeAlias = tuple[str, str | None]
 """A method and, for `notifications/resources/updated`, the URI; for

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from roundgate.auth import Principal
-from roundgate.carrier import carrier
 from roundgate.correlation import Correlation
 from roundgate.protocol import Inbound
 from roundgate.replay import Notify, PageDone
 from roundgate.tracing import Span
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class RequestContext:
     """One request and what belongs to it. `notify` sends on its stream, where the client
     wants and can have that."""

@@ -8,19 +8,18 @@ revision's business (`protocol.revision.ResultFormat`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from roundgate.carrier import carrier
 from roundgate.clock import Clock
 from roundgate.errors import InternalError
 from roundgate.methods.hub import Subscription
 from roundgate.methods.rounds import InputRequired
 from roundgate.protocol import CacheHint, ResultFormat, ToolResult
 from roundgate.tasks import log_failure
-from roundgate.values import dataclass
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Reply:
     """A result, serialised, and its label in the log: ok, tool_error, input_required or task.
 

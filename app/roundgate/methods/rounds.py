@@ -22,12 +22,11 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar
 
 from roundgate.auth import Principal
-from roundgate.carrier import carrier
 from roundgate.clock import Clock
 from roundgate.correlation import Correlation
 from roundgate.errors import InvalidParams, StateTooLarge, ToolError, Unavailable
@@ -45,7 +44,6 @@ from roundgate.replay import (
     engine,
 )
 from roundgate.tokens import Binding, FixedTask, Opened, StateSealer
-from roundgate.values import dataclass
 
 T = TypeVar("T")
 
@@ -62,7 +60,7 @@ _DOUBT_PAUSE_S: Final = 0.5
 moment is given that moment."""
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Target:
     """What is called: bound into the token, so that it opens for the same call alone."""
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 from zlib import crc32
 
@@ -27,7 +27,6 @@ from roundgate.clock import Clock
 from roundgate.errors import InvalidParams, ParseError, SessionNotFound, Unavailable
 from roundgate.storage import SessionStore
 from roundgate.tokens import SessionFacts
-from roundgate.values import dataclass
 
 BUCKETS: Final = 64
 PER_BUCKET: Final = 16

@@ -7,6 +7,7 @@ What a revision calls a method, and which headers mirror it, is in that revision
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from roundgate.backends import Catalog, Fallback
@@ -32,7 +33,6 @@ from roundgate.replay import Texts
 from roundgate.storage import SessionStore
 from roundgate.tasks import NamedTasks, Watch
 from roundgate.tokens import StateSealer
-from roundgate.values import dataclass
 
 P = TypeVar("P", bound=Params)
 

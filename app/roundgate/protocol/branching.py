@@ -15,12 +15,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from pydantic_core import from_json
-
-from roundgate.values import dataclass
 
 ANY: Final = "*"
 """The key of members that have no key of their own."""

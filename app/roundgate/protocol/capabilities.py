@@ -8,16 +8,15 @@ missing is told in the same shape, as -32021 demands.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from roundgate.carrier import carrier
 from roundgate.errors import InvalidParams, MissingCapability
 
 META_KEY = "io.modelcontextprotocol/clientCapabilities"
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class ClientCapabilities:
     """The declared capabilities of this one request; nothing is remembered from any other."""
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
-
-from roundgate.values import dataclass
 
 Role: TypeAlias = Literal["user", "assistant"]
 Wire: TypeAlias = dict[str, Any]

@@ -4,12 +4,12 @@ HTTP status, and its uses."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from roundgate.errors import GatewayError, InvalidRequest, TransportError
 from roundgate.json import encode
 from roundgate.protocol.content import without_none
 from roundgate.protocol.jsonrpc import RequestId, error_response
-from roundgate.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,9 @@ without knowing the revision.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from roundgate.carrier import carrier
 from roundgate.protocol.capabilities import ClientCapabilities
 from roundgate.protocol.header_lines import Headers
 from roundgate.protocol.jsonrpc import RequestId
@@ -29,7 +28,7 @@ LOG_LEVELS: Final = (
 """RFC 5424 severities, least severe first (server/utilities/logging)."""
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Meta:
     """What the client says about itself and about the answer that it wants."""
 
@@ -41,7 +40,7 @@ class Meta:
     """All of `params._meta`, for what is not ours to interpret: trace context, extensions."""
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Inbound:
     """One request that is valid in its revision and whose method is served."""
 

@@ -6,9 +6,9 @@ a 64-bit integer or a string of up to 256 characters.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from roundgate.carrier import carrier
 from roundgate.errors import InvalidRequest
 from roundgate.json import decode, encode
 
@@ -20,7 +20,7 @@ MAX_ID: Final = 256
 """Characters of an id: it is kept and repeated for as long as a stream is open."""
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Request:
     """A message that wants an answer."""
 
@@ -29,7 +29,7 @@ class Request:
     params: dict[str, Any]
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Notification:
     """A message that wants none."""
 

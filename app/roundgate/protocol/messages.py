@@ -8,9 +8,9 @@ with one of their elements is an error of that element.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
-from roundgate.carrier import carrier
 from roundgate.errors import InvalidRequest
 from roundgate.protocol import jsonrpc
 from roundgate.protocol.jsonrpc import JSONRPC_VERSION, Notification, Request, RequestId
@@ -19,7 +19,7 @@ MAX_BATCH: Final = 50
 """Messages in one body."""
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Response:
     """What a client answers to a question. Of `result` and `error` one is there."""
 

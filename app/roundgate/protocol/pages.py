@@ -9,10 +9,9 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from roundgate.errors import InvalidParams
-from roundgate.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ ever fetched; depth and size are bounded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 from urllib.parse import unquote
@@ -16,7 +16,6 @@ from urllib.parse import unquote
 import jsonschema_rs
 
 from roundgate.protocol.branching import ANY, ITEMS, Branching, Edges, Key
-from roundgate.values import dataclass
 
 MAX_DEPTH: Final = 64
 MAX_NODES: Final = 50_000

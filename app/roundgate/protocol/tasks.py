@@ -14,13 +14,13 @@ for JSON-RPC errors alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
 from roundgate.clock import iso
 from roundgate.json import encode
-from roundgate.values import dataclass
 
 EXTENSION: Final = "io.modelcontextprotocol/tasks"
 REQUIRED: Final[Mapping[str, Any]] = MappingProxyType({"extensions": {EXTENSION: {}}})

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Final, TypeAlias
 from urllib.parse import quote, unquote
-
-from roundgate.values import dataclass
 
 Values: TypeAlias = dict[str, str | list[str]]
 # For each offset in the URI: where a piece that starts there ends, chosen so that all later

@@ -21,11 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from roundgate.replay.insides import Timer, state
-from roundgate.values import dataclass
 
 if TYPE_CHECKING:
     from roundgate.replay.run import Run

@@ -8,7 +8,7 @@ remembered in `journal.Journal`.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, TypeAlias
 
@@ -16,7 +16,6 @@ from roundgate.aio import Threads
 from roundgate.auth import Principal
 from roundgate.clock import Deadline
 from roundgate.protocol import ClientCapabilities, Meta, ResourceContents
-from roundgate.values import dataclass
 
 
 class Cleanup(StrEnum):

@@ -17,11 +17,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from types import CoroutineType
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from roundgate.aio import Limit
-from roundgate.carrier import carrier
 from roundgate.errors import CallTimeout, GatewayError, MissingCapability, Suspend
 from roundgate.protocol import merged
 from roundgate.replay.branch_tasks import number_tasks, spawn
@@ -31,7 +31,6 @@ from roundgate.replay.journal import Journal
 from roundgate.replay.own_context import InOwnContext, awaiting
 from roundgate.replay.run import Run, Stop
 from roundgate.replay.steps import WATCH
-from roundgate.values import dataclass
 
 T = TypeVar("T")
 
@@ -43,7 +42,7 @@ ABANDON_S: Final = 2.0
 """For how long the end of a handler is waited for that was cancelled."""
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Completed(Generic[T]):
     """The handler returned."""
 

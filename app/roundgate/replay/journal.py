@@ -18,12 +18,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Final, TypeAlias
 
 from roundgate.errors import NotJson, UnknownEntry
 from roundgate.json import encode
-from roundgate.values import dataclass
 
 JOURNAL_VERSION: Final = 2
 """What new journals are written in; every version up to it is read."""

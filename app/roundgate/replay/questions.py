@@ -8,7 +8,7 @@ A question is pinned by the digest of what is shown. An answer that does not fit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 from pydantic import BaseModel, ValidationError
@@ -18,7 +18,6 @@ from roundgate.json import digest
 from roundgate.protocol import PromptMessage, Schema, page_host, without_none
 from roundgate.replay import forms
 from roundgate.replay.journal import plain
-from roundgate.values import dataclass
 
 Action: TypeAlias = Literal["accept", "decline", "cancel", "timeout"]
 """What a client can say, and "timeout" where it said nothing in time."""

@@ -13,12 +13,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from roundgate.clock import Clock
 from roundgate.replay.branches import Branch
-from roundgate.values import dataclass
 
 QUIET_TURNS: Final = 10
 """Turns of the event loop without any engine call after which the handler's

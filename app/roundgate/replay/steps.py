@@ -10,6 +10,7 @@ import types
 import typing
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakKeyDictionary
@@ -29,7 +30,6 @@ from roundgate.errors import (
 from roundgate.replay.journal import NOT_JSON, TIMED_OUT, Began, Finished, Raised, Step, plain
 from roundgate.replay.own_context import InOwnContext, awaiting
 from roundgate.replay.step_values import conversion_of, is_converted
-from roundgate.values import dataclass
 
 if TYPE_CHECKING:
     from roundgate.replay.run import Run

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
@@ -19,7 +19,6 @@ from anyio import CapacityLimiter
 from roundgate.aio import in_thread
 from roundgate.replay.branches import Branch, inside
 from roundgate.replay.run import Run
-from roundgate.values import dataclass
 
 I = TypeVar("I")  # noqa: E741  # an item
 T = TypeVar("T")

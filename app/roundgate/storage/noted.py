@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
-
-from roundgate.values import dataclass
 
 T = TypeVar("T")
 

@@ -14,9 +14,8 @@ unknown, and a second run could make it happen twice.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
-
-from roundgate.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

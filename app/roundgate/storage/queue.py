@@ -8,10 +8,10 @@ order, perhaps late; one that is lost costs time and nothing more, because the s
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from roundgate.storage.tasks import TaskRef
-from roundgate.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,8 @@ whatever the database has deleted. Reads are strongly consistent.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
-
-from roundgate.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

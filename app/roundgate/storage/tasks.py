@@ -72,13 +72,12 @@ the store keeps the data that a worker needs (`read_work`), so another task can 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from roundgate.protocol import Status, TaskView
-from roundgate.values import dataclass
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +14,6 @@ from roundgate.config import Origin, yaml_file
 from roundgate.errors import ConfigError, Problem
 from roundgate.suites.checking import checked
 from roundgate.suites.models import Suite
-from roundgate.values import dataclass
 
 MAX_FILE_BYTES: Final = 16 * 1024 * 1024
 _SEE: Final = "see `roundgate docs testing`, or `roundgate schema --suite` for your editor"

@@ -10,12 +10,12 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 from roundgate.protocol import Schema
 from roundgate.suites import regexes
-from roundgate.values import dataclass
 
 MAX_SHOWN: Final = 2_000
 MAX_DIFFERENCES: Final = 20

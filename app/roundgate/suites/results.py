@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 from roundgate.suites.patterns import Difference
-from roundgate.values import dataclass
 
 
 class Verdict(StrEnum):

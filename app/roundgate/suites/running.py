@@ -14,7 +14,7 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from roundgate.client import (
@@ -49,7 +49,6 @@ from roundgate.suites.script import Given, Script
 from roundgate.suites.secrets import Secrets
 from roundgate.suites.snapshots import Snapshots
 from roundgate.suites.variables import Variables
-from roundgate.values import dataclass
 
 MAX_NOTED: Final = 10_000
 """How many notifications of one step are kept."""

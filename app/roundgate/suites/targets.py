@@ -11,13 +11,12 @@ import sys
 import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final
 from urllib.parse import urlsplit
 
 from roundgate.errors import ConnectionLost, PortTaken, UsageError
-from roundgate.values import dataclass
 
 _STOP_S: Final = 15.0
 _TAIL_BYTES: Final = 4_096

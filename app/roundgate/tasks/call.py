@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from roundgate import json
 from roundgate.auth import Principal
 from roundgate.json import digest
 from roundgate.protocol import ClientCapabilities, Meta
-from roundgate.values import dataclass
 
 
 def owner_of(principal: Principal, view: str = "") -> str:

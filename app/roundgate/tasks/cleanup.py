@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from roundgate import json
@@ -33,7 +33,6 @@ from roundgate.tasks.call import TaskCall
 from roundgate.tasks.ending import Endings, Turn
 from roundgate.tasks.patience import Patience
 from roundgate.tasks.turn import Outcome
-from roundgate.values import dataclass
 
 ALONE_PAUSES_S: Final = (5, 30)
 """The pauses between tries of a worker that cleans up without a lease, in seconds."""

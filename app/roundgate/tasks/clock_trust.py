@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from roundgate import json
 from roundgate.clock import Clock, iso
 from roundgate.storage import TaskStore
 from roundgate.tasks.lease import Moment
-from roundgate.values import dataclass
 
 DISAGREE_MS: Final = 300_000
 """How far two clocks may differ beyond `tasks.clock_skew_s`, in milliseconds."""

@@ -15,10 +15,9 @@ the lease will have lapsed:
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from roundgate.clock import Clock
-from roundgate.values import dataclass
 
 MARGIN_MS = 2_000
 """What must be left of a lease for a step to begin, or a quarter of the lease if that is more."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from roundgate.backends import Returned
@@ -25,7 +26,6 @@ from roundgate.logs import place_of
 from roundgate.protocol import NEWEST, Status, ToolResult
 from roundgate.replay import Completed, Failed, failed_steps_of
 from roundgate.storage import Ending
-from roundgate.values import dataclass
 
 log = logging.getLogger("roundgate.methods")
 

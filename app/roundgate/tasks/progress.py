@@ -5,6 +5,7 @@ Values, arguments and answers are omitted: they belong to the task's owner.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from roundgate import json
@@ -24,7 +25,6 @@ from roundgate.replay import (
     from_row,
 )
 from roundgate.storage import Work
-from roundgate.values import dataclass
 
 _STATES: Final[dict[type, str]] = {
     Finished: "done",

@@ -13,13 +13,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from roundgate.errors import InternalError, TaskNotFound, Unavailable
 from roundgate.protocol import TaskView
 from roundgate.tasks.named import NamedTask
-from roundgate.values import dataclass
 
 AT_ONCE: Final = 8
 """Tasks of one back end, or of our store, that are looked at at the same time."""

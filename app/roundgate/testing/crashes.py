@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
-from roundgate.carrier import carrier
 from roundgate.client import Answers, AnswersLike, CallResult, Question
 from roundgate.config import ConfigFile
 from roundgate.errors import ClientError, Diverged, NondeterminismError, NothingGoesOn
@@ -23,7 +22,6 @@ from roundgate.replay import Began, Cut
 from roundgate.testing.effects import collecting_effects
 from roundgate.testing.endings import Ending, ending_of_result, without_reference
 from roundgate.testing.memory import Life
-from roundgate.values import dataclass
 
 if TYPE_CHECKING:
     from roundgate.replay import Run
@@ -39,7 +37,7 @@ MAX_MOMENTS: Final = 1_000
 """Moments in one call at which it is made to die. A call that has more is too long for this."""
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Point:
     """A moment in a call: of a step, by its place, or of an answer."""
 

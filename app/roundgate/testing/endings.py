@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Any, Final
 
 from roundgate.backends import Returned
-from roundgate.carrier import carrier
 from roundgate.client import CallResult
 from roundgate.clock import Clock
 from roundgate.errors import ProtocolError
@@ -18,7 +18,7 @@ _REFERENCE: Final = re.compile(r"(?<=the server's log has the details under refe
 """The reference with which the log identifies an unexpected error: different each time."""
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Ending:
     """The ending of a call. `how` is "returned", "failed" (an error for the model), "raised" (the
     call itself failed) or "went on" (it did not end)."""

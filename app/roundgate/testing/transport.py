@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from roundgate.client import HttpRequest
 from roundgate.errors import ConnectionLost
-from roundgate.values import dataclass
 
 if TYPE_CHECKING:
     from roundgate.testing.crashes import Watched

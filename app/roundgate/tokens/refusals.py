@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Final
 
 from roundgate.auth import Principal
 from roundgate.json import digest
-from roundgate.values import dataclass
 
 EVERY_MS: Final = 60_000
 MAX_CALLERS: Final = 1_000

@@ -10,7 +10,7 @@ log, once per caller and minute.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from roundgate import json
@@ -20,7 +20,6 @@ from roundgate.errors import ParseError, SealBroken, StateRefused, StateTooLarge
 from roundgate.json import digest
 from roundgate.tokens.refusals import Refusals
 from roundgate.tokens.sealed import KeyRing
-from roundgate.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,12 @@ import binascii
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from roundgate.auth import Principal
 from roundgate.errors import SealBroken
-from roundgate.values import dataclass
 
 if TYPE_CHECKING:
     # imported when the first state is sealed or opened: a cold start whose first call asks

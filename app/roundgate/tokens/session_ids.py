@@ -10,7 +10,7 @@ it, and for its owner alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from roundgate import json
@@ -19,7 +19,6 @@ from roundgate.clock import Clock
 from roundgate.errors import ParseError, SealBroken, SessionNotFound
 from roundgate.tokens.refusals import Refusals
 from roundgate.tokens.sealed import KeyRing
-from roundgate.values import dataclass
 
 PURPOSE: Final = "session"
 """The first of a token's claims: nothing else that the same keys seal has it."""

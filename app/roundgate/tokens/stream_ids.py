@@ -12,13 +12,13 @@ row, and the id has the row's name.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 from roundgate import json
 from roundgate.auth import Principal
 from roundgate.errors import ParseError, SealBroken
 from roundgate.tokens.sealed import KeyRing
-from roundgate.values import dataclass
 
 QUESTION: Final = "question"
 CALL: Final = "call"

@@ -8,13 +8,13 @@ ring's keys opens it; how long the task exists, the service decides.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from roundgate import json
 from roundgate.auth import Principal
 from roundgate.errors import ParseError, SealBroken
 from roundgate.tokens.sealed import KeyRing
-from roundgate.values import dataclass
 
 PURPOSE: Final = "task"
 """The first of the claims: nothing else that the same keys seal has it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -29,7 +29,6 @@ from roundgate.backends.http.messages import Answer
 from roundgate.backends.http.secrets import Redactor
 from roundgate.protocol import Schema, TextContent, ToolResult
 from roundgate.replay import Context, run_of
-from roundgate.values import dataclass
 
 _LARGE: Final = 262_144
 """Answers of more bytes are read in a thread: they would keep everybody else waiting."""

@@ -10,6 +10,7 @@ The name follows from the call: however often it is started, there is one execut
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from roundgate.backends.aws_lambda.config import DurableConfig
@@ -19,7 +20,6 @@ from roundgate.backends.config import JobConfig
 from roundgate.backends.exchange import Kept
 from roundgate.backends.http.messages import Answer
 from roundgate.errors import BackendError, FunctionAway, NotNow
-from roundgate.values import dataclass
 
 _ENDED_BADLY: Final = ["FAILED", "TIMED_OUT", "STOPPED", "DELETING"]
 

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any, Final
@@ -27,7 +27,6 @@ from roundgate.backends.aws_lambda.refusals import NOT_BEGUN, error_of, passes, 
 from roundgate.backends.aws_lambda.target import Target
 from roundgate.clock import Clock
 from roundgate.errors import BackendError, ConfigError, FunctionAway, Unavailable
-from roundgate.values import dataclass
 
 SPARE_S: Final = 5
 """By how much a connection outlasts the time that its invocation has: the invocation ends first."""

@@ -4,7 +4,7 @@ results, or cancel them."""
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from roundgate import json
@@ -14,7 +14,6 @@ from roundgate.backends.http.arguments import PATH_VARIABLE
 from roundgate.backends.http.messages import Answer
 from roundgate.backends.http.template import Template
 from roundgate.errors import BackendError, FunctionAway, FunctionFailed, NotNow, ParseError
-from roundgate.values import dataclass
 
 Start: TypeAlias = Callable[[], Awaitable[Answer]]
 Look: TypeAlias = Callable[[Any], Awaitable[Answer]]

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from roundgate.backends.aws_lambda.config import (
     LambdaBackendConfig,
     LambdaToolConfig,
     is_qualified,
 )
-from roundgate.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

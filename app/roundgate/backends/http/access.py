@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +20,6 @@ from roundgate.backends.http.secrets import Redactor, of_credentials, of_fixed_h
 from roundgate.backends.secret_reading import Secrets
 from roundgate.config import Origin, Secret
 from roundgate.errors import ConfigError, Problem
-from roundgate.values import dataclass
 
 _KEPT: Final = 4
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
 from roundgate.backends.http.lists import ListStyle
 from roundgate.backends.http.writing import BodyPlan
 from roundgate.protocol import ABSENT, Schema
-from roundgate.values import dataclass
 
 FRAMING: Final = frozenset(
     {

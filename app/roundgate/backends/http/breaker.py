@@ -13,6 +13,7 @@ by each process for itself.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
@@ -20,7 +21,6 @@ from roundgate import metrics
 from roundgate.backends.http.reliability import BreakerConfig
 from roundgate.clock import Clock
 from roundgate.errors import BackendError
-from roundgate.values import dataclass
 
 log: Final = logging.getLogger("roundgate.backends")
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from roundgate.errors import ResourceNotFound, ToolError
 from roundgate.protocol import ResourceContents, TextResourceContents, base64_text, without_none
 from roundgate.replay import Context, run_of
-from roundgate.values import dataclass
 
 OCTETS: Final = "application/octet-stream"
 FILE: Final[Mapping[str, Any]] = {

@@ -4,7 +4,7 @@ its result or cancels it."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from roundgate.backends.exchange import Kept, is_in_doubt, is_none_left, is_passing
@@ -25,7 +25,6 @@ from roundgate.errors import (
     UnexpectedAnswer,
 )
 from roundgate.protocol import ABSENT
-from roundgate.values import dataclass
 
 
 def check_job(job: HttpJobConfig, arguments: Sequence[Argument]) -> None:

@@ -8,13 +8,12 @@ worker after a death all send the same.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from roundgate.backends.http.messages import Outgoing
 from roundgate.json import digest
 from roundgate.replay import Context
-from roundgate.values import dataclass
 
 USUAL: Final = "idempotency-key"
 KEYED: Final = frozenset({"POST", "PATCH"})

@@ -5,11 +5,10 @@ from __future__ import annotations
 import base64
 from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from roundgate import json
-from roundgate.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from roundgate import json
@@ -11,7 +11,6 @@ from roundgate.backends.http.files import OCTETS, file_of
 from roundgate.backends.http.lists import SEPARATORS, ListStyle, pairs, text
 from roundgate.backends.http.multipart import file_part, multipart, text_part
 from roundgate.backends.http.template import Template
-from roundgate.values import dataclass
 
 BodyKind: TypeAlias = Literal["json", "form", "multipart"]
 _FORM: Final = "application/x-www-form-urlencoded"

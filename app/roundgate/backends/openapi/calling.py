@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote_plus
 
@@ -22,7 +22,6 @@ from roundgate.backends.openapi.styles import clashing
 from roundgate.errors import ToolError
 from roundgate.protocol import Schema, ToolResult
 from roundgate.replay import Context
-from roundgate.values import dataclass
 
 if TYPE_CHECKING:
     from roundgate.backends.openapi.backend import OpenApiBackend

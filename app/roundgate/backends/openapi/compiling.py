@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +30,6 @@ from roundgate.config import Origin
 from roundgate.errors import ConfigError, Problem, UnreadableDocument, UnusableOperation
 from roundgate.json import encode
 from roundgate.protocol import Schema
-from roundgate.values import dataclass
 
 MAX_NAME: Final = 64
 MAX_NAMED: Final = 5

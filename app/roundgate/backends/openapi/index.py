@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from roundgate.backends.definitions import StoredDefinition
 from roundgate.backends.openapi.security import Alternative, Slot
-from roundgate.carrier import carrier
 from roundgate.errors import IndexOfAnotherVersion, Problem, UnusableIndex
 from roundgate.json import decode, decode_own, encode
-from roundgate.values import dataclass
 
 if TYPE_CHECKING:
     from roundgate.backends.openapi.plan import Plan
@@ -36,7 +34,7 @@ class Span(NamedTuple):
     size: int
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Row:
     """One tool: all that choosing and listing it needs. Its members are those of a row
     in the table, in order."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal, Protocol, TypeAlias, cast
 
@@ -15,7 +15,6 @@ from roundgate.backends.openapi.plan import Body, BodyKind, Member, Style
 from roundgate.backends.openapi.references import MAX_HOPS, Place, References
 from roundgate.backends.openapi.schemas import Schemas, beside_null
 from roundgate.errors import DanglingReference, UnusableOperation
-from roundgate.values import dataclass
 
 Content: TypeAlias = Mapping[str, Any]
 _MEDIA_TYPE: Final = re.compile(

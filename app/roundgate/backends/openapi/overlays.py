@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from roundgate.errors import ConfigError, Problem
-from roundgate.values import dataclass
 
 Location: TypeAlias = tuple[int | str, ...]
 """Keys and indexes from the root of a document to one of its values."""

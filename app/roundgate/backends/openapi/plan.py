@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
-
-from roundgate.values import dataclass
 
 Place: TypeAlias = Literal["path", "query", "header", "cookie", "querystring"]
 Style: TypeAlias = Literal[

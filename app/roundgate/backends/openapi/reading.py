@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, cast
 
 from roundgate.backends.http.arguments import FRAMING
@@ -20,7 +21,6 @@ from roundgate.backends.openapi.references import References
 from roundgate.backends.openapi.schemas import Schemas
 from roundgate.backends.openapi.security import Alternative, alternatives, scope_text
 from roundgate.errors import DanglingReference, UnusableOperation
-from roundgate.values import dataclass
 
 METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch", "trace", "query")
 MAX_DESCRIPTION: Final = 2_000

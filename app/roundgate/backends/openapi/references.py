@@ -4,14 +4,13 @@ and where that stands."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin
 
 from roundgate.backends.json_pointer import point
 from roundgate.backends.openapi.sources import Sources
 from roundgate.errors import DanglingReference, UnreadableDocument, UnusableOperation
-from roundgate.values import dataclass
 
 MAX_HOPS: Final = 50
 _NOT_SCHEMAS: Final = ("example", "examples", "default", "const", "enum")

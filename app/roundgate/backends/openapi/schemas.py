@@ -13,14 +13,13 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
 from roundgate.backends.openapi.references import Place, References
 from roundgate.errors import DanglingReference, UnusableOperation
 from roundgate.protocol import Schema
-from roundgate.values import dataclass
 
 Direction: TypeAlias = Literal["request", "response"]
 Json: TypeAlias = dict[str, Any]

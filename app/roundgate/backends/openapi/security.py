@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
-
-from roundgate.values import dataclass
 
 Alternative: TypeAlias = Mapping[str, Sequence[str]]
 """Schemes that go together, by name, with the scopes that the operation needs of each."""

@@ -10,14 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from roundgate import yaml_budget
 from roundgate.errors import UnreadableDocument, YamlTooCostly
-from roundgate.values import dataclass
 
 MAX_BYTES: Final = 128_000_000
 MAX_DOCUMENTS: Final = 10_000

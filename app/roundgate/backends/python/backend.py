@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,7 +44,6 @@ from roundgate.protocol import (
     without_none,
 )
 from roundgate.replay import Context, SyncContext
-from roundgate.values import dataclass
 
 
 class PythonBackend:

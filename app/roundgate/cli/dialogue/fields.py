@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from roundgate.cli.dialogue.prompts import Prompts
 from roundgate.client import Question
-from roundgate.values import dataclass
 
 NO_ANSWER: Final = "(no answer)"
 _NUMBERS: Final = {"integer": (int,), "number": (int, float)}

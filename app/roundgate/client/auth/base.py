@@ -4,12 +4,12 @@ that somebody else got."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from roundgate.client.limits import Limits
 from roundgate.client.transport import Transport, Url
 from roundgate.errors import ClientError
-from roundgate.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

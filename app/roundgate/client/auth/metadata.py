@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
@@ -20,7 +21,6 @@ from roundgate.client.transport import HttpRequest, Transport, Url, read_body
 from roundgate.client.types import Json
 from roundgate.errors import AuthorizationFailed, BadAnswer, ClientError, OAuthRefused, ParseError
 from roundgate.json import decode
-from roundgate.values import dataclass
 
 _MAX_DOCUMENT: Final = 1024 * 1024
 _PARAMETER: Final = re.compile(

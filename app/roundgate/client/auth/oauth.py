@@ -14,7 +14,7 @@ import json
 import logging
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
@@ -31,7 +31,6 @@ from roundgate.client.transport import Url
 from roundgate.client.types import Json
 from roundgate.clock import Clock
 from roundgate.errors import AuthorizationFailed, ClientError, OAuthRefused
-from roundgate.values import dataclass
 
 if TYPE_CHECKING:
     from roundgate.client.auth.dpop import ProofKey

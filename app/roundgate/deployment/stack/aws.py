@@ -9,6 +9,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from roundgate.deployment.dynamodb_local import emulator
 from roundgate.deployment.stack.loops import traced
 from roundgate.deployment.stack.template import Template
 from roundgate.storage.dynamodb import create_table
-from roundgate.values import dataclass
 
 ACCOUNT = "123456789012"
 REGION = "eu-central-1"

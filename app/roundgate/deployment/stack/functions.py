@@ -23,7 +23,7 @@ import zipfile
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ from roundgate.deployment.ports import reserved_port
 from roundgate.deployment.stack.loops import new_trace
 from roundgate.deployment.stack.template import Function
 from roundgate.errors import InvocationFailed, PayloadTooLarge, Throttled
-from roundgate.values import dataclass
 
 START_S = 20
 MAX_PAYLOAD_BYTES = 6 * 1024 * 1024

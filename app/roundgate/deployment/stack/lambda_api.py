@@ -22,7 +22,7 @@ import tempfile
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,7 +42,6 @@ from roundgate.deployment.stack.functions import (
 )
 from roundgate.deployment.stack.template import Function
 from roundgate.errors import InvocationFailed, Throttled
-from roundgate.values import dataclass
 
 MAX_EVENT_BYTES: Final = 1024 * 1024
 MAX_CLIENT_CONTEXT: Final = 3_583

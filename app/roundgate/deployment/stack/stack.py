@@ -11,7 +11,7 @@ import sys
 import zipfile
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -36,7 +36,6 @@ from roundgate.deployment.stack.lambda_api import LambdaApi, functions_at
 from roundgate.deployment.stack.template import Template
 from roundgate.deployment.stack.triggers import Poller, Schedule
 from roundgate.errors import UsageError
-from roundgate.values import dataclass
 
 EXECUTIONS = 10
 """What a new account may have at once of all its functions."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
-
-from roundgate.values import dataclass
 
 
 class _Loader(yaml.SafeLoader):

@@ -6,12 +6,11 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Set
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from roundgate.deployment.stack import loops
 from roundgate.errors import InvocationFailed, Throttled
-from roundgate.values import dataclass
 
 Invoke: TypeAlias = Callable[..., Awaitable[Any]]
 """An event, and the trace header of what led to it, to a function; what it returns. Raises

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from roundgate.auth import Principal
-from roundgate.carrier import carrier
 from roundgate.clock import Deadline
 from roundgate.protocol.v2025 import REVISIONS, Revision
 from roundgate.tokens import SessionFacts
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Caller:
     """Who sends a request of a session, and until when the environment lets it run."""
 
@@ -35,7 +36,7 @@ class Caller:
         )
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Responded:
     """How a request ended. Without a response it goes on elsewhere, or nobody waits for it."""
 

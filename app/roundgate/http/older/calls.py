@@ -16,12 +16,11 @@ call, each of its rounds is run once all the same (`one_run`).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from roundgate import json
-from roundgate.carrier import carrier
 from roundgate.clock import Clock
 from roundgate.correlation import Correlation, correlated
 from roundgate.errors import CallCancelled, GatewayError, MissingCapability, ToolError
@@ -50,7 +49,7 @@ from roundgate.storage import SessionStore
 from roundgate.tracing import Span, Tracing, context_of
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class _Going:
     """A request that is being answered."""
 

@@ -22,9 +22,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from typing import Final
 
-from roundgate.carrier import carrier
 from roundgate.clock import Clock
 from roundgate.errors import AuthError, CallCancelled, GatewayError, ToolError, Unavailable
 from roundgate.http.older.claims import Claim
@@ -41,7 +41,7 @@ _INTERRUPTED: Final = (
 )
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class Ran:
     """How a round ended, and what the next one is called, if it asks."""
 

@@ -10,10 +10,9 @@ is too long for a header, or for a model to copy, is a row, and the token has it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from roundgate.carrier import carrier
 from roundgate.clock import Clock
 from roundgate.errors import InvalidRequest
 from roundgate.http.older.caller import Caller
@@ -25,7 +24,7 @@ MAX_TOKEN: Final = 4_000
 """Characters of an event's id that travels whole: proxies take headers of 8 KB."""
 
 
-@carrier
+@dataclass(frozen=True, slots=True)
 class OpenCall:
     """A call between its rounds: the facts behind an event's id."""
 

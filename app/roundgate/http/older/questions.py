@@ -14,6 +14,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 from roundgate import json
@@ -23,7 +24,6 @@ from roundgate.errors import CallCancelled, InvalidRequest, ToolError, Unavailab
 from roundgate.protocol import RequestId, Response
 from roundgate.storage import SessionStore
 from roundgate.tokens import QuestionId, SessionFacts, StreamIds
-from roundgate.values import dataclass
 
 FIRST_LOOK_S: Final = 0.05
 LAST_LOOK_S: Final = 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -15,7 +16,6 @@ from roundgate.protocol.inbound import Inbound, Meta
 from roundgate.protocol.jsonrpc import MAX_ID, Request
 from roundgate.protocol.params import Params
 from roundgate.protocol.v2025.revisions import Revision, negotiated
-from roundgate.values import dataclass
 
 MAX_NAME: Final = 100
 """Characters of a client's name and version that its session keeps."""

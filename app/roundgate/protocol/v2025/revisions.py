@@ -9,10 +9,9 @@ them (their `schema.ts`).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
-
-from roundgate.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

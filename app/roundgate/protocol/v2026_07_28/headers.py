@@ -12,11 +12,11 @@ import base64
 import binascii
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from roundgate.errors import HeaderMismatch
 from roundgate.protocol.header_lines import Headers
-from roundgate.values import dataclass
 
 PROTOCOL_VERSION: Final = "MCP-Protocol-Version"
 METHOD: Final = "Mcp-Method"

@@ -9,12 +9,12 @@ table of `roundgate.methods.table`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 from roundgate.errors import MethodNotFound
 from roundgate.protocol.versions import SUPPORTED_VERSIONS
-from roundgate.values import dataclass
 
 PROTOCOL_VERSION: Final = "2026-07-28"
 

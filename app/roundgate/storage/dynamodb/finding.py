@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from roundgate import json
@@ -19,7 +20,6 @@ from roundgate.protocol import OPEN, Status
 from roundgate.storage.dynamodb.root_items import LOOKED_FOR, pk_of, record_of
 from roundgate.storage.dynamodb.table import DUE, ENDED, OWNED, Page, Row, Table
 from roundgate.storage.tasks import STATUS_OF, Found, TaskRecord, TaskRef, Wanted
-from roundgate.values import dataclass
 
 LOOKS: Final = 1_000
 """One call of `find` looks at so many rows, whatever it finds."""

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from roundgate.storage.dynamodb.table import PART, Append, Draft, Row
-from roundgate.values import dataclass
 
 KIB: Final = 1024
 FAN: Final = 8

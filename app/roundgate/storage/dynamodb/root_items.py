@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -66,7 +67,6 @@ from roundgate.storage.tasks import (
     Work,
     shown_status,
 )
-from roundgate.values import dataclass
 
 FORGET_AFTER_S: Final = 2 * 86_400
 """How long after its end a task stays in the table, for its operator."""

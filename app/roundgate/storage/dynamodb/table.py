@@ -22,7 +22,7 @@ import asyncio
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
@@ -30,7 +30,6 @@ from roundgate.aws import CONNECT_S, READ_S, THREADS, Aws, MakeClient
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
 from roundgate.storage.once import OnceRecord
-from roundgate.values import dataclass
 
 log = logging.getLogger(__name__)
 

@@ -21,10 +21,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 
 from roundgate.lazy import LazyModule
-from roundgate.values import dataclass
 
 if TYPE_CHECKING:
     import sqlite3

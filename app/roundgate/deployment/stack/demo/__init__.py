@@ -8,7 +8,7 @@ import json
 import shutil
 import sys
 import time
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from roundgate.config import yaml_file
 from roundgate.deployment import locking
 from roundgate.deployment.packaging import Plan
 from roundgate.deployment.stack.stack import Stack
-from roundgate.values import dataclass
 
 CONFIG = Path(__file__).with_name("gateway.yaml")
 """What the demonstration serves by itself."""
