@@ -18,12 +18,13 @@ from pydantic import BaseModel
 
 from bench.measurements import Sample
 from roundgate.auth import LOCAL
-from roundgate.backends import Offering, Tool, build, loading
+from roundgate.backends import Offering, Tool, build
 from roundgate.clock import Clock
-from roundgate.config import TasksConfig
 from roundgate.deployment.dynamodb_local import Emulator
+from roundgate.runtime import loading
 from roundgate.protocol import TextContent, ToolResult
 from roundgate.replay import Context, Journal
+from roundgate.settings import TasksConfig
 from roundgate.storage import Claimed, TaskQueue, TaskRef, TaskStore
 from roundgate.storage.dynamodb import DynamoDbTasks
 from roundgate.storage.sqlite import Database, SqliteQueue

@@ -18,9 +18,10 @@ from roundgate import config
 from roundgate.backends.http.config import HttpBackendConfig
 from roundgate.backends.http.credential_config import BearerCredential
 from roundgate.backends.python.config import PythonBackendConfig
-from roundgate.config import CacheHint, GatewayConfig, yaml_file
-from roundgate.config.secret import of_file
+from roundgate.config import GatewayConfig
 from roundgate.errors import ConfigError, Problem
+from roundgate.settings import CacheHint, yaml_file
+from roundgate.settings.secret import of_file
 
 BACKENDS = "backends:\n  - {kind: python, name: one, path: tools.py}\n"
 

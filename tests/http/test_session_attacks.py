@@ -16,9 +16,9 @@ from pydantic import BaseModel
 from roundgate import Context, tool
 from roundgate.auth.principal import Principal
 from roundgate.clock import Clock
-from roundgate.config.settings import Settings
 from roundgate.errors import Unavailable
 from roundgate.http.older.questions import Asked, Questions
+from roundgate.settings.process import Settings
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.sessions import SqliteSessions
 from roundgate.tokens import KeyRing, StreamIds, keys

@@ -15,12 +15,12 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from roundgate import startup
 from roundgate.backends import Snapshot
 from roundgate.cli.arguments import into_environment
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
-from roundgate.reload import Reloader
+from roundgate.runtime import startup
+from roundgate.runtime.reload import Reloader
 from roundgate.tasks import Lone, end_soon
 
 STOP_GRACE_S: Final = 25.0

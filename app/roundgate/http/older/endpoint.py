@@ -21,7 +21,6 @@ from starlette.types import Receive
 from roundgate import json
 from roundgate.auth import Principal
 from roundgate.clock import Clock
-from roundgate.config import ServerConfig
 from roundgate.errors import (
     AuthError,
     GatewayError,
@@ -54,6 +53,7 @@ from roundgate.protocol import (
 )
 from roundgate.protocol.v2025 import REVISIONS, VERSIONS, Opening, wire_errors
 from roundgate.protocol.v2025.shapes import implementation
+from roundgate.settings import ServerConfig
 from roundgate.tokens import SessionFacts, SessionSealer
 
 RESUMING: Final = "2025-11-25"

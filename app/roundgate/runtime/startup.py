@@ -11,17 +11,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from roundgate import aws, config, logs, metrics, tracing
-from roundgate.backends import KeptTexts, Modules, Serving, loading
+from roundgate import aws, config
+from roundgate import observability as logs
+from roundgate.backends import KeptTexts, Serving
+from roundgate.backends.python.modules import Modules
 from roundgate.clock import Clock
-from roundgate.config import ConfigFile, GatewayConfig, Settings, settings
+from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.errors import ConfigError, Problem
 from roundgate.methods import Changes, Hub
+from roundgate.observability import metrics, tracing
+from roundgate.runtime import loading
+from roundgate.settings import Settings
+from roundgate.settings import process as settings
 from roundgate.storage import OnceStore, SessionStore, TaskQueue, TaskStore
 
 if TYPE_CHECKING:  # who works on tasks is imported where there are tools with tasks
     from roundgate.tasks import ClockTrust, Pool, Sweep, Worker
-    from roundgate.watchdog import Watchdog
+    from roundgate.tasks.watchdog import Watchdog
 
 LETTING_GO_PART: Final = 0.6
 """Of what is left of a lease when the event loop has stood still for too long, how

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-from roundgate import tracing
 from roundgate.clock import Clock
-from roundgate.config import GatewayConfig, ServerConfig
+from roundgate.config import GatewayConfig
 from roundgate.methods import CurrentMethods, Methods, Use
+from roundgate.observability import tracing
 from roundgate.protocol import ResultFormat
-from roundgate.startup import Core
+from roundgate.runtime.startup import Core
+from roundgate.settings import ServerConfig
 from roundgate.tokens import KeyRing
 
 if TYPE_CHECKING:
