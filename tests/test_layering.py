@@ -267,7 +267,6 @@ NOT_FOR_PYTHON_TOOLS = {
     "roundgate.backends.http.config",
     "roundgate.backends.http.remote_config",
     "roundgate.backends.openapi.config",
-    "roundgate.backends.shaping",
     "roundgate.client",
     "roundgate.config.remedies",
     "roundgate.http.older.endpoint",

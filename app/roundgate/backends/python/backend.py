@@ -23,7 +23,6 @@ from roundgate.backends.declare import (
     ResourceDeclaration,
     ToolDeclaration,
 )
-from roundgate.backends.policy import with_approval
 from roundgate.backends.python import modules
 from roundgate.backends.python.asking import may_ask
 from roundgate.backends.python.config import PythonBackendConfig
@@ -58,7 +57,6 @@ class PythonBackend:
             ConfigError: it cannot be imported.
         """
         self.name = config.name
-        self.prefix = config.effective_prefix
         self._config = config
         self._origin = origin
         self._threads = shared.threads
@@ -78,7 +76,7 @@ class PythonBackend:
                 callee = Callee(function, describe(function), self._threads)
                 match declaration:
                     case ToolDeclaration():
-                        tools.append(with_approval(_tool(callee, declaration), self._config))
+                        tools.append(_tool(callee, declaration))
                     case PromptDeclaration():
                         prompts.append(_prompt(callee, declaration))
                     case ResourceDeclaration():

@@ -33,7 +33,9 @@ def remedy_for(error: BaseException, config: PythonBackendConfig, base: Path) ->
                 " package.module in place of path"
             )
         case ImportError(name="roundgate") if found := re.match(r".*?name '(\w+)'", said):
-            near = get_close_matches(found[1].lower(), vars(roundgate)["__all__"], 1)
+            near = get_close_matches(
+                found[1].lower(), [one for one in vars(roundgate) if not one.startswith("_")], 1
+            )
             return (
                 f"is {near[0]} meant?"
                 if near
