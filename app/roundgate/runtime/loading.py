@@ -120,6 +120,8 @@ def _make(
     for index, entry in enumerate(file.config.backends):
         origin = made.origins[entry.name] = file.backend_origin(index)
         try:
+            if ":" in entry.kind:  # a module of the user's, which a reload imports anew
+                modules.named(entry.kind.partition(":")[0], file.origin.base_dir)
             make: MakeBackend = kind_of(entry).factory()
             made.backends.append(ConfiguredBackend(make(entry, origin, shared), entry, origin))
         except Exception as error:
