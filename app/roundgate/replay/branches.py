@@ -23,7 +23,7 @@ from collections.abc import Generator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from roundgate.replay.insides import Timer, state
 
@@ -54,6 +54,33 @@ class Owner:
         return 0 if self.run is None else round(self.run.clock.monotonic_ms() - self.begun_ms)
 
 
+class Scope(Protocol):
+    """A durable time limit around a part of a handler; over at `until_ms`, in
+    milliseconds since the epoch."""
+
+    @property
+    def until_ms(self) -> int:
+        """Return when the limit passes, in milliseconds since the epoch."""
+
+    @property
+    def is_left(self) -> bool:
+        """Return whether the block has ended."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Return whether the limit may still end the block."""
+
+    @property
+    def has_fired(self) -> bool:
+        """Return whether the limit has ended the block, or is about to."""
+
+    def fire(self) -> None:
+        """End that part."""
+
+    async def wait_until_settled(self) -> None:
+        """Return once the limit has fired, its block has been left, or its run has ended."""
+
+
 class Branch:
     """A concurrent part of a handler.
 
@@ -75,7 +102,7 @@ class Branch:
     def __init__(self, owner: Owner, path: str = "") -> None:
         self.owner = owner
         self.path = path
-        self.scopes: tuple[Any, ...] = ()
+        self.scopes: tuple[Scope, ...] = ()
         """The durable time limits around whatever it does now, outermost first."""
         self.is_thread = False
         """Whether its code runs in a thread: between two calls of the engine it is
@@ -87,6 +114,12 @@ class Branch:
         self.timeouts: Timeouts | None = None
         """Those of `asyncio.timeout` that its run has entered, in case one has to be waited for."""
         self._awaited: dict[int, Branch] = {}
+
+    @property
+    def limits(self) -> list[Scope]:
+        """Return the durable time limits around the branch. It may have outlived a block in which
+        it was created."""
+        return [scope for scope in self.scopes if not scope.is_left]
 
     def key(self, kind: str, name: str) -> str:
         """The place of a use of a name: `order@1/charge`, the second time `order@1/charge#2`.
