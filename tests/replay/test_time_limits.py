@@ -4,6 +4,7 @@ fast or slow that is, or the handler is stopped."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -567,3 +568,44 @@ async def test_nothing_begins_in_a_group_whose_limit_has_passed() -> None:
         clock.skip(1)
         outcome = await home.run(handler)
     assert (value_of(outcome), begun) == ("passed", [])
+
+
+@pytest.mark.parametrize("in_wait_for", [False, True])
+async def test_a_sibling_that_fails_while_a_limit_passes_fails_in_every_later_run(
+    in_wait_for: bool,
+) -> None:
+    is_slow = True
+
+    async def gives_up(ctx: Context) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LIMIT_S):
+                await ctx.step("slow", asyncio.sleep, 10)
+
+    async def waits(ctx: Context) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            await asyncio.Event().wait()
+
+    async def fails(ctx: Context) -> None:
+        await ctx.step("work", asyncio.sleep, 0)
+        if is_slow:
+            time.sleep(LONG_S)  # noqa: ASYNC251  # the limit passes in the tick that ends this task
+        await asyncio.sleep(0)
+        raise LookupError
+
+    async def handler(ctx: Context) -> str:
+        async def limited() -> None:
+            await (asyncio.wait_for(gives_up(ctx), 60) if in_wait_for else waits(ctx))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(limited())
+                group.create_task(fails(ctx))
+        except* LookupError:
+            pass
+        await ctx.step("act", asyncio.sleep, 0)
+        return "failed"
+
+    home = SharedJournal(clock=SkippingClock())
+    assert value_of(await home.run(handler)) == "failed"
+    is_slow = False
+    assert [value_of(await home.run(handler)) for _ in range(2)] == ["failed"] * 2

@@ -78,6 +78,14 @@ def _drop_cut_wait(run: Run, branch: Branch) -> None:
         order.drop(upcoming[0])
 
 
+def was_cut_here(run: Run, branch: Branch) -> bool:
+    """Return whether an earlier run recorded next that a wait of this branch outside of ctx was
+    cancelled, perhaps by a limit and something else at once."""
+    order = run.order
+    upcoming = None if order is None or order.is_over else order.upcoming(branch.path)
+    return upcoming is not None and is_cut_wait(run.journal.steps.get(upcoming[1]))
+
+
 async def cut_wait(run: Run, branch: Branch) -> None:
     """Record that a limit cancelled a wait outside of ctx, before the branch sees the cancellation;
     in a later run, wait for its place in the order.
