@@ -1,5 +1,5 @@
-"""Makes the virtual environments of the peers and floors with `venv` and pip, once,
-and says what is in them.
+"""Makes the environments of the peers and floors with `venv` and pip, or with npm, once,
+and tells the versions in them.
 
 An environment is kept until its requirements or the interpreter change; remove
 `.cache/bench` to get newer releases.
@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 
-from bench.subjects import Environment, Subject
+from bench.subjects import ROOT, Environment, Subject
 
 _STAMP = "requirements.stamp"
 _VERSIONS = """
@@ -35,6 +35,8 @@ def make(environments: Iterable[Environment]) -> None:
     for environment in dict.fromkeys(environments):
         if environment.requirements:
             _make(environment)
+        elif environment.packages:
+            _make_with_npm(environment)
         elif not environment.python.exists():
             raise EnvironmentMissingError(
                 f"no {environment.folder.name} yet: run scripts/setup first"
@@ -53,6 +55,20 @@ def _make(environment: Environment) -> None:
     stamp.write_text(wanted)
 
 
+def _make_with_npm(environment: Environment) -> None:
+    program = ROOT / "bench" / "apps" / "typescript.mjs"
+    stamp = environment.folder / _STAMP
+    wanted = "\n".join([*environment.packages, str(environment.folder)])
+    if not stamp.exists() or stamp.read_text() != wanted:
+        print(f"making the environment {environment.folder.name} …", file=sys.stderr, flush=True)
+        shutil.rmtree(environment.folder, ignore_errors=True)
+        environment.folder.mkdir(parents=True)
+        npm = [str(ROOT / "scripts" / "node"), "--npm", "install", "--silent"]
+        _run([*npm, "--prefix", str(environment.folder), *environment.packages])
+        stamp.write_text(wanted)
+    shutil.copy(program, environment.folder / "server.mjs")  # imports resolve beside the packages
+
+
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -61,8 +77,18 @@ def _run(command: list[str]) -> None:
 
 def versions(subject: Subject) -> dict[str, str]:
     """Return the versions of the distributions that matter for a subject, as installed."""
+    if subject.environment.packages:
+        return _npm_versions(subject)
     command = [str(subject.environment.python), "-c", _VERSIONS, *subject.versions_of]
     found: dict[str, str] = json.loads(
         subprocess.run(command, capture_output=True, check=True).stdout
     )
     return found
+
+
+def _npm_versions(subject: Subject) -> dict[str, str]:
+    modules = subject.environment.folder / "node_modules"
+    return {
+        name: json.loads((modules / name / "package.json").read_text())["version"]
+        for name in subject.versions_of
+    }

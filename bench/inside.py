@@ -16,12 +16,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from roundgate import config, logs
-from roundgate.auth import JwtVerifier, KeySet, Principal
+from roundgate import config
+from roundgate import observability as logs
+from roundgate.auth import Principal
+from roundgate.auth.jwks import KeySet
+from roundgate.auth.verifier import JwtVerifier
 from roundgate.client import envelope, headers_of, message
 from roundgate.clock import Clock
-from roundgate.config import JwtAuthConfig, settings
 from roundgate.main import build_app
+from roundgate.settings import JwtAuthConfig
+from roundgate.settings import process as settings
 from roundgate.tokens import Binding, KeyRing, StateSealer, keys
 
 CAPABILITIES: dict[str, Any] = {"elicitation": {}}

@@ -344,6 +344,7 @@ MEASUREMENTS = (
         sample=functools.partial(
             load, serves="one_tool", workload="call_add", connections=(16,), is_logged=True
         ),
+        leaves_out=frozenset({"typescript"}),
     ),
     Measurement(
         "instructions",
@@ -351,7 +352,7 @@ MEASUREMENTS = (
         (Column("instructions", "instructions"),),
         is_more_better=False,
         sample=instructions,
-        leaves_out=frozenset({"sdk", "fastmcp", "starlette"}),
+        leaves_out=frozenset({"sdk", "fastmcp", "typescript", "starlette"}),
     ),
     Measurement(
         "parts",
@@ -359,7 +360,7 @@ MEASUREMENTS = (
         (Column("us", "µs", 1),),
         is_more_better=False,
         sample=functools.partial(program, module="bench.parts"),
-        leaves_out=frozenset({"sdk", "fastmcp", "fastapi", "starlette", "asgi"}),
+        leaves_out=frozenset({"sdk", "fastmcp", "typescript", "fastapi", "starlette", "asgi"}),
     ),
     Measurement(
         "proxy",
@@ -367,7 +368,7 @@ MEASUREMENTS = (
         _LOAD_COLUMNS,
         is_more_better=True,
         sample=proxied,
-        leaves_out=frozenset({"sdk", "fastmcp", "starlette", "asgi"}),
+        leaves_out=frozenset({"sdk", "fastmcp", "typescript", "starlette", "asgi"}),
     ),
     Measurement(
         "circumstances",
@@ -375,7 +376,7 @@ MEASUREMENTS = (
         _LOAD_COLUMNS,
         is_more_better=True,
         sample=circumstances,
-        leaves_out=frozenset({"sdk", "fastmcp", "fastapi", "starlette", "asgi"}),
+        leaves_out=frozenset({"sdk", "fastmcp", "typescript", "fastapi", "starlette", "asgi"}),
     ),
     Measurement(
         "list",
@@ -385,6 +386,7 @@ MEASUREMENTS = (
         sample=functools.partial(
             load, serves="hundred_tools", workload="list_hundred", connections=(16,)
         ),
+        leaves_out=frozenset({"typescript"}),
     ),
     Measurement(
         "start",
@@ -400,7 +402,7 @@ MEASUREMENTS = (
         (Column("us", "µs", 1),),
         is_more_better=False,
         sample=inside,
-        leaves_out=frozenset({"sdk", "fastmcp", "fastapi", "starlette", "asgi"}),
+        leaves_out=frozenset({"sdk", "fastmcp", "typescript", "fastapi", "starlette", "asgi"}),
     ),
     Measurement(
         "tasks",
@@ -408,7 +410,7 @@ MEASUREMENTS = (
         _TASK_COLUMNS,
         is_more_better=True,
         sample=functools.partial(program, module="bench.tasks"),
-        leaves_out=frozenset({"sdk", "fastmcp", "fastapi", "starlette", "asgi"}),
+        leaves_out=frozenset({"sdk", "fastmcp", "typescript", "fastapi", "starlette", "asgi"}),
     ),
     Measurement(
         "cold",
@@ -416,7 +418,7 @@ MEASUREMENTS = (
         (Column("start_ms", "ms"), Column("import_ms", "ms", 1)),
         is_more_better=False,
         sample=functools.partial(program, module="bench.cold"),
-        leaves_out=frozenset({"sdk", "fastmcp", "fastapi", "starlette", "asgi"}),
+        leaves_out=frozenset({"sdk", "fastmcp", "typescript", "fastapi", "starlette", "asgi"}),
     ),
     Measurement(
         "lambda",
@@ -429,7 +431,7 @@ MEASUREMENTS = (
         ),
         is_more_better=False,
         sample=functools.partial(program, module="bench.lambda_warm"),
-        leaves_out=frozenset({"sdk", "fastmcp", "fastapi", "starlette", "asgi"}),
+        leaves_out=frozenset({"sdk", "fastmcp", "typescript", "fastapi", "starlette", "asgi"}),
     ),
     Measurement(
         "memory", "memory of the process", _MEMORY_COLUMNS, is_more_better=False, sample=memory

@@ -24,8 +24,11 @@ from typing import Any, Final
 
 from bench.openapi_documents import CACHE, KNOWN, entry, fetched, files_of, parsed
 from roundgate import config
-from roundgate.backends import OpenApiBackendConfig, compiled, loading, write
+from roundgate.backends.openapi.command import compiled
+from roundgate.backends.openapi.config import OpenApiBackendConfig
+from roundgate.backends.openapi.index import write
 from roundgate.config import ConfigFile
+from roundgate.runtime import loading
 
 FASTMCP: Final = "fastmcp==4.1.2"
 FASTMCP_S: Final = 300

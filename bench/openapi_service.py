@@ -29,8 +29,8 @@ from bench.openapi_documents import CACHE, ROOT
 from roundgate import config
 from roundgate.cli import main as roundgate
 from roundgate.client import envelope, headers_of, message
-from roundgate.config import Settings
 from roundgate.main import build_app
+from roundgate.settings import Settings
 
 LABEL_STUDIO: Final = "label-studio==1.23.2"
 EXAMPLE: Final = ROOT / "examples/labels"

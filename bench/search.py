@@ -20,8 +20,8 @@ import httpx
 from bench.openapi_documents import fetched
 from roundgate import config
 from roundgate.client import envelope, headers_of, message
-from roundgate.config import Settings
 from roundgate.main import build_app
+from roundgate.settings import Settings
 
 QUESTIONS = Path(__file__).with_name("questions.json")
 FIRST = 5

@@ -80,7 +80,9 @@ class Server:
 
     def lacks(self) -> list[str]:
         """Return which of uvloop and httptools the process has not loaded; empty when
-        the comparison is even."""
+        the comparison is even, and for Node.js."""
+        if self.subject.environment.packages:
+            return []
         loaded = Path(f"/proc/{self.pid}/maps").read_text()
         return [name for name in ("uvloop", "httptools") if f"/{name}/" not in loaded]
 

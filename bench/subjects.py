@@ -2,8 +2,9 @@
 
 Every subject can serve two things, named as the factories in `bench.apps`: `one_tool` (just
 `add`) and `hundred_tools` (the catalogue); the gateway has `tasks`, too, and `proxy`, as
-`fastapi` has. All run under uvicorn, one process, uvloop and httptools, with or without a line in
-the log for each request.
+`fastapi` has. Those in Python run under uvicorn, one process, uvloop and httptools, with or without a line in
+the log for each request. The TypeScript SDK's server runs on Node.js, also in one process; it serves
+`one_tool` only, and writes no log lines.
 """
 
 from collections.abc import Sequence
@@ -19,11 +20,13 @@ _SERVER = ("uvicorn>=0.38", "uvloop>=0.22", "httptools>=0.7")
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A virtual environment; one without requirements is made by somebody else
-    (`scripts/setup`)."""
+    """A virtual environment, or a folder of npm packages; one without either is made by
+    `scripts/setup`."""
 
     folder: Path
     requirements: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    """Requirements of npm instead of pip: the environment is Node.js's."""
 
     @property
     def python(self) -> Path:
@@ -36,6 +39,15 @@ FASTMCP = Environment(ROOT / ".cache" / "bench" / "fastmcp", ("fastmcp>=4,<5", *
 FLOORS = Environment(
     ROOT / ".cache" / "bench" / "floors", ("fastapi>=0.128", "httpx>=0.28", *_SERVER)
 )
+TYPESCRIPT = Environment(
+    ROOT / ".cache" / "bench" / "typescript",
+    packages=(
+        "@modelcontextprotocol/server@~2.4.0",
+        "@modelcontextprotocol/node@~2.1.2",
+        "zod@^4",
+    ),
+)
+NODE = ROOT / ".cache" / "node" / "node"
 GENERATOR = REPOSITORY
 """It makes its requests with our client."""
 
@@ -71,6 +83,8 @@ class Subject:
             roundgate = str(self.environment.folder / "bin" / "roundgate")
             config = str(ROOT / "bench" / _GATEWAY_CONFIGS[serves])
             return [roundgate, "serve", config, *address, "--log-level", level]
+        if self.environment is TYPESCRIPT:
+            return [str(NODE), str(TYPESCRIPT.folder / "server.mjs"), str(port)]
         app = ["--factory", f"bench.apps.{self.name}:{serves}"]
         lines = "--access-log" if is_logged else "--no-access-log"
         more = [*_UVICORN_SETTINGS, lines, "--log-level", level]
@@ -103,6 +117,12 @@ SUBJECTS = (
         Kind.PEER,
         FASTMCP,
         ("fastmcp", "mcp", "starlette", "pydantic", *_SERVER_VERSIONS),
+    ),
+    Subject(
+        "typescript",
+        Kind.PEER,
+        TYPESCRIPT,
+        ("@modelcontextprotocol/server", "@modelcontextprotocol/node", "zod"),
     ),
     Subject("fastapi", Kind.FLOOR, FLOORS, _BARE_VERSIONS),
     Subject("starlette", Kind.FLOOR, FLOORS, ("starlette", *_SERVER_VERSIONS)),

@@ -18,16 +18,18 @@ from pydantic import BaseModel
 
 from bench.measurements import Sample
 from roundgate.auth import LOCAL
-from roundgate.backends import Offering, Tool, build, loading
+from roundgate.backends import Offering, Tool, build
 from roundgate.clock import Clock
-from roundgate.config import TasksConfig
 from roundgate.deployment.dynamodb_local import Emulator
 from roundgate.protocol import TextContent, ToolResult
 from roundgate.replay import Context, Journal
+from roundgate.runtime import loading
+from roundgate.settings import TasksConfig
 from roundgate.storage import Claimed, TaskQueue, TaskRef, TaskStore
 from roundgate.storage.dynamodb import DynamoDbTasks
 from roundgate.storage.sqlite import Database, SqliteQueue
-from roundgate.tasks import TaskCall, Tasks, Worker, owner_of
+from roundgate.tasks import TaskCall, Tasks, owner_of
+from roundgate.tasks.worker import Worker
 
 SIZES: Mapping[str, int] = {"2 KB": 2_000, "300 KB": 300_000}
 NOTHING_YET = (

@@ -36,9 +36,9 @@ from bench.subjects import ROOT, SUBJECTS
 from bench.task_tables import Filled
 from bench.wire import KNOWS_TASKS, WrongAnswerError, http_request, message_in, task_request
 from roundgate.clock import Clock
-from roundgate.config import TasksConfig
 from roundgate.deployment import dynamodb_local
 from roundgate.deployment.dynamodb_local import Emulator
+from roundgate.settings import TasksConfig
 from roundgate.storage.sqlite import Database, SqliteQueue
 from roundgate.tasks import Sweep
 

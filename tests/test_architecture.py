@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from roundgate.config import HttpConfig, TasksConfig
+from roundgate.settings import HttpConfig, TasksConfig
 
 ROOT = Path(__file__).parent.parent
 APP = ROOT / "app/roundgate"

@@ -1,7 +1,6 @@
 """Which way imports point: this test owns the rule, so a module that breaks it says so here."""
 
 import ast
-import importlib
 import os
 import subprocess
 import sys
@@ -13,41 +12,21 @@ import pytest
 APP = Path(__file__).parent.parent / "app/roundgate"
 
 LAYERS = [
-    {"lazy"},
-    {"errors", "clock", "files", "garbage", "addresses"},
-    {"json", "aws", "tls", "spellings", "yaml_budget"},
-    {"protocol"},
-    {"config.yaml_file", "config.settings", "tracing", "metrics", "watchdog", "correlation"},
-    {"logs"},
-    {"config.base", "config.secret"},
-    {
-        *("backends.registry", "backends.config"),
-        *("backends.http.config", "backends.python.config", "backends.openapi.config"),
-        *("backends.http.credential_config", "backends.http.tls_config"),
-        "backends.http.remote_config",
-        "backends.aws_lambda.config",
-        "backends.http.reliability",
-    },
-    {"config"},
-    {"auth"},
-    {"aio"},
-    {"tokens", "storage", "replay", "client"},
+    {"errors", "clock", "garbage", "net"},
+    {"json", "aws"},
+    {"settings", "protocol", "observability"},
+    {"auth", "client", "storage"},
+    {"aio", "tokens"},
+    {"replay"},
     {"backends", "suites", "cassettes"},
-    {"tasks"},
+    {"config", "tasks"},
     {"methods"},
-    {"startup"},
-    {"effective_policy"},
-    {"reload"},
-    {"http"},
-    {"older_clients"},
-    {"endpoints", "sealing"},
-    {"protected", "replica"},
+    {"runtime"},
+    {"http", "deployment"},
     {"main"},
-    {"deployment"},
     {"cli", "lambda_http", "lambda_worker", "testing"},
 ]
-"""Bottom first. A module imports from its own package and from layers below it, never from beside or above. A module
-that has a layer of its own, below its package's, imports nothing of the package that is above it."""
+"""Bottom first. A module imports from its own package and from layers below it, never from beside or above."""
 
 HOMES = {
     "fastapi": {"http.routes", "main"},
@@ -55,11 +34,16 @@ HOMES = {
     "mangum": {"lambda_http"},
     "uvicorn": {"cli.serve", "http.connections", "deployment.stack"},
     "httpx": {
-        *("backends.http", "backends.openapi.fetching", "auth.jwks", "tls"),
+        *("backends.http", "backends.openapi.fetching", "auth.jwks", "net.tls"),
         *("client.httpx_transport", "client.session", "deployment.stack"),
     },
     "yaml": {
-        *("yaml_budget", "config.yaml_file", "backends.openapi.sources", "suites.snapshots"),
+        *(
+            "settings.yaml_budget",
+            "settings.yaml_file",
+            "backends.openapi.sources",
+            "suites.snapshots",
+        ),
         *("deployment.placing", "deployment.stack"),
     },
     "jmespath": {"backends.shaping", "suites.paths"},
@@ -73,7 +57,7 @@ HOMES = {
     "time": {
         *(
             "clock",
-            "logs",
+            "observability",
             "http.exceptions",
             "http.stalls",
             "http.older.batches",
@@ -87,7 +71,7 @@ HOMES = {
     "cryptography": {"tokens.sealed", "client.auth", "backends.http.assertion"},
     "jwt": {"auth", "client.auth", "backends.http.assertion"},
     "botocore": {"aws", "deployment.deploying", "deployment.dynamodb_local"},
-    "opentelemetry": {"tracing", "metrics"},
+    "opentelemetry": {"observability.tracing", "observability.metrics"},
     "sqlite3": {"storage.sqlite", "testing.memory"},
     "pytest": {"testing.plugin", "cassettes.pytest_plugin"},
     "random": {"clock"},  # to seed it where a snapshot goes on; nobody draws from it
@@ -121,46 +105,31 @@ def modules() -> Iterator[tuple[str, ast.Module]]:
 
 
 def imports(tree: ast.Module) -> Iterator[str]:
-    """Where what is imported lives: the name of a face counts as one of the module behind it."""
+    """Yield the full name of each module that is imported, or that a package's `__init__` takes a name from."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                within = f"{node.module}.{alias.name}"
-                is_module = within.removeprefix("roundgate.") in MODULES
-                yield within if is_module else home(node.module, alias.name)
+            yield from (home(node.module, alias.name) for alias in node.names)
 
 
 def home(module: str, name: str) -> str:
-    """The module that a name comes from, if it is imported from a face."""
-    while (found := FACES.get(module, {}).get(name)) not in (None, module):
-        module = str(found)
-    return module
+    """Return the module that defines a name, following what packages export."""
+    while f"{module}.{name}".removeprefix("roundgate.") not in MODULES:
+        if (module, name) not in EXPORTS or EXPORTS[module, name] == (module, name):
+            return module
+        module, name = EXPORTS[module, name]
+    return f"{module}.{name}"
 
 
-def faces() -> dict[str, dict[str, str]]:
-    """By package, what its face offers: for a name the module that it comes from, for a module its package."""
-    found: dict[str, dict[str, str]] = {}
-    for path in sorted(APP.rglob("__init__.py")):
-        tree = ast.parse(path.read_text())
-        if any(
-            isinstance(node, ast.ImportFrom) and node.module == "roundgate.lazy"
-            for node in tree.body
-        ):
-            package = ".".join(path.parent.relative_to(APP.parent).parts)
-            blocks = [
-                node
-                for node in tree.body
-                if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-            ]
-            shown = [
-                line for block in blocks for line in block.body if isinstance(line, ast.ImportFrom)
-            ]
-            found[package] = {
-                alias.name: line.module or "" for line in shown for alias in line.names
-            }
-    return found
+def exports() -> Iterator[tuple[tuple[str, str], tuple[str, str]]]:
+    """Yield the package and name that each `__init__` exports, and where it takes the name from."""
+    for path in APP.rglob("__init__.py"):
+        package = ".".join(path.parent.relative_to(APP.parent).parts)
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("roundgate"):
+                for alias in node.names:
+                    yield (package, alias.asname or alias.name), (str(node.module), alias.name)
 
 
 def layer(name: str) -> int:
@@ -176,7 +145,7 @@ def package(name: str) -> str:
 
 
 MODULES = dict(modules())
-FACES = faces()
+EXPORTS = dict(exports())
 
 
 def test_every_module_has_a_layer() -> None:
@@ -236,7 +205,7 @@ def test_only_the_table_of_revisions_knows_their_packages(name: str) -> None:
 
 
 def users() -> Iterator[tuple[str, Path]]:
-    """What has to keep to the faces: all that is not a test."""
+    """Yield the name and file of each module that is not a test."""
     for path in sorted(APP.rglob("*.py")):
         yield (
             ".".join(path.relative_to(APP.parent).with_suffix("").parts).removesuffix(".__init__"),
@@ -250,42 +219,6 @@ def users() -> Iterator[tuple[str, Path]]:
 USERS = dict(users())
 
 
-def past_a_face(user: str, node: ast.ImportFrom) -> Iterator[str]:
-    """The names that are imported from the inside of a package by somebody outside of it."""
-    for alias in node.names:
-        module = str(node.module)
-        around = [
-            package
-            for package in FACES
-            if package != "roundgate" and (module + ".").startswith(package + ".")
-        ]
-        package = max(around, key=len, default="")
-        if (
-            not package
-            or (user + ".").startswith(package + ".")
-            or is_of_a_revision(module.removeprefix("roundgate."))
-        ):
-            continue
-        if module != package or alias.name not in FACES[package]:
-            yield f"{module}.{alias.name}"
-
-
-def test_who_is_outside_of_a_package_imports_from_its_face() -> None:
-    found: dict[str, list[str]] = {}
-    for user, path in USERS.items():
-        if user not in FACES:
-            nodes = [
-                node
-                for node in ast.walk(ast.parse(path.read_text()))
-                if isinstance(node, ast.ImportFrom)
-            ]
-            found[user] = [name for node in nodes for name in past_a_face(user, node)]
-    past = {user: names for user, names in found.items() if names}
-    assert not past, (
-        "have the __init__ of the package offer these names, and import them from the package"
-    )
-
-
 def test_nothing_but_tests_imports_from_tests() -> None:
     found = {user: set(imports(ast.parse(path.read_text()))) for user, path in USERS.items()}
     assert not [
@@ -293,48 +226,6 @@ def test_nothing_but_tests_imports_from_tests() -> None:
         for user, names in found.items()
         if any(name.partition(".")[0] == "tests" for name in names)
     ]
-
-
-@pytest.mark.parametrize("package", FACES)
-def test_a_face_offers_at_run_time_what_type_checkers_see(package: str) -> None:
-    module = importlib.import_module(package)
-    assert sorted(FACES[package]) == list(module.__all__)
-    for name, source in FACES[package].items():
-        is_module = f"{package}.{name}".removeprefix("roundgate.") in MODULES
-        assert is_module == (source == package), (
-            f"{name}: a name must not take the place of a module"
-        )
-        behind = importlib.import_module(source)
-        assert getattr(module, name) is (
-            importlib.import_module(f"{package}.{name}") if is_module else getattr(behind, name)
-        )
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        module.nothing  # noqa: B018
-
-
-def test_every_package_has_a_face_or_is_a_revision_or_a_command() -> None:
-    packages = {
-        ".".join(path.parent.relative_to(APP.parent).parts) for path in APP.rglob("__init__.py")
-    }
-    assert packages - FACES.keys() == WITHOUT_FACE
-
-
-WITHOUT_FACE = {
-    "roundgate.backends.aws_lambda",
-    "roundgate.backends.http",
-    "roundgate.backends.openapi",
-    "roundgate.http.older",
-    "roundgate.backends.python",
-    "roundgate.cli",
-    "roundgate.cli.dialogue",
-    "roundgate.deployment",
-    "roundgate.deployment.stack",
-    "roundgate.deployment.stack.demo",
-    "roundgate.protocol.v2025",
-    "roundgate.protocol.v2026_07_28",
-}
-"""Kinds of back ends are found by `backends.registry`, revisions by `protocol.revisions`; `cli` is the
-command, and `deployment` what three of its commands do."""
 
 
 def loaded_after(statement: str) -> set[str]:
@@ -349,7 +240,7 @@ def loaded_after(statement: str) -> set[str]:
 
 def test_the_protocol_loads_no_web_framework() -> None:
     loaded = loaded_after("import roundgate.protocol.revisions")
-    assert not loaded & {"fastapi", "starlette", "httpx", "asyncio"}
+    assert not loaded & {"fastapi", "starlette", "httpx"}
 
 
 def test_the_app_loads_nothing_that_only_some_back_ends_need() -> None:
@@ -379,14 +270,11 @@ NOT_FOR_PYTHON_TOOLS = {
     "roundgate.backends.shaping",
     "roundgate.client",
     "roundgate.config.remedies",
-    "roundgate.http.older",
+    "roundgate.http.older.endpoint",
     "roundgate.methods.sessions",
-    "roundgate.protocol.v2025",
     "roundgate.tasks.pool",
     "roundgate.tasks.worker",
     "roundgate.tokens.session_ids",
-    "roundgate.watchdog",
-    "sqlite3",
 }
 """What a gateway with Python tools pays nothing for until somebody needs it."""
 
@@ -430,5 +318,6 @@ def test_every_package_says_what_it_is() -> None:
 def test_every_public_name_of_the_package_can_be_imported() -> None:
     import roundgate
 
-    for name in FACES["roundgate"]:
-        assert getattr(roundgate, name).__name__ == name
+    for package, name in EXPORTS:
+        if package == "roundgate":
+            assert getattr(roundgate, name).__name__ == name

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from roundgate import json, logs
-from roundgate.logs.text import TextFormatter
-from roundgate.tracing import NoTracing
+from roundgate import json
+from roundgate import observability as logs
+from roundgate.observability.text import TextFormatter
+from roundgate.observability.tracing import NoTracing
 from tests.support import root_logger
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

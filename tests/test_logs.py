@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from roundgate import logs
+from roundgate import observability as logs
 from roundgate.clock import Clock, iso
-from roundgate.logs import JsonFormatter, RequestLog, escaped, lines
+from roundgate.observability import JsonFormatter, RequestLog, escaped, lines
 from tests.support import root_logger
 
 
@@ -307,7 +307,7 @@ def test_a_process_that_ends_has_written_all_its_lines(end: str) -> None:
     code = f"""
 import asyncio, sys
 from roundgate import logs
-from roundgate.logs import lines
+from roundgate.observability import lines
 async def serve():
     logs.RequestLog().write({{"status": 200}})
     {end}
@@ -320,7 +320,7 @@ asyncio.run(serve())
 
 SEVERAL = """
 import asyncio, sys
-from roundgate.logs import lines
+from roundgate.observability import lines
 lines.configure("info", "json")
 async def main():
     log = lines.RequestLog()

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from roundgate.auth import LocalVerifier
-from roundgate.config.settings import Settings
 from roundgate.errors import ConfigError
 from roundgate.main import build_app, create_app
+from roundgate.settings.process import Settings
 from tests.support import root_logger, wire
 from tests.support.asgi import STATE_KEY, Client, client, config_file, gateway
 from tests.support.functions import EVERYTHING, add

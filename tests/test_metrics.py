@@ -12,8 +12,8 @@ from opentelemetry import metrics as api
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from roundgate import metrics
-from roundgate.metrics import Census, NoMetrics, OpenTelemetryMetrics
+from roundgate.observability import metrics
+from roundgate.observability.metrics import Census, NoMetrics, OpenTelemetryMetrics
 
 CENSUS = Census({"working": 3, "input_required": 1}, {"working": 7.5, "input_required": 0.0}, 2.5)
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from roundgate.clock import Clock
-from roundgate.config import Settings
 from roundgate.errors import ConfigError
-from roundgate.startup import make_stores
+from roundgate.runtime.startup import make_stores
+from roundgate.settings import Settings
 
 
 def test_stores_for_another_event_loop_have_as_many_shards() -> None:

@@ -15,10 +15,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pydantic import BaseModel
 
-from roundgate import Context, ToolError, tool, tracing
-from roundgate.config.settings import Settings
+from roundgate import Context, ToolError, tool
+from roundgate.observability import tracing
+from roundgate.observability.tracing import NoTracing, OpenTelemetry, context_of
 from roundgate.protocol.tasks import EXTENSION
-from roundgate.tracing import NoTracing, OpenTelemetry, context_of
+from roundgate.settings.process import Settings
 from tests.support import wire
 from tests.support.asgi import Client, client, gateway, stoppable
 from tests.support.rounds import CAPABILITIES, accept, retry

@@ -12,59 +12,37 @@ Names are imported when first used, so importing a part of the package costs tha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from roundgate.lazy import face
-
-if TYPE_CHECKING:
-    from roundgate.auth.principal import Principal as Principal
-    from roundgate.backends.declare import prompt as prompt
-    from roundgate.backends.declare import resource as resource
-    from roundgate.backends.declare import tool as tool
-    from roundgate.clock import Deadline as Deadline
-    from roundgate.errors import Declined as Declined
-    from roundgate.errors import InvalidParams as InvalidParams
-    from roundgate.errors import NotJson as NotJson
-    from roundgate.errors import OutcomeUnknown as OutcomeUnknown
-    from roundgate.errors import ResourceNotFound as ResourceNotFound
-    from roundgate.errors import StepFailed as StepFailed
-    from roundgate.errors import StepTimeout as StepTimeout
-    from roundgate.errors import ToolError as ToolError
-    from roundgate.protocol.content import Annotations as Annotations
-    from roundgate.protocol.content import AudioContent as AudioContent
-    from roundgate.protocol.content import BlobResourceContents as BlobResourceContents
-    from roundgate.protocol.content import Completion as Completion
-    from roundgate.protocol.content import EmbeddedResource as EmbeddedResource
-    from roundgate.protocol.content import Icon as Icon
-    from roundgate.protocol.content import ImageContent as ImageContent
-    from roundgate.protocol.content import PromptMessage as PromptMessage
-    from roundgate.protocol.content import ResourceLink as ResourceLink
-    from roundgate.protocol.content import TextContent as TextContent
-    from roundgate.protocol.content import TextResourceContents as TextResourceContents
-    from roundgate.protocol.content import ToolResult as ToolResult
-    from roundgate.replay.context import Context as Context
-    from roundgate.replay.questions import Answer as Answer
-    from roundgate.replay.questions import Form as Form
-    from roundgate.replay.questions import Root as Root
-    from roundgate.replay.questions import Roots as Roots
-    from roundgate.replay.questions import Sample as Sample
-    from roundgate.replay.questions import Sampled as Sampled
-    from roundgate.replay.questions import Url as Url
-    from roundgate.replay.sync_context import SyncContext as SyncContext
-else:
-    __getattr__, __all__ = face(
-        __name__,
-        {
-            ".auth.principal": "Principal",
-            ".backends.declare": "prompt resource tool",
-            ".clock": "Deadline",
-            ".errors": "Declined InvalidParams NotJson OutcomeUnknown ResourceNotFound StepFailed "
-            "StepTimeout ToolError",
-            ".protocol.content": "Annotations AudioContent BlobResourceContents Completion "
-            "EmbeddedResource Icon ImageContent PromptMessage ResourceLink TextContent "
-            "TextResourceContents ToolResult",
-            ".replay.context": "Context",
-            ".replay.questions": "Answer Form Root Roots Sample Sampled Url",
-            ".replay.sync_context": "SyncContext",
-        },
-    )
+from roundgate.auth.principal import Principal as Principal
+from roundgate.backends.declare import prompt as prompt
+from roundgate.backends.declare import resource as resource
+from roundgate.backends.declare import tool as tool
+from roundgate.clock import Deadline as Deadline
+from roundgate.errors import Declined as Declined
+from roundgate.errors import InvalidParams as InvalidParams
+from roundgate.errors import NotJson as NotJson
+from roundgate.errors import OutcomeUnknown as OutcomeUnknown
+from roundgate.errors import ResourceNotFound as ResourceNotFound
+from roundgate.errors import StepFailed as StepFailed
+from roundgate.errors import StepTimeout as StepTimeout
+from roundgate.errors import ToolError as ToolError
+from roundgate.protocol.content import Annotations as Annotations
+from roundgate.protocol.content import AudioContent as AudioContent
+from roundgate.protocol.content import BlobResourceContents as BlobResourceContents
+from roundgate.protocol.content import Completion as Completion
+from roundgate.protocol.content import EmbeddedResource as EmbeddedResource
+from roundgate.protocol.content import Icon as Icon
+from roundgate.protocol.content import ImageContent as ImageContent
+from roundgate.protocol.content import PromptMessage as PromptMessage
+from roundgate.protocol.content import ResourceLink as ResourceLink
+from roundgate.protocol.content import TextContent as TextContent
+from roundgate.protocol.content import TextResourceContents as TextResourceContents
+from roundgate.protocol.content import ToolResult as ToolResult
+from roundgate.replay.context import Context as Context
+from roundgate.replay.questions import Answer as Answer
+from roundgate.replay.questions import Form as Form
+from roundgate.replay.questions import Root as Root
+from roundgate.replay.questions import Roots as Roots
+from roundgate.replay.questions import Sample as Sample
+from roundgate.replay.questions import Sampled as Sampled
+from roundgate.replay.questions import Url as Url
+from roundgate.replay.sync_context import SyncContext as SyncContext

@@ -23,14 +23,16 @@ with kept():  # to look for garbage among all modules would be 4 % of a cold sta
     from mangum import Mangum
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from roundgate import aws, json, startup
+    from roundgate import aws, json
     from roundgate.clock import Clock, seed_after_restore
-    from roundgate.config import ConfigFile, Settings
-    from roundgate.endpoints import endpoints_of
+    from roundgate.config import ConfigFile
     from roundgate.errors import ConfigError
     from roundgate.http import HEALTH, Hosting
     from roundgate.main import build_app
     from roundgate.protocol import Request, jsonrpc
+    from roundgate.runtime import startup
+    from roundgate.runtime.endpoints import endpoints_of
+    from roundgate.settings import Settings
 
 if TYPE_CHECKING:
     from mangum.types import LambdaContext

@@ -19,10 +19,13 @@ with kept():  # to look for garbage among all modules would be 4 % of a cold sta
     import os
     from collections.abc import Mapping
 
-    from roundgate import aws, metrics, startup
+    from roundgate import aws
     from roundgate.clock import Clock, Deadline, seed_after_restore
+    from roundgate.observability import metrics
+    from roundgate.runtime import startup
     from roundgate.storage import TaskRef
-    from roundgate.tasks import Sweep, Turn, Worker
+    from roundgate.tasks import Sweep, Turn
+    from roundgate.tasks.worker import Worker
 
 Event: TypeAlias = dict[str, Any]
 

@@ -20,11 +20,9 @@ from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
 
-from roundgate import tracing
 from roundgate.auth import Verifier
 from roundgate.clock import Clock
-from roundgate.config import ConfigFile, Settings
-from roundgate.endpoints import endpoints_of
+from roundgate.config import ConfigFile
 from roundgate.garbage import kept
 from roundgate.http import (
     GRACE_S,
@@ -43,12 +41,15 @@ from roundgate.http import (
     nothing_at,
     public_origins,
 )
-from roundgate.protected import make_resources, make_verifiers
-from roundgate.replica import Replica
-from roundgate.startup import Stores, build_core, read_configuration
+from roundgate.http.protected import make_resources, make_verifiers
+from roundgate.http.replica import Replica
+from roundgate.observability import tracing
+from roundgate.runtime.endpoints import endpoints_of
+from roundgate.runtime.startup import Stores, build_core, read_configuration
+from roundgate.settings import Settings
 
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
-"""`roundgate.tracing` makes the spans: it knows methods and tools, FastAPI only paths."""
+"""`roundgate.observability.tracing` makes the spans: it knows methods and tools, FastAPI only paths."""
 
 
 def create_app() -> FastAPI:

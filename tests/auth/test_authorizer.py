@@ -8,8 +8,8 @@ import pytest
 
 from roundgate.auth.authorizer import AuthorizerVerifier
 from roundgate.auth.principal import Principal
-from roundgate.config import AuthorizerConfig
 from roundgate.errors import Unauthenticated
+from roundgate.settings import AuthorizerConfig
 
 ISSUER = "https://issuer.example"
 BY = AuthorizerVerifier(AuthorizerConfig(authorizer="api-gateway", issuer=ISSUER))

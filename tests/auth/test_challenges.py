@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from roundgate import Context, tool
-from roundgate.config.settings import Settings
 from roundgate.errors import ConfigError
 from roundgate.main import build_app
+from roundgate.settings.process import Settings
 from tests.support import wire
 from tests.support.asgi import Client, client, config_file, gateway
 from tests.support.issuer import (

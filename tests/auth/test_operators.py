@@ -18,11 +18,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from roundgate import tool
-from roundgate.config.settings import Settings
 from roundgate.http import exchange
 from roundgate.http.exchange import Exchange, route_path
 from roundgate.http.responder import Responder
 from roundgate.main import build_app
+from roundgate.settings.process import Settings
 from tests.support import wire
 from tests.support.asgi import STATE_KEY, Client, client, config_file
 from tests.support.issuer import ISSUER, PUBLIC_URL, bearer, guarded, jwks, token

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from roundgate.auth.jwks import KeySet
 from roundgate.auth.principal import LOCAL, LocalVerifier, Principal
 from roundgate.auth.verifier import JwtVerifier
-from roundgate.config import JwtAuthConfig
 from roundgate.errors import InsufficientScope, Unauthenticated
+from roundgate.settings import JwtAuthConfig
 from tests.support.clocks import FixedClock
 from tests.support.issuer import AUDIENCE, ISSUER, jwks, private_key, public_jwk, token
 from tests.support.services import answer, service

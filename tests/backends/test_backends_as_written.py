@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from roundgate import config
-from roundgate.backends import loading
 from roundgate.errors import ConfigError, Problem
+from roundgate.runtime import loading
 from tests.support.openapi import document
 
 KEY = {"type": "apiKey", "in": "header", "name": "X-Key"}

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from roundgate import ImageContent, TextContent, ToolResult, tool
-from roundgate.backends import loading
-from roundgate.config.settings import Settings
 from roundgate.errors import ConfigError, Unavailable
 from roundgate.main import build_app
+from roundgate.runtime import loading
+from roundgate.settings.process import Settings
 from tests.support.asgi import STATE_KEY, Client, client, config_file, stoppable
 from tests.support.clocks import SkippingClock
 from tests.support.issuer import PUBLIC_URL, bearer, gateway_for, token

@@ -17,7 +17,7 @@ from joserfc.jwk import import_key
 
 from roundgate.backends.http.credential_config import ClientCredentials
 from roundgate.clock import Clock
-from roundgate.config import Reference, Secret
+from roundgate.settings import Reference, Secret
 from tests.support.asgi import Client
 from tests.support.authority import Authority
 from tests.support.authorization_server import CLIENT, Issuer, running

@@ -24,10 +24,10 @@ from roundgate.backends.http.remote_config import RemoteConfig
 from roundgate.backends.http.secrets import Redactor
 from roundgate.backends.registry import KINDS
 from roundgate.backends.secret_reading import Secrets
-from roundgate.config import Reference, Secret
-from roundgate.config.settings import Settings
 from roundgate.errors import BackendError, UnresolvedReference
 from roundgate.main import build_app
+from roundgate.settings import Reference, Secret
+from roundgate.settings.process import Settings
 from tests.support.asgi import STATE_KEY, Client, client
 from tests.support.clocks import FixedClock
 from tests.support.issuer import PUBLIC_URL, bearer, jwks, token

@@ -15,13 +15,14 @@ from typing import Any
 import httpx
 import pytest
 
-from roundgate import aws, config, reload
-from roundgate.backends import loading, secret_reading
+from roundgate import aws, config
+from roundgate.backends import secret_reading
 from roundgate.backends.secret_reading import REFRESH_MS, Secrets
-from roundgate.config import Reference, Secret
-from roundgate.config.settings import Settings
 from roundgate.errors import ConfigError
 from roundgate.main import build_app
+from roundgate.runtime import loading, reload
+from roundgate.settings import Reference, Secret
+from roundgate.settings.process import Settings
 from tests.support import moto_server
 from tests.support.asgi import STATE_KEY, Client, client
 from tests.support.clocks import FixedClock

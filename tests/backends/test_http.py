@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from roundgate import logs
+from roundgate import observability as logs
 from roundgate.backends.http.config import HttpBackendConfig
 from roundgate.errors import ConfigError
 from tests.support import root_logger, wire

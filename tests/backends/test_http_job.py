@@ -18,11 +18,11 @@ from roundgate.backends.http.dialogue import INPUT_REQUIRED
 from roundgate.cli import main
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
-from roundgate.config.base import Origin
-from roundgate.config.yaml_file import Located
 from roundgate.errors import LeaseLost
 from roundgate.main import build_app
-from roundgate.startup import Stores, make_stores
+from roundgate.runtime.startup import Stores, make_stores
+from roundgate.settings.base import Origin
+from roundgate.settings.yaml_file import Located
 from roundgate.storage.tasks import TaskRecord, TaskRef
 from roundgate.tasks.call import owner_of
 from roundgate.tasks.ending import Turn
@@ -447,7 +447,7 @@ async def sent_and_not_noted(one: House, directory: Path, ref: TaskRef) -> Async
 
 def worker_of(other: House, directory: Path) -> tuple[Any, Callable[[], Any]]:
     """A worker of a process of its own, and what closes it."""
-    from roundgate.startup import build_core
+    from roundgate.runtime.startup import build_core
 
     arguments = {"what": {"required": True}}
     declared = {

@@ -20,12 +20,12 @@ from roundgate.backends.aws_lambda.index import FORMAT, write
 from roundgate.backends.aws_lambda.payload import MAX_EVENT_BYTES, bytes_of
 from roundgate.backends.aws_lambda.target import target
 from roundgate.config import GatewayConfig
-from roundgate.config.base import Origin
 from roundgate.config.loading import ConfigFile
-from roundgate.config.settings import Settings
-from roundgate.config.yaml_file import Located
 from roundgate.errors import ConfigError, ToolError
 from roundgate.main import build_app
+from roundgate.settings.base import Origin
+from roundgate.settings.process import Settings
+from roundgate.settings.yaml_file import Located
 from tests.support.lambdas import entry, gateway_with, refused, said, use
 from tests.support.rounds import Conversation, accept, tool
 from tests.support.services import Service, answer, service
@@ -684,7 +684,7 @@ def test_a_cold_start_invokes_nothing(
     use(patch, "http://127.0.0.1:1")
     if kept is not None:
         (tmp_path / "desk.index").write_bytes(kept)
-    from roundgate.backends import loading
+    from roundgate.runtime import loading
 
     backend = {**entry(describe=True)}
     config = GatewayConfig.model_validate({"backends": [backend]})
@@ -698,7 +698,7 @@ def test_an_index_of_another_version_says_to_compile_again(
     patch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     use(patch, "http://127.0.0.1:1")
-    from roundgate.backends import loading
+    from roundgate.runtime import loading
 
     backend = entry(describe=True)
     index = write([], LambdaBackendConfig.model_validate(backend))
@@ -715,7 +715,7 @@ def test_an_index_of_another_version_says_to_compile_again(
 def test_an_index_is_of_one_function_and_what_is_declared_comes_first(
     patch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from roundgate.backends import loading
+    from roundgate.runtime import loading
 
     told = [
         {"name": name, "description": "From it.", "inputSchema": ANY} for name in ("tool", "b", "b")

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from roundgate import config, reload
-from roundgate.backends import loading
+from roundgate import config
 from roundgate.backends.python.backend import PythonBackend
-from roundgate.config.settings import Settings
 from roundgate.errors import ConfigError
 from roundgate.main import build_app
+from roundgate.runtime import loading, reload
+from roundgate.settings.process import Settings
 from tests.support import wire
 from tests.support.asgi import STATE_KEY, Client, Exchange, client, stoppable
 from tests.support.task_client import DECLARED, TaskClient, task_settings

@@ -14,9 +14,9 @@ from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.credential_config import ClientCredentials
 from roundgate.backends.http.oauth import TokenSource
 from roundgate.backends.secret_reading import Secrets
-from roundgate.config import Origin
-from roundgate.config.yaml_file import Located
 from roundgate.errors import BackendError
+from roundgate.settings import Origin
+from roundgate.settings.yaml_file import Located
 from tests.support.clocks import FixedClock
 from tests.support.services import Service, answer, gateway_to, service
 

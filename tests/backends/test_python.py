@@ -36,9 +36,9 @@ from roundgate import (
     tool,
 )
 from roundgate.config import ConfigFile
-from roundgate.config.settings import Settings
 from roundgate.errors import ConfigError
 from roundgate.main import build_app
+from roundgate.settings.process import Settings
 from tests.support import wire
 from tests.support.asgi import client, gateway
 

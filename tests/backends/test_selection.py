@@ -7,8 +7,8 @@ import pytest
 from pydantic import ValidationError
 
 from roundgate import tool
-from roundgate.backends import loading
 from roundgate.backends.config import Selector
+from roundgate.runtime import loading
 from tests.support.asgi import config_file
 from tests.support.openapi import document, file_of, operation
 

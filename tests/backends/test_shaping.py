@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from roundgate import ToolResult, tool
-from roundgate.backends import loading
 from roundgate.errors import ConfigError
+from roundgate.runtime import loading
 from tests.support.asgi import client, config_file, gateway
 from tests.support.openapi import document, file_of, gateway_of, operation
 from tests.support.services import answer, service

@@ -36,8 +36,8 @@ from typing import Any, Final, cast
 
 from roundgate.auth.principal import Principal
 from roundgate.clock import Clock
-from roundgate.config import TasksConfig
 from roundgate.replay.context import Context
+from roundgate.settings import TasksConfig
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.queue import Message
 from roundgate.storage.sqlite.database import Database

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from roundgate.auth.principal import LOCAL
-from roundgate.config import TasksConfig
+from roundgate.settings import TasksConfig
 from tests.replay.test_any_branches import check, doubled, expected_of
 from tests.replay.test_any_limits import check_limits
 from tests.support import dynamodb

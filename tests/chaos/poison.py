@@ -27,12 +27,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from roundgate import json, startup
+from roundgate import json
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
-from roundgate.config import TasksConfig, settings
 from roundgate.protocol.tasks import Status
 from roundgate.replay.journal import Journal
+from roundgate.runtime import startup
+from roundgate.settings import TasksConfig
+from roundgate.settings import process as settings
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks.call import TaskCall, owner_of
 from roundgate.tasks.service import Tasks

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.reload import CONFIRM_S
+from roundgate.runtime.reload import CONFIRM_S
 from tests.cli.test_reload import connected, logged, names, save, until
 from tests.support.asgi import Client
 from tests.support.server import Server, running

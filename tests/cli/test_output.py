@@ -16,7 +16,7 @@ from roundgate.cli import listing
 from roundgate.cli.status import Status
 from roundgate.cli.terminal import columns, cut
 from roundgate.client import Log, Progress, TaskState
-from roundgate.logs import Style
+from roundgate.observability import Style
 
 
 class Screen(io.StringIO):

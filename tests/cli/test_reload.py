@@ -18,10 +18,10 @@ from typing import Any
 import httpx
 import pytest
 
-from roundgate import reload
 from roundgate.config import load
-from roundgate.config.settings import Settings
 from roundgate.main import build_app
+from roundgate.runtime import reload
+from roundgate.settings.process import Settings
 from tests.support import wire
 from tests.support.asgi import STATE_KEY, Client, client, stoppable
 from tests.support.server import Server, running

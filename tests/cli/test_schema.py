@@ -12,8 +12,9 @@ from jsonschema_rs import Draft202012Validator, meta
 
 from roundgate import config
 from roundgate.cli import main
-from roundgate.config import GatewayConfig, yaml_file
+from roundgate.config import GatewayConfig
 from roundgate.errors import ConfigError
+from roundgate.settings import yaml_file
 from tests.support.command import roundgate
 
 ROOT = Path(__file__).parent.parent.parent

@@ -16,8 +16,8 @@ import pytest
 
 from roundgate import tool
 from roundgate.cli import main
-from roundgate.config.settings import Settings
 from roundgate.errors import ConfigError, ToolError
+from roundgate.settings.process import Settings
 from tests.support import root_logger, wire
 from tests.support.asgi import client, gateway
 from tests.support.server import running

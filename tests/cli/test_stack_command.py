@@ -8,10 +8,10 @@ from textwrap import dedent
 import pytest
 
 from roundgate import config
-from roundgate.backends import loading
 from roundgate.cli import main, package
 from roundgate.deployment import runtime
 from roundgate.deployment.stack import demo
+from roundgate.runtime import loading
 
 CONFIG = """
 env: {REGION: eu, API_KEY: "${secret:till}"}

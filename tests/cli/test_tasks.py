@@ -19,9 +19,9 @@ from roundgate.auth.principal import LOCAL
 from roundgate.cli import main, task_acting
 from roundgate.cli.terminal import say
 from roundgate.clock import Clock
-from roundgate.config.settings import from_environment
 from roundgate.errors import Unavailable
-from roundgate.startup import make_stores
+from roundgate.runtime.startup import make_stores
+from roundgate.settings.process import from_environment
 from roundgate.storage import Cancelled, NewTask, TaskRef
 from roundgate.storage.dynamodb import DynamoDbTasks
 from roundgate.storage.sqlite import Database, SqliteTasks

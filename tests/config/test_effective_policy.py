@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from roundgate.backends import loading
 from roundgate.backends.catalog import Missing
 from roundgate.config import load
-from roundgate.effective_policy import EffectivePolicy, effective_policy, losses
+from roundgate.runtime import loading
+from roundgate.runtime.effective_policy import EffectivePolicy, effective_policy, losses
 
 TOOLS = '''
 from roundgate import tool

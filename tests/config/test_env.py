@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from roundgate.backends import loading
 from roundgate.config import load
 from roundgate.deployment import granting, packaging, placing
 from roundgate.errors import ConfigError
+from roundgate.runtime import loading
 from tests.support.moto_server import running
 
 TOOLS = """

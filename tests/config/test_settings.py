@@ -51,10 +51,11 @@ from roundgate.backends.http.remote_config import RemoteConfig
 from roundgate.backends.http.tls_config import TlsConfig
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.python.config import PythonBackendConfig
-from roundgate.config import settings
-from roundgate.config.base import Model
-from roundgate.config.settings import Settings, from_environment
 from roundgate.errors import ConfigError
+from roundgate.settings import process as settings
+from roundgate.settings import sections
+from roundgate.settings.base import Model
+from roundgate.settings.process import Settings, from_environment
 
 
 def problems(**environ: str) -> list[str]:
@@ -201,19 +202,19 @@ def test_every_variable_that_is_read_is_described_at_its_field() -> None:
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
 PLACES: dict[type[Model], str] = {
-    config.ServerConfig: "## `server`",
-    config.HttpConfig: "## `http`",
-    config.LimitsConfig: "## `limits`",
-    config.CallersConfig: "## `auth`",
-    config.JwtAuthConfig: "## `auth`",
-    config.AuthorizerConfig: "| setting of an authorizer",
-    config.StateConfig: "## `state`",
-    config.PackageConfig: "## `package`",
-    config.SessionsConfig: "## `sessions`",
-    config.FallbackConfig: "## `fallback`",
-    config.TasksConfig: "## `tasks`",
-    config.CachingConfig: "## `caching`",
-    config.CacheHint: "## `caching`",
+    sections.ServerConfig: "## `server`",
+    sections.HttpConfig: "## `http`",
+    sections.LimitsConfig: "## `limits`",
+    sections.CallersConfig: "## `auth`",
+    sections.JwtAuthConfig: "## `auth`",
+    sections.AuthorizerConfig: "| setting of an authorizer",
+    sections.StateConfig: "## `state`",
+    sections.PackageConfig: "## `package`",
+    sections.SessionsConfig: "## `sessions`",
+    sections.FallbackConfig: "## `fallback`",
+    sections.TasksConfig: "## `tasks`",
+    sections.CachingConfig: "## `caching`",
+    sections.CacheHint: "## `caching`",
     BackendConfig: "## `backends`",
     Selector: "| setting of a selector",
     SearchConfig: "## `search`",
@@ -291,7 +292,9 @@ def test_every_model_of_the_file_has_its_place_in_the_documentation() -> None:
 
 def subclasses(model: type[Model]) -> Iterator[type[Model]]:
     for one in model.__subclasses__():
-        if one.__module__.startswith(("roundgate.config.", "roundgate.backends.")):
+        if one.__module__.startswith(
+            ("roundgate.config.", "roundgate.settings.", "roundgate.backends.")
+        ):
             yield one
             yield from subclasses(one)
 
@@ -310,7 +313,7 @@ def test_a_default_in_the_documentation_is_the_one_in_the_code(model: type[Model
         for name, field in own_settings(model).items()
         if type(field.default) in (int, float, str) and field.default
     }
-    if model is not config.CacheHint:  # its default depends on the list
+    if model is not sections.CacheHint:  # its default depends on the list
         assert {name: told[name] for name in plain.keys() & told.keys()} == {
             name: str(default) for name, default in plain.items() if name in told
         }

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from roundgate import lambda_http, lambda_worker, startup
+from roundgate import lambda_http, lambda_worker
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
-from roundgate.config import settings
+from roundgate.runtime import startup
+from roundgate.settings import process as settings
 from roundgate.storage.tasks import Claimed, TaskRef
 from roundgate.tasks.call import owner_of
 from roundgate.tokens import keys

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from infra import costs
-from roundgate import logs
+from roundgate import observability as logs
 from roundgate.clock import Clock
 from roundgate.deployment.stack.template import Template
 from roundgate.lambda_worker import embedded
-from roundgate.metrics import Census
+from roundgate.observability.metrics import Census
 from tests.functions.at_aws import REQUEUE_S, Witness, begin, result, work
 from tests.functions.at_aws import dynamodb as dynamodb
 from tests.functions.at_aws import endpoint as endpoint

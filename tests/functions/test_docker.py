@@ -19,8 +19,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from roundgate.config.settings import Settings
 from roundgate.deployment.ports import reserved_port
+from roundgate.settings.process import Settings
 from tests.support import wire
 from tests.support.dynamodb import ROOT
 

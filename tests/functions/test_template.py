@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from roundgate import lambda_worker
-from roundgate.config.settings import Settings, from_environment
 from roundgate.deployment.stack.front import INTEGRATION_S
 from roundgate.deployment.stack.stack import EXECUTIONS, rate_s
 from roundgate.deployment.stack.template import Template
+from roundgate.settings.process import Settings, from_environment
 from roundgate.storage.dynamodb.table import TABLE
 from tests.support import permissions
 from tests.support.dynamodb import ROOT

@@ -7,7 +7,7 @@ import pytest
 
 from roundgate.deployment.stack.template import Template
 from roundgate.lambda_worker import NAMESPACE, embedded
-from roundgate.metrics import Census
+from roundgate.observability.metrics import Census
 from tests.support.cloudwatch import Alarm, Minutes, alarms
 from tests.support.dynamodb import ROOT
 

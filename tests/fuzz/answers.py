@@ -29,11 +29,11 @@ from fastapi import FastAPI
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from roundgate import logs
-from roundgate.config import HttpConfig
-from roundgate.config.settings import Settings
-from roundgate.http import Bounds, Connections
+from roundgate import observability as logs
+from roundgate.http.connections import Bounds, Connections
 from roundgate.main import build_app
+from roundgate.settings import HttpConfig
+from roundgate.settings.process import Settings
 from tests.fuzz.targets import Wire
 from tests.support.asgi import config_file
 from tests.support.clocks import FixedClock

@@ -26,11 +26,11 @@ from roundgate.auth.jwks import KeySet
 from roundgate.auth.principal import Principal
 from roundgate.auth.verifier import JwtVerifier
 from roundgate.clock import Clock
-from roundgate.config import HttpConfig, JwtAuthConfig
 from roundgate.errors import AuthError, ConfigError, Problem, StateRefused
-from roundgate.http import Bounds, Connections
+from roundgate.http.connections import Bounds, Connections
 from roundgate.http.room import Stage
 from roundgate.protocol.uri_template import UriTemplate
+from roundgate.settings import HttpConfig, JwtAuthConfig
 from roundgate.tokens.request_state import Binding, StateSealer
 from roundgate.tokens.sealed import KeyRing
 from tests.chaos.hostile import request

@@ -27,9 +27,9 @@ from fastapi import FastAPI
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
 from roundgate.json import encode
-from roundgate.logs import JsonFormatter
+from roundgate.observability import JsonFormatter
 from roundgate.protocol import v2025
-from roundgate.startup import Stores, make_stores
+from roundgate.runtime.startup import Stores, make_stores
 from roundgate.storage.tasks import NOTHING, Claimed, NewTask, TaskRef
 from roundgate.tasks.call import owner_of
 from tests.support import wire

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from roundgate.config.settings import Settings
 from roundgate.http.guard import host_allowed, origin_allowed
+from roundgate.settings.process import Settings
 from tests.support import wire
 from tests.support.asgi import Client, Exchange, client, gateway
 from tests.support.functions import add

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from mcp_types import _v2026_07_28 as official
 from pydantic import TypeAdapter
 
-from roundgate.config.settings import Settings
+from roundgate.settings.process import Settings
 from tests.support import wire
 from tests.support.asgi import Client, Exchange, client, gateway, stoppable
 from tests.support.functions import EVERYTHING, add, change, note, review

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from roundgate import Context, logs, tool
+from roundgate import Context, tool
+from roundgate import observability as logs
 from tests.support import root_logger, wire
 from tests.support.asgi import Client, Exchange, client, gateway
 from tests.support.functions import add

@@ -16,8 +16,8 @@ from mcp import MCPError
 from mcp.client.session import ClientSession
 from mcp.client.sse import sse_client
 
-from roundgate.config.settings import Settings
 from roundgate.http import old_transport
+from roundgate.settings.process import Settings
 from tests.support.asgi import gateway
 from tests.support.functions import EVERYTHING
 

@@ -14,9 +14,9 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from roundgate import Context, tool
-from roundgate.config.settings import Settings
 from roundgate.errors import Unavailable
 from roundgate.http.older import patient
+from roundgate.settings.process import Settings
 from roundgate.storage.sqlite.sessions import SqliteSessions
 from tests.support.asgi import gateway
 from tests.support.rounds import KEYS, accept

@@ -17,8 +17,8 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from roundgate import Context, ToolError, tool
-from roundgate.config.settings import Settings
 from roundgate.http.older import asking, cancelling, claims
+from roundgate.settings.process import Settings
 from tests.support.asgi import gateway
 from tests.support.rounds import KEYS, accept
 from tests.support.sessions import Event, Session, Stream, calling, opened

@@ -18,8 +18,8 @@ from pydantic import BaseModel
 from roundgate import Context, Form, Roots, Sample, SyncContext, prompt, tool
 from roundgate.client import Client, Question
 from roundgate.client.questions import Kind
-from roundgate.config.settings import Settings
 from roundgate.http.older import asking
+from roundgate.settings.process import Settings
 from tests.support.asgi import gateway
 from tests.support.rounds import KEYS, accept, sampled
 from tests.support.sessions import Event, Session, calling, opened, request

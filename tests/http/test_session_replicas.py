@@ -16,8 +16,8 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from roundgate import Context, resource, tool
-from roundgate.config.settings import Settings
 from roundgate.http.older import cancelling, changes
+from roundgate.settings.process import Settings
 from tests.http.test_listen import listening, said
 from tests.support.asgi import gateway
 from tests.support.rounds import KEYS, accept

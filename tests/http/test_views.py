@@ -17,11 +17,11 @@ import pytest
 
 from roundgate import Context, prompt, resource, tool
 from roundgate.auth import LOCAL
-from roundgate.backends import loading
 from roundgate.errors import ConfigError
 from roundgate.main import build_app
 from roundgate.methods import Hub
 from roundgate.protocol import SubscriptionFilter
+from roundgate.runtime import loading
 from tests.support import wire
 from tests.support.asgi import Client, Exchange, client, config_file, gateway, stoppable
 from tests.support.issuer import PUBLIC_URL, bearer, gateway_for, token

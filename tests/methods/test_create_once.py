@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from roundgate import Context, ToolError, tool
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
-from roundgate.startup import Stores, make_stores
+from roundgate.runtime.startup import Stores, make_stores
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.tasks import NewTask
 from tests.support import wire

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from roundgate import Completion, Context, prompt, resource, tool
-from roundgate.config.settings import Settings
 from roundgate.protocol.tasks import EXTENSION
 from roundgate.protocol.v2026_07_28 import METHODS
+from roundgate.settings.process import Settings
 from tests.support import wire
 from tests.support.asgi import Client, client, gateway
 from tests.support.functions import EVERYTHING, add, change, echo, note, note_by, review

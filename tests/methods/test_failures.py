@@ -25,7 +25,7 @@ from roundgate import (
     resource,
     tool,
 )
-from roundgate.config import TaskMode
+from roundgate.settings import TaskMode
 from roundgate.testing import Gateway
 from tests.support.asgi import Client, client, gateway
 from tests.support.functions import SECRET, add

@@ -13,8 +13,8 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from roundgate import Context, Form, Roots, Sample, tool
-from roundgate.config.settings import Settings
 from roundgate.errors import ConfigError
+from roundgate.settings.process import Settings
 from tests.support.asgi import client, gateway
 from tests.support.rounds import KEYS, accept, retry, sampled
 from tests.support.sessions import calling, opened

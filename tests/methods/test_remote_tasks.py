@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 
 from roundgate.auth.principal import LOCAL, Principal
-from roundgate.config import TasksConfig
+from roundgate.settings import TasksConfig
 from roundgate.tasks import named
 from roundgate.tokens.keys import parse
 from roundgate.tokens.sealed import KeyRing

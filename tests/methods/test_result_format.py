@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from roundgate import config
+from roundgate import settings
 from roundgate.clock import Clock
 from roundgate.errors import InternalError
 from roundgate.json import encode
@@ -22,7 +22,7 @@ from roundgate.protocol.pages import Pages
 
 INFO = {"name": "roundgate", "version": "1"}
 META = {"io.modelcontextprotocol/serverInfo": INFO}
-HINT = config.CacheHint(ttl_ms=5, scope="private")
+HINT = settings.CacheHint(ttl_ms=5, scope="private")
 PAGES = Pages([("a", b'{"name":"a"}'), ("b", b'{"name":"b"}')], 1)
 
 

@@ -13,9 +13,9 @@ import pytest
 from fastapi import FastAPI
 
 from roundgate import Context, tool
-from roundgate.backends import loading
 from roundgate.errors import ConfigError
 from roundgate.main import build_app
+from roundgate.runtime import loading
 from tests.support import wire
 from tests.support.asgi import Client, client, config_file, gateway, stoppable
 from tests.support.issuer import bearer, gateway_for, token

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from roundgate import Context, InvalidParams, SyncContext, ToolError, tool
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
-from roundgate.startup import Stores, make_stores
+from roundgate.runtime.startup import Stores, make_stores
 from roundgate.storage.queue import Message
 from roundgate.storage.tasks import NewTask, TaskRef
 from tests.support import wire

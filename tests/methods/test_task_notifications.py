@@ -14,9 +14,9 @@ import pytest
 from fastapi import FastAPI
 
 from roundgate.clock import Clock
-from roundgate.config.settings import Settings
 from roundgate.errors import Unavailable
-from roundgate.startup import Stores, make_stores
+from roundgate.runtime.startup import Stores, make_stores
+from roundgate.settings.process import Settings
 from tests.support import wire
 from tests.support.asgi import Client, Exchange, client, gateway
 from tests.support.clocks import SkippingClock

@@ -16,8 +16,8 @@ from fastapi import FastAPI
 
 from roundgate import Context, config, tool
 from roundgate.auth.authorizer import AuthorizerVerifier
-from roundgate.config import AuthorizerConfig
 from roundgate.main import build_app
+from roundgate.settings import AuthorizerConfig
 from tests.support import wire
 from tests.support.asgi import Client, Exchange, client, stoppable
 from tests.support.issuer import ISSUER, PUBLIC_URL, bearer, guarded, jwks, token

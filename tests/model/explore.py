@@ -22,10 +22,10 @@ from typing import Any, Final
 
 from roundgate import json
 from roundgate.auth.principal import LOCAL
-from roundgate.config import TasksConfig
 from roundgate.errors import Unavailable
 from roundgate.protocol.tasks import OPEN, Status
 from roundgate.replay.journal import Journal
+from roundgate.settings import TasksConfig
 from roundgate.tasks.call import TaskCall
 from tests.model.network import Weather
 from tests.model.processes import Process, Shared

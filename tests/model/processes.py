@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from roundgate.backends.catalog import Catalog
 from roundgate.clock import Clock
-from roundgate.config import TasksConfig
+from roundgate.settings import TasksConfig
 from roundgate.storage.tasks import Lease
 from roundgate.tasks.pool import Pool
 from roundgate.tasks.service import Tasks

@@ -14,7 +14,7 @@ from roundgate.replay.branches import InStep, here
 from roundgate.replay.journal import Began, Finished, Raised, Slept, from_row
 from roundgate.storage.tasks import Lease
 from roundgate.tasks.turn import Running
-from roundgate.watchdog import RUNNING
+from roundgate.tasks.watchdog import RUNNING
 
 if TYPE_CHECKING:
     from tests.model.processes import Process, Shared

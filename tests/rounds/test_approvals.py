@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from roundgate import Context, tool
-from roundgate.config.settings import Settings
 from roundgate.main import build_app
+from roundgate.settings.process import Settings
 from tests.support import rounds
 from tests.support.asgi import Client, client, config_file
 from tests.support.rounds import CAPABILITIES, KEYS, REFUSAL, accept, retry

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from roundgate import Context, prompt, resource, tool
-from roundgate.config.settings import Settings
+from roundgate.settings.process import Settings
 from tests.support import rounds
 from tests.support.asgi import client, gateway
 from tests.support.rounds import CAPABILITIES, KEYS, Conversation, accept, retry

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from roundgate import config
-from roundgate.config.settings import Settings
 from roundgate.main import build_app
+from roundgate.settings.process import Settings
 from tests.support.asgi import Client, client
 from tests.support.rounds import KEYS, Conversation, accept, sampled, tool
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from roundgate import Context, Form, tool
 from roundgate.auth.principal import LOCAL
-from roundgate.config.settings import Settings
+from roundgate.settings.process import Settings
 from roundgate.tasks.call import owner_of
 from tests.support.asgi import client, gateway
 from tests.support.issuer import ISSUER, bearer, gateway_for, token

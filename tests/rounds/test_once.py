@@ -17,8 +17,8 @@ from fastapi import FastAPI
 
 from roundgate import Context, ToolError, tool
 from roundgate.clock import Clock
-from roundgate.config.settings import Settings
 from roundgate.main import build_app
+from roundgate.settings.process import Settings
 from tests.rounds.conftest import Effects, Start
 from tests.rounds.served.tools import Consent, effect, pay
 from tests.support import rounds, wire

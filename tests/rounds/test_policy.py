@@ -11,9 +11,9 @@ import pytest
 
 from roundgate import tool
 from roundgate.config import ConfigFile, GatewayConfig
-from roundgate.config.settings import Settings
 from roundgate.errors import ConfigError
 from roundgate.main import build_app
+from roundgate.settings.process import Settings
 from tests.support import rounds
 from tests.support.asgi import Client, client, config_file
 from tests.support.rounds import CAPABILITIES, KEYS, Conversation, accept, retry

@@ -10,9 +10,9 @@ import pytest
 from pydantic import BaseModel
 
 from roundgate import Context, prompt, resource, tool
-from roundgate.config.settings import Settings
 from roundgate.errors import ConfigError
 from roundgate.main import build_app
+from roundgate.settings.process import Settings
 from tests.support import rounds
 from tests.support.asgi import client, config_file, gateway
 from tests.support.rounds import CAPABILITIES, KEYS, accept, retry

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from roundgate import Context, Form, tool
-from roundgate.config.settings import Settings
+from roundgate.settings.process import Settings
 from tests.support import rounds
 from tests.support.asgi import Client, client, gateway
 from tests.support.rounds import KEYS, Conversation, accept

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from roundgate.config import TasksConfig
-from roundgate.config.settings import Settings
 from roundgate.errors import Unavailable
 from roundgate.main import build_app
+from roundgate.settings import TasksConfig
+from roundgate.settings.process import Settings
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks

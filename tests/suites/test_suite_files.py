@@ -11,8 +11,8 @@ import pytest
 from jsonschema_rs import Draft202012Validator, meta
 
 from roundgate import suites
-from roundgate.config import yaml_file
 from roundgate.errors import ConfigError
+from roundgate.settings import yaml_file
 from roundgate.suites.models import ACTIONS
 
 ROOT = Path(__file__).parents[2]

@@ -20,10 +20,10 @@ from fastapi import FastAPI
 from starlette.applications import Starlette
 
 from roundgate.config import ConfigFile, GatewayConfig
-from roundgate.config.base import Origin
-from roundgate.config.settings import Settings
-from roundgate.config.yaml_file import Located
 from roundgate.main import build_app
+from roundgate.settings.base import Origin
+from roundgate.settings.process import Settings
+from roundgate.settings.yaml_file import Located
 from roundgate.tokens.keys import new_key
 from tests.support import wire
 

@@ -16,8 +16,8 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile
-from roundgate.config.settings import Settings
 from roundgate.main import build_app
+from roundgate.settings.process import Settings
 from tests.support.asgi import STATE_KEY, Client, client, config_file
 from tests.support.services import Service, answer, service
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from roundgate.config import ConfigFile, GatewayConfig
-from roundgate.config.base import Origin
-from roundgate.config.yaml_file import Located
 from roundgate.main import build_app
+from roundgate.settings.base import Origin
+from roundgate.settings.yaml_file import Located
 from tests.support.asgi import Client, client
 from tests.support.services import answer
 from tests.support.task_client import task_settings

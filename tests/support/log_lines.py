@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from roundgate.logs import JsonFormatter
+from roundgate.observability import JsonFormatter
 
 
 class LogLines(logging.Handler):

@@ -14,8 +14,8 @@ from roundgate.backends.openapi.index import Index, Row
 from roundgate.backends.openapi.plan import Plan
 from roundgate.backends.openapi.requests import request
 from roundgate.config import ConfigFile
-from roundgate.config.settings import Settings
 from roundgate.main import build_app
+from roundgate.settings.process import Settings
 from tests.support.asgi import Client, client
 
 OK = {"200": {"description": "Well.", "content": {"application/json": {}}}}

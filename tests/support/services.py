@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from roundgate.config import ConfigFile, GatewayConfig
-from roundgate.config.base import Origin
-from roundgate.config.settings import Settings
-from roundgate.config.yaml_file import Located
 from roundgate.main import build_app
+from roundgate.settings.base import Origin
+from roundgate.settings.process import Settings
+from roundgate.settings.yaml_file import Located
 from tests.support.asgi import Client, client
 
 

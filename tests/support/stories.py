@@ -18,7 +18,6 @@ from typing import Any, Literal, TypeAlias
 from pydantic import BaseModel, Field
 
 from roundgate.auth.principal import Principal
-from roundgate.config import TasksConfig
 from roundgate.errors import StepFailed, ToolError, Unavailable
 from roundgate.protocol.capabilities import ClientCapabilities
 from roundgate.protocol.inbound import Meta
@@ -29,6 +28,7 @@ from roundgate.replay.engine import Suspended
 from roundgate.replay.journal import Journal
 from roundgate.replay.questions import Form
 from roundgate.replay.run import Run
+from roundgate.settings import TasksConfig
 from roundgate.storage.queue import TaskQueue
 from roundgate.storage.tasks import TaskRef, TaskStore
 from roundgate.tasks.call import TaskCall, owner_of

@@ -18,7 +18,7 @@ import pytest
 from fastapi import FastAPI
 
 from roundgate.auth.principal import Principal
-from roundgate.backends import loading, task_source
+from roundgate.backends import task_source
 from roundgate.backends.base import Offering, Returned, Tool
 from roundgate.clock import iso
 from roundgate.config import ConfigFile
@@ -27,6 +27,7 @@ from roundgate.main import build_app
 from roundgate.protocol.content import TextContent, ToolResult
 from roundgate.protocol.tasks import TaskView
 from roundgate.replay.context import Context
+from roundgate.runtime import loading
 from tests.support.asgi import config_file, stoppable
 from tests.support.task_client import task_settings
 

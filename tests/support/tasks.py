@@ -16,15 +16,16 @@ from anyio import CapacityLimiter
 from roundgate import json
 from roundgate.aio.threads import in_thread
 from roundgate.auth.principal import LOCAL, Principal
-from roundgate.backends import catalog, loading
+from roundgate.backends import catalog
 from roundgate.backends.base import Offering, Tool
 from roundgate.backends.catalog import Catalog
 from roundgate.clock import Clock, Deadline
-from roundgate.config import TasksConfig
 from roundgate.protocol.content import TextContent, ToolResult
 from roundgate.replay.context import Context
 from roundgate.replay.journal import Journal
 from roundgate.replay.sync_context import SyncContext
+from roundgate.runtime import loading
+from roundgate.settings import TasksConfig
 from roundgate.storage.queue import Message, TaskQueue
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.queue import SqliteQueue

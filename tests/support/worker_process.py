@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 from roundgate.clock import Clock
-from roundgate.config import TasksConfig
 from roundgate.replay.context import Context
+from roundgate.settings import TasksConfig
 from tests.support.tasks import Shared
 
 CONFIG = TasksConfig(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from roundgate.clock import Clock
-from roundgate.config import TasksConfig
+from roundgate.settings import TasksConfig
 from tests.support.clocks import FixedClock
 from tests.support.dynamodb import dynamodb as dynamodb
 from tests.support.tasks import Files, Shared

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundgate.auth.principal import LOCAL
-from roundgate.config import TasksConfig
 from roundgate.replay.context import Context
 from roundgate.replay.sync_context import SyncContext
+from roundgate.settings import TasksConfig
 from tests.replay.test_any_handler import (
     MANNERS,
     PROGRAMS,

@@ -14,16 +14,17 @@ from typing import Any
 import pytest
 
 from roundgate.auth.principal import LOCAL
-from roundgate.backends import catalog, loading
+from roundgate.backends import catalog
 from roundgate.backends.base import Offering
 from roundgate.backends.catalog import Catalog
 from roundgate.backends.config import JobConfig
 from roundgate.backends.exchange import Kept, follow
-from roundgate.config import TasksConfig
 from roundgate.errors import BackendError, NotNow, Unavailable
 from roundgate.protocol.tasks import Status
 from roundgate.replay.context import Context
 from roundgate.replay.journal import Journal
+from roundgate.runtime import loading
+from roundgate.settings import TasksConfig
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks

@@ -13,11 +13,11 @@ import pytest
 
 from roundgate import json
 from roundgate.clock import Clock
-from roundgate.config import TasksConfig
 from roundgate.main import build_app
 from roundgate.protocol.tasks import Status
 from roundgate.replay.context import Context
-from roundgate.startup import make_stores
+from roundgate.runtime.startup import make_stores
+from roundgate.settings import TasksConfig
 from roundgate.storage.sqlite.database import Database, SqliteOnce
 from roundgate.storage.tasks import NOTHING, NotClaimed
 from roundgate.tasks.clock_trust import HEARD_MS, HOLD_MS

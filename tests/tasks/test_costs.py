@@ -14,10 +14,10 @@ import pytest
 from pydantic import BaseModel
 
 from roundgate.auth.principal import LOCAL
-from roundgate.config import TasksConfig
 from roundgate.errors import CleanedUp
 from roundgate.replay.context import Context, run_of
 from roundgate.replay.journal import Journal
+from roundgate.settings import TasksConfig
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks

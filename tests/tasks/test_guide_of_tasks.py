@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from roundgate import config
-from roundgate.backends import loading
-from roundgate.config.settings import Settings
 from roundgate.main import build_app
 from roundgate.protocol.tasks import EXTENSION
+from roundgate.runtime import loading
+from roundgate.settings.process import Settings
 from tests.support.asgi import Client, client, stoppable
 from tests.support.rounds import CAPABILITIES, KEYS, accept, retry
 

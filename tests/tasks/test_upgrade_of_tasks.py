@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundgate.auth.principal import LOCAL
-from roundgate.config import TasksConfig
 from roundgate.replay.context import Context
 from roundgate.replay.journal import Answered, Journal
 from roundgate.replay.questions import Form, digest_of
+from roundgate.settings import TasksConfig
 from roundgate.tasks.ending import Turn
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, Name

@@ -14,7 +14,7 @@ import pytest
 
 PROGRAM = """
 import asyncio, json, os, re, signal, sys, threading, time
-from roundgate.watchdog import RUNNING, Watchdog
+from roundgate.tasks.watchdog import RUNNING, Watchdog
 
 class Lease:
     def __init__(self, name): self.name = name

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from roundgate.auth.principal import LOCAL
-from roundgate.config.settings import Settings, from_environment
 from roundgate.errors import ConfigError, Unavailable
 from roundgate.main import build_app
-from roundgate.sealing import make_ring
+from roundgate.runtime.sealing import make_ring
+from roundgate.settings.process import Settings, from_environment
 from roundgate.tokens import keys
 from roundgate.tokens.sealed import Key, KeyRing
 from tests.support.asgi import config_file, gateway

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from roundgate.config.settings import Settings, from_environment
 from roundgate.errors import ConfigError
 from roundgate.main import create_app
-from roundgate.sealing import make_ring
+from roundgate.runtime.sealing import make_ring
+from roundgate.settings.process import Settings, from_environment
 from roundgate.tokens import keys
 from roundgate.tokens.sealed import Key
 from tests.support import root_logger

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from roundgate.auth.principal import Principal
-from roundgate.config.settings import Settings
 from roundgate.errors import StateRefused
 from roundgate.main import build_app
+from roundgate.settings.process import Settings
 from roundgate.tokens import keys
 from roundgate.tokens.refusals import MAX_CALLERS
 from roundgate.tokens.request_state import Binding, StateSealer

@@ -18,10 +18,10 @@ import pytest
 
 from roundgate import Context, prompt, resource, tool
 from roundgate.auth.principal import Principal
-from roundgate.config.settings import Settings
 from roundgate.errors import REFUSAL
-from roundgate.logs import JsonFormatter
 from roundgate.main import build_app
+from roundgate.observability import JsonFormatter
+from roundgate.settings.process import Settings
 from roundgate.tokens import keys
 from roundgate.tokens.request_state import Binding, StateSealer
 from roundgate.tokens.sealed import KeyRing

@@ -14,7 +14,7 @@ import pytest
 
 from roundgate import Context, tool
 from roundgate.cli import main
-from roundgate.config.settings import Settings
+from roundgate.settings.process import Settings
 from roundgate.tokens import keys
 from tests.support.asgi import Client, client, gateway
 

@@ -2,24 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from roundgate.lazy import face
-
-if TYPE_CHECKING:
-    from roundgate.aio import timers as timers
-    from roundgate.aio.flight import Flight as Flight
-    from roundgate.aio.threads import Threads as Threads
-    from roundgate.aio.threads import in_thread as in_thread
-    from roundgate.aio.timers import Limit as Limit
-    from roundgate.aio.timers import of_this_loop as of_this_loop
-else:
-    __getattr__, __all__ = face(
-        __name__,
-        {
-            ".flight": "Flight",
-            ".threads": "Threads in_thread",
-            ".timers": "Limit of_this_loop",
-        },
-        modules="timers",
-    )
+from roundgate.aio import timers as timers
+from roundgate.aio.flight import Flight as Flight
+from roundgate.aio.threads import Threads as Threads
+from roundgate.aio.threads import in_thread as in_thread
+from roundgate.aio.timers import Limit as Limit
+from roundgate.aio.timers import of_this_loop as of_this_loop

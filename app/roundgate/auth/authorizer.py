@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from roundgate.auth.principal import Principal, is_name, moment_of, scopes_of
-from roundgate.config import AuthorizerConfig
 from roundgate.errors import InsufficientScope, Unauthenticated
+from roundgate.settings import AuthorizerConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from jwt import PyJWK
 from roundgate import json
 from roundgate.clock import Clock
 from roundgate.errors import KeysUnavailable
-from roundgate.tls import trust_store
+from roundgate.net.tls import trust_store
 
 log = logging.getLogger("roundgate.auth")
 

@@ -21,8 +21,8 @@ from jwt.exceptions import (
 
 from roundgate.auth.jwks import KeySet
 from roundgate.auth.principal import Principal, is_name, moment_of, scopes_of
-from roundgate.config import JwtAuthConfig
 from roundgate.errors import InsufficientScope, KeysUnavailable, Unauthenticated, Unavailable
+from roundgate.settings import JwtAuthConfig
 
 _TYPES: Final = ("at+jwt", "application/at+jwt", "jwt", None)
 """RFC 9068 section 4, and what servers from before it write. An issuer signs other things with the

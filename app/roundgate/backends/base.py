@@ -18,10 +18,10 @@ from roundgate.auth import Principal
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.secret_reading import Secrets
 from roundgate.backends.task_source import TaskSource
-from roundgate.config import Origin, TaskMode, WithoutTasks
 from roundgate.errors import Problem
 from roundgate.protocol import Completion, PromptMessage, ResourceContents, TaskView, ToolResult
 from roundgate.replay import Context
+from roundgate.settings import Origin, TaskMode, WithoutTasks
 
 Returned: TypeAlias = ToolResult | TaskView
 """A tool's result, or, where `task_source.may_hand_over`, a task of its service that

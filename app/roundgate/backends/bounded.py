@@ -25,10 +25,10 @@ from roundgate import json
 from roundgate.auth import Principal
 from roundgate.backends.base import Returned, Tool
 from roundgate.clock import Clock
-from roundgate.config import LimitsConfig
 from roundgate.errors import ToolError, Unavailable
 from roundgate.protocol import ABSENT, TextContent, ToolResult
 from roundgate.replay import Context, TextPart, run_of
+from roundgate.settings import LimitsConfig
 from roundgate.storage import SessionStore
 
 READ_MORE: Final = "read_more"

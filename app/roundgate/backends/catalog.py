@@ -32,7 +32,6 @@ from roundgate.backends.definitions import (
     renamed,
 )
 from roundgate.backends.task_source import TaskSource
-from roundgate.config import Origin
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound, Unavailable
 from roundgate.protocol import (
     NEWEST,
@@ -43,6 +42,7 @@ from roundgate.protocol import (
     UriTemplate,
 )
 from roundgate.replay import Context
+from roundgate.settings import Origin
 
 log = logging.getLogger("roundgate.backends")
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from roundgate.config import Model, TaskMode, WhenGiven, WithoutTasks
+from roundgate.settings import Model, TaskMode, WhenGiven, WithoutTasks
 
 
 class Selector(Model):

@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeAlias, TypeVar, overload
 
 from roundgate.backends.decorator_arguments import Fault, faults_of, place_of_caller
-from roundgate.config import TaskMode
 from roundgate.protocol import Annotations, Completion, Icon
+from roundgate.settings import TaskMode
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
-from roundgate.config import TaskMode
 from roundgate.protocol import Annotations, Icon
+from roundgate.settings import TaskMode
 
 
 @dataclass(frozen=True, slots=True)

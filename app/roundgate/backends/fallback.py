@@ -16,8 +16,8 @@ from enum import StrEnum
 from typing import Self
 
 from roundgate.backends.catalog import Catalog
-from roundgate.config import FallbackConfig, Origin
 from roundgate.errors import ConfigError, Problem
+from roundgate.settings import FallbackConfig, Origin
 
 
 class OwnTool(StrEnum):

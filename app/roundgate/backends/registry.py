@@ -18,8 +18,8 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, TypeAdap
 from pydantic_core import PydanticKnownError, core_schema
 
 from roundgate.backends.config import BackendConfig
-from roundgate.config import Origin
 from roundgate.errors import Problem
+from roundgate.settings import Origin
 
 
 @dataclass(frozen=True, slots=True)

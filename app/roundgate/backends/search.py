@@ -23,10 +23,10 @@ from roundgate.backends.config import SearchConfig
 from roundgate.backends.definitions import encoded
 from roundgate.backends.ranking import Ranking
 from roundgate.backends.selection import is_known
-from roundgate.config import Origin
 from roundgate.errors import ConfigError, Problem, ToolError
 from roundgate.protocol import Pages, TextContent, ToolResult
 from roundgate.replay import Context
+from roundgate.settings import Origin
 
 SEARCH: Final = "search_tools"
 DESCRIBE: Final = "describe_tool"

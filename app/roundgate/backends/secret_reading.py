@@ -25,14 +25,14 @@ from roundgate import json
 from roundgate.aio import Flight
 from roundgate.backends.secret_stores import SecretStore, is_file, stores
 from roundgate.clock import Clock
-from roundgate.config import Origin, Reference, Secret, found_in
 from roundgate.errors import (
     BackendError,
     ParseError,
     Problem,
     UnresolvedReference,
 )
-from roundgate.files import Stamp, stamp
+from roundgate.settings import Origin, Reference, Secret, found_in
+from roundgate.settings.files import Stamp, stamp
 
 REFRESH_MS: Final = 300_000
 """Age at which what is kept at AWS is read again."""

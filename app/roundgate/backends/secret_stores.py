@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from roundgate import aws
-from roundgate.config import Reference, read_file
 from roundgate.errors import ConfigError, Unavailable, UnresolvedReference
+from roundgate.settings import Reference, read_file
 
 _REGION: Final = re.compile(r"arn:[a-z-]+:[a-z]+:([a-z0-9-]+):")
 

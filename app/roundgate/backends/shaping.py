@@ -18,10 +18,10 @@ from roundgate.backends.base import Backend, CallTool, Offering, Returned, Tool
 from roundgate.backends.config import ArgumentOverride, BackendConfig, ToolOverride
 from roundgate.backends.policy import with_questions
 from roundgate.backends.selection import is_known, selected
-from roundgate.config import Origin
 from roundgate.errors import ConfigError, Problem, ToolError
 from roundgate.protocol import ABSENT, Schema, TextContent, ToolResult
 from roundgate.replay import Context
+from roundgate.settings import Origin
 
 _HINTS: Final = {
     "read_only": "readOnlyHint",

@@ -21,9 +21,9 @@ from roundgate.backends.policy import asking_first
 from roundgate.backends.search import not_pinned, with_search
 from roundgate.backends.selection import is_known, matches
 from roundgate.backends.shaping import overridden
-from roundgate.config import Origin
 from roundgate.errors import ConfigError, Problem
 from roundgate.protocol import Pages
+from roundgate.settings import Origin
 
 
 def with_views(

@@ -10,53 +10,27 @@ Names are imported when first used. What is not in `__all__` may change between 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from roundgate.lazy import face
-
-if TYPE_CHECKING:
-    from roundgate.cassettes.differing import differences as differences
-    from roundgate.cassettes.eras import in_another_era as in_another_era
-    from roundgate.cassettes.faults import Faults as Faults
-    from roundgate.cassettes.faults import parse_faults as parse_faults
-    from roundgate.cassettes.files import read as read
-    from roundgate.cassettes.files import write as write
-    from roundgate.cassettes.matching import Difference as Difference
-    from roundgate.cassettes.model import RULES as RULES
-    from roundgate.cassettes.model import Cassette as Cassette
-    from roundgate.cassettes.model import Rule as Rule
-    from roundgate.cassettes.paths import check_paths as check_paths
-    from roundgate.cassettes.player import Player as Player
-    from roundgate.cassettes.proxy import Proxy as Proxy
-    from roundgate.cassettes.pytest_plugin import CassetteOfTest as CassetteOfTest
-    from roundgate.cassettes.recorder import Recorder as Recorder
-    from roundgate.cassettes.schema import SCHEMA as SCHEMA
-    from roundgate.cassettes.standin import Reply as Reply
-    from roundgate.cassettes.standin import StandIn as StandIn
-    from roundgate.cassettes.verify import Outcome as Outcome
-    from roundgate.cassettes.verify import Verifier as Verifier
-    from roundgate.cassettes.verify import secret_names as secret_names
-    from roundgate.cassettes.web import Asked as Asked
-    from roundgate.cassettes.web import address as address
-    from roundgate.cassettes.web import serving as serving
-else:
-    __getattr__, __all__ = face(
-        __name__,
-        {
-            ".differing": "differences",
-            ".eras": "in_another_era",
-            ".faults": "Faults parse_faults",
-            ".files": "read write",
-            ".matching": "Difference",
-            ".model": "RULES Cassette Rule",
-            ".paths": "check_paths",
-            ".player": "Player",
-            ".proxy": "Proxy",
-            ".pytest_plugin": "CassetteOfTest",
-            ".recorder": "Recorder",
-            ".schema": "SCHEMA",
-            ".standin": "Reply StandIn",
-            ".verify": "Outcome Verifier secret_names",
-            ".web": "Asked address serving",
-        },
-    )
+from roundgate.cassettes.differing import differences as differences
+from roundgate.cassettes.eras import in_another_era as in_another_era
+from roundgate.cassettes.faults import Faults as Faults
+from roundgate.cassettes.faults import parse_faults as parse_faults
+from roundgate.cassettes.files import read as read
+from roundgate.cassettes.files import write as write
+from roundgate.cassettes.matching import Difference as Difference
+from roundgate.cassettes.model import RULES as RULES
+from roundgate.cassettes.model import Cassette as Cassette
+from roundgate.cassettes.model import Rule as Rule
+from roundgate.cassettes.paths import check_paths as check_paths
+from roundgate.cassettes.player import Player as Player
+from roundgate.cassettes.proxy import Proxy as Proxy
+from roundgate.cassettes.pytest_plugin import CassetteOfTest as CassetteOfTest
+from roundgate.cassettes.recorder import Recorder as Recorder
+from roundgate.cassettes.schema import SCHEMA as SCHEMA
+from roundgate.cassettes.standin import Reply as Reply
+from roundgate.cassettes.standin import StandIn as StandIn
+from roundgate.cassettes.verify import Outcome as Outcome
+from roundgate.cassettes.verify import Verifier as Verifier
+from roundgate.cassettes.verify import secret_names as secret_names
+from roundgate.cassettes.web import Asked as Asked
+from roundgate.cassettes.web import address as address
+from roundgate.cassettes.web import serving as serving

@@ -15,9 +15,9 @@ from roundgate.cassettes.document import interaction_document, of_document, to_d
 from roundgate.cassettes.model import Cassette
 from roundgate.cassettes.paths import dotted
 from roundgate.cassettes.yaml_text import dump, visible
-from roundgate.config import yaml_file
 from roundgate.errors import ConfigError, Problem, UsageError
-from roundgate.logs import escaped
+from roundgate.observability import escaped
+from roundgate.settings import yaml_file
 
 MAX_BYTES: Final = 32 * 1024 * 1024
 """How large a cassette may be."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from roundgate.cassettes.paths import Path, any_matches
 from roundgate.cassettes.tape import Exchange, Tape, decoded_body
-from roundgate.spellings import in_base64, in_digits, in_escapes, in_json, in_urls
+from roundgate.settings.spellings import in_base64, in_digits, in_escapes, in_json, in_urls
 
 _SHORTEST_ELSEWHERE: Final = 4
 _DEEPEST: Final = 8

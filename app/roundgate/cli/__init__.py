@@ -15,7 +15,7 @@ from roundgate.cli.parsing import CommandParser
 from roundgate.cli.remote_options import MODULES
 from roundgate.errors import ConfigError, UsageError
 from roundgate.garbage import kept
-from roundgate.logs import escaped
+from roundgate.observability import escaped
 
 _GROUPS: Final = {
     "repository_options": ("new", "docs"),

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from roundgate.cli.terminal import say
 from roundgate.client import Answerer, Answers, Kind, Question
-from roundgate.config import yaml_file
 from roundgate.errors import ConfigError, UsageError
+from roundgate.settings import yaml_file
 
 SAMPLE_S: Final = 600.0
 """How long a command may take to write a sample."""

@@ -43,7 +43,7 @@ from roundgate.cli import remote
 from roundgate.cli.terminal import say
 from roundgate.client import VERSIONS, Bearer, Client
 from roundgate.errors import ConfigError, GatewayError, UsageError
-from roundgate.logs import escaped
+from roundgate.observability import escaped
 
 _OF_SERVERS = ("lost", "cut", "delay")
 

@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from roundgate import config
-from roundgate.backends import Catalog, kind_of, loading
+from roundgate.backends import Catalog, kind_of
 from roundgate.cli import starting
 from roundgate.cli.arguments import configuration_file
 from roundgate.cli.client_remarks import client_remarks
-from roundgate.config import AuthorizerConfig, ConfigFile
+from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem
+from roundgate.runtime import loading
+from roundgate.settings import AuthorizerConfig
 
 MAX_NAMED: Final = 5
 """Tools that one remark names."""

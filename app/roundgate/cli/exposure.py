@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from roundgate.config import ConfigFile, Settings
+from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError
+from roundgate.settings import Settings
 
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 

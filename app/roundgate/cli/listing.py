@@ -13,7 +13,7 @@ from roundgate.cli import output, remote
 from roundgate.cli.terminal import columns, cut, say
 from roundgate.client import Client, Prompt, Resource, Tool
 from roundgate.errors import ClientError, RpcError
-from roundgate.logs import Style, escaped
+from roundgate.observability import Style, escaped
 
 _METHOD_NOT_FOUND: Final = -32601
 _DESCRIBED_CHARS: Final = 80

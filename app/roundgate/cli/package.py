@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from roundgate import config
-from roundgate.backends import loading
 from roundgate.cli.arguments import configuration_file
 from roundgate.deployment import packaging, placing
 from roundgate.errors import ConfigError
+from roundgate.runtime import loading
 
 
 def run(arguments: argparse.Namespace) -> int:

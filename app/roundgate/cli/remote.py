@@ -28,8 +28,8 @@ from roundgate.cli.remote_options import SECRET_VARIABLE
 from roundgate.cli.terminal import escaped_lines, say
 from roundgate.client import VERSIONS, Auth, Client, Observer, Transport
 from roundgate.clock import Clock
-from roundgate.files import open_private
-from roundgate.logs import Style, escaped
+from roundgate.observability import Style, escaped
+from roundgate.settings.files import open_private
 
 DONE: Final = 0
 FAILED: Final = 1

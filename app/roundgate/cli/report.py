@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, TextIO
 
-from roundgate.logs import Style, escaped
+from roundgate.observability import Style, escaped
 from roundgate.suites import CaseResult, Difference, Failure, SuiteResult, Verdict
 
 _SIGNS: Final = {

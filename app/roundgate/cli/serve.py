@@ -18,12 +18,12 @@ from uvicorn.supervisors import Multiprocess
 from roundgate.cli.arguments import into_environment
 from roundgate.cli.exposure import LOOPBACK, check_exposure
 from roundgate.cli.ports import bind
-from roundgate.config import HttpConfig
 from roundgate.garbage import kept
-from roundgate.http import Bounds, Connections
+from roundgate.http.connections import Bounds, Connections
 from roundgate.main import build_app
-from roundgate.reload import terminal_watch
-from roundgate.startup import is_private, read_configuration
+from roundgate.runtime.reload import terminal_watch
+from roundgate.runtime.startup import is_private, read_configuration
+from roundgate.settings import HttpConfig
 
 STARTUP_FAILURE: Final = 3
 """The exit status of uvicorn for an app that does not start."""

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from roundgate import config
 from roundgate.cli import package
 from roundgate.cli.arguments import configuration_file
-from roundgate.config import KEPT
 from roundgate.deployment import packaging, runtime, tools
 from roundgate.errors import UsageError
+from roundgate.settings import KEPT
 
 if TYPE_CHECKING:
     from roundgate.deployment.stack.stack import Stack

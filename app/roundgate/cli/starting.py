@@ -13,9 +13,11 @@ from pathlib import Path
 
 from roundgate.cli.exposure import check_exposure
 from roundgate.cli.ports import bind
-from roundgate.config import AuthorizerConfig, ConfigFile, Settings, settings
+from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem, UsageError
-from roundgate.startup import shows_errors
+from roundgate.runtime.startup import shows_errors
+from roundgate.settings import AuthorizerConfig, Settings
+from roundgate.settings import process as settings
 from roundgate.tokens import keys
 
 _ENVIRONMENT = "environment"

@@ -12,7 +12,7 @@ from typing import Final, TextIO
 from roundgate.cli.terminal import cut, say
 from roundgate.client import Log, Progress, TaskState
 from roundgate.clock import Clock
-from roundgate.logs import Style, escaped
+from roundgate.observability import Style, escaped
 
 _CLEAR: Final = "\r\x1b[2K"
 _BAR: Final = 20

@@ -25,7 +25,7 @@ from roundgate.client import Progress
 from roundgate.clock import Clock
 from roundgate.errors import NotRetryable, Unavailable
 from roundgate.protocol import OPEN, TERMINAL, Status
-from roundgate.startup import Stores
+from roundgate.runtime.startup import Stores
 from roundgate.storage import Cancelled, Ending, TaskRecord, TaskRef, Wanted
 from roundgate.tasks import retry
 

@@ -16,10 +16,11 @@ from roundgate.cli.output import show_json
 from roundgate.cli.task_lines import HEAD, doing, facts_of, print_facts, print_table, row_of
 from roundgate.cli.terminal import say
 from roundgate.clock import Clock, iso
-from roundgate.config import Settings, TasksConfig, settings
 from roundgate.errors import Unavailable
 from roundgate.protocol import Status
-from roundgate.startup import Stores, make_stores
+from roundgate.runtime.startup import Stores, make_stores
+from roundgate.settings import Settings, TasksConfig
+from roundgate.settings import process as settings
 from roundgate.storage import TaskRecord, TaskRef
 from roundgate.tasks import Sweep, steps_done
 

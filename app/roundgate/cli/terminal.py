@@ -7,7 +7,7 @@ import sys
 import unicodedata
 from typing import TextIO
 
-from roundgate.logs import escaped
+from roundgate.observability import escaped
 
 
 def say(*values: object, to: TextIO | None = None) -> None:

@@ -15,13 +15,14 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from roundgate import startup
 from roundgate.backends import Snapshot
 from roundgate.cli.arguments import into_environment
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
-from roundgate.reload import Reloader
-from roundgate.tasks import Lone, end_soon
+from roundgate.runtime import startup
+from roundgate.runtime.reload import Reloader
+from roundgate.tasks.isolation import Lone
+from roundgate.tasks.pool import end_soon
 
 STOP_GRACE_S: Final = 25.0
 """What a platform leaves a process between SIGTERM and SIGKILL (Kubernetes: 30 s),

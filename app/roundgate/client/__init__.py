@@ -11,80 +11,52 @@ Names are imported when first used. What is not in `__all__` may change between 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from roundgate.lazy import face
-
-if TYPE_CHECKING:
-    from roundgate.client.answers import Answerer as Answerer
-    from roundgate.client.answers import Answers as Answers
-    from roundgate.client.answers import AnswersLike as AnswersLike
-    from roundgate.client.answers import answer_all as answer_all
-    from roundgate.client.answers import by_schema as by_schema
-    from roundgate.client.answers import defaults as defaults
-    from roundgate.client.auth.base import Auth as Auth
-    from roundgate.client.auth.base import Bearer as Bearer
-    from roundgate.client.elicitation import InputRequest as InputRequest
-    from roundgate.client.elicitation import InputRequiredResult as InputRequiredResult
-    from roundgate.client.elicitation import InputResponse as InputResponse
-    from roundgate.client.elicitation import build_retry_params as build_retry_params
-    from roundgate.client.elicitation import collect_responses as collect_responses
-    from roundgate.client.elicitation import recognize_input_required as recognize_input_required
-    from roundgate.client.elicitation import run_elicitation_chain as run_elicitation_chain
-    from roundgate.client.events import EventReader as EventReader
-    from roundgate.client.flows import VERSIONS as VERSIONS
-    from roundgate.client.headers import of_request as of_request
-    from roundgate.client.limits import Limits as Limits
-    from roundgate.client.listening import Change as Change
-    from roundgate.client.questions import ACCEPT as ACCEPT
-    from roundgate.client.questions import CANCEL as CANCEL
-    from roundgate.client.questions import DECLINE as DECLINE
-    from roundgate.client.questions import Kind as Kind
-    from roundgate.client.questions import Question as Question
-    from roundgate.client.reading import Observer as Observer
-    from roundgate.client.requests import envelope as envelope
-    from roundgate.client.requests import headers_of as headers_of
-    from roundgate.client.requests import message as message
-    from roundgate.client.session import Client as Client
-    from roundgate.client.task import Task as Task
-    from roundgate.client.task import handle_of as handle_of
-    from roundgate.client.task import split_handle as split_handle
-    from roundgate.client.transport import HttpRequest as HttpRequest
-    from roundgate.client.transport import HttpResponse as HttpResponse
-    from roundgate.client.transport import SocketTransport as SocketTransport
-    from roundgate.client.transport import Transport as Transport
-    from roundgate.client.transport import Url as Url
-    from roundgate.client.types import CallResult as CallResult
-    from roundgate.client.types import Completion as Completion
-    from roundgate.client.types import Log as Log
-    from roundgate.client.types import Progress as Progress
-    from roundgate.client.types import Prompt as Prompt
-    from roundgate.client.types import PromptResult as PromptResult
-    from roundgate.client.types import ReadResult as ReadResult
-    from roundgate.client.types import Resource as Resource
-    from roundgate.client.types import ServerInfo as ServerInfo
-    from roundgate.client.types import TaskState as TaskState
-    from roundgate.client.types import Tool as Tool
-else:
-    __getattr__, __all__ = face(
-        __name__,
-        {
-            ".answers": "AnswersLike answer_all Answerer Answers by_schema defaults",
-            ".auth.base": "Auth Bearer",
-            ".elicitation": "InputRequest InputRequiredResult InputResponse build_retry_params "
-            "collect_responses recognize_input_required run_elicitation_chain",
-            ".events": "EventReader",
-            ".flows": "VERSIONS",
-            ".headers": "of_request",
-            ".limits": "Limits",
-            ".listening": "Change",
-            ".questions": "ACCEPT CANCEL DECLINE Kind Question",
-            ".reading": "Observer",
-            ".requests": "envelope headers_of message",
-            ".session": "Client",
-            ".task": "Task handle_of split_handle",
-            ".transport": "HttpRequest HttpResponse SocketTransport Transport Url",
-            ".types": "CallResult Completion Log Progress Prompt PromptResult ReadResult Resource "
-            "ServerInfo TaskState Tool",
-        },
-    )
+from roundgate.client.answers import Answerer as Answerer
+from roundgate.client.answers import Answers as Answers
+from roundgate.client.answers import AnswersLike as AnswersLike
+from roundgate.client.answers import answer_all as answer_all
+from roundgate.client.answers import by_schema as by_schema
+from roundgate.client.answers import defaults as defaults
+from roundgate.client.auth.base import Auth as Auth
+from roundgate.client.auth.base import Bearer as Bearer
+from roundgate.client.elicitation import InputRequest as InputRequest
+from roundgate.client.elicitation import InputRequiredResult as InputRequiredResult
+from roundgate.client.elicitation import InputResponse as InputResponse
+from roundgate.client.elicitation import build_retry_params as build_retry_params
+from roundgate.client.elicitation import collect_responses as collect_responses
+from roundgate.client.elicitation import recognize_input_required as recognize_input_required
+from roundgate.client.elicitation import run_elicitation_chain as run_elicitation_chain
+from roundgate.client.events import EventReader as EventReader
+from roundgate.client.flows import VERSIONS as VERSIONS
+from roundgate.client.headers import of_request as of_request
+from roundgate.client.limits import Limits as Limits
+from roundgate.client.listening import Change as Change
+from roundgate.client.questions import ACCEPT as ACCEPT
+from roundgate.client.questions import CANCEL as CANCEL
+from roundgate.client.questions import DECLINE as DECLINE
+from roundgate.client.questions import Kind as Kind
+from roundgate.client.questions import Question as Question
+from roundgate.client.reading import Observer as Observer
+from roundgate.client.requests import envelope as envelope
+from roundgate.client.requests import headers_of as headers_of
+from roundgate.client.requests import message as message
+from roundgate.client.session import Client as Client
+from roundgate.client.task import Task as Task
+from roundgate.client.task import handle_of as handle_of
+from roundgate.client.task import split_handle as split_handle
+from roundgate.client.transport import HttpRequest as HttpRequest
+from roundgate.client.transport import HttpResponse as HttpResponse
+from roundgate.client.transport import SocketTransport as SocketTransport
+from roundgate.client.transport import Transport as Transport
+from roundgate.client.transport import Url as Url
+from roundgate.client.types import CallResult as CallResult
+from roundgate.client.types import Completion as Completion
+from roundgate.client.types import Log as Log
+from roundgate.client.types import Progress as Progress
+from roundgate.client.types import Prompt as Prompt
+from roundgate.client.types import PromptResult as PromptResult
+from roundgate.client.types import ReadResult as ReadResult
+from roundgate.client.types import Resource as Resource
+from roundgate.client.types import ServerInfo as ServerInfo
+from roundgate.client.types import TaskState as TaskState
+from roundgate.client.types import Tool as Tool

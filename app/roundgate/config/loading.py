@@ -15,13 +15,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from roundgate.config import yaml_file
-from roundgate.config.base import Origin
-from roundgate.config.environment import declared
 from roundgate.config.models import GatewayConfig
 from roundgate.config.problems import cross_checks, invalid, misplaced
-from roundgate.config.references import fill_in
 from roundgate.errors import ConfigError, Problem
+from roundgate.settings import yaml_file
+from roundgate.settings.base import Origin
+from roundgate.settings.environment import declared
+from roundgate.settings.references import fill_in
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from roundgate.config.base import Origin
 from roundgate.config.models import GatewayConfig
-from roundgate.config.secret import Deferred, found_in
 from roundgate.errors import Problem
+from roundgate.settings.base import Origin
+from roundgate.settings.secret import Deferred, found_in
 
 _IS_PYDANTICS: Final = re.compile(r"<|(literal|dict|list|tuple|function-\w+)\[")
 """Steps that pydantic puts into a location for one of several types; the file has none."""

@@ -21,8 +21,9 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from roundgate.config import ConfigFile, Origin
+from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem
+from roundgate.settings import Origin
 
 IGNORE_FILE: Final = ".roundgateignore"
 SECRETS: Final = (

@@ -21,12 +21,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from roundgate.config import kept_at_aws, yaml_file
 from roundgate.deployment import granting, judging
 from roundgate.deployment.invoked import Named, arn_of, functions_of, unqualified
 from roundgate.deployment.referred import resources_of
 from roundgate.deployment.stack.template import Template
 from roundgate.errors import UsageError
+from roundgate.settings import kept_at_aws, yaml_file
 
 OVERRIDES: Final = "--parameter-overrides"
 OF_SESSIONS: Final = ("--region", "--profile")

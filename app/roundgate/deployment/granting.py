@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from roundgate.config import KEPT
 from roundgate.errors import Problem
+from roundgate.settings import KEPT
 
 _VARIABLE: Final = re.compile(r"(?<!\$)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _OF_AWS: Final = ("AWS_", "GATEWAY_", "LAMBDA_")

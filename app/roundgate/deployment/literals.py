@@ -16,9 +16,10 @@ from typing import Any, Final, TypeAlias
 
 from pydantic import SecretStr
 
-from roundgate.backends import SECRET_NAME
-from roundgate.config import ConfigFile, Origin, Secret, settings_of
+from roundgate.backends.http.secrets import SECRET_NAME
+from roundgate.config import ConfigFile
 from roundgate.errors import Problem
+from roundgate.settings import Origin, Secret, settings_of
 
 _Loc: TypeAlias = tuple[str | int, ...]
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from roundgate.backends import kind_of
-from roundgate.config import ConfigFile, yaml_file
+from roundgate.config import ConfigFile
 from roundgate.deployment import (
     contents,
     granting,
@@ -39,6 +39,7 @@ from roundgate.deployment.contents import Contents
 from roundgate.deployment.locking import Lock
 from roundgate.deployment.requirements import name_of, normalized
 from roundgate.errors import ConfigError, Problem
+from roundgate.settings import yaml_file
 
 MAX_UNZIPPED_BYTES: Final = 250 * 1024 * 1024
 """Of a function with its layers (AWS Lambda quotas)."""

@@ -13,7 +13,7 @@ import yaml
 from roundgate.deployment import granting, places
 from roundgate.deployment.packaging import Plan
 from roundgate.deployment.stack.template import Template
-from roundgate.endpoints import endpoints_of
+from roundgate.runtime.endpoints import endpoints_of
 
 _CODE: Final = {
     "GatewayFunction": "gateway.zip",

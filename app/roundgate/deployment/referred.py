@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from roundgate.config import Reference
+from roundgate.settings import Reference
 
 
 def resources_of(

@@ -27,11 +27,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from roundgate.config import yaml_file
 from roundgate.deployment import places
 from roundgate.deployment.deploying import OF_SESSIONS, Asked
 from roundgate.deployment.stack.template import Template
 from roundgate.errors import UsageError
+from roundgate.settings import yaml_file
 
 FILES: Final = ("samconfig.toml", "samconfig.yaml", "samconfig.yml")
 """The names that SAM looks for, in its order."""

@@ -105,140 +105,99 @@ nothing else knows of HTTP. The text of a `ProtocolError`, `TransportError` or `
 to the caller, so it must not hold secrets.
 """
 
-from typing import TYPE_CHECKING
-
-from roundgate.lazy import face
-
-if TYPE_CHECKING:
-    from roundgate.errors.base import GatewayError as GatewayError
-    from roundgate.errors.base import Inside as Inside
-    from roundgate.errors.base import RoundgateError as RoundgateError
-    from roundgate.errors.client import AnswerInvalid as AnswerInvalid
-    from roundgate.errors.client import AuthorizationFailed as AuthorizationFailed
-    from roundgate.errors.client import BadAnswer as BadAnswer
-    from roundgate.errors.client import ClientError as ClientError
-    from roundgate.errors.client import ConnectionLost as ConnectionLost
-    from roundgate.errors.client import HttpRefused as HttpRefused
-    from roundgate.errors.client import NoCommonVersion as NoCommonVersion
-    from roundgate.errors.client import Remedy as Remedy
-    from roundgate.errors.client import RpcError as RpcError
-    from roundgate.errors.client import TaskEnded as TaskEnded
-    from roundgate.errors.client import TimedOut as TimedOut
-    from roundgate.errors.client import TooManyRounds as TooManyRounds
-    from roundgate.errors.client import Unanswered as Unanswered
-    from roundgate.errors.client import WrongHandle as WrongHandle
-    from roundgate.errors.configuration import ConfigError as ConfigError
-    from roundgate.errors.configuration import Problem as Problem
-    from roundgate.errors.configuration import UsageError as UsageError
-    from roundgate.errors.configuration import VersionsConflict as VersionsConflict
-    from roundgate.errors.handlers import Diverged as Diverged
-    from roundgate.errors.handlers import LeaseLost as LeaseLost
-    from roundgate.errors.handlers import NondeterminismError as NondeterminismError
-    from roundgate.errors.handlers import NothingGoesOn as NothingGoesOn
-    from roundgate.errors.handlers import NotJson as NotJson
-    from roundgate.errors.handlers import StateTooLarge as StateTooLarge
-    from roundgate.errors.handlers import StepFailed as StepFailed
-    from roundgate.errors.handlers import StepTimeout as StepTimeout
-    from roundgate.errors.handlers import Suspend as Suspend
-    from roundgate.errors.inside import AnswerTooLarge as AnswerTooLarge
-    from roundgate.errors.inside import CallCancelled as CallCancelled
-    from roundgate.errors.inside import CleanedUp as CleanedUp
-    from roundgate.errors.inside import DanglingReference as DanglingReference
-    from roundgate.errors.inside import HandlerExited as HandlerExited
-    from roundgate.errors.inside import IndexOfAnotherVersion as IndexOfAnotherVersion
-    from roundgate.errors.inside import InvocationFailed as InvocationFailed
-    from roundgate.errors.inside import KeysUnavailable as KeysUnavailable
-    from roundgate.errors.inside import NotCancelled as NotCancelled
-    from roundgate.errors.inside import NotNow as NotNow
-    from roundgate.errors.inside import NotRetryable as NotRetryable
-    from roundgate.errors.inside import NotServedHere as NotServedHere
-    from roundgate.errors.inside import NotYet as NotYet
-    from roundgate.errors.inside import OAuthRefused as OAuthRefused
-    from roundgate.errors.inside import PayloadTooLarge as PayloadTooLarge
-    from roundgate.errors.inside import PortTaken as PortTaken
-    from roundgate.errors.inside import RequestMalformed as RequestMalformed
-    from roundgate.errors.inside import SealBroken as SealBroken
-    from roundgate.errors.inside import SessionOver as SessionOver
-    from roundgate.errors.inside import TaskGivenUp as TaskGivenUp
-    from roundgate.errors.inside import Throttled as Throttled
-    from roundgate.errors.inside import TryLater as TryLater
-    from roundgate.errors.inside import UnboundPlaceholder as UnboundPlaceholder
-    from roundgate.errors.inside import Unconfirmed as Unconfirmed
-    from roundgate.errors.inside import UnfitAnswer as UnfitAnswer
-    from roundgate.errors.inside import UnknownEncoding as UnknownEncoding
-    from roundgate.errors.inside import UnknownEntry as UnknownEntry
-    from roundgate.errors.inside import UnreadableDocument as UnreadableDocument
-    from roundgate.errors.inside import UnresolvedReference as UnresolvedReference
-    from roundgate.errors.inside import UnusableIndex as UnusableIndex
-    from roundgate.errors.inside import UnusableOperation as UnusableOperation
-    from roundgate.errors.inside import UnusableReturn as UnusableReturn
-    from roundgate.errors.inside import WorkerFault as WorkerFault
-    from roundgate.errors.inside import YamlTooCostly as YamlTooCostly
-    from roundgate.errors.requests import REFUSAL as REFUSAL
-    from roundgate.errors.requests import AuthError as AuthError
-    from roundgate.errors.requests import HeaderMismatch as HeaderMismatch
-    from roundgate.errors.requests import InsufficientScope as InsufficientScope
-    from roundgate.errors.requests import InternalError as InternalError
-    from roundgate.errors.requests import InvalidParams as InvalidParams
-    from roundgate.errors.requests import InvalidRequest as InvalidRequest
-    from roundgate.errors.requests import MethodNotFound as MethodNotFound
-    from roundgate.errors.requests import MissingCapability as MissingCapability
-    from roundgate.errors.requests import ParseError as ParseError
-    from roundgate.errors.requests import ProtocolError as ProtocolError
-    from roundgate.errors.requests import ResourceNotFound as ResourceNotFound
-    from roundgate.errors.requests import SessionNotFound as SessionNotFound
-    from roundgate.errors.requests import StateRefused as StateRefused
-    from roundgate.errors.requests import StoreAway as StoreAway
-    from roundgate.errors.requests import TaskNotFound as TaskNotFound
-    from roundgate.errors.requests import TransportError as TransportError
-    from roundgate.errors.requests import Unauthenticated as Unauthenticated
-    from roundgate.errors.requests import Unavailable as Unavailable
-    from roundgate.errors.requests import UnsupportedVersion as UnsupportedVersion
-    from roundgate.errors.tools import BackendError as BackendError
-    from roundgate.errors.tools import CallTimeout as CallTimeout
-    from roundgate.errors.tools import Declined as Declined
-    from roundgate.errors.tools import FunctionAway as FunctionAway
-    from roundgate.errors.tools import FunctionFailed as FunctionFailed
-    from roundgate.errors.tools import JobLeft as JobLeft
-    from roundgate.errors.tools import NoAnswer as NoAnswer
-    from roundgate.errors.tools import OutcomeUnknown as OutcomeUnknown
-    from roundgate.errors.tools import TaskTimeout as TaskTimeout
-    from roundgate.errors.tools import TokenRefused as TokenRefused
-    from roundgate.errors.tools import ToolError as ToolError
-    from roundgate.errors.tools import UnexpectedAnswer as UnexpectedAnswer
-else:
-    __getattr__, __all__ = face(
-        __name__,
-        {
-            ".base": "GatewayError Inside RoundgateError",
-            ".client": (
-                "AnswerInvalid AuthorizationFailed BadAnswer ClientError ConnectionLost "
-                "HttpRefused NoCommonVersion Remedy RpcError TaskEnded TimedOut TooManyRounds "
-                "Unanswered WrongHandle"
-            ),
-            ".configuration": "ConfigError Problem UsageError VersionsConflict",
-            ".handlers": (
-                "Diverged LeaseLost NondeterminismError NothingGoesOn NotJson StateTooLarge "
-                "StepFailed StepTimeout Suspend"
-            ),
-            ".inside": (
-                "AnswerTooLarge CallCancelled CleanedUp DanglingReference HandlerExited "
-                "IndexOfAnotherVersion InvocationFailed KeysUnavailable NotCancelled NotNow "
-                "NotRetryable NotServedHere NotYet OAuthRefused PayloadTooLarge PortTaken "
-                "RequestMalformed SealBroken SessionOver TaskGivenUp Throttled "
-                "TryLater UnboundPlaceholder Unconfirmed UnfitAnswer UnknownEncoding UnknownEntry "
-                "UnreadableDocument UnresolvedReference UnusableIndex UnusableOperation "
-                "UnusableReturn WorkerFault YamlTooCostly"
-            ),
-            ".requests": (
-                "REFUSAL AuthError HeaderMismatch InsufficientScope InternalError "
-                "InvalidParams InvalidRequest MethodNotFound MissingCapability ParseError ProtocolError "
-                "ResourceNotFound SessionNotFound StateRefused StoreAway TaskNotFound TransportError "
-                "Unauthenticated Unavailable UnsupportedVersion"
-            ),
-            ".tools": (
-                "BackendError CallTimeout Declined FunctionAway FunctionFailed JobLeft NoAnswer "
-                "OutcomeUnknown TaskTimeout TokenRefused ToolError UnexpectedAnswer"
-            ),
-        },
-    )
+from roundgate.errors.base import GatewayError as GatewayError
+from roundgate.errors.base import Inside as Inside
+from roundgate.errors.base import RoundgateError as RoundgateError
+from roundgate.errors.client import AnswerInvalid as AnswerInvalid
+from roundgate.errors.client import AuthorizationFailed as AuthorizationFailed
+from roundgate.errors.client import BadAnswer as BadAnswer
+from roundgate.errors.client import ClientError as ClientError
+from roundgate.errors.client import ConnectionLost as ConnectionLost
+from roundgate.errors.client import HttpRefused as HttpRefused
+from roundgate.errors.client import NoCommonVersion as NoCommonVersion
+from roundgate.errors.client import Remedy as Remedy
+from roundgate.errors.client import RpcError as RpcError
+from roundgate.errors.client import TaskEnded as TaskEnded
+from roundgate.errors.client import TimedOut as TimedOut
+from roundgate.errors.client import TooManyRounds as TooManyRounds
+from roundgate.errors.client import Unanswered as Unanswered
+from roundgate.errors.client import WrongHandle as WrongHandle
+from roundgate.errors.configuration import ConfigError as ConfigError
+from roundgate.errors.configuration import Problem as Problem
+from roundgate.errors.configuration import UsageError as UsageError
+from roundgate.errors.configuration import VersionsConflict as VersionsConflict
+from roundgate.errors.handlers import Diverged as Diverged
+from roundgate.errors.handlers import LeaseLost as LeaseLost
+from roundgate.errors.handlers import NondeterminismError as NondeterminismError
+from roundgate.errors.handlers import NothingGoesOn as NothingGoesOn
+from roundgate.errors.handlers import NotJson as NotJson
+from roundgate.errors.handlers import StateTooLarge as StateTooLarge
+from roundgate.errors.handlers import StepFailed as StepFailed
+from roundgate.errors.handlers import StepTimeout as StepTimeout
+from roundgate.errors.handlers import Suspend as Suspend
+from roundgate.errors.inside import AnswerTooLarge as AnswerTooLarge
+from roundgate.errors.inside import CallCancelled as CallCancelled
+from roundgate.errors.inside import CleanedUp as CleanedUp
+from roundgate.errors.inside import DanglingReference as DanglingReference
+from roundgate.errors.inside import HandlerExited as HandlerExited
+from roundgate.errors.inside import IndexOfAnotherVersion as IndexOfAnotherVersion
+from roundgate.errors.inside import InvocationFailed as InvocationFailed
+from roundgate.errors.inside import KeysUnavailable as KeysUnavailable
+from roundgate.errors.inside import NotCancelled as NotCancelled
+from roundgate.errors.inside import NotNow as NotNow
+from roundgate.errors.inside import NotRetryable as NotRetryable
+from roundgate.errors.inside import NotServedHere as NotServedHere
+from roundgate.errors.inside import NotYet as NotYet
+from roundgate.errors.inside import OAuthRefused as OAuthRefused
+from roundgate.errors.inside import PayloadTooLarge as PayloadTooLarge
+from roundgate.errors.inside import PortTaken as PortTaken
+from roundgate.errors.inside import RequestMalformed as RequestMalformed
+from roundgate.errors.inside import SealBroken as SealBroken
+from roundgate.errors.inside import SessionOver as SessionOver
+from roundgate.errors.inside import TaskGivenUp as TaskGivenUp
+from roundgate.errors.inside import Throttled as Throttled
+from roundgate.errors.inside import TryLater as TryLater
+from roundgate.errors.inside import UnboundPlaceholder as UnboundPlaceholder
+from roundgate.errors.inside import Unconfirmed as Unconfirmed
+from roundgate.errors.inside import UnfitAnswer as UnfitAnswer
+from roundgate.errors.inside import UnknownEncoding as UnknownEncoding
+from roundgate.errors.inside import UnknownEntry as UnknownEntry
+from roundgate.errors.inside import UnreadableDocument as UnreadableDocument
+from roundgate.errors.inside import UnresolvedReference as UnresolvedReference
+from roundgate.errors.inside import UnusableIndex as UnusableIndex
+from roundgate.errors.inside import UnusableOperation as UnusableOperation
+from roundgate.errors.inside import UnusableReturn as UnusableReturn
+from roundgate.errors.inside import WorkerFault as WorkerFault
+from roundgate.errors.inside import YamlTooCostly as YamlTooCostly
+from roundgate.errors.requests import REFUSAL as REFUSAL
+from roundgate.errors.requests import AuthError as AuthError
+from roundgate.errors.requests import HeaderMismatch as HeaderMismatch
+from roundgate.errors.requests import InsufficientScope as InsufficientScope
+from roundgate.errors.requests import InternalError as InternalError
+from roundgate.errors.requests import InvalidParams as InvalidParams
+from roundgate.errors.requests import InvalidRequest as InvalidRequest
+from roundgate.errors.requests import MethodNotFound as MethodNotFound
+from roundgate.errors.requests import MissingCapability as MissingCapability
+from roundgate.errors.requests import ParseError as ParseError
+from roundgate.errors.requests import ProtocolError as ProtocolError
+from roundgate.errors.requests import ResourceNotFound as ResourceNotFound
+from roundgate.errors.requests import SessionNotFound as SessionNotFound
+from roundgate.errors.requests import StateRefused as StateRefused
+from roundgate.errors.requests import StoreAway as StoreAway
+from roundgate.errors.requests import TaskNotFound as TaskNotFound
+from roundgate.errors.requests import TransportError as TransportError
+from roundgate.errors.requests import Unauthenticated as Unauthenticated
+from roundgate.errors.requests import Unavailable as Unavailable
+from roundgate.errors.requests import UnsupportedVersion as UnsupportedVersion
+from roundgate.errors.tools import BackendError as BackendError
+from roundgate.errors.tools import CallTimeout as CallTimeout
+from roundgate.errors.tools import Declined as Declined
+from roundgate.errors.tools import FunctionAway as FunctionAway
+from roundgate.errors.tools import FunctionFailed as FunctionFailed
+from roundgate.errors.tools import JobLeft as JobLeft
+from roundgate.errors.tools import NoAnswer as NoAnswer
+from roundgate.errors.tools import OutcomeUnknown as OutcomeUnknown
+from roundgate.errors.tools import TaskTimeout as TaskTimeout
+from roundgate.errors.tools import TokenRefused as TokenRefused
+from roundgate.errors.tools import ToolError as ToolError
+from roundgate.errors.tools import UnexpectedAnswer as UnexpectedAnswer

@@ -3,58 +3,23 @@ Starlette and FastAPI."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from roundgate.lazy import face
-
-if TYPE_CHECKING:
-    from roundgate.http.arrival import ConnectionMiddleware as ConnectionMiddleware
-    from roundgate.http.authentication import AuthenticationMiddleware as AuthenticationMiddleware
-    from roundgate.http.challenge import ProtectedResource as ProtectedResource
-    from roundgate.http.connections import Bounds as Bounds
-    from roundgate.http.connections import Connections as Connections
-    from roundgate.http.endpoint import Endpoint as Endpoint
-    from roundgate.http.endpoint import McpEndpoint as McpEndpoint
-    from roundgate.http.exceptions import ExceptionMiddleware as ExceptionMiddleware
-    from roundgate.http.guard import HEALTH as HEALTH
-    from roundgate.http.guard import Guard as Guard
-    from roundgate.http.guard import default_hosts as default_hosts
-    from roundgate.http.guard import public_origins as public_origins
-    from roundgate.http.head import HeadMiddleware as HeadMiddleware
-    from roundgate.http.hosting import Hosting as Hosting
-    from roundgate.http.limits import BodyBudget as BodyBudget
-    from roundgate.http.older.calls import SessionCalls as SessionCalls
-    from roundgate.http.older.endpoint import OlderEndpoint as OlderEndpoint
-    from roundgate.http.older.patient import PatientRows as PatientRows
-    from roundgate.http.older.questions import Questions as Questions
-    from roundgate.http.responder import GRACE_S as GRACE_S
-    from roundgate.http.routes import Health as Health
-    from roundgate.http.routes import make_router as make_router
-    from roundgate.http.routes import not_found_handler as not_found_handler
-    from roundgate.http.routes import nothing_at as nothing_at
-    from roundgate.http.shutdown import on_stop_signal as on_stop_signal
-    from roundgate.http.stalls import telling_of_stalls as telling_of_stalls
-else:
-    __getattr__, __all__ = face(
-        __name__,
-        {
-            ".arrival": "ConnectionMiddleware",
-            ".authentication": "AuthenticationMiddleware",
-            ".challenge": "ProtectedResource",
-            ".connections": "Bounds Connections",
-            ".endpoint": "Endpoint McpEndpoint",
-            ".exceptions": "ExceptionMiddleware",
-            ".guard": "Guard HEALTH default_hosts public_origins",
-            ".head": "HeadMiddleware",
-            ".hosting": "Hosting",
-            ".limits": "BodyBudget",
-            ".older.calls": "SessionCalls",
-            ".older.endpoint": "OlderEndpoint",
-            ".older.patient": "PatientRows",
-            ".older.questions": "Questions",
-            ".responder": "GRACE_S",
-            ".routes": "Health make_router not_found_handler nothing_at",
-            ".shutdown": "on_stop_signal",
-            ".stalls": "telling_of_stalls",
-        },
-    )
+from roundgate.http.arrival import ConnectionMiddleware as ConnectionMiddleware
+from roundgate.http.authentication import AuthenticationMiddleware as AuthenticationMiddleware
+from roundgate.http.challenge import ProtectedResource as ProtectedResource
+from roundgate.http.endpoint import Endpoint as Endpoint
+from roundgate.http.endpoint import McpEndpoint as McpEndpoint
+from roundgate.http.exceptions import ExceptionMiddleware as ExceptionMiddleware
+from roundgate.http.guard import HEALTH as HEALTH
+from roundgate.http.guard import Guard as Guard
+from roundgate.http.guard import default_hosts as default_hosts
+from roundgate.http.guard import public_origins as public_origins
+from roundgate.http.head import HeadMiddleware as HeadMiddleware
+from roundgate.http.hosting import Hosting as Hosting
+from roundgate.http.limits import BodyBudget as BodyBudget
+from roundgate.http.responder import GRACE_S as GRACE_S
+from roundgate.http.routes import Health as Health
+from roundgate.http.routes import make_router as make_router
+from roundgate.http.routes import not_found_handler as not_found_handler
+from roundgate.http.routes import nothing_at as nothing_at
+from roundgate.http.shutdown import on_stop_signal as on_stop_signal
+from roundgate.http.stalls import telling_of_stalls as telling_of_stalls

@@ -13,8 +13,8 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from roundgate.config import AuthorizerConfig, JwtAuthConfig
 from roundgate.errors import AuthError
+from roundgate.settings import AuthorizerConfig, JwtAuthConfig
 
 WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
 

@@ -29,12 +29,12 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from roundgate.config import HttpConfig
 from roundgate.errors import TransportError, Unavailable
 from roundgate.http.arrival import STATE, Request
 from roundgate.http.responder import headers_of
 from roundgate.http.room import Stage, address_of, makes_room
 from roundgate.protocol import NEWEST
+from roundgate.settings import HttpConfig
 
 try:
     import resource

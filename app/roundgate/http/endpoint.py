@@ -18,7 +18,6 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundgate import json
-from roundgate.correlation import CORRELATION
 from roundgate.errors import ProtocolError, TransportError
 from roundgate.http import early
 from roundgate.http import exchange as exchanges
@@ -28,8 +27,9 @@ from roundgate.http.head import EVENT_STREAM
 from roundgate.http.limits import SMALL, BodyBudget
 from roundgate.http.responder import Responder, State
 from roundgate.methods import CurrentMethods, Reply, RequestContext, Stream
+from roundgate.observability.correlation import CORRELATION
+from roundgate.observability.tracing import Tracing, context_of
 from roundgate.protocol import Meta, Notification, RequestId, jsonrpc, opening
-from roundgate.tracing import Tracing, context_of
 
 if TYPE_CHECKING:
     from roundgate.http.older.endpoint import OlderEndpoint

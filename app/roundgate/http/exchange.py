@@ -13,10 +13,10 @@ from typing import Any, Final
 from starlette.types import Scope
 
 from roundgate.auth import Principal
-from roundgate.correlation import Correlation
 from roundgate.http import hosting
 from roundgate.http.responder import Responder
-from roundgate.logs import RequestLog
+from roundgate.observability import RequestLog
+from roundgate.observability.correlation import Correlation
 from roundgate.protocol import NEWEST, Headers, RequestId, Revision
 
 log: Final = RequestLog()

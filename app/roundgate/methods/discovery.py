@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from roundgate.backends import Catalog
-from roundgate.config import CacheHint, ServerConfig
 from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Reply, Results
 from roundgate.protocol import EXTENSION, SUPPORTED_VERSIONS, Params, without_none
+from roundgate.settings import CacheHint, ServerConfig
 
 
 class DiscoveryMethods:

@@ -21,7 +21,6 @@ from typing import Any, Final
 from roundgate import json
 from roundgate.backends import Fallback, OwnTool, is_approval
 from roundgate.clock import Deadline
-from roundgate.config import CacheHint
 from roundgate.errors import MissingCapability, StateRefused, ToolError
 from roundgate.methods.in_words import CAN_BE_WORDS, InWords, answer_definition, requirement_of
 from roundgate.methods.lists import Listing
@@ -40,6 +39,7 @@ from roundgate.protocol import (
     ToolResult,
     merged,
 )
+from roundgate.settings import CacheHint
 from roundgate.tasks import NamedTasks
 
 MAX_VIEWS: Final = 256

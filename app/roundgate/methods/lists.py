@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from roundgate.config import CacheHint
 from roundgate.json import encode
 from roundgate.methods.results import Reply, Results
 from roundgate.protocol import Page, Pages
+from roundgate.settings import CacheHint
 
 MAX_PAGES_KEPT: Final = 64
 

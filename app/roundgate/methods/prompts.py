@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from roundgate.backends import Catalog
-from roundgate.config import CacheHint
 from roundgate.errors import InvalidParams
 from roundgate.methods.calls import Calls
 from roundgate.methods.lists import Listing
@@ -14,6 +13,7 @@ from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Reply, Results
 from roundgate.methods.rounds import InputRequired, Rounds, Target
 from roundgate.protocol import GetPromptParams, ListParams, without_none
+from roundgate.settings import CacheHint
 
 
 class PromptMethods:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roundgate.auth import Principal
-from roundgate.correlation import Correlation
+from roundgate.observability.correlation import Correlation
+from roundgate.observability.tracing import Span
 from roundgate.protocol import Inbound
 from roundgate.replay import Notify, PageDone
-from roundgate.tracing import Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from roundgate.backends import Catalog
-from roundgate.config import CacheHint, CachingConfig
 from roundgate.methods.calls import Calls
 from roundgate.methods.lists import Listing
 from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Reply, Results
 from roundgate.methods.rounds import InputRequired, Rounds, Target
 from roundgate.protocol import ListParams, ReadResourceParams
+from roundgate.settings import CacheHint, CachingConfig
 
 _UNCACHED: Final = CacheHint(ttl_ms=0, scope="private")
 

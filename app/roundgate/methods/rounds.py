@@ -28,9 +28,9 @@ from typing import Any, Final, TypeVar
 
 from roundgate.auth import Principal
 from roundgate.clock import Clock
-from roundgate.correlation import Correlation
 from roundgate.errors import InvalidParams, StateTooLarge, ToolError, Unavailable
 from roundgate.json import digest
+from roundgate.observability.correlation import Correlation
 from roundgate.protocol import InputParams
 from roundgate.replay import (
     Call,

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from roundgate.backends import Catalog, Returned, ServedTool
 from roundgate.clock import Clock
-from roundgate.config import CacheHint
 from roundgate.errors import BackendError, MissingCapability, NotJson, ToolError, Unavailable
 from roundgate.methods.calls import Calls
 from roundgate.methods.lists import Listing
@@ -31,6 +30,7 @@ from roundgate.methods.rounds import (
 from roundgate.methods.scopes import Scopes
 from roundgate.protocol import REQUIRED, CallToolParams, ListParams, TaskView, ToolResult, merged
 from roundgate.replay import Call, Completed, Context, Failed, Journal, run_of
+from roundgate.settings import CacheHint
 from roundgate.tasks import Ended, NamedTasks, TaskCall, ended, reason_of, tool_result
 
 log: Final = logging.getLogger("roundgate.methods")

@@ -6,78 +6,52 @@ call is `context.Context`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from roundgate.lazy import face
-
-if TYPE_CHECKING:
-    from roundgate.replay import engine as engine
-    from roundgate.replay.branch_tasks import number_tasks as number_tasks
-    from roundgate.replay.branches import Branch as Branch
-    from roundgate.replay.branches import here as here
-    from roundgate.replay.branches import inside as inside
-    from roundgate.replay.call import Call as Call
-    from roundgate.replay.call import Cleanup as Cleanup
-    from roundgate.replay.call import Notify as Notify
-    from roundgate.replay.call import PageDone as PageDone
-    from roundgate.replay.call import Publish as Publish
-    from roundgate.replay.call import Read as Read
-    from roundgate.replay.call import TextPart as TextPart
-    from roundgate.replay.call import Texts as Texts
-    from roundgate.replay.context import MAX_STATUS_CHARS as MAX_STATUS_CHARS
-    from roundgate.replay.context import Context as Context
-    from roundgate.replay.context import run_of as run_of
-    from roundgate.replay.engine import Completed as Completed
-    from roundgate.replay.engine import Failed as Failed
-    from roundgate.replay.engine import Restarted as Restarted
-    from roundgate.replay.engine import Suspended as Suspended
-    from roundgate.replay.forms import form_schema as form_schema
-    from roundgate.replay.journal import JOURNAL_VERSION as JOURNAL_VERSION
-    from roundgate.replay.journal import Answered as Answered
-    from roundgate.replay.journal import Asked as Asked
-    from roundgate.replay.journal import Began as Began
-    from roundgate.replay.journal import Cut as Cut
-    from roundgate.replay.journal import Entry as Entry
-    from roundgate.replay.journal import Finished as Finished
-    from roundgate.replay.journal import Journal as Journal
-    from roundgate.replay.journal import Raised as Raised
-    from roundgate.replay.journal import Slept as Slept
-    from roundgate.replay.journal import Tried as Tried
-    from roundgate.replay.journal import Unanswered as Unanswered
-    from roundgate.replay.journal import from_row as from_row
-    from roundgate.replay.journal import plain as plain
-    from roundgate.replay.journal import row as row
-    from roundgate.replay.questions import Form as Form
-    from roundgate.replay.questions import Raw as Raw
-    from roundgate.replay.questions import Url as Url
-    from roundgate.replay.quiescence import Parked as Parked
-    from roundgate.replay.retry import before_failure as before_failure
-    from roundgate.replay.retry import failed_steps_of as failed_steps_of
-    from roundgate.replay.run import HOLD_MS as HOLD_MS
-    from roundgate.replay.run import NAME as NAME
-    from roundgate.replay.run import Run as Run
-    from roundgate.replay.run import Stop as Stop
-    from roundgate.replay.steps import WATCH as WATCH
-    from roundgate.replay.steps import StepWatch as StepWatch
-    from roundgate.replay.sync_context import SyncContext as SyncContext
-else:
-    __getattr__, __all__ = face(
-        __name__,
-        {
-            ".branch_tasks": "number_tasks",
-            ".branches": "Branch here inside",
-            ".call": "Call Cleanup Notify PageDone Publish Read TextPart Texts",
-            ".steps": "WATCH StepWatch",
-            ".context": "Context MAX_STATUS_CHARS run_of",
-            ".engine": "Completed Failed Restarted Suspended",
-            ".forms": "form_schema",
-            ".journal": "Answered Asked Began Cut Entry Finished JOURNAL_VERSION Journal Raised Slept Tried "
-            "Unanswered from_row plain row",
-            ".questions": "Form Raw Url",
-            ".quiescence": "Parked",
-            ".retry": "before_failure failed_steps_of",
-            ".run": "HOLD_MS NAME Run Stop",
-            ".sync_context": "SyncContext",
-        },
-        modules="engine",
-    )
+from roundgate.replay import engine as engine
+from roundgate.replay.branch_tasks import number_tasks as number_tasks
+from roundgate.replay.branches import Branch as Branch
+from roundgate.replay.branches import here as here
+from roundgate.replay.branches import inside as inside
+from roundgate.replay.call import Call as Call
+from roundgate.replay.call import Cleanup as Cleanup
+from roundgate.replay.call import Notify as Notify
+from roundgate.replay.call import PageDone as PageDone
+from roundgate.replay.call import Publish as Publish
+from roundgate.replay.call import Read as Read
+from roundgate.replay.call import TextPart as TextPart
+from roundgate.replay.call import Texts as Texts
+from roundgate.replay.context import MAX_STATUS_CHARS as MAX_STATUS_CHARS
+from roundgate.replay.context import Context as Context
+from roundgate.replay.context import run_of as run_of
+from roundgate.replay.engine import Completed as Completed
+from roundgate.replay.engine import Failed as Failed
+from roundgate.replay.engine import Restarted as Restarted
+from roundgate.replay.engine import Suspended as Suspended
+from roundgate.replay.forms import form_schema as form_schema
+from roundgate.replay.journal import JOURNAL_VERSION as JOURNAL_VERSION
+from roundgate.replay.journal import Answered as Answered
+from roundgate.replay.journal import Asked as Asked
+from roundgate.replay.journal import Began as Began
+from roundgate.replay.journal import Cut as Cut
+from roundgate.replay.journal import Entry as Entry
+from roundgate.replay.journal import Finished as Finished
+from roundgate.replay.journal import Journal as Journal
+from roundgate.replay.journal import Raised as Raised
+from roundgate.replay.journal import Slept as Slept
+from roundgate.replay.journal import Tried as Tried
+from roundgate.replay.journal import Unanswered as Unanswered
+from roundgate.replay.journal import from_row as from_row
+from roundgate.replay.journal import plain as plain
+from roundgate.replay.journal import row as row
+from roundgate.replay.questions import Form as Form
+from roundgate.replay.questions import Raw as Raw
+from roundgate.replay.questions import Url as Url
+from roundgate.replay.quiescence import Parked as Parked
+from roundgate.replay.retry import before_failure as before_failure
+from roundgate.replay.retry import failed_steps_of as failed_steps_of
+from roundgate.replay.run import HOLD_MS as HOLD_MS
+from roundgate.replay.run import NAME as NAME
+from roundgate.replay.run import Run as Run
+from roundgate.replay.run import Stop as Stop
+from roundgate.replay.steps import WATCH as WATCH
+from roundgate.replay.steps import StepWatch as StepWatch
+from roundgate.replay.sync_context import SyncContext as SyncContext

@@ -18,7 +18,6 @@ from weakref import WeakKeyDictionary
 from roundgate.aio import Threads, of_this_loop
 from roundgate.auth import Principal
 from roundgate.clock import iso
-from roundgate.correlation import CORRELATION
 from roundgate.errors import (
     NotJson,
     OutcomeUnknown,
@@ -27,6 +26,7 @@ from roundgate.errors import (
     StepTimeout,
     ToolError,
 )
+from roundgate.observability.correlation import CORRELATION
 from roundgate.replay.journal import NOT_JSON, TIMED_OUT, Began, Finished, Raised, Step, plain
 from roundgate.replay.own_context import InOwnContext, awaiting
 from roundgate.replay.step_values import conversion_of, is_converted

@@ -7,45 +7,28 @@ store that is not configured.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from roundgate.lazy import face
-
-if TYPE_CHECKING:
-    from roundgate.storage import sqs as sqs
-    from roundgate.storage.once import OnceRecord as OnceRecord
-    from roundgate.storage.once import OnceStore as OnceStore
-    from roundgate.storage.queue import Message as Message
-    from roundgate.storage.queue import TaskQueue as TaskQueue
-    from roundgate.storage.sessions import SessionRow as SessionRow
-    from roundgate.storage.sessions import SessionStore as SessionStore
-    from roundgate.storage.tasks import NOTHING as NOTHING
-    from roundgate.storage.tasks import Added as Added
-    from roundgate.storage.tasks import Answered as Answered
-    from roundgate.storage.tasks import Cancelled as Cancelled
-    from roundgate.storage.tasks import Claimed as Claimed
-    from roundgate.storage.tasks import Ending as Ending
-    from roundgate.storage.tasks import Found as Found
-    from roundgate.storage.tasks import Lease as Lease
-    from roundgate.storage.tasks import Move as Move
-    from roundgate.storage.tasks import NewTask as NewTask
-    from roundgate.storage.tasks import NotClaimed as NotClaimed
-    from roundgate.storage.tasks import OpenTask as OpenTask
-    from roundgate.storage.tasks import Postponed as Postponed
-    from roundgate.storage.tasks import TaskRecord as TaskRecord
-    from roundgate.storage.tasks import TaskRef as TaskRef
-    from roundgate.storage.tasks import TaskStore as TaskStore
-    from roundgate.storage.tasks import Wanted as Wanted
-    from roundgate.storage.tasks import Work as Work
-else:
-    __getattr__, __all__ = face(
-        __name__,
-        {
-            ".once": "OnceRecord OnceStore",
-            ".queue": "Message TaskQueue",
-            ".sessions": "SessionRow SessionStore",
-            ".tasks": "Added Answered Cancelled Claimed Ending Found Lease Move NOTHING NewTask NotClaimed "
-            "OpenTask Postponed TaskRecord TaskRef TaskStore Wanted Work",
-        },
-        modules="sqs",
-    )
+from roundgate.storage import sqs as sqs
+from roundgate.storage.once import OnceRecord as OnceRecord
+from roundgate.storage.once import OnceStore as OnceStore
+from roundgate.storage.queue import Message as Message
+from roundgate.storage.queue import TaskQueue as TaskQueue
+from roundgate.storage.sessions import SessionRow as SessionRow
+from roundgate.storage.sessions import SessionStore as SessionStore
+from roundgate.storage.tasks import NOTHING as NOTHING
+from roundgate.storage.tasks import Added as Added
+from roundgate.storage.tasks import Answered as Answered
+from roundgate.storage.tasks import Cancelled as Cancelled
+from roundgate.storage.tasks import Claimed as Claimed
+from roundgate.storage.tasks import Ending as Ending
+from roundgate.storage.tasks import Found as Found
+from roundgate.storage.tasks import Lease as Lease
+from roundgate.storage.tasks import Move as Move
+from roundgate.storage.tasks import NewTask as NewTask
+from roundgate.storage.tasks import NotClaimed as NotClaimed
+from roundgate.storage.tasks import OpenTask as OpenTask
+from roundgate.storage.tasks import Postponed as Postponed
+from roundgate.storage.tasks import TaskRecord as TaskRecord
+from roundgate.storage.tasks import TaskRef as TaskRef
+from roundgate.storage.tasks import TaskStore as TaskStore
+from roundgate.storage.tasks import Wanted as Wanted
+from roundgate.storage.tasks import Work as Work

@@ -168,7 +168,7 @@ class NewTask:
     ending: Ending | None = None
     """The ending of a terminal task; by default the ending of its status."""
     call_id: str | None = None
-    """The id of the call in the log (`roundgate.correlation`)."""
+    """The id of the call in the log (`roundgate.observability.correlation`)."""
 
     def first_row(self) -> dict[str, Any]:
         """What every store writes of it, by the names of `TaskRecord`; beside it

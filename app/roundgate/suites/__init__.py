@@ -6,47 +6,25 @@ reported (`machine`). The command `roundgate test` is in `roundgate.cli`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from roundgate.lazy import face
-
-if TYPE_CHECKING:
-    from roundgate.suites.loading import SuiteFile as SuiteFile
-    from roundgate.suites.loading import load as load
-    from roundgate.suites.machine import junit as junit
-    from roundgate.suites.machine import tap as tap
-    from roundgate.suites.machine import told as told
-    from roundgate.suites.models import Case as Case
-    from roundgate.suites.models import Server as Server
-    from roundgate.suites.models import Suite as Suite
-    from roundgate.suites.patterns import Difference as Difference
-    from roundgate.suites.patterns import differences as differences
-    from roundgate.suites.results import CaseResult as CaseResult
-    from roundgate.suites.results import Failure as Failure
-    from roundgate.suites.results import SuiteResult as SuiteResult
-    from roundgate.suites.results import Verdict as Verdict
-    from roundgate.suites.running import Connect as Connect
-    from roundgate.suites.running import Run as Run
-    from roundgate.suites.schema import schema_of_suites as schema_of_suites
-    from roundgate.suites.secrets import Secrets as Secrets
-    from roundgate.suites.snapshots import Snapshots as Snapshots
-    from roundgate.suites.targets import Target as Target
-    from roundgate.suites.targets import started as started
-    from roundgate.suites.variables import Variables as Variables
-else:
-    __getattr__, __all__ = face(
-        __name__,
-        {
-            ".loading": "SuiteFile load",
-            ".machine": "junit tap told",
-            ".models": "Case Server Suite",
-            ".patterns": "Difference differences",
-            ".results": "CaseResult Failure SuiteResult Verdict",
-            ".running": "Connect Run",
-            ".schema": "schema_of_suites",
-            ".secrets": "Secrets",
-            ".snapshots": "Snapshots",
-            ".targets": "Target started",
-            ".variables": "Variables",
-        },
-    )
+from roundgate.suites.loading import SuiteFile as SuiteFile
+from roundgate.suites.loading import load as load
+from roundgate.suites.machine import junit as junit
+from roundgate.suites.machine import tap as tap
+from roundgate.suites.machine import told as told
+from roundgate.suites.models import Case as Case
+from roundgate.suites.models import Server as Server
+from roundgate.suites.models import Suite as Suite
+from roundgate.suites.patterns import Difference as Difference
+from roundgate.suites.patterns import differences as differences
+from roundgate.suites.results import CaseResult as CaseResult
+from roundgate.suites.results import Failure as Failure
+from roundgate.suites.results import SuiteResult as SuiteResult
+from roundgate.suites.results import Verdict as Verdict
+from roundgate.suites.running import Connect as Connect
+from roundgate.suites.running import Run as Run
+from roundgate.suites.schema import schema_of_suites as schema_of_suites
+from roundgate.suites.secrets import Secrets as Secrets
+from roundgate.suites.snapshots import Snapshots as Snapshots
+from roundgate.suites.targets import Target as Target
+from roundgate.suites.targets import started as started
+from roundgate.suites.variables import Variables as Variables

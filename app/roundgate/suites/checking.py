@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from roundgate.config import Origin
 from roundgate.errors import ParseError, Problem
 from roundgate.protocol import Schema
+from roundgate.settings import Origin
 from roundgate.suites import paths, patterns, regexes, variables
 from roundgate.suites.models import ACTIONS, AnswerRule, Expect, Save, SnapshotOf, Step, Suite
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from roundgate.config import Origin, yaml_file
 from roundgate.errors import ConfigError, Problem
+from roundgate.settings import Origin, yaml_file
 from roundgate.suites.checking import checked
 from roundgate.suites.models import Suite
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from roundgate.spellings import in_base64, in_digits, in_escapes, in_json, in_urls
+from roundgate.settings.spellings import in_base64, in_digits, in_escapes, in_json, in_urls
 
 SHOWN: Final = "***"
 CUT: Final = "…"

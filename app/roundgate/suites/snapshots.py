@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Final
 
-from roundgate.config import yaml_file
 from roundgate.errors import ConfigError, Problem
+from roundgate.settings import yaml_file
 from roundgate.suites.patterns import Difference, exact
 
 _HEAD: Final = (

@@ -20,7 +20,6 @@ from typing import Any, Final, NoReturn
 
 from roundgate import json
 from roundgate.clock import Clock
-from roundgate.config import TasksConfig
 from roundgate.errors import LeaseLost, NotJson, Suspend, ToolError
 from roundgate.json import encode
 from roundgate.protocol import Status
@@ -38,6 +37,7 @@ from roundgate.replay import (
     plain,
     row,
 )
+from roundgate.settings import TasksConfig
 from roundgate.storage import Added, Claimed, Lease, TaskRef, TaskStore
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.clock_trust import ClockTrust

@@ -25,7 +25,7 @@ from typing import Final, TypeAlias
 from roundgate import json
 from roundgate.clock import Clock, Deadline
 from roundgate.errors import CleanedUp, NotCancelled, NotServedHere
-from roundgate.metrics import Metrics
+from roundgate.observability.metrics import Metrics
 from roundgate.protocol import Status
 from roundgate.replay import Cleanup, Failed, Journal, Suspended, from_row
 from roundgate.storage import Claimed, TaskRef, TaskStore

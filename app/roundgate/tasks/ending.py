@@ -20,7 +20,6 @@ from enum import StrEnum
 from typing import Final
 
 from roundgate.clock import Clock
-from roundgate.config import TasksConfig
 from roundgate.errors import (
     CallTimeout,
     InternalError,
@@ -35,6 +34,7 @@ from roundgate.errors import (
     WorkerFault,
 )
 from roundgate.replay import HOLD_MS, Completed, Failed, Raised, Restarted, Suspended
+from roundgate.settings import TasksConfig
 from roundgate.storage import (
     NOTHING,
     Added,

@@ -21,9 +21,9 @@ from typing import Any, Final, Protocol, TypeVar
 from roundgate.auth import Principal
 from roundgate.backends import MAX_ID_CHARS, CatalogSource, ServedTool, TaskSource
 from roundgate.clock import Clock
-from roundgate.config import TasksConfig
 from roundgate.errors import BackendError, GatewayError, InternalError, TaskNotFound, Unavailable
 from roundgate.protocol import NEWEST, Status, TaskView, ToolResult, detailed, to_wire
+from roundgate.settings import TasksConfig
 from roundgate.storage import TaskRecord, TaskRef
 from roundgate.tasks.call import owner_of
 from roundgate.tasks.outcome import log_failure

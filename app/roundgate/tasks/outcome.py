@@ -22,7 +22,7 @@ from roundgate.errors import (
     TaskTimeout,
     ToolError,
 )
-from roundgate.logs import place_of
+from roundgate.observability import place_of
 from roundgate.protocol import NEWEST, Status, ToolResult
 from roundgate.replay import Completed, Failed, failed_steps_of
 from roundgate.storage import Ending

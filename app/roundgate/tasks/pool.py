@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from roundgate.config import TasksConfig
 from roundgate.errors import Unavailable
-from roundgate.metrics import Metrics, NoMetrics
+from roundgate.observability.metrics import Metrics, NoMetrics
+from roundgate.settings import TasksConfig
 from roundgate.storage import Claimed, Message, NotClaimed, TaskQueue, TaskRef
 from roundgate.tasks.isolation import END_GRACE_S, Children, Quarantine
 from roundgate.tasks.sweep import Sweep
+from roundgate.tasks.watchdog import Watchdog
 from roundgate.tasks.worker import Worker
-from roundgate.watchdog import Watchdog
 
 WAIT_MS: Final = 10_000
 SHORT_WAIT_MS: Final = 1_000

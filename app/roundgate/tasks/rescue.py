@@ -10,8 +10,8 @@ from typing import Any
 from roundgate.clock import Clock
 from roundgate.storage import TaskStore
 from roundgate.tasks.turn import Running
+from roundgate.tasks.watchdog import Held, LetGo, Watchdog
 from roundgate.tasks.worker import Worker
-from roundgate.watchdog import Held, LetGo, Watchdog
 
 
 def watchdog_of(

@@ -19,11 +19,11 @@ from roundgate import json
 from roundgate.auth import Principal
 from roundgate.backends import decision_in, is_approval, log_decision
 from roundgate.clock import Clock
-from roundgate.config import TasksConfig
 from roundgate.errors import TaskNotFound, ToolError, Unavailable
 from roundgate.json import encode
 from roundgate.protocol import Status, TaskView, detailed, to_wire
 from roundgate.replay import Journal, plain, row
+from roundgate.settings import TasksConfig
 from roundgate.storage import (
     Answered,
     Cancelled,

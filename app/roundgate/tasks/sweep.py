@@ -25,10 +25,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from roundgate.clock import Clock, Deadline
-from roundgate.config import TasksConfig
 from roundgate.errors import Unavailable
-from roundgate.metrics import Census
+from roundgate.observability.metrics import Census
 from roundgate.protocol import OPEN, Event, Status, sources
+from roundgate.settings import TasksConfig
 from roundgate.storage import Move, OpenTask, Postponed, TaskQueue, TaskRef, TaskStore
 from roundgate.tasks.clock_trust import LONGEST_LEASE_MS, ClockTrust
 

@@ -17,15 +17,15 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
-from roundgate import watchdog
 from roundgate.backends import Returned
 from roundgate.clock import Clock
 from roundgate.errors import CallTimeout, LeaseLost, TaskTimeout, ToolError
 from roundgate.replay import Failed, Stop, Suspended, engine
+from roundgate.tasks import watchdog
 from roundgate.tasks.checkpointer import Checkpointer
 from roundgate.tasks.clock_trust import ClockTrust
 from roundgate.tasks.heartbeat import Heartbeat
-from roundgate.watchdog import RUNNING
+from roundgate.tasks.watchdog import RUNNING
 
 GRACE_S: Final = 2.0
 """How long a handler that was told to stop may go on before it is cancelled, and after that

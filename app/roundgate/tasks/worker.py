@@ -21,10 +21,10 @@ from typing import Final
 
 from roundgate.backends import Catalog, CatalogSource, ServedTool
 from roundgate.clock import Clock, Deadline
-from roundgate.config import TasksConfig
-from roundgate.correlation import Correlation, correlated
 from roundgate.errors import LeaseLost, NotServedHere, TaskGivenUp, Unavailable
-from roundgate.metrics import Metrics, NoMetrics
+from roundgate.observability.correlation import Correlation, correlated
+from roundgate.observability.metrics import Metrics, NoMetrics
+from roundgate.observability.tracing import NoTracing, Tracing
 from roundgate.replay import (
     JOURNAL_VERSION,
     Call,
@@ -37,6 +37,7 @@ from roundgate.replay import (
     Texts,
     engine,
 )
+from roundgate.settings import TasksConfig
 from roundgate.storage import (
     Claimed,
     Move,
@@ -55,7 +56,6 @@ from roundgate.tasks.ending import Endings, Turn
 from roundgate.tasks.outcome import reason_of
 from roundgate.tasks.patience import to_its_end
 from roundgate.tasks.turn import Outcome, Running
-from roundgate.tracing import NoTracing, Tracing
 
 _UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError)
 """What comes of bytes that a later version wrote, or none of ours."""

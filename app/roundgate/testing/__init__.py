@@ -3,23 +3,8 @@ context without a gateway."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from roundgate.lazy import face
-
-if TYPE_CHECKING:
-    from roundgate.errors import Diverged as Diverged
-    from roundgate.errors import NothingGoesOn as NothingGoesOn
-    from roundgate.testing.clock import VirtualClock as VirtualClock
-    from roundgate.testing.contexts import fake_context as fake_context
-    from roundgate.testing.gateway import Gateway as Gateway
-else:
-    __getattr__, __all__ = face(
-        __name__,
-        {
-            ".clock": "VirtualClock",
-            ".contexts": "fake_context",
-            ".gateway": "Gateway",
-            "roundgate.errors": "Diverged NothingGoesOn",
-        },
-    )
+from roundgate.errors import Diverged as Diverged
+from roundgate.errors import NothingGoesOn as NothingGoesOn
+from roundgate.testing.clock import VirtualClock as VirtualClock
+from roundgate.testing.contexts import fake_context as fake_context
+from roundgate.testing.gateway import Gateway as Gateway

@@ -23,12 +23,12 @@ from typing import Any, Final, TypeAlias
 from roundgate.auth import Principal
 from roundgate.backends import ServedTool
 from roundgate.clock import Clock, Deadline
-from roundgate.config import Settings
 from roundgate.errors import Suspend
 from roundgate.json import fresh
 from roundgate.protocol import ClientCapabilities, Meta
 from roundgate.replay import WATCH, Call, Context, Journal, Run, Suspended, engine
-from roundgate.startup import build_core
+from roundgate.runtime.startup import build_core
+from roundgate.settings import Settings
 from roundgate.testing.clock import VirtualClock
 from roundgate.testing.effects import refuse_effects
 from roundgate.testing.endings import Ending, ending_of_outcome

@@ -29,11 +29,12 @@ from roundgate import config
 from roundgate.auth import LOCAL, Principal
 from roundgate.client import Answers, AnswersLike, CallResult, Client, Task
 from roundgate.clock import Clock
-from roundgate.config import ConfigFile, GatewayConfig, Origin, Settings, yaml_file
+from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.errors import ClientError, NondeterminismError, NothingGoesOn, Unauthenticated
 from roundgate.main import build_app
 from roundgate.replay import WATCH, Call, Run, StepWatch
-from roundgate.startup import Core, build_core
+from roundgate.runtime.startup import Core, build_core
+from roundgate.settings import Origin, Settings, yaml_file
 from roundgate.storage import Claimed, Message, NotClaimed
 from roundgate.testing.clock import VirtualClock
 from roundgate.testing.crashes import Crash, Truth, Watched, noting, survive

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from roundgate.clock import Clock
-from roundgate.startup import Stores
+from roundgate.runtime.startup import Stores
 from roundgate.storage.sqlite import (
     Database,
     SqliteOnce,

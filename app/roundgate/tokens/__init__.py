@@ -6,33 +6,12 @@ Knows neither MCP methods nor handlers; what is sealed is bytes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from roundgate.lazy import face
-
-if TYPE_CHECKING:
-    from roundgate.tokens import keys as keys
-    from roundgate.tokens.request_state import Binding as Binding
-    from roundgate.tokens.request_state import FixedTask as FixedTask
-    from roundgate.tokens.request_state import Opened as Opened
-    from roundgate.tokens.request_state import StateSealer as StateSealer
-    from roundgate.tokens.sealed import Key as Key
-    from roundgate.tokens.sealed import KeyRing as KeyRing
-    from roundgate.tokens.session_ids import SessionFacts as SessionFacts
-    from roundgate.tokens.session_ids import SessionSealer as SessionSealer
-    from roundgate.tokens.stream_ids import QuestionId as QuestionId
-    from roundgate.tokens.stream_ids import StreamIds as StreamIds
-    from roundgate.tokens.task_ids import TaskIds as TaskIds
-    from roundgate.tokens.task_ids import TaskPlace as TaskPlace
-else:
-    __getattr__, __all__ = face(
-        __name__,
-        {
-            ".request_state": "Binding FixedTask Opened StateSealer",
-            ".sealed": "Key KeyRing",
-            ".session_ids": "SessionFacts SessionSealer",
-            ".stream_ids": "QuestionId StreamIds",
-            ".task_ids": "TaskIds TaskPlace",
-        },
-        modules="keys",
-    )
+from roundgate.tokens import keys as keys
+from roundgate.tokens.request_state import Binding as Binding
+from roundgate.tokens.request_state import FixedTask as FixedTask
+from roundgate.tokens.request_state import Opened as Opened
+from roundgate.tokens.request_state import StateSealer as StateSealer
+from roundgate.tokens.sealed import Key as Key
+from roundgate.tokens.sealed import KeyRing as KeyRing
+from roundgate.tokens.task_ids import TaskIds as TaskIds
+from roundgate.tokens.task_ids import TaskPlace as TaskPlace

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from roundgate import config
-from roundgate.backends import loading
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.openapi.index import read
 from roundgate.cli import main
 from roundgate.deployment import packaging as package
 from roundgate.errors import ConfigError, UnusableIndex
+from roundgate.runtime import loading
 from tests.support.authority import Authority
 from tests.support.openapi import document, file_of, gateway_of, operation
 from tests.support.services import answer, service

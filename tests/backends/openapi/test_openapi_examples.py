@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from roundgate import config
-from roundgate.backends import loading
 from roundgate.cli import main
 from roundgate.config import ConfigFile
+from roundgate.runtime import loading
 from tests.support.asgi import Client
 from tests.support.openapi import gateway_of
 from tests.support.services import Service, answer, service

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from roundgate.addresses import host_of, is_public, origin_of
 from roundgate.backends.openapi.servers import Servers
 from roundgate.errors import UnusableOperation
+from roundgate.net.addresses import host_of, is_public, origin_of
 
 FILE = "file:///work/api.json"
 URL = "https://api.example.com/v1/openapi.json"

@@ -23,8 +23,8 @@ from roundgate.backends.aws_lambda.target import target_of
 from roundgate.backends.aws_lambda.tools import definition_of
 from roundgate.backends.base import CallTool, Offering, Shared, Tool
 from roundgate.backends.policy import with_approval, with_questions
-from roundgate.config import Origin
 from roundgate.errors import BackendError, ConfigError, Problem, UnusableIndex
+from roundgate.settings import Origin
 
 log = logging.getLogger("roundgate.backends")
 

@@ -9,8 +9,8 @@ import os
 from roundgate.backends.aws_lambda import describing
 from roundgate.backends.aws_lambda.config import LambdaBackendConfig
 from roundgate.backends.aws_lambda.index import index_path, write
-from roundgate.config import Origin
 from roundgate.errors import BackendError, ConfigError, Problem
+from roundgate.settings import Origin
 
 
 def compile_to_file(config: LambdaBackendConfig, origin: Origin) -> str:

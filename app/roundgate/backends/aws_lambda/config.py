@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import Field, model_validator
 
 from roundgate.backends.config import BackendConfig, JobConfig, JsonPointer
-from roundgate.config import Model, TaskMode
+from roundgate.settings import Model, TaskMode
 
 NAME_PATTERN: Final = r"^[A-Za-z0-9_.-]{1,64}$"
 MAX_PAYLOAD_BYTES: Final = 6_291_456

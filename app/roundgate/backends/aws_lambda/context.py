@@ -19,8 +19,8 @@ from typing import Any, Final
 from roundgate import json
 from roundgate.auth import Principal
 from roundgate.errors import ToolError
+from roundgate.observability.tracing import outgoing
 from roundgate.protocol import without_none
-from roundgate.tracing import outgoing
 
 MAX_CHARS: Final = 3_583
 """Of the client context in base64."""

@@ -27,8 +27,8 @@ from roundgate.backends.aws_lambda.config import (
 from roundgate.backends.aws_lambda.invoking import Functions, Invocation
 from roundgate.backends.aws_lambda.results import answer_of, failure_of
 from roundgate.backends.aws_lambda.target import target
-from roundgate.config import Origin
 from roundgate.errors import BackendError, ParseError, Problem
+from roundgate.settings import Origin
 
 EVENT: Final = {"roundgate": "describe", "version": 1}
 MOST_TOOLS: Final = 1_000

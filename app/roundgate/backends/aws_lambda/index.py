@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from roundgate.backends.aws_lambda.config import LambdaBackendConfig
-from roundgate.config import Origin
 from roundgate.errors import IndexOfAnotherVersion, ParseError, UnusableIndex
 from roundgate.json import decode, digest, encode
+from roundgate.settings import Origin
 
 KIND: Final = "roundgate lambda index "
 FORMAT: Final = f"{KIND}1"

@@ -18,8 +18,8 @@ from roundgate.backends.http.oauth import TokenSource
 from roundgate.backends.http.remote_config import RemoteConfig
 from roundgate.backends.http.secrets import Redactor, of_credentials, of_fixed_headers, of_headers
 from roundgate.backends.secret_reading import Secrets
-from roundgate.config import Origin, Secret
 from roundgate.errors import ConfigError, Problem
+from roundgate.settings import Origin, Secret
 
 _KEPT: Final = 4
 

@@ -30,10 +30,10 @@ from roundgate.backends.policy import (
     with_defaults,
     with_questions,
 )
-from roundgate.config import Origin
 from roundgate.errors import ConfigError
 from roundgate.protocol import ToolResult
 from roundgate.replay import Context
+from roundgate.settings import Origin
 
 _LARGE: Final = 262_144
 """Answers of more bytes are read in a thread: they would keep everybody else waiting."""

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
-from roundgate import metrics
 from roundgate.backends.http.reliability import BreakerConfig
 from roundgate.clock import Clock
 from roundgate.errors import BackendError
+from roundgate.observability import metrics
 
 log: Final = logging.getLogger("roundgate.backends")
 

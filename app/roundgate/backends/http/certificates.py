@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from roundgate.backends.http.tls_config import TlsConfig
-from roundgate.config import Origin
 from roundgate.errors import ConfigError
-from roundgate.tls import trust_store
+from roundgate.net.tls import trust_store
+from roundgate.settings import Origin
 
 if TYPE_CHECKING:
     import ssl

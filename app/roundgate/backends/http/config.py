@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_va
 from roundgate.backends.config import JobConfig, JsonPointer
 from roundgate.backends.http.credential_config import HeaderName, fit_for_a_header
 from roundgate.backends.http.remote_config import BaseUrl, RemoteConfig
-from roundgate.config import Model, TaskMode
+from roundgate.settings import Model, TaskMode
 
 
 def _fit(value: SecretStr) -> SecretStr:

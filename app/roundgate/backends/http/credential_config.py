@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from roundgate.backends.http.tls_config import TlsConfig
-from roundgate.config import Model, Secret, WhenGiven, checked
+from roundgate.settings import Model, Secret, WhenGiven, checked
 
 HeaderName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
 """An HTTP header name: a token (RFC 9110 section 5.1)."""

@@ -29,7 +29,7 @@ from roundgate.backends.http.credential_config import (
 from roundgate.backends.http.oauth import TokenSource
 from roundgate.backends.http.sigv4 import Signing
 from roundgate.backends.secret_reading import Secrets
-from roundgate.config import Secret
+from roundgate.settings import Secret
 
 
 class Flow(Protocol):

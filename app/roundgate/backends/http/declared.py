@@ -18,9 +18,9 @@ from roundgate.backends.http.endpoint import Endpoint
 from roundgate.backends.http.files import FILE
 from roundgate.backends.http.template import Template
 from roundgate.backends.http.writing import BodyPlan
-from roundgate.config import Origin
 from roundgate.errors import Problem
 from roundgate.protocol import ABSENT
+from roundgate.settings import Origin
 
 
 def endpoint_of(tool: HttpToolConfig, taken: Taken | None = None) -> Endpoint:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pydantic import Field, model_validator
 
-from roundgate.config import Model
+from roundgate.settings import Model
 
 
 class RetryConfig(Model):

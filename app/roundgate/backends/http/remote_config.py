@@ -16,7 +16,7 @@ from roundgate.backends.http.reliability import (
     TimeoutsConfig,
 )
 from roundgate.backends.http.tls_config import TlsConfig
-from roundgate.config import WhenGiven
+from roundgate.settings import WhenGiven
 
 
 def usable_base_url(value: str) -> str:

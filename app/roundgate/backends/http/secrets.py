@@ -17,8 +17,8 @@ from pydantic import SecretStr
 from roundgate.backends.http.credential_config import Credential
 from roundgate.backends.http.messages import Answer
 from roundgate.backends.secret_reading import Secrets
-from roundgate.config import Secret
-from roundgate.spellings import Escaped, in_base64, in_digits, in_json, in_urls
+from roundgate.settings import Secret
+from roundgate.settings.spellings import Escaped, in_base64, in_digits, in_json, in_urls
 
 PLACEHOLDER: Final = b"[redacted]"
 MIN_CHARS: Final = 8

@@ -26,7 +26,7 @@ from roundgate.backends.http.retries import Retries
 from roundgate.backends.http.secrets import Redactor
 from roundgate.clock import Deadline
 from roundgate.errors import AnswerTooLarge, BackendError, UnexpectedAnswer, UnknownEncoding
-from roundgate.tls import trust_store
+from roundgate.net.tls import trust_store
 
 if TYPE_CHECKING:
     import httpx  # 100 ms to import: a gateway whose first call is to a Python tool does not wait for it

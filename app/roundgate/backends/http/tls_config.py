@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, SecretStr, model_validator
 
-from roundgate.config import Model
+from roundgate.settings import Model
 
 
 class TlsConfig(Model):

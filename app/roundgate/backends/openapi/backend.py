@@ -23,9 +23,9 @@ from roundgate.backends.openapi.index import Index, Row, read
 from roundgate.backends.openapi.security import Slot, chosen
 from roundgate.backends.policy import approved_first, with_approval
 from roundgate.backends.selection import is_selected
-from roundgate.config import Origin
 from roundgate.errors import ConfigError, Problem, UnusableIndex
 from roundgate.replay import Context
+from roundgate.settings import Origin
 
 if TYPE_CHECKING:
     from roundgate.backends.http.hosts import Hosts

@@ -10,8 +10,8 @@ from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.openapi.fingerprint import index_path
 from roundgate.backends.openapi.index import Index, write
 from roundgate.clock import Clock
-from roundgate.config import Origin
 from roundgate.errors import ConfigError, Problem
+from roundgate.settings import Origin
 
 
 def compile_to_file(config: OpenApiBackendConfig, origin: Origin) -> str:

@@ -26,10 +26,10 @@ from roundgate.backends.openapi.schemas import Schemas
 from roundgate.backends.openapi.security import Alternative, Slot, slot_of
 from roundgate.backends.openapi.servers import Servers
 from roundgate.backends.openapi.sources import Fetch, Sources, documents_in, path_of
-from roundgate.config import Origin
 from roundgate.errors import ConfigError, Problem, UnreadableDocument, UnusableOperation
 from roundgate.json import encode
 from roundgate.protocol import Schema
+from roundgate.settings import Origin
 
 MAX_NAME: Final = 64
 MAX_NAMED: Final = 5

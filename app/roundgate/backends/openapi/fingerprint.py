@@ -10,8 +10,8 @@ from typing import Final
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.openapi.index import Index
 from roundgate.backends.openapi.security import Slot
-from roundgate.config import Origin
 from roundgate.json import encode
+from roundgate.settings import Origin
 
 VERSION: Final = 3
 """Of what an index has for a document; another one makes all indexes out of date."""

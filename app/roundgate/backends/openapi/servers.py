@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
 
-from roundgate.addresses import host_of, is_public, origin_of
 from roundgate.errors import UnusableOperation
+from roundgate.net.addresses import host_of, is_public, origin_of
 
 _VARIABLE: Final = re.compile(r"\{([^{}]+)\}")
 _USABLE: Final = re.compile(r"https?://[^/?#\s@%\\]+(?:/[^?#\s\\]*)?")

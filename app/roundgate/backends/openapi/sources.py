@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from roundgate import yaml_budget
 from roundgate.errors import UnreadableDocument, YamlTooCostly
+from roundgate.settings import yaml_budget
 
 MAX_BYTES: Final = 128_000_000
 MAX_DOCUMENTS: Final = 10_000

@@ -32,9 +32,8 @@ from roundgate.backends.python.modules import Modules
 from roundgate.backends.python.remarks import declared_in
 from roundgate.backends.returned import ToolReturn
 from roundgate.backends.signature import Signature, describe
-from roundgate.config import Origin
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound, ToolError
-from roundgate.logs import innermost
+from roundgate.observability import innermost
 from roundgate.protocol import (
     Completion,
     PromptMessage,
@@ -44,6 +43,7 @@ from roundgate.protocol import (
     without_none,
 )
 from roundgate.replay import Context, SyncContext
+from roundgate.settings import Origin
 
 
 class PythonBackend:

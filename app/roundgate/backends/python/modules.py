@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from roundgate.files import Stamp, stamp
+from roundgate.settings.files import Stamp, stamp
 
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 _STANDARD: Final = Path(sysconfig.get_path("stdlib"))

@@ -15,8 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from roundgate.backends.declare import Declaration, ToolDeclaration, declarations_of
 from roundgate.backends.python.config import PythonBackendConfig
-from roundgate.config import Origin
 from roundgate.errors import Problem
+from roundgate.settings import Origin
 
 _DECORATORS = ("tool", "prompt", "resource")
 

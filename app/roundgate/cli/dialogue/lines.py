@@ -14,7 +14,7 @@ from prompt_toolkit.output import Output, create_output
 
 from roundgate.cli.dialogue.history import FileHistory, default_path
 from roundgate.cli.suggesting import Suggesting, Suggestion
-from roundgate.logs import escaped
+from roundgate.observability import escaped
 
 _MAX_NAME: Final = 24
 

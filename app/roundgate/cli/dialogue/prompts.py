@@ -17,7 +17,7 @@ from prompt_toolkit.shortcuts.choice_input import ChoiceInput
 from prompt_toolkit.validation import ValidationError, Validator
 
 from roundgate.cli.terminal import say
-from roundgate.logs import escaped
+from roundgate.observability import escaped
 
 DONE: Final = "That is all"
 _INDENT: Final = "  "

@@ -6,30 +6,14 @@ Names are imported when first used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from roundgate.lazy import face
-
-if TYPE_CHECKING:
-    from roundgate.client.auth.base import Auth as Auth
-    from roundgate.client.auth.base import Bearer as Bearer
-    from roundgate.client.auth.base import Refusal as Refusal
-    from roundgate.client.auth.browser import BrowserLogin as BrowserLogin
-    from roundgate.client.auth.machine import ClientCredentials as ClientCredentials
-    from roundgate.client.auth.machine import EnterpriseIdentity as EnterpriseIdentity
-    from roundgate.client.auth.machine import WorkloadIdentity as WorkloadIdentity
-    from roundgate.client.auth.metadata import challenge_parameters as challenge_parameters
-    from roundgate.client.auth.storage import InMemory as InMemory
-    from roundgate.client.auth.storage import SystemKeyring as SystemKeyring
-    from roundgate.client.auth.storage import TokenStorage as TokenStorage
-else:
-    __getattr__, __all__ = face(
-        __name__,
-        {
-            ".base": "Auth Bearer Refusal",
-            ".browser": "BrowserLogin",
-            ".machine": "ClientCredentials EnterpriseIdentity WorkloadIdentity",
-            ".metadata": "challenge_parameters",
-            ".storage": "InMemory SystemKeyring TokenStorage",
-        },
-    )
+from roundgate.client.auth.base import Auth as Auth
+from roundgate.client.auth.base import Bearer as Bearer
+from roundgate.client.auth.base import Refusal as Refusal
+from roundgate.client.auth.browser import BrowserLogin as BrowserLogin
+from roundgate.client.auth.machine import ClientCredentials as ClientCredentials
+from roundgate.client.auth.machine import EnterpriseIdentity as EnterpriseIdentity
+from roundgate.client.auth.machine import WorkloadIdentity as WorkloadIdentity
+from roundgate.client.auth.metadata import challenge_parameters as challenge_parameters
+from roundgate.client.auth.storage import InMemory as InMemory
+from roundgate.client.auth.storage import SystemKeyring as SystemKeyring
+from roundgate.client.auth.storage import TokenStorage as TokenStorage

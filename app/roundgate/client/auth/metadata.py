@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
-from roundgate.addresses import is_this_machine
 from roundgate.client.auth.base import LOOPBACK
 from roundgate.client.limits import Limits
 from roundgate.client.transport import HttpRequest, Transport, Url, read_body
 from roundgate.client.types import Json
 from roundgate.errors import AuthorizationFailed, BadAnswer, ClientError, OAuthRefused, ParseError
 from roundgate.json import decode
+from roundgate.net.addresses import is_this_machine
 
 _MAX_DOCUMENT: Final = 1024 * 1024
 _PARAMETER: Final = re.compile(

@@ -22,7 +22,6 @@ from typing import Any
 
 from roundgate import json
 from roundgate.clock import Clock
-from roundgate.correlation import Correlation, correlated
 from roundgate.errors import CallCancelled, GatewayError, MissingCapability, ToolError
 from roundgate.http.older.asking import Asking
 from roundgate.http.older.caller import Caller, Responded
@@ -33,7 +32,10 @@ from roundgate.http.older.one_run import OneRun, Ran
 from roundgate.http.older.open_calls import OpenCall, OpenCalls
 from roundgate.http.older.questions import Questions
 from roundgate.http.older.stream import SessionStream
-from roundgate.methods import CurrentMethods, Reply, RequestContext, Sessions, Stream
+from roundgate.methods import CurrentMethods, Reply, RequestContext, Stream
+from roundgate.methods.sessions import Sessions
+from roundgate.observability.correlation import Correlation, correlated
+from roundgate.observability.tracing import Span, Tracing, context_of
 from roundgate.protocol import (
     ClientCapabilities,
     Inbound,
@@ -46,7 +48,6 @@ from roundgate.protocol import (
 from roundgate.protocol.v2025 import Results, Revision, inbound_of
 from roundgate.protocol.v2025.results import asked as read_asked
 from roundgate.storage import SessionStore
-from roundgate.tracing import Span, Tracing, context_of
 
 
 @dataclass(frozen=True, slots=True)

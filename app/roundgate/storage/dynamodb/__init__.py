@@ -2,26 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from roundgate.lazy import face
-
-if TYPE_CHECKING:
-    from roundgate.storage.dynamodb.root_items import SHARDS as SHARDS
-    from roundgate.storage.dynamodb.sessions import DynamoDbSessions as DynamoDbSessions
-    from roundgate.storage.dynamodb.table import BATCH as BATCH
-    from roundgate.storage.dynamodb.table import CONFIG as CONFIG
-    from roundgate.storage.dynamodb.table import DynamoDbOnce as DynamoDbOnce
-    from roundgate.storage.dynamodb.table import Table as Table
-    from roundgate.storage.dynamodb.table import create_table as create_table
-    from roundgate.storage.dynamodb.tasks import DynamoDbTasks as DynamoDbTasks
-else:
-    __getattr__, __all__ = face(
-        __name__,
-        {
-            ".root_items": "SHARDS",
-            ".sessions": "DynamoDbSessions",
-            ".table": "BATCH CONFIG DynamoDbOnce Table create_table",
-            ".tasks": "DynamoDbTasks",
-        },
-    )
+from roundgate.storage.dynamodb.root_items import SHARDS as SHARDS
+from roundgate.storage.dynamodb.sessions import DynamoDbSessions as DynamoDbSessions
+from roundgate.storage.dynamodb.table import BATCH as BATCH
+from roundgate.storage.dynamodb.table import CONFIG as CONFIG
+from roundgate.storage.dynamodb.table import DynamoDbOnce as DynamoDbOnce
+from roundgate.storage.dynamodb.table import Table as Table
+from roundgate.storage.dynamodb.table import create_table as create_table
+from roundgate.storage.dynamodb.tasks import DynamoDbTasks as DynamoDbTasks

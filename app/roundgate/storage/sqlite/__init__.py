@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from roundgate.lazy import face
-
-if TYPE_CHECKING:
-    from roundgate.storage.sqlite.database import Database as Database
-    from roundgate.storage.sqlite.database import SqliteOnce as SqliteOnce
-    from roundgate.storage.sqlite.database import connect_in_memory as connect_in_memory
-    from roundgate.storage.sqlite.queue import SqliteQueue as SqliteQueue
-    from roundgate.storage.sqlite.sessions import SqliteSessions as SqliteSessions
-    from roundgate.storage.sqlite.tasks import SqliteTasks as SqliteTasks
-    from roundgate.storage.sqlite.writing import transacted as transacted
-else:
-    __getattr__, __all__ = face(
-        __name__,
-        {
-            ".database": "Database SqliteOnce connect_in_memory",
-            ".queue": "SqliteQueue",
-            ".sessions": "SqliteSessions",
-            ".tasks": "SqliteTasks",
-            ".writing": "transacted",
-        },
-    )
+from roundgate.storage.sqlite.database import Database as Database
+from roundgate.storage.sqlite.database import SqliteOnce as SqliteOnce
+from roundgate.storage.sqlite.database import connect_in_memory as connect_in_memory
+from roundgate.storage.sqlite.queue import SqliteQueue as SqliteQueue
+from roundgate.storage.sqlite.sessions import SqliteSessions as SqliteSessions
+from roundgate.storage.sqlite.tasks import SqliteTasks as SqliteTasks
+from roundgate.storage.sqlite.writing import transacted as transacted

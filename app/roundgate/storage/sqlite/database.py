@@ -14,24 +14,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sqlite3
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
-from roundgate.lazy import LazyModule
 from roundgate.storage.once import OnceRecord
 from roundgate.storage.sqlite.writing import Writer, transaction
-
-if TYPE_CHECKING:
-    import sqlite3
-else:
-    sqlite3 = LazyModule("sqlite3")  # a gateway that keeps nothing never loads it: 1 MiB
 
 T = TypeVar("T")
 

@@ -17,19 +17,13 @@ alone: none pays for what another wanted.
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
-
-from roundgate.lazy import LazyModule
-
-if TYPE_CHECKING:
-    import sqlite3
-else:
-    sqlite3 = LazyModule("sqlite3")  # a gateway that keeps nothing never loads it: 1 MiB
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 T = TypeVar("T")
 

@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 
 from roundgate.client import envelope, headers_of, message
-from roundgate.config import yaml_file
 from roundgate.deployment import locking
 from roundgate.deployment.packaging import Plan
 from roundgate.deployment.stack.stack import Stack
+from roundgate.settings import yaml_file
 
 CONFIG = Path(__file__).with_name("gateway.yaml")
 """What the demonstration serves by itself."""

@@ -21,8 +21,9 @@ from roundgate.backends.fallback import check_names
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.registry import kind_of
 from roundgate.backends.serving import Snapshot
-from roundgate.config import ConfigFile, Origin
+from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem
+from roundgate.settings import Origin
 
 T = TypeVar("T")
 

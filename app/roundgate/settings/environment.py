@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from roundgate import aws, json
-from roundgate.config.base import Origin
-from roundgate.config.references import fill_in
 from roundgate.errors import ConfigError, ParseError, Problem
+from roundgate.settings.base import Origin
+from roundgate.settings.references import fill_in
 
 KEPT: Final = re.compile(r"\$\{(?P<kept>secret|ssm):(?P<name>[^}\s#]+)(?:#(?P<key>[^}]+))?\}")
 """A reference to what is kept at AWS."""

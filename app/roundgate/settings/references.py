@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
-from roundgate.config.base import Origin
-from roundgate.config.secret import Deferred, FromFiles, Kept, Reference, of_file
 from roundgate.errors import Problem, UnresolvedReference
+from roundgate.settings.base import Origin
+from roundgate.settings.secret import Deferred, FromFiles, Kept, Reference, of_file
 
 _REFERENCE: Final = re.compile(
     r"(?P<escape>\$\$\{)"

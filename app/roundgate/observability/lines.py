@@ -5,7 +5,7 @@
     "tools/call", "name": "add", …}
 
 A record's `extra={"fields": {…}}` becomes members of the object, after the ids of the call being
-processed (`roundgate.correlation`). Arguments, results, tokens and answers are never logged.
+processed (`roundgate.observability.correlation`). Arguments, results, tokens and answers are never logged.
 Control characters and characters that reverse text direction are escaped.
 """
 
@@ -20,10 +20,10 @@ from contextlib import nullcontext
 from typing import Any, Final, Literal, TextIO, TypeAlias
 
 from roundgate.clock import iso
-from roundgate.correlation import members_here
 from roundgate.json import encode
-from roundgate.logs.escaping import escaped
-from roundgate.tracing import TRACE
+from roundgate.observability.correlation import members_here
+from roundgate.observability.escaping import escaped
+from roundgate.observability.tracing import TRACE
 
 LogFormat: TypeAlias = Literal["auto", "text", "json"]
 """How lines are written; `auto` is text on a terminal, JSON anywhere else."""
@@ -206,6 +206,8 @@ def configure(level: str, form: LogFormat = "auto", *, alone: bool = False) -> N
 def _formatter(form: LogFormat, level: str, to: TextIO, *, alone: bool) -> logging.Formatter:
     if form == "json" or (form == "auto" and (alone or not to.isatty())):
         return JsonFormatter()
-    from roundgate.logs.text import TextFormatter  # a gateway whose log a program reads needs none
+    from roundgate.observability.text import (
+        TextFormatter,  # a gateway whose log a program reads needs none
+    )
 
     return TextFormatter(to, whole=level == "debug")

@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import core_schema
 
-from roundgate.config.yaml_file import Located, dotted
 from roundgate.errors import Problem
+from roundgate.settings.yaml_file import Located, dotted
 
 
 class Model(BaseModel):

@@ -3,16 +3,14 @@ problem can say where it is."""
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeAlias
 
-from roundgate import yaml_budget
 from roundgate.errors import ConfigError, ParseError, Problem, YamlTooCostly
+from roundgate.settings import yaml_budget
 
 Loc: TypeAlias = tuple[str | int, ...]
 
@@ -89,7 +87,7 @@ def _read_json(path: Path, text: bytes) -> Located:
 
 
 def _read_yaml(path: Path, text: bytes, noted: list[Problem] | None, max_aliased: int) -> Located:
-    yaml = _imported()
+    import yaml  # a JSON file needs no PyYAML
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
         yaml_implicit_resolvers: ClassVar = {
@@ -131,37 +129,6 @@ def _read_yaml(path: Path, text: bytes, noted: list[Problem] | None, max_aliased
     if noted is not None:
         noted += repeated
     return Located(path, value, lines)
-
-
-def _imported() -> Any:
-    """PyYAML; nothing needs it where the file is JSON.
-
-    It compiles a pattern of all characters that YAML allows, for a reader that its C loader does
-    without: two thirds of its import, and 3 % of a start (docs/decisions/0045). That pattern is
-    compiled when it is first used.
-    """
-    compiled = re.compile
-
-    def compile_unless_of_the_reader(*given: Any) -> Any:
-        of_reader = sys._getframe(1).f_globals.get("__name__") == "yaml.reader"
-        return _PatternWhenUsed(given) if of_reader else compiled(*given)
-
-    re.compile = compile_unless_of_the_reader  # type: ignore[assignment]
-    try:
-        import yaml
-    finally:
-        re.compile = compiled
-    return yaml
-
-
-class _PatternWhenUsed:
-    """Stands for a compiled pattern."""
-
-    def __init__(self, given: Sequence[Any]) -> None:
-        self._given = given
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(re.compile(*self._given), name)
 
 
 def _mending(text: bytes, what: str, mark: Any) -> str:

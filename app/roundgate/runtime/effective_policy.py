@@ -13,14 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from roundgate.backends import (
-    SECRET_NAME,
-    BackendConfig,
-    Catalog,
-    Selector,
-    ServedTool,
-    ToolOverride,
-)
+from roundgate.backends import BackendConfig, Catalog, Selector, ServedTool, ToolOverride
+from roundgate.backends.http.secrets import SECRET_NAME
 from roundgate.config import GatewayConfig
 
 _APPROVE: Final = ("never", "destructive", "always")

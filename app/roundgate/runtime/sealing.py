@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 
 from roundgate import aws
 from roundgate.clock import Clock
-from roundgate.config import GatewayConfig, Settings
+from roundgate.config import GatewayConfig
 from roundgate.errors import ConfigError, Problem
+from roundgate.settings import Settings
 from roundgate.tokens import Key, KeyRing, StateSealer, keys
 
 

@@ -9,16 +9,11 @@ from typing import Any
 from roundgate.auth import LocalVerifier, Verifier
 from roundgate.backends import Serving, ToolScopes, ViewConfig
 from roundgate.clock import Clock
-from roundgate.config import (
-    AuthorizerConfig,
-    ConfigFile,
-    GatewayConfig,
-    JwtAuthConfig,
-    Settings,
-)
-from roundgate.endpoints import endpoints_of, view_of
+from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.errors import ConfigError, Problem
 from roundgate.http import ProtectedResource
+from roundgate.runtime.endpoints import endpoints_of, view_of
+from roundgate.settings import AuthorizerConfig, JwtAuthConfig, Settings
 
 
 def make_resources(
@@ -91,7 +86,8 @@ def make_verifiers(
             for view, resource in resources.items()
             if isinstance(resource.config, AuthorizerConfig)
         }
-    from roundgate.auth import JwtVerifier, KeySet
+    from roundgate.auth.jwks import KeySet
+    from roundgate.auth.verifier import JwtVerifier
 
     keys_of_issuer = KeySet(auth.jwks_url, clock)
     return {

@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
-from roundgate import logs
+from roundgate import observability as logs
 from roundgate.backends import Snapshot, ViewSource
 from roundgate.clock import Clock
-from roundgate.config import ConfigFile, GatewayConfig, Settings
-from roundgate.endpoints import endpoints_of, server_of
+from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.http import Endpoint, on_stop_signal, telling_of_stalls
+from roundgate.http.older.serving import OlderClients
 from roundgate.methods import (
     CurrentMethods,
     Methods,
@@ -27,16 +27,17 @@ from roundgate.methods import (
     makes_tasks,
     server_info,
 )
-from roundgate.older_clients import OlderClients
 from roundgate.protocol import NEWEST, ResultFormat, notifications
-from roundgate.reload import Reloader
-from roundgate.sealing import make_ring, make_sealer
-from roundgate.startup import Core
+from roundgate.runtime.endpoints import endpoints_of, server_of
+from roundgate.runtime.reload import Reloader
+from roundgate.runtime.sealing import make_ring, make_sealer
+from roundgate.runtime.startup import Core
+from roundgate.settings import Settings
 from roundgate.tasks import NamedTasks, Tasks, Watch
 from roundgate.tokens import KeyRing, TaskIds
 
 if TYPE_CHECKING:
-    from roundgate.tasks import Pool
+    from roundgate.tasks.pool import Pool
 
 STOP_GRACE_S: Final = 10.0
 """For how long steps of tasks may go on when the server is told to stop: as long as requests

@@ -31,12 +31,16 @@ from typing import Any, Final, TypeAlias
 
 from pydantic import BaseModel
 
-from roundgate import config, metrics
-from roundgate.backends import Catalog, Modules, Serving, Snapshot, loading
-from roundgate.config import ConfigFile, GatewayConfig, Origin
-from roundgate.effective_policy import effective_policy, losses
+from roundgate import config
+from roundgate.backends import Catalog, Serving, Snapshot
+from roundgate.backends.python.modules import Modules
+from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.errors import ConfigError, Unconfirmed
-from roundgate.files import Stamp, stamp
+from roundgate.observability import metrics
+from roundgate.runtime import loading
+from roundgate.runtime.effective_policy import effective_policy, losses
+from roundgate.settings import Origin
+from roundgate.settings.files import Stamp, stamp
 
 POLL_S: Final = 0.25
 """Seconds between two looks at the files."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from roundgate.backends import ViewConfig
-from roundgate.config import GatewayConfig, ServerConfig
+from roundgate.config import GatewayConfig
+from roundgate.settings import ServerConfig
 
 
 def endpoints_of(config: GatewayConfig) -> dict[str, str]:

@@ -7,7 +7,7 @@ framed at the user's own line.
             return order["total"] * share
         KeyError: 'total'
 
-The same records and members as in JSON (`roundgate.logs`); only how they are written differs.
+The same records and members as in JSON (`roundgate.observability`); only how they are written differs.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, TextIO
 
-from roundgate.correlation import members_here
 from roundgate.json import encode
-from roundgate.logs.colours import Style
-from roundgate.logs.escaping import escaped
-from roundgate.logs.frames import framed
-from roundgate.tracing import TRACE
+from roundgate.observability.colours import Style
+from roundgate.observability.correlation import members_here
+from roundgate.observability.escaping import escaped
+from roundgate.observability.frames import framed
+from roundgate.observability.tracing import TRACE
 
 WHAT_CHARS: Final = 36
 """Columns for the method and the name of a request."""

@@ -1,0 +1,1 @@
+"""Addresses and TLS, as everything that makes connections judges them."""

@@ -1,0 +1,470 @@
+"""What gateway.yaml may hold: one frozen model a section.
+
+What each setting means is in its `description`, which is also what `roundgate
+schema` exports for editors.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+from pydantic import Field, model_validator
+
+from roundgate.settings.base import Model, WithoutTasks
+
+
+class ServerConfig(Model):
+    """Who the gateway says it is (schema: `Implementation`)."""
+
+    name: str = Field(
+        "roundgate", description="Name in serverInfo, for display and logs.", min_length=1
+    )
+    version: str = Field(
+        "0.0.0", description="Version in serverInfo: that of your deployment.", min_length=1
+    )
+    title: str | None = Field(None, description="Name for people.")
+    description: str | None = Field(None, description="What this server is for.")
+    website_url: str | None = Field(None, description="Where to read more.")
+    instructions: str | None = Field(
+        None, description="Guidance for models on how to use the tools; sent by server/discover."
+    )
+
+
+class HttpConfig(Model):
+    """The HTTP edge."""
+
+    path: str = Field(
+        "/mcp", description="Path of the MCP endpoint.", pattern=r"^/[A-Za-z0-9_./-]*[A-Za-z0-9_-]$"
+    )
+    allowed_hosts: list[str] | None = Field(
+        None,
+        description="Host headers that are served: names, names with port, *.suffixes, or *. Unset: loopback names and"
+        " the host of GATEWAY_PUBLIC_URL; on AWS Lambda, where no browser can rebind a name to it, any.",
+    )
+    allowed_origins: list[str] | None = Field(
+        None,
+        description="Origin headers (browsers send them) that are served and get CORS headers, such as https://app.example.com,"
+        " or *. Unset: origins on loopback names and that of GATEWAY_PUBLIC_URL.",
+    )
+    max_body_bytes: int = Field(
+        4_000_000,
+        description="Larger request bodies are refused with 413. Also what the answers to one batch may have together.",
+        ge=1024,
+    )
+    keep_alive_s: float = Field(
+        15, description="Seconds between comments on an idle subscriptions/listen stream.", gt=0
+    )
+    max_streams: int = Field(
+        1000, description="Open subscriptions/listen streams in one process; more get 503.", ge=1
+    )
+    max_streams_per_caller: int = Field(
+        100, description="Of these, how many one caller may have open.", ge=1
+    )
+    max_json_nodes: int = Field(
+        100_000,
+        description="Values and keys in a request body; more are refused with 413.",
+        ge=1_000,
+    )
+    max_pending_bytes: int = Field(
+        64_000_000,
+        description="Bodies of more than 8 KB that are being read and served at once, with 100 bytes for each value in"
+        " them; more get 503.",
+        ge=1_000_000,
+    )
+    max_header_bytes: int = Field(
+        65_536, description="Request line and headers; more get 431.", ge=4_096
+    )
+    max_headers: int = Field(100, description="Header fields of a request; more get 431.", ge=16)
+    max_connections: int = Field(
+        1_000,
+        description="Open connections of one process, as far as it may have descriptors; more get 503.",
+        ge=1,
+    )
+    max_connections_per_address: int | None = Field(
+        None,
+        description="Of these, how many one address (IPv6: a /64) keeps when there are no more: one that has more makes"
+        " room for one that has fewer. Unset: an eighth of all.",
+        ge=1,
+    )
+    idle_timeout_s: int = Field(
+        75,
+        description="Seconds for which a connection without a request stays open: longer than a balancer in front keeps"
+        " one (60 is common), or it sends requests into connections that are being closed.",
+        ge=1,
+        le=3_600,
+    )
+    head_timeout_s: float = Field(
+        10, description="Seconds within which a request's head has to arrive.", gt=0
+    )
+    body_timeout_s: float = Field(
+        60, description="Seconds within which a request's body has to arrive.", gt=0
+    )
+    send_timeout_s: float = Field(
+        30,
+        description="Seconds within which a client has to take 64 KB of what waits for it, or is cut off.",
+        gt=0,
+    )
+    docs: bool = Field(
+        False,
+        description="Serve FastAPI's page of the routes beside the MCP endpoints at /docs, and its OpenAPI document at"
+        " /openapi.json, to operators.",
+    )
+
+
+Algorithm: TypeAlias = Literal[
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
+]
+"""Asymmetric ones alone: with a shared secret every verifier could also sign."""
+
+
+class LimitsConfig(Model):
+    """Bounds on work."""
+
+    call_timeout_s: float = Field(
+        60, description="Seconds after which a call ends with an error.", gt=0, le=86_400
+    )
+    threads: int = Field(
+        40, description="Plain (not async) functions running at once in one process.", ge=1, le=1000
+    )
+    threads_per_caller: int | None = Field(
+        None,
+        description="Of these, how many one caller may have. Unset: half of them, or all without auth, where there is"
+        " one caller.",
+        ge=1,
+        le=1000,
+    )
+    strict: bool = Field(
+        False,
+        description="Whether a back end that cannot be served keeps the gateway from starting; if not, the rest is"
+        " served.",
+    )
+    page_size: int | None = Field(
+        None,
+        description="Entries on a page of a list. Unset: all are on one, because many clients read the first alone.",
+        ge=1,
+        le=10_000,
+    )
+    kept_results_s: float = Field(
+        900,
+        description="Seconds for which the rest of a result that was too long can be read.",
+        gt=0,
+        le=86_400,
+    )
+    max_kept_chars: int = Field(
+        4_000_000,
+        description="Characters of such a result that are kept; the rest is said to be lost.",
+        ge=1_000,
+        le=50_000_000,
+    )
+    max_kept_results: int = Field(
+        100,
+        description="Such results of one caller that are kept at once, in a view; a newer one takes the place of the"
+        " oldest.",
+        ge=1,
+        le=10_000,
+    )
+
+
+class StateConfig(Model):
+    """requestState: what a call remembers between its rounds, sealed, on its
+    way through the client."""
+
+    lifetime_s: float = Field(
+        900, description="Seconds within which the next round has to come.", gt=0, le=86_400
+    )
+    max_bytes: int = Field(
+        64_000, description="Most that one call may have remembered.", ge=1024, le=1_000_000
+    )
+    audience: str = Field(
+        "roundgate",
+        description="Bound into every token; keeps apart deployments that share keys.",
+        min_length=1,
+    )
+    max_rounds: int = Field(
+        25, description="Rounds after which a call is given up; clients often stop at 10.", ge=1
+    )
+
+
+class SessionsConfig(Model):
+    """Sessions: what clients open that speak a revision before 2026-07-28."""
+
+    lifetime_s: float = Field(
+        604_800,
+        description="Seconds after which a session ends; its client opens another.",
+        ge=60,
+        le=31_536_000,
+    )
+    answer_timeout_s: float = Field(
+        300,
+        description="Seconds within which a client has to answer a question; then its call ends with an error.",
+        ge=1,
+        le=86_400,
+    )
+    continue_tool: str = Field(
+        "continue_call",
+        description="Name of the tool that goes on with a call which was answered with PENDING: for clients that resume"
+        " no streams, where none can be held.",
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
+    )
+
+
+class FallbackConfig(Model):
+    """What clients get that cannot be asked, or know no tasks. Each tool may
+    have its own (`override`)."""
+
+    ask_in_words: bool = Field(
+        False,
+        description="Whether a question that a client cannot be asked becomes the text of a result, which a tool takes"
+        " the answers to. The model may make them up. Never an approval.",
+    )
+    without_tasks: WithoutTasks = Field(
+        "none",
+        description="What a client without the tasks extension gets of a tool with task: none, an ordinary call, or an"
+        " error where the tool has to be a task; wait, the result, for which its call waits; tools, a handle that tools"
+        " take.",
+    )
+    answer_tool: str = Field(
+        "answer",
+        description="Name of the tool that takes answers to questions in words.",
+        pattern=r"^[A-Za-z0-9_.-]{1,64}$",
+    )
+    task_tool_prefix: str = Field(
+        "task_",
+        description="Stands before status, result, answer and cancel in the names of the tools that take handles of"
+        " tasks.",
+        pattern=r"^[A-Za-z0-9_.-]{1,50}$",
+    )
+
+
+class TasksConfig(Model):
+    """Calls that outlive their request (tasks extension)."""
+
+    ttl_s: float = Field(
+        86_400,
+        description="Seconds after its creation for which a task and its result can be had.",
+        ge=1,
+        le=2_592_000,
+    )
+    poll_interval_ms: int = Field(
+        1_000,
+        description="How often clients are asked to poll, and how often watched tasks are looked at.",
+        ge=100,
+    )
+    concurrency: int = Field(
+        16, description="Tasks that one process works on at once.", ge=1, le=1_000
+    )
+    max_running_per_owner: int | None = Field(
+        None,
+        description="Tasks of one owner that one process works on at once. Unset: half of concurrency, or all of it"
+        " without auth, where there is one owner.",
+        ge=1,
+        le=1_000,
+    )
+    lease_s: float = Field(
+        30,
+        description="Seconds after which the task of a worker that died is taken up by another.",
+        ge=1,
+        le=900,
+    )
+    requeue_after_s: float = Field(
+        30,
+        description="Seconds after which a task that no worker has taken up is queued again.",
+        ge=1,
+        le=3_600,
+    )
+    requeue_at_most_s: float = Field(
+        900,
+        description="To where the pause grows after which a task that still waits is queued again.",
+        ge=1,
+        le=86_400,
+    )
+    sweep_every_s: float = Field(
+        5, description="Seconds between two looks for late tasks.", gt=0, le=3_600
+    )
+    clock_skew_s: float | None = Field(
+        None,
+        description="By how much the clocks of workers may differ: a dead worker's task is taken up lease_s and this"
+        " later. Unset: 5 with SQLite, which is one machine, 60 with DynamoDB.",
+        ge=0,
+        le=900,
+    )
+    shards: int = Field(
+        8,
+        description="Parts of DynamoDB's index of open tasks: each takes 1,000 writes a second and one sweeper at a"
+        " time. Never lower it while tasks are open.",
+        ge=1,
+        le=1_000,
+    )
+    max_attempts: int = Field(
+        5,
+        description="Turns in a row without progress that faults of ours ended, after which a task fails.",
+        ge=1,
+    )
+    max_deaths: int = Field(
+        3,
+        description="Workers that died, or stalled, while they ran nothing but one task, after which it fails.",
+        ge=1,
+    )
+    stall_part: float = Field(
+        0.6,
+        description="Part of lease_s for which a handler may block the event loop; then its process lets go of all"
+        " tasks and ends with status 70.",
+        gt=0,
+        lt=1,
+    )
+    stop_grace_s: float | None = Field(
+        None,
+        description="Seconds for which steps may go on when the process is told to stop. Unset: 10 for serve, 25 for"
+        " worker.",
+        ge=0,
+        le=3_600,
+    )
+    task_timeout_s: float = Field(
+        86_400,
+        description="Seconds from its creation after which a task that still runs is ended.",
+        gt=0,
+        le=2_592_000,
+    )
+    unserved_s: float = Field(
+        3_600,
+        description="Seconds for which a task waits for a worker that serves its tool, as during a deployment; then it"
+        " fails.",
+        ge=0,
+        le=2_592_000,
+    )
+    max_result_bytes: int = Field(
+        4_500_000,
+        description="Largest result of a task; 4,600,000 at most on AWS Lambda.",
+        ge=1_024,
+    )
+    max_open_per_owner: int = Field(
+        1_000,
+        description="Tasks of one caller that have not ended; a call that needs one more is a tool error.",
+        ge=1,
+    )
+    max_call_bytes: int = Field(
+        256_000,
+        description="Most that the call behind a task may take: its arguments, and what its client says of itself.",
+        ge=1_024,
+    )
+    max_journal_bytes: int = Field(
+        3_000_000,
+        description="Most that one task may have remembered of its steps.",
+        ge=1_024,
+        le=100_000_000,
+    )
+
+    @property
+    def share(self) -> int:
+        """How many of the turns of a process may be at tasks of one owner."""
+        return self.max_running_per_owner or max(1, self.concurrency // 2)
+
+    def skew_ms(self, of_store_s: float) -> int:
+        """By how many milliseconds clocks may differ, where it is `of_store_s`
+        seconds for the store in use."""
+        return int((of_store_s if self.clock_skew_s is None else self.clock_skew_s) * 1000)
+
+
+class CallersConfig(Model):
+    """What callers with tokens need, whoever verifies them."""
+
+    scopes: list[str] = Field([], description="Scopes that every call needs.")
+    scopes_supported: list[str] | None = Field(
+        None,
+        description="What the metadata document offers. Unset: the scopes that tools need and `scopes`.",
+    )
+    operator_scope: str | None = Field(
+        None,
+        description="The scope that makes a caller an operator, who may use what is served beside the MCP endpoint."
+        " Unset: nobody is one. No metadata document offers it unless scopes_supported does.",
+        pattern=r"^[!#-\[\]-~]+$",
+    )
+
+    @model_validator(mode="after")
+    def _operators_are_few(self) -> CallersConfig:
+        if self.operator_scope in self.scopes:
+            raise ValueError("operator_scope must be none of scopes: every caller has those")
+        return self
+
+
+class JwtAuthConfig(CallersConfig):
+    """Bearer JWTs of one authorization server."""
+
+    issuer: str = Field(description="The `iss` of its tokens.", min_length=1)
+    audience: str | None = Field(
+        None,
+        description="The `aud` that tokens must have. Unset: GATEWAY_PUBLIC_URL with the endpoint's path (RFC 8707).",
+    )
+    jwks_url: str = Field(description="Where its public keys are.", pattern=r"^https?://")
+    algorithms: list[Algorithm] = Field(
+        ["RS256", "ES256"], description="Signature algorithms that are taken.", min_length=1
+    )
+    leeway_s: float = Field(
+        30, description="By how many seconds the clocks may differ.", ge=0, le=300
+    )
+
+
+class AuthorizerConfig(CallersConfig):
+    """Callers that an authorizer of API Gateway in front has verified; on AWS Lambda only."""
+
+    authorizer: Literal["api-gateway"] = Field(
+        description="Who has verified the token: the authorizer of the API."
+    )
+    issuer: str = Field(
+        description="The `iss` of its tokens, and what callers are told to get theirs from.",
+        min_length=1,
+    )
+    subject_claim: str = Field("sub", description="The claim that names the subject.", min_length=1)
+    client_claim: str = Field(
+        "client_id", description="The claim that names the client; azp stands in for it."
+    )
+    scope_claim: str = Field(
+        "scope", description="The claim that has the scopes: a list, or text with blanks."
+    )
+
+
+class CacheHint(Model):
+    """How long and by whom a result may be kept (server/utilities/caching)."""
+
+    ttl_ms: int = Field(
+        0, description="Milliseconds for which a client may consider the result fresh.", ge=0
+    )
+    scope: Literal["public", "private"] = Field(
+        "public",
+        description="public: the same for every caller, shared caches may keep it; private: for this caller only.",
+    )
+
+
+class CachingConfig(Model):
+    """Caching hints on the six results that carry them."""
+
+    discover: CacheHint = Field(CacheHint(ttl_ms=3_600_000), description="server/discover")
+    tools: CacheHint = Field(CacheHint(ttl_ms=300_000), description="tools/list")
+    prompts: CacheHint = Field(CacheHint(ttl_ms=300_000), description="prompts/list")
+    resources: CacheHint = Field(CacheHint(ttl_ms=300_000), description="resources/list")
+    resource_templates: CacheHint = Field(
+        CacheHint(ttl_ms=300_000), description="resources/templates/list"
+    )
+    read: CacheHint = Field(CacheHint(ttl_ms=0, scope="private"), description="resources/read")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_the_rest(cls, given: Any) -> Any:
+        """A hint of which only one half is given keeps its own default for the
+        other: `read` stays private."""
+        if not isinstance(given, dict):
+            return given
+        defaults = {name: field.default.model_dump() for name, field in cls.model_fields.items()}
+        return {
+            name: defaults.get(name, {}) | hint if isinstance(hint, dict) else hint
+            for name, hint in given.items()
+        }
+
+
+class PackageConfig(Model):
+    """What goes into the functions beside what gateway.yaml names and what that imports."""
+
+    include: list[str] = Field(
+        [],
+        description="Files and folders, relative to gateway.yaml: paths, or patterns such as data/**/*.csv.",
+    )
