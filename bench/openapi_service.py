@@ -1,4 +1,4 @@
-"""`scripts/openapi-table --service`: Label Studio behind a gateway, by the
+"""`scripts/tools openapi --service`: Label Studio behind a gateway, by the
 document that it serves itself.
 
 Label Studio is installed from PyPI into an environment of its own, and started with an SQLite file

@@ -21,9 +21,9 @@ from roundgate.auth import LOCAL
 from roundgate.backends import Offering, Tool, build
 from roundgate.clock import Clock
 from roundgate.deployment.dynamodb_local import Emulator
-from roundgate.runtime import loading
 from roundgate.protocol import TextContent, ToolResult
 from roundgate.replay import Context, Journal
+from roundgate.runtime import loading
 from roundgate.settings import TasksConfig
 from roundgate.storage import Claimed, TaskQueue, TaskRef, TaskStore
 from roundgate.storage.dynamodb import DynamoDbTasks
