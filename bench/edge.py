@@ -119,7 +119,7 @@ def _other(subject: str, is_logged: bool) -> tuple[Any, dict[str, Any]]:
 def _gateway(is_logged: bool) -> tuple[Any, dict[str, Any]]:
     from roundgate import config
     from roundgate import observability as logs
-    from roundgate.http import Bounds, Connections
+    from roundgate.http.connections import Bounds, Connections
     from roundgate.main import build_app
     from roundgate.settings import process as settings
     from roundgate.tokens import keys

@@ -28,7 +28,8 @@ from roundgate.settings import TasksConfig
 from roundgate.storage import Claimed, TaskQueue, TaskRef, TaskStore
 from roundgate.storage.dynamodb import DynamoDbTasks
 from roundgate.storage.sqlite import Database, SqliteQueue
-from roundgate.tasks import TaskCall, Tasks, Worker, owner_of
+from roundgate.tasks import TaskCall, Tasks, owner_of
+from roundgate.tasks.worker import Worker
 
 SIZES: Mapping[str, int] = {"2 KB": 2_000, "300 KB": 300_000}
 NOTHING_YET = (

@@ -580,25 +580,9 @@ def loaded(directory: Path, text: str, code: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_the_pattern_of_a_reader_that_is_not_used_is_not_compiled(tmp_path: Path) -> None:
-    code = (
-        "import re, yaml\n"
-        "pattern = yaml.reader.Reader.NON_PRINTABLE\n"
-        "print(isinstance(pattern, re.Pattern), isinstance(re.compile('a'), re.Pattern))\n"
-        "print(yaml.load('a: 1', yaml.SafeLoader), pattern.search('a\\0').start(), pattern.search('é'))\n"
-        "try:\n    yaml.load('\\0', yaml.SafeLoader)\n"
-        "except yaml.reader.ReaderError as error:\n    print(error.reason)\n"
-    )
-    assert loaded(tmp_path, "backends: [{kind: python, name: one, module: a}]", code) == [
-        "False True",
-        "{'a': 1} 1 None",
-        "special characters are not allowed",
-    ]
-
-
 def test_a_section_is_validated_by_what_is_made_when_a_file_has_it(tmp_path: Path) -> None:
     code = (
-        "from roundgate.config import HttpConfig, TasksConfig\n"
+        "from roundgate.settings import HttpConfig, TasksConfig\n"
         "from roundgate.backends import ViewConfig\n"
         "print(*(one.__pydantic_complete__ for one in (HttpConfig, TasksConfig, ViewConfig)))\n"
         "print(file.config.http.path, type(file.config.http).__name__, file.config.tasks.lease_s)\n"

@@ -292,7 +292,9 @@ def test_every_model_of_the_file_has_its_place_in_the_documentation() -> None:
 
 def subclasses(model: type[Model]) -> Iterator[type[Model]]:
     for one in model.__subclasses__():
-        if one.__module__.startswith(("roundgate.config.", "roundgate.backends.")):
+        if one.__module__.startswith(
+            ("roundgate.config.", "roundgate.settings.", "roundgate.backends.")
+        ):
             yield one
             yield from subclasses(one)
 

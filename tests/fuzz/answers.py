@@ -30,7 +30,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from roundgate import observability as logs
-from roundgate.http import Bounds, Connections
+from roundgate.http.connections import Bounds, Connections
 from roundgate.main import build_app
 from roundgate.settings import HttpConfig
 from roundgate.settings.process import Settings

@@ -27,7 +27,7 @@ from roundgate.auth.principal import Principal
 from roundgate.auth.verifier import JwtVerifier
 from roundgate.clock import Clock
 from roundgate.errors import AuthError, ConfigError, Problem, StateRefused
-from roundgate.http import Bounds, Connections
+from roundgate.http.connections import Bounds, Connections
 from roundgate.http.room import Stage
 from roundgate.protocol.uri_template import UriTemplate
 from roundgate.settings import HttpConfig, JwtAuthConfig

@@ -13,8 +13,8 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from roundgate.errors import TransportError
-from roundgate.http import Bounds, ConnectionMiddleware, Connections
-from roundgate.http.connections import LINGER_S
+from roundgate.http import ConnectionMiddleware
+from roundgate.http.connections import LINGER_S, Bounds, Connections
 from roundgate.settings import HttpConfig
 from tests.fuzz.targets import Wire
 from tests.support.asgi import gateway

@@ -21,8 +21,9 @@ from roundgate.http.older.questions import Asked, Questions
 from roundgate.settings.process import Settings
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.sessions import SqliteSessions
-from roundgate.tokens import KeyRing, StreamIds, keys
+from roundgate.tokens import KeyRing, keys
 from roundgate.tokens.keys import new_key
+from roundgate.tokens.stream_ids import StreamIds
 from tests.support.asgi import gateway
 from tests.support.issuer import PUBLIC_URL, gateway_for, token
 from tests.support.rounds import accept

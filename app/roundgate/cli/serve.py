@@ -19,7 +19,7 @@ from roundgate.cli.arguments import into_environment
 from roundgate.cli.exposure import LOOPBACK, check_exposure
 from roundgate.cli.ports import bind
 from roundgate.garbage import kept
-from roundgate.http import Bounds, Connections
+from roundgate.http.connections import Bounds, Connections
 from roundgate.main import build_app
 from roundgate.runtime.reload import terminal_watch
 from roundgate.runtime.startup import is_private, read_configuration

@@ -21,7 +21,8 @@ from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.runtime import startup
 from roundgate.runtime.reload import Reloader
-from roundgate.tasks import Lone, end_soon
+from roundgate.tasks.isolation import Lone
+from roundgate.tasks.pool import end_soon
 
 STOP_GRACE_S: Final = 25.0
 """What a platform leaves a process between SIGTERM and SIGKILL (Kubernetes: 30 s),

@@ -6,8 +6,6 @@ from __future__ import annotations
 from roundgate.http.arrival import ConnectionMiddleware as ConnectionMiddleware
 from roundgate.http.authentication import AuthenticationMiddleware as AuthenticationMiddleware
 from roundgate.http.challenge import ProtectedResource as ProtectedResource
-from roundgate.http.connections import Bounds as Bounds
-from roundgate.http.connections import Connections as Connections
 from roundgate.http.endpoint import Endpoint as Endpoint
 from roundgate.http.endpoint import McpEndpoint as McpEndpoint
 from roundgate.http.exceptions import ExceptionMiddleware as ExceptionMiddleware
@@ -18,10 +16,6 @@ from roundgate.http.guard import public_origins as public_origins
 from roundgate.http.head import HeadMiddleware as HeadMiddleware
 from roundgate.http.hosting import Hosting as Hosting
 from roundgate.http.limits import BodyBudget as BodyBudget
-from roundgate.http.older.calls import SessionCalls as SessionCalls
-from roundgate.http.older.endpoint import OlderEndpoint as OlderEndpoint
-from roundgate.http.older.patient import PatientRows as PatientRows
-from roundgate.http.older.questions import Questions as Questions
 from roundgate.http.responder import GRACE_S as GRACE_S
 from roundgate.http.routes import Health as Health
 from roundgate.http.routes import make_router as make_router

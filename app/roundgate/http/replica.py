@@ -37,7 +37,7 @@ from roundgate.tasks import NamedTasks, Tasks, Watch
 from roundgate.tokens import KeyRing, TaskIds
 
 if TYPE_CHECKING:
-    from roundgate.tasks import Pool
+    from roundgate.tasks.pool import Pool
 
 STOP_GRACE_S: Final = 10.0
 """For how long steps of tasks may go on when the server is told to stop: as long as requests

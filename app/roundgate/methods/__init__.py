@@ -29,6 +29,5 @@ from roundgate.methods.request import RequestContext as RequestContext
 from roundgate.methods.results import Reply as Reply
 from roundgate.methods.results import Stream as Stream
 from roundgate.methods.rounds import Rounds as Rounds
-from roundgate.methods.sessions import Sessions as Sessions
 from roundgate.methods.table import Methods as Methods
 from roundgate.methods.table import Parts as Parts

@@ -26,8 +26,10 @@ from roundgate.settings import process as settings
 from roundgate.storage import OnceStore, SessionStore, TaskQueue, TaskStore
 
 if TYPE_CHECKING:  # who works on tasks is imported where there are tools with tasks
-    from roundgate.tasks import ClockTrust, Pool, Sweep, Worker
+    from roundgate.tasks import ClockTrust, Sweep
+    from roundgate.tasks.pool import Pool
     from roundgate.tasks.watchdog import Watchdog
+    from roundgate.tasks.worker import Worker
 
 LETTING_GO_PART: Final = 0.6
 """Of what is left of a lease when the event loop has stood still for too long, how
@@ -92,7 +94,7 @@ class Core:
         self, config: GatewayConfig, clock: Clock, trust: ClockTrust | None = None
     ) -> Worker:
         """Takes turns at tasks."""
-        from roundgate.tasks import Worker
+        from roundgate.tasks.worker import Worker
 
         stores, publish = self.stores, self.changes.publish
         return Worker(
@@ -133,7 +135,8 @@ class Core:
     ) -> Pool:
         """Workers and the sweep, for a process that runs on; one that is ours begins others for
         suspects, and is ended by a watchdog if a handler blocks it."""
-        from roundgate.tasks import Children, Pool, child_command
+        from roundgate.tasks.isolation import Children, child_command
+        from roundgate.tasks.pool import Pool
 
         stores, tasks = self.stores, config.tasks
         trust = self.trust(config, clock)
@@ -154,7 +157,7 @@ class Core:
         """What ends a process whose event loop stands still."""
         if self.stores.again is None:
             return None
-        from roundgate.tasks import watchdog_of
+        from roundgate.tasks.rescue import watchdog_of
 
         limit_s = config.tasks.stall_part * config.tasks.lease_s
         bound_s = (config.tasks.lease_s - limit_s) * LETTING_GO_PART

@@ -13,9 +13,5 @@ from roundgate.tokens.request_state import Opened as Opened
 from roundgate.tokens.request_state import StateSealer as StateSealer
 from roundgate.tokens.sealed import Key as Key
 from roundgate.tokens.sealed import KeyRing as KeyRing
-from roundgate.tokens.session_ids import SessionFacts as SessionFacts
-from roundgate.tokens.session_ids import SessionSealer as SessionSealer
-from roundgate.tokens.stream_ids import QuestionId as QuestionId
-from roundgate.tokens.stream_ids import StreamIds as StreamIds
 from roundgate.tokens.task_ids import TaskIds as TaskIds
 from roundgate.tokens.task_ids import TaskPlace as TaskPlace

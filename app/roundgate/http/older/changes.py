@@ -9,7 +9,8 @@ from typing import Final
 from roundgate.clock import Clock
 from roundgate.http.older.caller import Caller
 from roundgate.http.responder import Responder
-from roundgate.methods import Changes, Sessions, Subscription
+from roundgate.methods import Changes, Subscription
+from roundgate.methods.sessions import Sessions
 from roundgate.protocol import RESOURCE_UPDATED, SubscriptionFilter, jsonrpc
 
 LOOK_S: Final = 5.0

@@ -39,7 +39,8 @@ from roundgate.http.older.own import OWN, OwnRequests
 from roundgate.http.older.stream import SessionStream
 from roundgate.http.older.unheard import UnheardWatch
 from roundgate.http.responder import State, headers_of
-from roundgate.methods import Changes, CurrentMethods, Sessions, capabilities, server_info
+from roundgate.methods import Changes, CurrentMethods, capabilities, server_info
+from roundgate.methods.sessions import Sessions
 from roundgate.protocol import SESSION_HEADER as SESSION
 from roundgate.protocol import (
     SUPPORTED_VERSIONS,
@@ -54,7 +55,7 @@ from roundgate.protocol import (
 from roundgate.protocol.v2025 import REVISIONS, VERSIONS, Opening, wire_errors
 from roundgate.protocol.v2025.shapes import implementation
 from roundgate.settings import ServerConfig
-from roundgate.tokens import SessionFacts, SessionSealer
+from roundgate.tokens.session_ids import SessionFacts, SessionSealer
 
 RESUMING: Final = "2025-11-25"
 """Clients that ask for this revision come back for the rest of a stream; of those that ask for an

@@ -7,7 +7,7 @@ from typing import Any, Final
 from roundgate.errors import Unavailable
 from roundgate.http.older.caller import Caller
 from roundgate.http.older.stream import SessionStream
-from roundgate.methods import Sessions
+from roundgate.methods.sessions import Sessions
 from roundgate.protocol import LOG_LEVELS
 
 _MESSAGE: Final = "notifications/message"

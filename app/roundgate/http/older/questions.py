@@ -23,7 +23,8 @@ from roundgate.clock import Clock
 from roundgate.errors import CallCancelled, InvalidRequest, ToolError, Unavailable
 from roundgate.protocol import RequestId, Response
 from roundgate.storage import SessionStore
-from roundgate.tokens import QuestionId, SessionFacts, StreamIds
+from roundgate.tokens.session_ids import SessionFacts
+from roundgate.tokens.stream_ids import QuestionId, StreamIds
 
 FIRST_LOOK_S: Final = 0.05
 LAST_LOOK_S: Final = 1.0

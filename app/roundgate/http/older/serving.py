@@ -19,7 +19,8 @@ from roundgate.settings import ServerConfig
 from roundgate.tokens import KeyRing
 
 if TYPE_CHECKING:
-    from roundgate.http import OlderEndpoint, Questions
+    from roundgate.http.older.endpoint import OlderEndpoint
+    from roundgate.http.older.questions import Questions
 
 Serves: TypeAlias = Callable[[ResultFormat], tuple[Methods, Use]]
 """Makes methods on what is served now, for results in a given form."""
@@ -84,10 +85,14 @@ class OlderClients:
             self._questions.close()
 
     def _make(self) -> OlderEndpoint:
-        from roundgate.http import OlderEndpoint, PatientRows, Questions, SessionCalls
-        from roundgate.methods import Sessions
+        from roundgate.http.older.calls import SessionCalls
+        from roundgate.http.older.endpoint import OlderEndpoint
+        from roundgate.http.older.patient import PatientRows
+        from roundgate.http.older.questions import Questions
+        from roundgate.methods.sessions import Sessions
         from roundgate.protocol import WITH_SESSIONS
-        from roundgate.tokens import SessionSealer, StreamIds
+        from roundgate.tokens.session_ids import SessionSealer
+        from roundgate.tokens.stream_ids import StreamIds
 
         http, sessions = self._config.http, self._config.sessions
         store = PatientRows(self._core.stores.sessions, self._clock)
