@@ -60,7 +60,6 @@ HOMES = {
             "observability",
             "http.exceptions",
             "http.stalls",
-            "http.older.batches",
             "backends.python.modules",
         ),
         "backends.http.service",
