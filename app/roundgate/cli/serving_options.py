@@ -132,7 +132,7 @@ def _add_worker(commands: Commands) -> None:
     _add_log(worker)
     worker.add_argument("--reload", action="store_true", help="as for serve")
     # for processes that this program begins
-    worker.add_argument("--parent", type=int, help=argparse.SUPPRESS)
+    worker.add_argument("--suspect", help=argparse.SUPPRESS)
 
 
 def _add_schema(commands: Commands) -> None:
