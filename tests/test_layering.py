@@ -271,7 +271,11 @@ NOT_FOR_PYTHON_TOOLS = {
     "roundgate.config.remedies",
     "roundgate.http.older.endpoint",
     "roundgate.methods.sessions",
+    "roundgate.protocol.v2025",
+    "roundgate.storage.sqs",
+    "roundgate.tasks.checkpointer",
     "roundgate.tasks.pool",
+    "roundgate.tasks.watchdog",
     "roundgate.tasks.worker",
     "roundgate.tokens.session_ids",
 }

@@ -79,7 +79,7 @@ def make_verifiers(
     if auth == "none":
         return {view: LocalVerifier() for view in endpoints_of(config).values()}
     if isinstance(auth, AuthorizerConfig):
-        from roundgate.auth import AuthorizerVerifier
+        from roundgate.auth.authorizer import AuthorizerVerifier
 
         return {
             view: AuthorizerVerifier(resource.config)

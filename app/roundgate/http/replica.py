@@ -17,16 +17,11 @@ from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.http import Endpoint, on_stop_signal, telling_of_stalls
 from roundgate.http.older.serving import OlderClients
-from roundgate.methods import (
-    CurrentMethods,
-    Methods,
-    Once,
-    Parts,
-    Rounds,
-    Use,
-    makes_tasks,
-    server_info,
-)
+from roundgate.methods.current import CurrentMethods, Use
+from roundgate.methods.discovery import makes_tasks, server_info
+from roundgate.methods.once import Once
+from roundgate.methods.rounds import Rounds
+from roundgate.methods.table import Methods, Parts
 from roundgate.protocol import NEWEST, ResultFormat, notifications
 from roundgate.runtime.endpoints import endpoints_of, server_of
 from roundgate.runtime.reload import Reloader
