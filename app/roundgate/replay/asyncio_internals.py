@@ -10,7 +10,8 @@ supported Python:
                        that create a task, and reads their arguments from these frames
     name_of            reads the function that anyio's task groups wrap from the wrapper's frame
     waits_alone        follows `cr_await`, `gi_yieldfrom` and `ag_await`, which `inspect` documents,
-                       to what a coroutine waits for, and refuses waits whose limits are in frames
+                       to what a coroutine waits for (`gc.get_referents` leads past objects that
+                       only delegate), and refuses waits whose limits are in frames
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ class WaitForTimer:
 _ENTERS_TIMEOUT: Final = asyncio.Timeout.__aenter__.__code__
 
 
-def entered_timeout(frame: FrameType) -> Timer | None:
-    """Return the `asyncio.timeout` that is being entered, if this is the frame that enters one."""
+def entered_timeout() -> Timer | None:
+    """Return the `asyncio.timeout` that is being entered, if that calls the caller."""
+    frame = sys._getframe(2)
     timer: Timer | None = frame.f_locals["self"] if frame.f_code is _ENTERS_TIMEOUT else None
     return timer
 
@@ -97,13 +99,14 @@ class ByAsCompleted:
     awaitables: Any
 
 
-def creator(frame: FrameType | None) -> ByWaitFor | ByAsCompleted | None:
-    """Return which function of asyncio creates the task that is created in this frame; `None` if
-    the handler does.
+def creator() -> ByWaitFor | ByAsCompleted | None:
+    """Return which function of asyncio creates a task by calling the caller, a task factory; `None`
+    if the handler does.
 
     Raises:
         RuntimeError: the function has a limit whose end no later run could repeat.
     """
+    frame: FrameType | None = sys._getframe(2)
     for _ in range(_FRAMES):
         if frame is None:
             return None
@@ -111,7 +114,7 @@ def creator(frame: FrameType | None) -> ByWaitFor | ByAsCompleted | None:
             handle = frame.f_locals.get("timeout_handle")
             return ByWaitFor(None if handle is None else WaitForTimer(handle))
         if frame.f_code is _AS_COMPLETED:
-            refuse_as_completed(frame)
+            _refuse_limit(frame)
             return ByAsCompleted(frame.f_locals.get("fs", frame.f_locals.get("aws")))
         if frame.f_code.co_flags & _IS_ASYNC:
             return None  # awaited: the caller did not create the task
@@ -137,8 +140,12 @@ def _last_name(coroutine: object) -> str:
     return qualified.rpartition(".")[2]
 
 
-def refuse_as_completed(frame: FrameType) -> None:
-    """Raise `RuntimeError` if this is the frame of an `as_completed` that has a limit."""
+def refuse_as_completed() -> None:
+    """Raise `RuntimeError` if an `as_completed` that has a limit calls the caller."""
+    _refuse_limit(sys._getframe(2))
+
+
+def _refuse_limit(frame: FrameType) -> None:
     if frame.f_code is _AS_COMPLETED and frame.f_locals.get("timeout") is not None:
         raise _refusal("asyncio.as_completed(timeout=…)")
 

@@ -90,7 +90,7 @@ class Branch:
     """
 
     __slots__ = (
-        "_awaited",
+        "awaited",
         "children",
         "has_branched",
         "is_thread",
@@ -115,7 +115,8 @@ class Branch:
         """Whether another branch was ever made of this one."""
         self.timeouts: Timeouts | None = None
         """Those of `asyncio.timeout` that its run has entered, in case one has to be waited for."""
-        self._awaited: dict[int, Branch] = {}
+        self.awaited: dict[int, Branch] = {}
+        """The branches of coroutines of `as_completed` whose tasks are not created yet, by id."""
 
     @property
     def limits(self) -> list[Scope]:

@@ -14,7 +14,6 @@ import asyncio
 import atexit
 import logging
 import math
-import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextvars import copy_context
@@ -199,7 +198,7 @@ class TaskFactory:
             if self._before is None:  # the usual case: a server's task for a request
                 return asyncio.Task(coroutine, loop=loop, **options)
             return self._make(loop, coroutine, options)
-        maker = creator(sys._getframe(1))
+        maker = creator()
         branch = _branch_of(place, maker, coroutine)
         context = options.pop("context", None)
         if context is None:
@@ -240,13 +239,13 @@ class BranchTask(asyncio.Task[Any]):
     which calls `add_done_callback`."""
 
     def cancelling(self) -> int:
-        place, timer = here.get(), entered_timeout(sys._getframe(1))
+        place, timer = here.get(), entered_timeout()
         if timer is not None and isinstance(place, Branch):
             place.notice(timer, self)
         return super().cancelling()
 
     def add_done_callback(self, *given: Any, **options: Any) -> None:
-        refuse_as_completed(sys._getframe(1))
+        refuse_as_completed()
         super().add_done_callback(*given, **options)
 
 
@@ -281,7 +280,7 @@ def _branch_of(
 
 def _of_as_completed(parent: Branch, awaitables: Any, coroutine: Any) -> Branch:
     """Return the branch of a coroutine of `as_completed`, numbered in the order of its list."""
-    awaited = parent._awaited
+    awaited = parent.awaited
     if id(coroutine) not in awaited:
         if not isinstance(awaitables, Sequence):
             raise RuntimeError(
