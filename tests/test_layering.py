@@ -34,8 +34,8 @@ HOMES = {
     "mangum": {"lambda_http"},
     "uvicorn": {"cli.serve", "http.connections", "deployment.stack"},
     "httpx": {
-        *("backends.http", "backends.openapi.fetching", "auth.jwks", "net.tls"),
-        *("client.httpx_transport", "client.session", "deployment.stack"),
+        *("backends.http", "backends.openapi.fetching", "auth.jwks", "net"),
+        *("client.session", "client.transport", "deployment.stack"),
     },
     "yaml": {
         *(
@@ -64,7 +64,6 @@ HOMES = {
             "backends.python.modules",
         ),
         "backends.http.service",
-        "client.transport",  # how long a connection has been idle
         "deployment",  # waits for processes of its own
     },
     "secrets": {"tokens.keys", "deployment.stack.loops"},

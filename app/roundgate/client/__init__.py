@@ -46,7 +46,7 @@ from roundgate.client.task import handle_of as handle_of
 from roundgate.client.task import split_handle as split_handle
 from roundgate.client.transport import HttpRequest as HttpRequest
 from roundgate.client.transport import HttpResponse as HttpResponse
-from roundgate.client.transport import SocketTransport as SocketTransport
+from roundgate.client.transport import HttpxTransport as HttpxTransport
 from roundgate.client.transport import Transport as Transport
 from roundgate.client.transport import Url as Url
 from roundgate.client.types import CallResult as CallResult

@@ -18,7 +18,6 @@ from roundgate.backends.http.body import ACCEPTED, Unpacker
 from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.failures import no_answer
 from roundgate.backends.http.hosts import Hosts
-from roundgate.backends.http.leftovers import drop_if_more_came
 from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.reliability import TimeoutsConfig
 from roundgate.backends.http.remote_config import RemoteConfig
@@ -26,6 +25,7 @@ from roundgate.backends.http.retries import Retries
 from roundgate.backends.http.secrets import Redactor
 from roundgate.clock import Deadline
 from roundgate.errors import AnswerTooLarge, BackendError, UnexpectedAnswer, UnknownEncoding
+from roundgate.net.leftovers import drop_if_more_came
 from roundgate.net.tls import trust_store
 
 if TYPE_CHECKING:
