@@ -66,8 +66,8 @@ HOMES = {
         "deployment",  # waits for processes of its own
     },
     "secrets": {"tokens.keys", "deployment.stack.loops"},
-    "cryptography": {"tokens.sealed", "client.auth", "backends.http.assertion"},
-    "jwt": {"auth", "client.auth", "backends.http.assertion"},
+    "cryptography": {"tokens.sealed", "client.auth", "net.oauth"},
+    "jwt": {"auth", "client.auth", "net.oauth"},
     "botocore": {"aws", "deployment.deploying", "deployment.dynamodb_local"},
     "opentelemetry": {"observability.tracing", "observability.metrics"},
     "sqlite3": {"storage.sqlite", "testing.memory"},
