@@ -16,20 +16,19 @@ from urllib.parse import urldefrag
 from roundgate.client.answers import Answers, AnswersLike
 from roundgate.client.auth import Auth
 from roundgate.client.cache import Cache
-from roundgate.client.call_options import CallOptions, listener_of
-from roundgate.client.connection import Connection
+from roundgate.client.connection import CallOptions, Connection, listener_of
 from roundgate.client.flows import VERSIONS, Finished, call, every_page, follow
-from roundgate.client.headers import of_arguments
 from roundgate.client.limits import Limits
 from roundgate.client.link import NO_LISTENER, Link, Listener
 from roundgate.client.listening import Subscription
-from roundgate.client.older_tasks import (
+from roundgate.client.older import (
     call_as_older_task,
     follow_older,
     has_older_tasks,
     wants_older_task,
 )
 from roundgate.client.reading import Observer
+from roundgate.client.requests import of_arguments
 from roundgate.client.task import Task, split_handle
 from roundgate.client.tool_list import ToolList
 from roundgate.client.transport import HttpxTransport, Transport, Url
