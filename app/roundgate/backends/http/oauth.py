@@ -30,8 +30,8 @@ from urllib.parse import urlencode
 
 from roundgate import json
 from roundgate.aio import Flight
-from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.credential_config import ClientCredentials
+from roundgate.backends.http.tls import Certificates
 from roundgate.backends.secret_reading import Secrets
 from roundgate.clock import Clock
 from roundgate.errors import BackendError, ParseError, TokenRefused
