@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
-from roundgate.deployment.stack.template import PSEUDO_PARAMETERS, condition_holds
+PSEUDO: Final = {
+    "AWS::AccountId": "123456789012",
+    "AWS::NoValue": None,
+    "AWS::Partition": "aws",
+    "AWS::Region": "eu-central-1",
+    "AWS::StackName": "roundgate",
+    "AWS::URLSuffix": "amazonaws.com",
+}
 
 
 class Circular(Exception):
@@ -25,7 +32,7 @@ class Settled:
         self._values: dict[str, Any] = {
             name: one.get("Default") for name, one in expanded["Parameters"].items()
         }
-        self._values |= PSEUDO_PARAMETERS
+        self._values |= PSEUDO
         self._mappings = expanded.get("Mappings", {})
         self.resources = self._there(expanded["Resources"])
         self.outputs = self._there(expanded.get("Outputs", {}))
@@ -64,12 +71,23 @@ class Settled:
         )
 
     def holds(self, condition: Any) -> bool:
-        """Return whether a condition is met.
+        """Whether a condition is met.
 
         Raises:
-            ValueError: the condition is of an unknown kind.
+            ValueError: it is of a kind that is not known here.
         """
-        return condition_holds(condition, self._conditions, self.settle)
+        match condition:
+            case {"Condition": str(name)}:
+                return self.holds(self._conditions[name])
+            case {"Fn::Not": [one]}:
+                return not self.holds(one)
+            case {"Fn::And": [*all_of]}:
+                return all(map(self.holds, all_of))
+            case {"Fn::Or": [*any_of]}:
+                return any(map(self.holds, any_of))
+            case {"Fn::Equals": [one, other]}:
+                return str(self.settle(one)) == str(self.settle(other))
+        raise ValueError(f"unknown condition {condition}")
 
 
 def order(resources: Mapping[str, Any]) -> list[str]:

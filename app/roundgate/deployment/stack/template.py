@@ -4,21 +4,12 @@ time-outs and triggers."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import yaml
-
-PSEUDO_PARAMETERS: Final[Mapping[str, str | None]] = {
-    "AWS::AccountId": "123456789012",
-    "AWS::NoValue": None,
-    "AWS::Partition": "aws",
-    "AWS::Region": "eu-central-1",
-    "AWS::StackName": "roundgate",
-    "AWS::URLSuffix": "amazonaws.com",
-}
 
 
 class _Loader(yaml.SafeLoader):
@@ -76,7 +67,15 @@ class Template:
         unknown = parameters.keys() - defaults.keys()
         if unknown:
             raise ValueError(f"the template has no parameters {', '.join(sorted(unknown))}")
-        self._known: dict[str, Any] = {**PSEUDO_PARAMETERS, **defaults, **parameters, **known}
+        pseudo = {
+            "AWS::AccountId": "123456789012",
+            "AWS::NoValue": None,
+            "AWS::Partition": "aws",
+            "AWS::Region": "eu-central-1",
+            "AWS::StackName": "roundgate",
+            "AWS::URLSuffix": "amazonaws.com",
+        }
+        self._known: dict[str, Any] = {**pseudo, **defaults, **parameters, **known}
 
     def properties(self, resource: str) -> dict[str, Any]:
         """What a resource is made with."""
@@ -155,43 +154,23 @@ class Template:
         return re.sub(r"\$\{([A-Za-z0-9:.]+)\}", found, text)
 
     def holds(self, condition: Any) -> bool:
-        """Return whether a condition is met, as one of `Conditions` or of `Rules` says it.
+        """Whether a condition is met, as one of `Conditions` or of `Rules` says it.
 
         Raises:
-            ValueError: the condition is of an unknown kind.
+            ValueError: it is of a kind that is not known here.
         """
-        return condition_holds(condition, self.source["Conditions"], self._resolve)
-
-
-def condition_holds(
-    condition: Any, declared: Mapping[str, Any], resolve: Callable[[Any], Any]
-) -> bool:
-    """Return whether a condition of CloudFormation is met.
-
-    Args:
-        condition: the condition, or `{"Condition": name}` for a declared one.
-        declared: the `Conditions` of the template.
-        resolve: returns what a value of the template stands for.
-
-    Raises:
-        ValueError: the condition is of an unknown kind.
-    """
-
-    def holds(one: Any) -> bool:
-        return condition_holds(one, declared, resolve)
-
-    match condition:
-        case {"Condition": str(name)}:
-            return holds(declared[name])
-        case {"Fn::Not": [one]}:
-            return not holds(one)
-        case {"Fn::And": [*all_of]}:
-            return all(map(holds, all_of))
-        case {"Fn::Or": [*any_of]}:
-            return any(map(holds, any_of))
-        case {"Fn::Equals": [one, other]}:
-            return str(resolve(one)) == str(resolve(other))
-    raise ValueError(f"unknown condition {condition}")
+        match condition:
+            case {"Condition": str(name)}:
+                return self.holds(self.source["Conditions"][name])
+            case {"Fn::Not": [one]}:
+                return not self.holds(one)
+            case {"Fn::And": [*all_of]}:
+                return all(map(self.holds, all_of))
+            case {"Fn::Or": [*any_of]}:
+                return any(map(self.holds, any_of))
+            case {"Fn::Equals": [one, other]}:
+                return bool(self._resolve(one) == self._resolve(other))
+        raise ValueError(f"unknown condition {condition}")
 
 
 def _variables(properties: Mapping[str, Any]) -> dict[str, Any]:
