@@ -17,10 +17,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final, TypeAlias
 
-from roundgate.cli.output import show_json
-from roundgate.cli.status import Status as StatusLine
+from roundgate.cli.output import Status as StatusLine
+from roundgate.cli.output import say, show_json
 from roundgate.cli.task_lines import is_parked, is_to_be_retried
-from roundgate.cli.terminal import say
 from roundgate.client import Progress
 from roundgate.clock import Clock
 from roundgate.errors import NotRetryable, Unavailable

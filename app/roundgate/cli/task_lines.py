@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from roundgate.cli.arguments import UNITS_S
-from roundgate.cli.terminal import say
+from roundgate.cli.output import say
 from roundgate.clock import iso
 from roundgate.json import decode
 from roundgate.protocol import Status

@@ -12,9 +12,8 @@ from typing import Final, TypeAlias
 from roundgate import config
 from roundgate.cli import task_acting
 from roundgate.cli.arguments import configuration_file
-from roundgate.cli.output import show_json
+from roundgate.cli.output import say, show_json
 from roundgate.cli.task_lines import HEAD, doing, facts_of, print_facts, print_table, row_of
-from roundgate.cli.terminal import say
 from roundgate.clock import Clock, iso
 from roundgate.errors import Unavailable
 from roundgate.protocol import Status
