@@ -13,7 +13,7 @@ from roundgate.backends.openapi.security import Slot
 from roundgate.json import encode
 from roundgate.settings import Origin
 
-VERSION: Final = 3
+VERSION: Final = 1
 """Of what an index has for a document; another one makes all indexes out of date."""
 _COMPILED_WITH: Final = (
     *(
