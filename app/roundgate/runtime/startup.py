@@ -157,7 +157,7 @@ class Core:
         """What ends a process whose event loop stands still."""
         if self.stores.again is None:
             return None
-        from roundgate.tasks.rescue import watchdog_of
+        from roundgate.tasks.pool import watchdog_of
 
         limit_s = config.tasks.stall_part * config.tasks.lease_s
         bound_s = (config.tasks.lease_s - limit_s) * LETTING_GO_PART

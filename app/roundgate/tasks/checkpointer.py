@@ -40,8 +40,7 @@ from roundgate.replay import (
 from roundgate.settings import TasksConfig
 from roundgate.storage import Added, Claimed, Lease, TaskRef, TaskStore
 from roundgate.tasks.call import TaskCall
-from roundgate.tasks.clock_trust import ClockTrust
-from roundgate.tasks.lease import LeaseTime, Moment
+from roundgate.tasks.lease import ClockTrust, LeaseTime, Moment
 from roundgate.tasks.outcome import Ended
 from roundgate.tasks.patience import Patience, to_its_end
 

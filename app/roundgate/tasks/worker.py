@@ -51,8 +51,8 @@ from roundgate.storage import (
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.checkpointer import Checkpointer
 from roundgate.tasks.cleanup import Cleaning, Left, doubt, journal_of
-from roundgate.tasks.clock_trust import ClockTrust
 from roundgate.tasks.ending import Endings, Turn
+from roundgate.tasks.lease import ClockTrust
 from roundgate.tasks.outcome import reason_of
 from roundgate.tasks.patience import to_its_end
 from roundgate.tasks.turn import Outcome, Running
