@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 
 from roundgate import tool
-from roundgate.protocol.messages import MAX_BATCH
+from roundgate.http.older.endpoint import MAX_BATCH
 from tests.support import wire
 from tests.support.asgi import gateway
 from tests.support.functions import EVERYTHING

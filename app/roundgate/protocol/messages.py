@@ -1,22 +1,17 @@
-"""A body as the revisions with sessions allow it: a request, a notification, a
-response, or a batch of them.
+"""A message as the revisions with sessions have it: a request, a notification or a response.
 
 Revision 2026-07-28 has requests and notifications alone (`jsonrpc.parse`). Before it clients send
-responses too: to what a server has asked them. Batches are of 2025-03-26 only, and what is wrong
-with one of their elements is an error of that element.
+responses too: to what a server has asked them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from roundgate.errors import InvalidRequest
 from roundgate.protocol import jsonrpc
 from roundgate.protocol.jsonrpc import JSONRPC_VERSION, Notification, Request, RequestId
-
-MAX_BATCH: Final = 50
-"""Messages in one body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +41,6 @@ def message_of(value: Any) -> Message:
     if isinstance(value, list):
         raise InvalidRequest("A message is an object: a batch has no batches in it")
     return jsonrpc.message_of(value)
-
-
-def batch_of(value: list[Any]) -> list[Message | InvalidRequest]:
-    """The messages of a batch in order; what is none of them is the error for its place.
-
-    Raises:
-        InvalidRequest: the batch is empty, or too long.
-    """
-    if not 1 <= len(value) <= MAX_BATCH:
-        raise InvalidRequest(f"A batch has 1 to {MAX_BATCH} messages, not {len(value)}")
-    found: list[Message | InvalidRequest] = []
-    for one in value:
-        try:
-            found.append(message_of(one))
-        except InvalidRequest as error:
-            found.append(error)
-    return found
 
 
 def _response(value: dict[str, Any]) -> Response:

@@ -389,7 +389,7 @@ def test_a_start_parses_no_definition_and_loads_nothing_that_calls(tmp_path: Pat
     main(["compile", str(tmp_path / "gateway.json")])
     code = (
         "import sys; from pathlib import Path; from roundgate import config\n"
-        "from roundgate.backends import definitions, loading\n"
+        "from roundgate.backends import definitions\nfrom roundgate.runtime import loading\n"
         "definitions.decode = None\n"
         f"loading.load(config.load(Path({str(tmp_path / 'gateway.json')!r})))\n"
         "late = ('http.service', 'http.config', 'openapi.calling', 'openapi.plan')\n"
@@ -403,7 +403,8 @@ def test_a_start_reads_neither_yaml_nor_what_compiles(tmp_path: Path) -> None:
     file_of(tmp_path, document(operation()))
     main(["compile", str(tmp_path / "gateway.json")])
     code = (
-        "import sys; from pathlib import Path; from roundgate import config; from roundgate.backends import loading\n"
+        "import sys; from pathlib import Path; from roundgate import config\n"
+        "from roundgate.runtime import loading\n"
         f"loading.load(config.load(Path({str(tmp_path / 'gateway.json')!r})))\n"
         "print(*(m for m in sys.modules if m in ('yaml', 'httpx') or m.endswith(('compiling', 'openapi.reading'))))"
     )

@@ -1,7 +1,7 @@
 """Clients of the revisions with sessions: what `http.endpoint` hands over to, made
 when the first of them comes.
 
-endpoint     POST, GET and DELETE; `batches` is a POST of several messages, `changes` a GET of what changes,
+endpoint     POST (of one message or a batch), GET and DELETE; `changes` is a GET of what changes,
              `own` what a session asks about itself
 calls        a request that runs something, round after round until there is a result
 open_calls   a call between its rounds, in the id of an event; `continued` where it is in a result instead

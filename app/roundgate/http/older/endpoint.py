@@ -24,13 +24,14 @@ from roundgate.clock import Clock
 from roundgate.errors import (
     AuthError,
     GatewayError,
+    InvalidRequest,
     StoreAway,
     TransportError,
+    Unavailable,
 )
 from roundgate.http.disconnect import DisconnectWatch
 from roundgate.http.exchange import Exchange
 from roundgate.http.head import EVENT_STREAM
-from roundgate.http.older.batches import Batches
 from roundgate.http.older.caller import Caller, Responded
 from roundgate.http.older.calls import SessionCalls, name_of
 from roundgate.http.older.changes import ChangeStreams
@@ -62,6 +63,8 @@ RESUMING: Final = "2025-11-25"
 earlier one some do, and nobody can tell which."""
 _LAST_EVENT_ID: Final = b"last-event-id"
 _VERSIONS: Final = frozenset(version.encode() for version in VERSIONS)
+MAX_BATCH: Final = 50
+"""The most messages that one body may have; only 2025-03-26 has batches."""
 
 
 class OlderEndpoint:
@@ -104,9 +107,7 @@ class OlderEndpoint:
         self._sealer = sealer
         self._sessions = sessions
         self._own = OwnRequests(methods, sessions, view)
-        self._batches = Batches(
-            calls, self._own.result, self._take, max_bytes=max_batch_answer_bytes
-        )
+        self._max_batch_answer_bytes = max_batch_answer_bytes
         self._changes = ChangeStreams(
             changes, sessions, clock, keep_alive_s=keep_alive_s, view=view
         )
@@ -224,14 +225,90 @@ class OlderEndpoint:
                 await self._questions.cancel(request_id, caller.session, self._answer_timeout_s)
 
     async def _batch(self, body: list[Any], receive: Receive, exchange: Exchange) -> None:
+        """Answer a batch: its messages one after the other, as if each had come alone, so limits on
+        requests count each of them."""
         caller = await self._caller(exchange)
         exchange.method = "batch"
+        if not caller.revision.has_batches:
+            raise InvalidRequest(
+                f"Batches are not part of revision {caller.session.revision}: send each message as "
+                "a POST of its own"
+            )
+        if not 1 <= len(body) <= MAX_BATCH:
+            raise InvalidRequest(f"A batch has 1 to {MAX_BATCH} messages, not {len(body)}")
         watch = self._watch(receive, caller)
         stream = self._stream(exchange, caller, watch, in_batch=True)
+        answers: list[bytes] = []
+        left = self._max_batch_answer_bytes
         with watch:
             exchange.responder.give_up = watch.hang_up
-            await self._batches.answer(body, caller, stream, exchange)
+            for value in body:
+                if stream.is_unheard:
+                    return
+                element = exchange.element()
+                answer = await self._element(value, caller, stream, element, has_room=left > 0)
+                if answer is not None:
+                    answers.append(answer)
+                    left -= len(answer)
+            await self._send_batch(answers, stream, exchange)
         await self._hung_up(watch, exchange)
+
+    async def _element(
+        self,
+        value: Any,
+        caller: Caller,
+        stream: SessionStream,
+        element: Exchange,
+        *,
+        has_room: bool,
+    ) -> bytes | None:
+        """Return the response to one message of a batch, or `None` if it needs none. Each request
+        has a log line."""
+        began_ms = self._clock.monotonic_ms()
+        try:
+            message = messages.message_of(value)
+            if not isinstance(message, Request):
+                await self._take(message, caller)
+                return None
+            element.request_id, element.method = message.id, message.method
+            element.name = name_of(message)
+            if message.method == "initialize":
+                raise InvalidRequest("initialize must not be part of a batch")
+            if not has_room:
+                raise Unavailable(
+                    "The answers before this one in the batch are too large (http.max_body_bytes); "
+                    "it was not run: send it again, in a POST of its own"
+                )
+            own = await self._own.result(message, caller)
+            if own is not None:
+                return jsonrpc.result_response(message.id, own)
+            responded = await self._calls.respond(message, caller, stream, element.correlation)
+            element.label, element.reason = responded.label, responded.reason
+            return responded.response
+        except AuthError as error:  # the status is one for all of them
+            element.label, element.error = "unauthorized", str(error)
+            return jsonrpc.error_response(element.request_id, -32600, str(error))
+        except GatewayError as error:
+            element.label, element.error = "error", str(error)
+            element.code = wire_errors.look_up(error).code
+            return wire_errors.render(error, element.request_id)[1]
+        finally:
+            if element.method is not None:
+                element.write_line(self._clock.monotonic_ms() - began_ms)
+
+    async def _send_batch(
+        self, answers: list[bytes], stream: SessionStream, exchange: Exchange
+    ) -> None:
+        responder = exchange.responder
+        if not answers:
+            await responder.accepted()
+        elif responder.state is State.STREAMING:
+            for answer in answers:
+                await stream.message(answer)
+            await responder.end()
+        else:
+            as_event = exchange.accepted == {EVENT_STREAM}
+            await responder.answer(200, b"[%b]" % b",".join(answers), as_event=as_event)
 
     async def _get(self, receive: Receive, exchange: Exchange) -> None:
         last_event_id = exchange.headers.get(_LAST_EVENT_ID)
