@@ -300,8 +300,10 @@ SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
 
 @cache
 def hints(method: str) -> Mapping[str, bool]:
-    """The tool's annotations, by the method (RFC 9110 section 9.2). What is neither safe nor DELETE leaves `destructiveHint` out,
-    which is taken for true."""
+    """Return the annotations of a tool by the operation's method (RFC 9110 section 9.2).
+
+    `destructiveHint` is omitted, which counts as true, unless the method is safe or DELETE.
+    """
     safe = method in SAFE
     destroys = (
         {"destructiveHint": False}
