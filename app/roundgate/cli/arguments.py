@@ -7,12 +7,21 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Protocol
 
 from roundgate.storage import TaskRef
 
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+class Commands(Protocol):
+    """What `argparse` returns for the commands of a parser."""
+
+    @property
+    def choices(self) -> Mapping[str, argparse.ArgumentParser]:
+        """Return the parser of each command."""
+
+    def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser:
+        """Return the parser of one more command."""
+
 
 _FILE: Final = "gateway.yaml"
 MAX_PORT: Final = 65_535
