@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import anyio
 
-from roundgate.errors import HandlerExited, Suspend
+from roundgate.errors import Suspend
 from roundgate.replay.branches import END, Branch, Owner, here, inside
 from roundgate.replay.cuts import cut_wait
 from roundgate.replay.insides import waits_alone
@@ -166,4 +166,4 @@ def _end(error: BaseException) -> NoReturn:
         if isinstance(error, SystemExit)
         else "for the end of the process"
     )
-    raise HandlerExited(f"the handler called {said}") from error
+    raise RuntimeError(f"the handler called {said}") from error

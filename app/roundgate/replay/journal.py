@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Final, TypeAlias
 
-from roundgate.errors import NotJson, UnknownEntry
+from roundgate.errors import NotJson
 from roundgate.json import encode
 
 JOURNAL_VERSION: Final = 2
@@ -306,13 +306,13 @@ def _version(written: int | None, *, has_entries: bool) -> int:
     was remembered under them.
 
     Raises:
-        UnknownEntry: a later version wrote it.
+        ValueError: a later version wrote it.
     """
     if written is not None and type(written) is not int:
         raise ValueError("a journal's version is a number")
     version = written or 1
     if version > JOURNAL_VERSION:
-        raise UnknownEntry(
+        raise ValueError(
             f"a journal of version {version}; the newest that is known here is {JOURNAL_VERSION}"
         )
     return version if has_entries or written else JOURNAL_VERSION
@@ -331,13 +331,13 @@ def from_row(value: Any) -> Entry:
     """The inverse of `row`, for what we wrote ourselves.
 
     Raises:
-        UnknownEntry: a later version wrote it.
+        ValueError: a later version wrote it.
         ValueError, TypeError: nobody did.
     """
     tag, *members = value
     kind = _TAGS.get(tag)
     if kind is None or len(members) > len(kind.__slots__):
-        raise UnknownEntry(f"an entry {tag!r} with {len(members)} members")
+        raise ValueError(f"an entry {tag!r} with {len(members)} members")
     return kind(*members)
 
 
