@@ -9,7 +9,7 @@ FROM public.ecr.aws/awsguru/aws-lambda-adapter:0.9.1@sha256:46d6625e68cbbdd2efab
 
 FROM python:3.13-slim@sha256:7c61056e61ac89e852de05f3dc6fa51a6dd2181797bceed46aa725dd7cb2cd3b AS build
 WORKDIR /src
-# what is installed, and what builds the gateway's own wheel, is in the locks: scripts/image-lock writes them anew
+# what is installed, and what builds the gateway's own wheel, is in the locks: scripts/tools image-lock writes them anew
 COPY infra/image.lock infra/image-build.lock ./infra/
 RUN python -m venv /opt/build \
     && /opt/build/bin/pip install --no-cache-dir --require-hashes --only-binary=:all: -r infra/image-build.lock \
@@ -18,7 +18,6 @@ RUN python -m venv /opt/build \
 COPY pyproject.toml LICENSE template.yaml ./
 COPY infra/lambda.lock ./infra/
 COPY infra/rotation/rotate_keys.py ./infra/rotation/
-COPY scripts/interpreter.py ./scripts/
 COPY docs ./docs
 COPY app ./app
 RUN /opt/build/bin/pip wheel --no-cache-dir --no-deps --no-build-isolation --wheel-dir /opt/wheels . \

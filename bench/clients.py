@@ -1,9 +1,9 @@
-"""`scripts/bench-clients`: `roundgate.client` beside the official Python
+"""`scripts/tools bench-clients`: `roundgate.client` beside the official Python
 client, against the same server.
 
-    scripts/bench-clients                 10,000 sequential calls of each, three rounds in turn
-    scripts/bench-clients 2000            as many as that
-    scripts/bench-clients --commands      see `bench.commands`
+    scripts/tools bench-clients                 10,000 sequential calls of each, three rounds in turn
+    scripts/tools bench-clients 2000            as many as that
+    scripts/tools bench-clients --commands      see `bench.commands`
 
 The server is the gateway of `bench/gateway.yaml` on a core of its own, each client a fresh process
 on the other one. A call is `tools/call` of `add`, each with other numbers, and every answer is

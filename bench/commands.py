@@ -1,8 +1,8 @@
-"""`scripts/bench-clients --commands`: one call from a command line, beside those of
+"""`scripts/tools bench-clients --commands`: one call from a command line, beside those of
 FastMCP and the Inspector.
 
-    scripts/bench-clients --commands         ten calls of each, in turn
-    scripts/bench-clients --commands 30      as many as that
+    scripts/tools bench-clients --commands         ten calls of each, in turn
+    scripts/tools bench-clients --commands 30      as many as that
 
 A call is a process of its own that calls `add` at the gateway of `bench/gateway.yaml` and
 prints the sum, which is checked. Times are of the whole process: what a person waits for, and

@@ -72,12 +72,14 @@ def handler_of(name: str, folder: Path) -> Handler:
         return floor
     tools = {"kind": "python", "name": "tools", "prefix": "", "path": os.path.abspath(TOOLS)}
     (folder / "gateway.json").write_text(json.dumps({"backends": [tools]}))
-    os.environ |= {
-        **ENVIRONMENT,
-        "GATEWAY_CONFIG": str(folder / "gateway.json"),
-        "GATEWAY_STATE_KEYS": base64.b64encode(bytes(32)).decode(),
-        "GATEWAY_STORE": f"sqlite:///{folder}/gateway.sqlite3",
-    }
+    os.environ.update(
+        {
+            **ENVIRONMENT,
+            "GATEWAY_CONFIG": str(folder / "gateway.json"),
+            "GATEWAY_STATE_KEYS": base64.b64encode(bytes(32)).decode(),
+            "GATEWAY_STORE": f"sqlite:///{folder}/gateway.sqlite3",
+        }
+    )
     from roundgate import lambda_http
 
     return lambda_http.handler

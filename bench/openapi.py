@@ -1,10 +1,10 @@
-"""`scripts/openapi-table`: what becomes of real OpenAPI documents.
+"""`scripts/tools openapi`: what becomes of real OpenAPI documents.
 
-    scripts/openapi-table                            all that packages have
-    scripts/openapi-table github stripe              some of them
-    scripts/openapi-table labels=path/to/openapi.yaml          one that is here: a file, or a folder
-    scripts/openapi-table --fastmcp …                beside what FastMCP makes of the same documents
-    scripts/openapi-table --fetch github stripe      nothing but the documents, for the tests that need them
+    scripts/tools openapi                            all that packages have
+    scripts/tools openapi github stripe              some of them
+    scripts/tools openapi labels=path/to/openapi.yaml          one that is here: a file, or a folder
+    scripts/tools openapi --fastmcp …                beside what FastMCP makes of the same documents
+    scripts/tools openapi --fetch github stripe      nothing but the documents, for the tests that need them
 
 Seconds are processor time, so that a busy machine tells the same.
 """

@@ -1,8 +1,8 @@
-"""`scripts/openapi-table --prism`: every operation of a document, called; a mock of that
+"""`scripts/tools openapi --prism`: every operation of a document, called; a mock of that
 document checks the requests.
 
-    scripts/openapi-table --prism                    GitHub's and Stripe's
-    scripts/openapi-table --prism NAME | NAME=PATH   another
+    scripts/tools openapi --prism                    GitHub's and Stripe's
+    scripts/tools openapi --prism NAME | NAME=PATH   another
 
 The mock is `@stoplight/prism-cli`, which nobody here wrote. With each tool's own schema this
 makes arguments (all that are required, and some that are not), and counts the requests that
@@ -169,7 +169,15 @@ def mock(document: Path) -> Iterator[str]:
     """The URL of a mock, within the block."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    started = [str(ROOT / "scripts/node"), str(_prism()), "mock", "-p", str(port), str(document)]
+    started = [
+        str(ROOT / "scripts/tools"),
+        "node",
+        str(_prism()),
+        "mock",
+        "-p",
+        str(port),
+        str(document),
+    ]
     with subprocess.Popen(started, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             _await(port, process)
@@ -184,7 +192,7 @@ def _prism() -> Path:
     if not program.exists():
         folder.mkdir(parents=True, exist_ok=True)
         installing = ["--npm", "install", "--silent", "--no-audit", "--no-fund", PRISM]
-        subprocess.run([str(ROOT / "scripts/node"), *installing], cwd=folder, check=True)
+        subprocess.run([str(ROOT / "scripts/tools"), "node", *installing], cwd=folder, check=True)
     return program
 
 

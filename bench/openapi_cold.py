@@ -1,4 +1,4 @@
-"""`scripts/openapi-table --cold [PAIRS]`: what GitHub's whole document adds to the
+"""`scripts/tools openapi --cold [PAIRS]`: what GitHub's whole document adds to the
 cold start of a function.
 
 Two gateways, packed as they are deployed, under AWS's Runtime Interface Emulator: the one of

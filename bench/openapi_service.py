@@ -1,4 +1,4 @@
-"""`scripts/openapi-table --service`: Label Studio behind a gateway, by the
+"""`scripts/tools openapi --service`: Label Studio behind a gateway, by the
 document that it serves itself.
 
 Label Studio is installed from PyPI into an environment of its own, and started with an SQLite file
@@ -49,7 +49,7 @@ def main() -> int:
         home = Path(folder) / "gateway"
         shutil.copytree(EXAMPLE, home)
         (home / "labels.json").write_bytes(_got(f"{url}/docs/api/schema/json/"))
-        os.environ |= {"LABELS_URL": url, "LABELS_TOKEN": TOKEN}
+        os.environ.update({"LABELS_URL": url, "LABELS_TOKEN": TOKEN})
         for command in ("compile", "check"):
             assert roundgate([command, str(home / "gateway.yaml")]) == 0
         asyncio.run(used(home))

@@ -1,4 +1,4 @@
-"""`scripts/openapi-table --search`: search over GitHub's document, with a
+"""`scripts/tools openapi --search`: search over GitHub's document, with a
 hundred written questions.
 
 How many of them have the tool that is wanted (`questions.json`) among the first five, how long a

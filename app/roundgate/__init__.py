@@ -1,13 +1,11 @@
 """A stateless MCP gateway, and what a module of tools needs from it.
 
-    from roundgate import Context, ToolError, tool
+from roundgate import Context, ToolError, tool
 
-    @tool
-    async def add(a: int, b: int) -> int:
-        "Add two numbers."
-        return a + b
-
-Names are imported when first used, so importing a part of the package costs that part.
+@tool
+async def add(a: int, b: int) -> int:
+    "Add two numbers."
+    return a + b
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How Sphinx makes the site of the documents; scripts/docs calls it on a copy of the repository."""
+"""How Sphinx makes the site of the documents; scripts/tools docs calls it on a copy of the repository."""
 
 import tomllib
 from pathlib import Path

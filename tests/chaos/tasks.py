@@ -30,7 +30,7 @@ def store(kind: str, directory: Path) -> Iterator[dict[str, str]]:
     if kind == "sqlite":
         yield file | {"GATEWAY_STORE": f"sqlite:///{directory}/gateway.sqlite3"}
         return
-    subprocess.run([ROOT / "scripts/dynamodb-local", "--install"], check=True)
+    subprocess.run([ROOT / "scripts/tools", "dynamodb-local", "--install"], check=True)
     from tests.support.dynamodb import emulator
 
     with emulator(directory) as running, running.table() as table:

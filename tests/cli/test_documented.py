@@ -13,9 +13,7 @@ import pytest
 
 from roundgate import suites
 from roundgate.cli import (
-    _GROUPS,
     make_parser,
-    parse,
     remote,
     remote_options,
     repository_options,
@@ -42,35 +40,6 @@ def of_servers() -> dict[str, argparse.ArgumentParser]:
     ours = argparse.ArgumentParser().add_subparsers()
     remote_options.add_commands(ours)
     return dict(ours.choices)
-
-
-def test_the_parser_of_one_group_reads_what_that_of_all_reads(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert [name for names in _GROUPS.values() for name in names] == list(commands())
-    for line in (
-        ["serve", "--port", "0", "gateway.yaml"],
-        ["tasks", "list", "--limit", "3"],
-        ["cassette", "verify", "a.json", "http://127.0.0.1/mcp"],
-        ["new", "mine"],
-        ["deploy", "name", "gateway.yaml", "--guided"],
-    ):
-        assert parse(line) == make_parser().parse_args(line)
-    for wrong in (
-        [],
-        ["serv"],
-        ["serve", "--prot", "1"],
-        ["serve", "--port", "x"],
-        ["serve", "a", "b"],
-        ["--help"],
-        ["worker", "--help"],
-    ):
-        said = []
-        for read in (parse, make_parser().parse_args):
-            with pytest.raises(SystemExit) as ended:
-                read(wrong)
-            said.append((ended.value.code, capsys.readouterr()))
-        assert said[0] == said[1]
 
 
 def test_every_command_is_on_the_page() -> None:

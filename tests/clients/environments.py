@@ -68,10 +68,10 @@ def _of_pip(subject: Subject) -> None:
 
 
 def _of_npm(subject: Subject) -> None:
-    _run([str(ROOT / "scripts/node"), "--install"])
+    _run([str(ROOT / "scripts/tools"), "node", "--install"])
     subject.folder.mkdir(parents=True)
     quiet = ("--loglevel=error", "--no-audit", "--no-fund", "--ignore-scripts")
-    npm = [str(ROOT / "scripts/node"), "--npm", "install", "--prefix", str(subject.folder)]
+    npm = [str(ROOT / "scripts/tools"), "node", "--npm", "install", "--prefix", str(subject.folder)]
     _run([*npm, *quiet, *subject.requirements])
 
 

@@ -1,8 +1,7 @@
-"""`scripts/fuzz`: inputs that coverage leads to, with atheris; where that is not
-installed, changes at random.
+"""`scripts/tools fuzz`: inputs that coverage leads to, or random changes without atheris.
 
-    scripts/fuzz                        every target for a minute
-    scripts/fuzz requests --seconds 3600
+    scripts/tools fuzz                        every target for a minute
+    scripts/tools fuzz requests --seconds 3600
 
 What is found is written to `.cache/fuzz/TARGET/crash-…` and raised; give it to
 a target again to see it.
@@ -90,7 +89,8 @@ def at_random(name: str, seconds: float, seed: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/fuzz", description=__doc__.partition("\n")[0])
+    description = __doc__.partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="scripts/tools fuzz", description=description)
     parser.add_argument("target", nargs="?", choices=NAMES, help="default: all, one after another")
     parser.add_argument(
         "--seconds", type=float, default=60, help="for each target (default: %(default)s)"

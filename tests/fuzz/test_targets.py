@@ -1,5 +1,5 @@
 """Each fuzzing target on its seeds and some changes of them: the same ones every time.
-`scripts/fuzz` goes further."""
+`scripts/tools fuzz` goes further."""
 
 from __future__ import annotations
 

@@ -425,3 +425,35 @@ async def test_a_branch_that_never_waits_is_an_error_that_says_so(
     error = error_of(await SharedJournal().run(handler))
     assert isinstance(error, NondeterminismError)
     assert "without waiting" in str(error)
+
+
+async def test_a_cancellation_that_is_about_to_come_again_is_not_overtaken() -> None:
+    is_there = True
+
+    async def handler(ctx: Context) -> list[str]:
+        learned: list[str] = []
+        begun = asyncio.Event()
+
+        async def gone() -> None:
+            await ctx.step("before", echo, "before")
+            await begun.wait()
+            await ctx.step("after", echo, "after")
+
+        async def gives_up_late() -> None:
+            await ctx.step("begin", asyncio.sleep, 0.02)
+            begun.set()
+            learned.append(await gives_up(ctx))
+
+        async def works_longer() -> None:
+            await ctx.step("work", asyncio.sleep, 0.3)
+            learned.append("worked")
+
+        parts = [gives_up_late(), works_longer()] + ([gone()] if is_there else [])
+        await asyncio.gather(*parts)
+        await ctx.step("act", echo, str(learned))
+        return learned
+
+    home = SharedJournal()
+    first = value_of(await home.run(handler))
+    is_there = False
+    assert [value_of(await home.run(handler)) for _ in range(2)] == [first] * 2

@@ -4,6 +4,7 @@ fast or slow that is, or the handler is stopped."""
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from roundgate.errors import NondeterminismError
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Suspended
-from roundgate.replay.journal import Told
+from roundgate.replay.journal import Entry, Told
 from tests.support.clocks import SkippingClock
 from tests.support.lives import DiesAt, Story
 from tests.support.replay import Name, asked_of, error_of, play, value_of
@@ -480,3 +481,131 @@ async def test_a_limit_that_passes_is_noted_before_the_handler_learns_of_it() ->
     home = SharedJournal(clock=SkippingClock())
     await home.run(handler)
     assert noted == [["told:timeout:timeout"]]
+
+
+class Stops(BaseException):
+    """An error that only ends its own task, as a killed process in a test."""
+
+
+async def test_a_limit_that_cannot_be_recorded_ends_its_block_whatever_the_error() -> None:
+    class Journal(SharedJournal):
+        async def checkpoint(self, *entries: Entry) -> None:
+            if any(isinstance(entry, Told) for entry in entries):
+                raise Stops
+            await super().checkpoint(*entries)
+
+    async def handler(ctx: Context) -> None:
+        async with ctx.timeout(5):
+            await ctx.sleep(60)
+
+    clock = SkippingClock()
+    home = Journal(clock=clock)
+    assert isinstance(await home.run(handler), Suspended)
+    clock.skip(6)
+    async with asyncio.timeout(5):
+        with pytest.raises(Stops):
+            await home.run(handler)
+
+
+async def waits_in_its_cleanup(ctx: Context, task: asyncio.Task[str]) -> str:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await task
+    raise AssertionError("nothing sets the event")
+
+
+async def goes_on_in_its_block(ctx: Context, task: asyncio.Task[str]) -> str:
+    with suppress(asyncio.CancelledError):
+        await asyncio.Event().wait()
+    await ctx.step("own", asyncio.sleep, 0)
+    return await task
+
+
+@pytest.mark.parametrize(
+    ("block", "ends"), [(waits_in_its_cleanup, "passed"), (goes_on_in_its_block, "worked")]
+)
+async def test_a_limit_that_has_passed_holds_up_no_call_of_ctx_in_a_block_that_goes_on(
+    block: Callable[[Context, asyncio.Task[str]], Awaitable[str]], ends: str
+) -> None:
+    async def works(ctx: Context) -> str:
+        await ctx.step("first", asyncio.sleep, LONG_S)
+        await ctx.step("second", asyncio.sleep, 0)
+        return "worked"
+
+    async def handler(ctx: Context) -> str:
+        try:
+            async with ctx.timeout(LIMIT_S):
+                return await block(ctx, asyncio.create_task(works(ctx)))
+        except TimeoutError:
+            return "passed"
+
+    home = SharedJournal(clock=SkippingClock())
+    async with asyncio.timeout(5):
+        assert [value_of(await home.run(handler)) for _ in range(3)] == [ends] * 3
+
+
+async def test_nothing_begins_in_a_group_whose_limit_has_passed() -> None:
+    begun: list[str] = []
+
+    async def handler(ctx: Context) -> str:
+        async def works() -> None:
+            await asyncio.sleep(LONG_S)
+            await ctx.step("work", begun.append, "work")
+
+        try:
+            async with ctx.timeout(LIMIT_S), asyncio.TaskGroup() as group:
+                group.create_task(works())
+                await ctx.sleep(60)
+        except TimeoutError:
+            return "passed"
+        return "in time"
+
+    clock = SkippingClock()
+    home = SharedJournal(clock=clock)
+    outcome = await home.run(handler)
+    while isinstance(outcome, Suspended):
+        clock.skip(1)
+        outcome = await home.run(handler)
+    assert (value_of(outcome), begun) == ("passed", [])
+
+
+@pytest.mark.parametrize("in_wait_for", [False, True])
+async def test_a_sibling_that_fails_while_a_limit_passes_fails_in_every_later_run(
+    in_wait_for: bool,
+) -> None:
+    is_slow = True
+
+    async def gives_up(ctx: Context) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LIMIT_S):
+                await ctx.step("slow", asyncio.sleep, 10)
+
+    async def waits(ctx: Context) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            await asyncio.Event().wait()
+
+    async def fails(ctx: Context) -> None:
+        await ctx.step("work", asyncio.sleep, 0)
+        if is_slow:
+            time.sleep(LONG_S)  # noqa: ASYNC251  # the limit passes in the tick that ends this task
+        await asyncio.sleep(0)
+        raise LookupError
+
+    async def handler(ctx: Context) -> str:
+        async def limited() -> None:
+            await (asyncio.wait_for(gives_up(ctx), 60) if in_wait_for else waits(ctx))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(limited())
+                group.create_task(fails(ctx))
+        except* LookupError:
+            pass
+        await ctx.step("act", asyncio.sleep, 0)
+        return "failed"
+
+    home = SharedJournal(clock=SkippingClock())
+    assert value_of(await home.run(handler)) == "failed"
+    is_slow = False
+    assert [value_of(await home.run(handler)) for _ in range(2)] == ["failed"] * 2

@@ -211,15 +211,20 @@ async def test_a_file_that_is_no_database_is_said_by_whoever_reads_or_writes(
     assert file.read_text().startswith("What was bought"), "it is left as it is"
 
 
-async def test_a_file_of_a_later_version_is_left_alone_and_says_so(path: Path) -> None:
+@pytest.mark.parametrize("version", [8, 999])
+async def test_a_file_of_another_version_is_left_alone_and_says_so(
+    path: Path, version: int
+) -> None:
     store = SqliteOnce(Database(path), FixedClock())
     assert await store.claim("t", "a", LATER, LATER) is None
     await store.aclose()
     db = sqlite3.connect(path)
-    db.execute("pragma user_version = 999")
+    db.execute(f"pragma user_version = {version}")
     db.close()
     store = SqliteOnce(Database(path), FixedClock())
-    with pytest.raises(Unavailable, match=r"written by a later version .* \(file version 999"):
+    with pytest.raises(
+        Unavailable, match=rf"written by another version .* \(file version {version}"
+    ):
         await store.read("t")
     await store.aclose()
 

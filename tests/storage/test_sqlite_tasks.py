@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from roundgate.clock import Clock
 from roundgate.storage.queue import TaskQueue
-from roundgate.storage.sqlite.database import MIGRATIONS, Database
+from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.queue import HIDDEN_MS, SqliteQueue
 from roundgate.storage.sqlite.tasks import FORGET_AFTER_MS, SqliteTasks
-from roundgate.storage.tasks import Added, TaskRef, TaskStore
+from roundgate.storage.tasks import TaskRef, TaskStore
 from tests.storage import queue_contract, task_contract
 from tests.storage.queue_contract import LetPass
-from tests.storage.task_contract import END, NOW, REF, UNTIL, ids, new, record, take_over
+from tests.storage.task_contract import END, NOW, REF, ids, new
 from tests.support.clocks import SkippingClock
 
 
@@ -149,63 +146,3 @@ class TestSqliteQueue(queue_contract.TaskQueueContract):
         assert set(await queue.waiting(refs) or ()) == set(refs[:2]) - {taken.ref}
         await let_pass(599)
         assert refs[2] in (await queue.waiting(refs) or ())
-
-
-def test_a_file_of_the_version_before_goes_on(path: Path) -> None:
-    """Its tasks have the usual values in what is new, its messages are there, one a task."""
-    old = sqlite3.connect(path)
-    for script in MIGRATIONS[:2]:
-        old.executescript(script)
-    old.execute("pragma user_version = 2")
-    head = ("owner", "id", "report", "working", None, NOW, NOW, END, 1, 1, UNTIL, 0, UNTIL, 2)
-    columns = (
-        "owner, id, tool, status, status_message, created_ms, updated_ms, expires_ms, revision, fence,"
-        " lease_until_ms, wake_ms, due_ms, attempts"
-    )
-    old.execute(f"insert into tasks ({columns}) values ({', '.join('?' * 14)})", head)
-    payloads = [
-        (1, "call", "", b"call"),
-        (1, "state", "", b"{}"),
-        (1, "journal", "", b"0"),
-        (1, "answer", "a", b"!"),
-    ]
-    old.executemany("insert into payloads (task, kind, name, value) values (?, ?, ?, ?)", payloads)
-    old.executemany(
-        "insert into messages (task, visible_ms) values (?, ?)",
-        [("owner.id", 5), ("owner.id", 3), ("owner.id", 9), ("other.x", 1), ("other.y", NOW * 2)],
-    )
-    old.commit()
-    old.close()
-
-    async def look() -> None:
-        store, queue = SqliteTasks(Database(path)), SqliteQueue(Database(path), Clock())
-        found = await record(store)
-        assert (
-            found.attempts,
-            found.deaths,
-            found.suspect,
-            found.journal_version,
-            found.resends,
-        ) == (
-            2,
-            0,
-            False,
-            1,
-            0,
-        )
-        assert await store.count_open("owner", 10) == 1
-        assert sorted(str(message.ref) for message in await queue.receive(10, 0)) == [
-            "other.x",
-            "owner.id",
-        ]
-        claimed = await take_over(store)
-        assert (claimed.call, list(claimed.journal), claimed.answers) == (
-            b"call",
-            [b"0"],
-            {"a": b"!"},
-        )
-        await store.checkpoint(claimed.lease, Added([b"1"]), NOW)
-        await store.aclose()
-        await queue.aclose()
-
-    asyncio.run(look())

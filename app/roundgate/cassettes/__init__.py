@@ -5,7 +5,7 @@
     async with Client(url, transport=Recorder("refund.yaml", url)) as client: ...   # records
     async with Client(url, transport=Player("refund.yaml")) as client: ...          # needs no server
 
-Names are imported when first used. What is not in `__all__` may change between releases.
+Names that this package does not export may change between releases.
 """
 
 from __future__ import annotations

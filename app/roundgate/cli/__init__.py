@@ -6,7 +6,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Final
 
@@ -17,18 +17,11 @@ from roundgate.errors import ConfigError, UsageError
 from roundgate.garbage import kept
 from roundgate.observability import escaped
 
-_GROUPS: Final = {
-    "repository_options": ("new", "docs"),
-    "serving_options": ("serve", "check", "compile", "keys", "worker", "schema", "completion"),
-    "deployment_options": ("package", "deploy", "stack"),
-    "task_options": ("tasks",),
-    "remote_options": (
-        *("call", "wait", "list", "describe", "read", "prompt", "complete"),
-        *("listen", "ping", "shell", "test"),
-    ),
-    "cassette_options": ("cassette",),
-}
-"""The modules that add commands, and which; in the order in which `--help` shows them."""
+_GROUPS: Final = (
+    *("repository_options", "serving_options", "deployment_options"),
+    *("task_options", "remote_options", "cassette_options"),
+)
+"""The modules that add commands, in the order in which `--help` shows them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,26 +64,17 @@ class _Version(argparse.Action):
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Read a command line; exits where it is wrong.
-
-    To make the parsers of all commands is 2 % of a start of `serve`, so those of one group read its
-    commands. What they do not know is for the parser of all to tell, whose usage that is.
-    """
-    for group, names in _GROUPS.items():
-        if argv and argv[0] in names:
-            arguments, unknown = make_parser([group]).parse_known_args(argv)
-            if not unknown:
-                return arguments
+    """Read a command line; exit with a usage error if it is wrong."""
     return make_parser().parse_args(argv)
 
 
-def make_parser(groups: Iterable[str] = tuple(_GROUPS)) -> argparse.ArgumentParser:
-    """What reads a command line, with all commands or those of some groups."""
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="roundgate", description="A stateless MCP gateway (revision 2026-07-28)."
     )
     parser.add_argument("--version", action=_Version, help="print the version, and end")
     commands = parser.add_subparsers(dest="command", required=True, parser_class=CommandParser)
-    for group in groups:
+    for group in _GROUPS:
         import_module(f"roundgate.cli.{group}").add_commands(commands)
     return parser

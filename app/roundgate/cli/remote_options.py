@@ -50,7 +50,6 @@ EXAMPLES: Final = {
         "roundgate listen https://host/mcp --uri file:///config.yaml",
     ),
     "ping": ("roundgate ping https://host/mcp",),
-    "shell": ("roundgate shell https://host/mcp", "roundgate shell https://host/mcp < commands"),
     "test": (
         "roundgate test suite.yaml --jobs 4 --junit results.xml",
         "roundgate test suite.yaml --serve gateway.yaml --filter refund",
@@ -64,62 +63,22 @@ KINDS: Final = ("tools", "prompts", "resources", "templates")
 
 def add_commands(commands: Commands) -> None:
     """Add each command, in the order in which `--help` shows them."""
-    add_requests(commands, in_shell=False)
-    shell = commands.add_parser("shell", help="a prompt for all of these, on one connection")
-    _add_url(shell)
-    _add_connection(shell)
+    _add_call(commands)
+    _add_wait(commands)
+    _add_list(commands)
+    _add_describe(commands)
+    _add_read(commands)
+    _add_prompt(commands)
+    _add_complete(commands)
+    _add_listen(commands)
+    _add_ping(commands)
     _add_test(commands)
     add_examples(commands, EXAMPLES)
 
 
-def add_requests(commands: Commands, *, in_shell: bool) -> None:
-    """Add the commands that ask something of a server.
-
-    Args:
-        commands: where they are added.
-        in_shell: whether it is the shell's prompt, which has a URL and a connection already.
-    """
-    common = _InShell() if in_shell else _OnCommandLine()
-    _add_call(commands, common)
-    _add_wait(commands, common)
-    _add_list(commands, common)
-    _add_describe(commands, common)
-    _add_read(commands, common)
-    _add_prompt(commands, common)
-    _add_complete(commands, common)
-    _add_listen(commands, common)
-    _add_ping(commands, common)
-
-
-class _OnCommandLine:
-    """What commands have in common: which server, and how to connect to it."""
-
-    def add_url(self, parser: argparse.ArgumentParser) -> None:
-        _add_url(parser)
-
-    def add_cassette(self, parser: argparse.ArgumentParser) -> None:
-        _add_cassette(parser)
-
-    def add_connection(self, parser: argparse.ArgumentParser) -> None:
-        _add_connection(parser)
-
-
-class _InShell(_OnCommandLine):
-    """The shell is connected: only how to print is left to say."""
-
-    def add_url(self, parser: argparse.ArgumentParser) -> None:
-        pass
-
-    def add_cassette(self, parser: argparse.ArgumentParser) -> None:
-        pass
-
-    def add_connection(self, parser: argparse.ArgumentParser) -> None:
-        _add_json(parser)
-
-
-def _add_call(commands: Commands, common: _OnCommandLine) -> None:
+def _add_call(commands: Commands) -> None:
     call = commands.add_parser("call", help="call a tool of a server")
-    common.add_url(call)
+    _add_url(call)
     call.add_argument("tool", help="its name, as `list` prints it")
     call.add_argument(
         "given", nargs="*", metavar="KEY=VALUE", help="arguments; KEY:=JSON, KEY=@FILE"
@@ -137,69 +96,69 @@ def _add_call(commands: Commands, common: _OnCommandLine) -> None:
     )
     _add_timeout(call)
     _add_answers(call)
-    common.add_connection(call)
+    _add_connection(call)
 
 
-def _add_wait(commands: Commands, common: _OnCommandLine) -> None:
+def _add_wait(commands: Commands) -> None:
     wait = commands.add_parser("wait", help="go on with a task")
-    common.add_cassette(wait)
+    _add_cassette(wait)
     wait.add_argument("handle", help="as `call --detach` printed it")
     wait.add_argument("--cancel", action="store_true", help="ask the server to end it instead")
     _add_timeout(wait)
     _add_answers(wait)
-    common.add_connection(wait)
+    _add_connection(wait)
 
 
-def _add_list(commands: Commands, common: _OnCommandLine) -> None:
+def _add_list(commands: Commands) -> None:
     listed = commands.add_parser("list", help="what a server has")
-    common.add_url(listed)
+    _add_url(listed)
     listed.add_argument("kind", nargs="?", choices=KINDS, help="only these")
-    common.add_connection(listed)
+    _add_connection(listed)
 
 
-def _add_describe(commands: Commands, common: _OnCommandLine) -> None:
+def _add_describe(commands: Commands) -> None:
     describe = commands.add_parser(
         "describe", help="a server, or one of its tools, prompts or resources"
     )
-    common.add_url(describe)
+    _add_url(describe)
     describe.add_argument("name", nargs="?", help="a name or a URI (default: the server itself)")
-    common.add_connection(describe)
+    _add_connection(describe)
 
 
-def _add_read(commands: Commands, common: _OnCommandLine) -> None:
+def _add_read(commands: Commands) -> None:
     read = commands.add_parser("read", help="read a resource")
-    common.add_url(read)
+    _add_url(read)
     read.add_argument("uri", help="of the resource")
     _add_answers(read)
-    common.add_connection(read)
+    _add_connection(read)
 
 
-def _add_prompt(commands: Commands, common: _OnCommandLine) -> None:
+def _add_prompt(commands: Commands) -> None:
     prompt = commands.add_parser("prompt", help="fill in a prompt")
-    common.add_url(prompt)
+    _add_url(prompt)
     prompt.add_argument("name", help="of the prompt")
     prompt.add_argument("given", nargs="*", metavar="KEY=VALUE", help="its arguments, as text")
     _add_answers(prompt)
-    common.add_connection(prompt)
+    _add_connection(prompt)
 
 
-def _add_complete(commands: Commands, common: _OnCommandLine) -> None:
+def _add_complete(commands: Commands) -> None:
     complete = commands.add_parser(
         "complete", help="what an argument of a prompt or a resource template may be"
     )
-    common.add_url(complete)
+    _add_url(complete)
     complete.add_argument("name", help="of the prompt, or the URI template")
     complete.add_argument("argument", help="which argument")
     complete.add_argument("value", nargs="?", default="", help="what has been typed of it")
     complete.add_argument(
         "given", nargs="*", metavar="KEY=VALUE", help="arguments that have a value already"
     )
-    common.add_connection(complete)
+    _add_connection(complete)
 
 
-def _add_listen(commands: Commands, common: _OnCommandLine) -> None:
+def _add_listen(commands: Commands) -> None:
     listen = commands.add_parser("listen", help="what changes at a server, a line of JSON each")
-    common.add_url(listen)
+    _add_url(listen)
     listen.add_argument(
         "kinds",
         nargs="*",
@@ -208,13 +167,13 @@ def _add_listen(commands: Commands, common: _OnCommandLine) -> None:
         help="tools, prompts, resources (default: all)",
     )
     listen.add_argument("--uri", action="append", default=[], help="a resource to hear of")
-    common.add_connection(listen)
+    _add_connection(listen)
 
 
-def _add_ping(commands: Commands, common: _OnCommandLine) -> None:
+def _add_ping(commands: Commands) -> None:
     ping = commands.add_parser("ping", help="how long a round trip takes")
-    common.add_url(ping)
-    common.add_connection(ping)
+    _add_url(ping)
+    _add_connection(ping)
 
 
 def _add_test(commands: Commands) -> None:

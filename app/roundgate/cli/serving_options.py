@@ -26,10 +26,6 @@ EXAMPLES: Final = {
     "compile": ("roundgate compile gateway.yaml",),
     "keys": ("roundgate keys new", "roundgate keys rotate --stage 1"),
     "worker": ("roundgate worker gateway.yaml",),
-    "completion": (
-        "roundgate completion bash > ~/.local/share/bash-completion/completions/roundgate",
-        "roundgate completion fish > ~/.config/fish/completions/roundgate.fish",
-    ),
     "schema": ("roundgate schema > gateway.schema.json", "roundgate schema --suite"),
 }
 """What is shown under the help of a command."""
@@ -44,7 +40,6 @@ def add_commands(commands: Commands) -> None:
         _add_keys,
         _add_worker,
         _add_schema,
-        _add_completion,
     ):
         add(commands)
     add_examples(commands, EXAMPLES)
@@ -137,7 +132,7 @@ def _add_worker(commands: Commands) -> None:
     _add_log(worker)
     worker.add_argument("--reload", action="store_true", help="as for serve")
     # for processes that this program begins
-    worker.add_argument("--parent", type=int, help=argparse.SUPPRESS)
+    worker.add_argument("--suspect", help=argparse.SUPPRESS)
 
 
 def _add_schema(commands: Commands) -> None:
@@ -145,10 +140,3 @@ def _add_schema(commands: Commands) -> None:
     schema.add_argument(
         "--suite", action="store_true", help="that of suites (default: that of gateway.yaml)"
     )
-
-
-def _add_completion(commands: Commands) -> None:
-    completion = commands.add_parser(
-        "completion", help="print a script with which a shell completes"
-    )
-    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="for which")

@@ -1,7 +1,7 @@
 """`roundgate worker`: a process that works on tasks and serves nothing.
 
-With `--parent` it takes turns only at suspects that another process sends it, one at a time, over a
-socket they share (`app/roundgate/tasks/isolation.py`).
+With `--suspect` it takes one turn at one task, for another worker process
+(`app/roundgate/tasks/isolation.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 import signal
-import socket
+import sys
 from collections.abc import Callable
 from typing import Final
 
@@ -21,7 +21,8 @@ from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.runtime import startup
 from roundgate.runtime.reload import Reloader
-from roundgate.tasks.isolation import Lone
+from roundgate.storage import TaskRef
+from roundgate.tasks.isolation import run_suspect
 from roundgate.tasks.pool import end_soon
 
 STOP_GRACE_S: Final = 25.0
@@ -40,10 +41,10 @@ def run(arguments: argparse.Namespace) -> int:
     into_environment(arguments)
     using, file = startup.read_configuration(os.environ)
     parts = startup.build_core(file, using, Clock())
-    if arguments.parent is None:
+    if arguments.suspect is None:
         asyncio.run(_work(parts, file, watches=using.reload))
     else:
-        asyncio.run(_work_alone(parts, file.config, socket.socket(fileno=arguments.parent)))
+        asyncio.run(_work_alone(parts, file.config, TaskRef.parse(arguments.suspect)))
     return 0
 
 
@@ -54,7 +55,6 @@ async def _work(parts: startup.Core, file: ConfigFile, *, watches: bool) -> None
 
     def swap(_: GatewayConfig, snapshot: Snapshot) -> None:
         parts.serving.swap(snapshot)
-        pool.renew_children()
 
     pool.start()
     log.info("working on tasks, %d at once", file.config.tasks.concurrency)
@@ -66,19 +66,25 @@ async def _work(parts: startup.Core, file: ConfigFile, *, watches: bool) -> None
         await parts.aclose()
 
 
-async def _work_alone(parts: startup.Core, using: GatewayConfig, parent: socket.socket) -> None:
-    clock, stop = Clock(), asyncio.Event()
+async def _work_alone(parts: startup.Core, using: GatewayConfig, ref: TaskRef) -> None:
+    clock, stop, loop = Clock(), asyncio.Event(), asyncio.get_running_loop()
     _on_signals(stop.set)
-    # a whole process group may get it; the other process begins another child
+    # a whole process group may get it; the other process starts another one
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def parent_ended() -> None:
+        loop.remove_reader(sys.stdin)
+        stop.set()
+
+    loop.add_reader(sys.stdin, parent_ended)
     worker = parts.worker(using, clock)
     watchdog = parts.watchdog(worker, using, clock)
     if watchdog is not None:
         watchdog.start()
     grace_s = STOP_GRACE_S if using.tasks.stop_grace_s is None else using.tasks.stop_grace_s
     try:
-        await Lone(worker, stop, grace_s).work(*await asyncio.open_unix_connection(sock=parent))
+        await run_suspect(worker, ref, stop, grace_s)
     finally:
         end_soon()  # however this ends: a handler that takes no cancellation would keep the process
         await parts.aclose()

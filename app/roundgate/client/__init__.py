@@ -6,7 +6,7 @@ and where answers come from.
     async with Client("http://127.0.0.1:8000/mcp") as client:
         print((await client.call("add", a=1, b=2)).value)
 
-Names are imported when first used. What is not in `__all__` may change between releases.
+Names that this package does not export may change between releases.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def why_not() -> str | None:
     if shutil.which("java") is None:
         return "DynamoDB Local needs Java 17"
     if not (places.cache() / "dynamodb-local/.stamp").exists():
-        return "DynamoDB Local is not installed: scripts/dynamodb-local --install"
+        return "DynamoDB Local is not installed: scripts/tools dynamodb-local --install"
     return None
 
 

@@ -29,7 +29,7 @@ sys.path[:0] = [code]
 sys.path.append(given)
 from pathlib import Path
 from roundgate import config
-from roundgate.backends import loading
+from roundgate.runtime import loading
 from roundgate.errors import ConfigError
 try:
     os.chdir(code)

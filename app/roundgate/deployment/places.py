@@ -25,7 +25,6 @@ TEMPLATE: Final = _file("template.yaml")
 LOCK: Final = _file("infra/lambda.lock")
 """The packages that roundgate itself needs in a function."""
 ROTATION: Final = _file("infra/rotation/rotate_keys.py")
-INTERPRETER: Final = _file("scripts/interpreter.py")
 
 
 def cache() -> Path:

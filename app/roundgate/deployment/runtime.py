@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from roundgate.deployment import places
+from roundgate.deployment.interpreter import find_interpreter
 
 PYTHON: Final = "3.13"
 PLATFORMS: Final[Mapping[str, str]] = MappingProxyType({"arm64": "aarch64", "x86_64": "x86_64"})
@@ -35,10 +35,8 @@ def here() -> str:
 
 
 def interpreter() -> Path | None:
-    """A Python of the runtime's version on this machine, if there is one."""
-    command = [sys.executable, str(places.INTERPRETER), PYTHON]
-    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    return Path(found) if found else None
+    """Return a Python of the runtime's version on this machine, or None."""
+    return find_interpreter(PYTHON)
 
 
 def options(arch: str) -> list[str]:

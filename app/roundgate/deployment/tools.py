@@ -90,8 +90,17 @@ def _npm() -> list[str]:
     """npm of the PATH, else one from a wheel."""
     if found := shutil.which("npm"):
         return [found]
-    directory = _installed("node", _NODE, _install_node)
+    directory = node()
     return [str(directory / "node"), str(directory / "npm-cli.js")]
+
+
+def node() -> Path:
+    """Return the folder of Node.js: `node` and `npm-cli.js`.
+
+    Raises:
+        UsageError: it cannot be installed.
+    """
+    return _installed("node", _NODE, _install_node)
 
 
 def _install_node(directory: Path) -> None:
@@ -188,7 +197,13 @@ def _run(command: list[str]) -> None:
 
 
 TOOLS: Final[Mapping[str, Callable[[], object]]] = MappingProxyType(
-    {"lambda": emulator, "dynamodb-local": dynamodb, "moto": provide_moto, "sam": sam}
+    {
+        "lambda": emulator,
+        "dynamodb-local": dynamodb,
+        "moto": provide_moto,
+        "node": node,
+        "sam": sam,
+    }
 )
 
 if __name__ == "__main__":

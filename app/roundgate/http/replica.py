@@ -167,8 +167,6 @@ class Replica:
         if self._pool is None and (pool := self._make_pool()) is not None:
             pool.start()
             self._pool = pool
-        elif self._pool is not None:
-            self._pool.renew_children()
         for name in self._views:
             was, now = before.of_view(name), snapshot.catalog.of_view(name)
             for changed in now.lists_that_differ(was):

@@ -20,7 +20,7 @@ from roundgate.replay.journal import Answered, Asked, Unanswered, plain, wire_ke
 from roundgate.replay.learning import learn
 from roundgate.replay.questions import Answer, Form, Question, digest_of
 from roundgate.replay.run import Run
-from roundgate.replay.scopes import within_scopes
+from roundgate.replay.waiting import within_scopes
 
 MAX_CHANGES: Final = 3
 """How often in a row a question may read differently from the round before."""

@@ -19,11 +19,13 @@ Tasks get their branches where they are created (`branch_tasks`).
 
 from __future__ import annotations
 
+import asyncio
+import weakref
 from collections.abc import Generator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 from roundgate.replay.insides import Timer, state
 
@@ -54,6 +56,33 @@ class Owner:
         return 0 if self.run is None else round(self.run.clock.monotonic_ms() - self.begun_ms)
 
 
+class Scope(Protocol):
+    """A durable time limit around a part of a handler; over at `until_ms`, in
+    milliseconds since the epoch."""
+
+    @property
+    def until_ms(self) -> int:
+        """Return when the limit passes, in milliseconds since the epoch."""
+
+    @property
+    def is_left(self) -> bool:
+        """Return whether the block has ended."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Return whether the limit may still end the block."""
+
+    @property
+    def has_fired(self) -> bool:
+        """Return whether the limit has ended the block, or is about to."""
+
+    def fire(self) -> None:
+        """End that part."""
+
+    async def wait_until_settled(self) -> None:
+        """Return once the limit has fired, its block has been left, or its run has ended."""
+
+
 class Branch:
     """A concurrent part of a handler.
 
@@ -75,7 +104,7 @@ class Branch:
     def __init__(self, owner: Owner, path: str = "") -> None:
         self.owner = owner
         self.path = path
-        self.scopes: tuple[Any, ...] = ()
+        self.scopes: tuple[Scope, ...] = ()
         """The durable time limits around whatever it does now, outermost first."""
         self.is_thread = False
         """Whether its code runs in a thread: between two calls of the engine it is
@@ -87,6 +116,12 @@ class Branch:
         self.timeouts: Timeouts | None = None
         """Those of `asyncio.timeout` that its run has entered, in case one has to be waited for."""
         self._awaited: dict[int, Branch] = {}
+
+    @property
+    def limits(self) -> list[Scope]:
+        """Return the durable time limits around the branch. It may have outlived a block in which
+        it was created."""
+        return [scope for scope in self.scopes if not scope.is_left]
 
     def key(self, kind: str, name: str) -> str:
         """The place of a use of a name: `order@1/charge`, the second time `order@1/charge#2`.
@@ -145,6 +180,19 @@ JUST_FIRED_S: Final = 1.0
 block may take longer."""
 
 
+class _Set(NamedTuple):
+    """A timer that a handler has set: the path of its branch, and the task whose wait it ends.
+    Two tasks share a branch in `asyncio.wait_for` of Python 3.11."""
+
+    timer: Timer
+    path: str
+    task: weakref.ref[asyncio.Task[Any]] | None
+
+    @property
+    def state(self) -> str:
+        return state(self.timer)
+
+
 class Timeouts:
     """The timers that one run has set. They are gone through when it comes to rest; those
     that are over are dropped."""
@@ -152,24 +200,21 @@ class Timeouts:
     __slots__ = ("_timers", "_watermark")
 
     def __init__(self) -> None:
-        self._timers: list[tuple[Timer, str]] = []
+        self._timers: list[_Set] = []
         self._watermark = 16
 
     def add(self, timer: Timer, path: str) -> None:
-        """One more, and the path of its branch."""
-        self._timers.append((timer, path))
+        """Add a timer of the current task, and the path of its branch."""
+        task = asyncio.current_task()
+        self._timers.append(_Set(timer, path, None if task is None else weakref.ref(task)))
         if len(self._timers) > self._watermark:
-            self._timers = [
-                (timer, path)
-                for timer, path in self._timers
-                if state(timer) in ("active", "expiring")
-            ]
+            self._timers = [one for one in self._timers if one.state in ("active", "expiring")]
             self._watermark = 16 + 2 * len(self._timers)
 
     def whens(self, now_s: float) -> list[float]:
         """When they end what they are around, on the loop's clock: those that have
         not fired, or only just."""
-        whens = [(state(timer), timer.when()) for timer, _ in self._timers]
+        whens = [(one.state, one.timer.when()) for one in self._timers]
         return [
             when
             for state, when in whens
@@ -177,14 +222,16 @@ class Timeouts:
             and (state == "active" or (state == "expiring" and when > now_s - JUST_FIRED_S))
         ]
 
-    def has_ended_a_wait_of(self, path: str) -> bool:
-        """Return whether a timer that the branch at `path` set has fired and its block has not been
-        left."""
-        return any(path == of and state(timer) == "expiring" for timer, of in self._timers)
+    def has_ended_a_wait_of(self, task: asyncio.Task[Any] | None) -> bool:
+        """Return whether a timer that the task set has fired and its block has not been left."""
+        return task is not None and any(
+            one.task is not None and one.task() is task and one.state == "expiring"
+            for one in self._timers
+        )
 
     def is_ending(self, path: str) -> bool:
         """Whether one of them has fired, and what it ends contains this branch."""
-        return any(path.startswith(of) and state(timer) == "expiring" for timer, of in self._timers)
+        return any(path.startswith(one.path) and one.state == "expiring" for one in self._timers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ from roundgate.replay.learning import in_order, tell
 from roundgate.replay.order import is_cut_wait
 from roundgate.replay.remembering import remember
 from roundgate.replay.run import Run
-from roundgate.replay.scopes import around
 
 CUT_GRACE_S: Final = 5.0
 """For how much longer than the first time a step that was cut waits to be cut again."""
@@ -66,7 +65,7 @@ def _is_cut_as_before(run: Run, branch: Branch) -> bool:
     if run.order is None or run.order.is_over or not run.root.has_branched:
         return False
     is_timer = run.root.timeouts is not None and run.root.timeouts.is_ending(branch.path)
-    return not is_timer and not any(scope.has_fired for scope in around(branch))
+    return not is_timer and not any(scope.has_fired for scope in branch.limits)
 
 
 def _drop_cut_wait(run: Run, branch: Branch) -> None:
@@ -79,6 +78,14 @@ def _drop_cut_wait(run: Run, branch: Branch) -> None:
         order.drop(upcoming[0])
 
 
+def was_cut_here(run: Run, branch: Branch) -> bool:
+    """Return whether an earlier run recorded next that a wait of this branch outside of ctx was
+    cancelled, perhaps by a limit and something else at once."""
+    order = run.order
+    upcoming = None if order is None or order.is_over else order.upcoming(branch.path)
+    return upcoming is not None and is_cut_wait(run.journal.steps.get(upcoming[1]))
+
+
 async def cut_wait(run: Run, branch: Branch) -> None:
     """Record that a limit cancelled a wait outside of ctx, before the branch sees the cancellation;
     in a later run, wait for its place in the order.
@@ -86,7 +93,7 @@ async def cut_wait(run: Run, branch: Branch) -> None:
     The end of a `ctx.timeout` has an entry of its own. A branch that is cancelled where it received
     a result in an earlier run ends the run with `NondeterminismError`.
     """
-    if run.is_being_ended or any(scope.has_fired for scope in around(branch)):
+    if run.is_being_ended or any(scope.has_fired for scope in branch.limits):
         return
     order = run.order
     upcoming = None if order is None or order.is_over else order.upcoming(branch.path)

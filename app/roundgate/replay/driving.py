@@ -19,7 +19,7 @@ import anyio
 
 from roundgate.errors import Suspend
 from roundgate.replay.branches import END, Branch, Owner, here, inside
-from roundgate.replay.cuts import cut_wait
+from roundgate.replay.cuts import cut_wait, was_cut_here
 from roundgate.replay.insides import waits_alone
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Driven(Coroutine[Any, Any, T]):
             and self._is_alone
             and isinstance(error[0], asyncio.CancelledError)
             and isinstance(place := here.get(), Branch)
-            and _may_be_a_limit(run, place)
+            and (_may_be_a_limit(run, place) or was_cut_here(run, place))
         ):
             with inside(None):
                 self._noting = asyncio.ensure_future(cut_wait(run, place))
@@ -147,9 +147,10 @@ def _may_be_a_limit(run: Run, branch: Branch) -> bool:
 
     An ordinary call runs in the task of its request, whose cancellations have an unknown source.
     """
-    if run.root_task is asyncio.current_task() and not run.has_own_task:
+    task = asyncio.current_task()
+    if run.root_task is task and not run.has_own_task:
         return True
-    has_fired = branch.timeouts is not None and branch.timeouts.has_ended_a_wait_of(branch.path)
+    has_fired = branch.timeouts is not None and branch.timeouts.has_ended_a_wait_of(task)
     return has_fired or -math.inf < anyio.current_effective_deadline() <= anyio.current_time()
 
 

@@ -23,7 +23,6 @@ from types import TracebackType
 from typing import Final
 
 from roundgate.clock import Timer
-from roundgate.errors import Suspend
 from roundgate.replay.branches import Branch, inside
 from roundgate.replay.insides import engine_call
 from roundgate.replay.journal import Slept, Told
@@ -35,9 +34,6 @@ from roundgate.replay.waiting import begin_limit
 LATE_S: Final = 1.0
 """How long a limit that was over before its block began leaves to code that does not ask
 the engine for anything."""
-LEAVE_S: Final = 10.0
-"""How long a branch waits to be cancelled by a limit that has passed. After that its run gives its
-turn back, and the next run decides."""
 
 
 class TimeLimit:
@@ -64,7 +60,7 @@ class TimeLimit:
         """Whether it has ended its block, or is about to."""
         self._is_left = False
         self._settled = asyncio.Event()
-        """Set once the block has ended, or its run has ended instead."""
+        """Set once the limit has fired, its block has been left, or its run has ended."""
         self.until_ms = 0
 
     @property
@@ -77,13 +73,9 @@ class TimeLimit:
         """Whether it is about to end its block, now or later."""
         return not self.has_fired and not self.is_left
 
-    async def wait_until_left(self) -> None:
-        """Return once the block has ended, its run has ended instead, or `LEAVE_S` have passed."""
-        giving_up = asyncio.get_running_loop().call_later(LEAVE_S, self._settled.set)
-        try:
-            await self._settled.wait()
-        finally:
-            giving_up.cancel()
+    async def wait_until_settled(self) -> None:
+        """Return once the limit has fired, its block has been left, or its run has ended."""
+        await self._settled.wait()
 
     async def __aenter__(self) -> TimeLimit:
         self._branch, self._begun = await begin_limit(self._run, self._name, self._seconds)
@@ -164,14 +156,13 @@ class TimeLimit:
         except CancelledError:
             self._settled.set()
             return  # the block was left
-        except (Suspend, Exception) as error:
+        except BaseException as error:  # whatever it is, the block must hear of it
             self._error = error
         is_over = self._run.stopped is not None and self._error is None
-        if is_over:
-            self._settled.set()
-        elif self._task is not None and not self._is_ending:
+        if self._task is not None and not self._is_ending and not is_over:
             self.has_fired = True
             self._task.cancel()
+        self._settled.set()
 
     async def _pass_again(self) -> None:
         """Return at the place in the order at which the limit passed in an earlier run."""

@@ -272,22 +272,22 @@ class Order:
 
     def _skip(self) -> None:
         """Wake the first waiter although earlier results are not asked for. Cancellations are not
-        skipped."""
+        skipped, nor are results that a branch is about to receive."""
         self._has_waited = True
         waiting = [one for one in self._waiting if not one[-1].done()]
         rank, *_, future = first = min(filter(_is_impatient, waiting), default=min(waiting))
-        cuts = [cut for cut in self._cut_waits if self._next <= cut < rank]
-        cut = min((cut for cut in cuts if cut not in self._gone), default=None)
-        if cut is None:
+        kept = [one for one in (*self._cut_waits, *self._expected) if self._next <= one < rank]
+        until = min((one for one in kept if one not in self._gone), default=None)
+        if until is None:
             self._waiting.remove(first)
             heapq.heapify(self._waiting)
             wake(future)
             self._tell_next(rank)
-        elif cut > self._next:
-            self._next = cut
+        elif until > self._next:
+            self._next = until
             self._settle()
         else:
-            self._fail(CUT_IS_MISSING, self._cut_waits[cut].key)
+            self._fail(CUT_IS_MISSING, self._cut_waits[until].key)
 
     def _fail(self, reason: str, key: str = "") -> None:
         if self._owner.run is not None:

@@ -10,7 +10,7 @@ What a handler can ask of its run has modules of its own, as functions that take
     asking        questions and their answers
     stepping      steps, polls, idempotency keys
     waiting       sleeps; ending a round or a turn, to go on later
-    scopes        durable time limits
+    limits        durable time limits
     cuts          what the handler itself cancelled
     remembering   entries made durable
     learning      the order in which branches get what is known
@@ -29,7 +29,7 @@ from typing import Any, Final, NoReturn, Protocol
 
 from roundgate.aio import of_this_loop
 from roundgate.errors import Suspend
-from roundgate.replay.branches import END, Branch, Owner, here
+from roundgate.replay.branches import END, Branch, Owner, Scope, here
 from roundgate.replay.call import Call
 from roundgate.replay.journal import (
     Answered,
@@ -46,7 +46,6 @@ from roundgate.replay.journal import (
 )
 from roundgate.replay.order import Order
 from roundgate.replay.quiescence import Parked, Quiescence
-from roundgate.replay.scopes import Scope, around
 from roundgate.replay.wire_names import WireNames
 
 log = logging.getLogger("roundgate.replay")
@@ -473,7 +472,7 @@ class Run:
         return [left_s for left_s in left if left_s <= HOLD_FOR_TIMEOUTS_S]
 
     def _wait_s(self, one: Parked) -> float:
-        ends_ms = [scope.until_ms for scope in around(one.branch)]
+        ends_ms = [scope.until_ms for scope in one.branch.limits]
         if one.until_ms is not None:
             ends_ms.append(one.until_ms)
         return (min(ends_ms) - self.clock.now_ms()) / 1000 if ends_ms else math.inf

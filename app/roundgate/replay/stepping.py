@@ -17,7 +17,6 @@ from roundgate.replay.journal import Began, Cut, Entry, Finished, Raised, Tried
 from roundgate.replay.learning import in_order, learn
 from roundgate.replay.remembering import be_admitted, compare, remember
 from roundgate.replay.run import Run
-from roundgate.replay.scopes import within_scopes
 from roundgate.replay.step_values import conversion_of
 from roundgate.replay.steps import (
     ONCE,
@@ -30,7 +29,7 @@ from roundgate.replay.steps import (
     log_failed,
     outcome_of,
 )
-from roundgate.replay.waiting import SHED_MARGIN_MS, wait_until
+from roundgate.replay.waiting import SHED_MARGIN_MS, wait_until, within_scopes
 
 SLOWER: Final = 1.25
 """What a step is expected to take: the longest so far times this. Steps of seconds differ

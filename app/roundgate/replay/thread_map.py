@@ -36,7 +36,7 @@ class ThreadLimit:
     is_left: bool = False
     has_fired: bool = False
 
-    async def wait_until_left(self) -> None:
+    async def wait_until_settled(self) -> None:
         """Nobody waits: see `fire`."""
 
     @property

@@ -11,14 +11,14 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
-from roundgate.replay.branches import Branch
+from roundgate.errors import Suspend
+from roundgate.replay.branches import Branch, Scope
 from roundgate.replay.cuts import be_cut_if_before, noting_cut
 from roundgate.replay.insides import engine_call
 from roundgate.replay.journal import Cut, Passed, Slept, Told, plain
-from roundgate.replay.learning import learn
+from roundgate.replay.learning import learn, tell
 from roundgate.replay.remembering import compare, remember
 from roundgate.replay.run import HOLD_MS, Run
-from roundgate.replay.scopes import around, within_scopes
 
 SHED_MARGIN_MS: Final = 250
 """What has to be left of the time, beyond what a step is expected to take,
@@ -142,11 +142,11 @@ async def wait_until(run: Run, branch: Branch, until_ms: int) -> None:
     may not ends its round just before the deadline, and goes on waiting in the next one.
     """
     if until_ms <= run.clock.now_ms() and all(
-        until_ms <= scope.until_ms for scope in around(branch)
+        until_ms <= scope.until_ms for scope in branch.limits
     ):
         return
     await within_scopes(run, branch)
-    limits_ms = [scope.until_ms for scope in around(branch) if branch.is_thread]
+    limits_ms = [scope.until_ms for scope in branch.limits if branch.is_thread]
     await _wait(run, branch, min([until_ms, *limits_ms]))
     if any(limit_ms < until_ms for limit_ms in limits_ms):
         await within_scopes(run, branch)
@@ -171,3 +171,37 @@ async def _wait(run: Run, branch: Branch, until_ms: int) -> None:
 
 async def _wait_here(run: Run, for_ms: float) -> None:
     await run.quiescence.sleep(max(0.0, for_ms) / 1000)
+
+
+async def within_scopes(run: Run, branch: Branch) -> None:
+    """Return once no durable time limit around the branch is about to end its block.
+
+    A limit that has passed usually cancels the branch here, by itself or by way of the task that
+    entered its block. If that task goes on in the block (it catches the cancellation, or waits for
+    this branch in a `finally`), the branch goes on too, as inside `asyncio.timeout`.
+
+    Raises:
+        Suspend: the run has ended meanwhile.
+        TimeoutError: a limit is over, and the branch is a thread, which cannot be cancelled.
+    """
+    while over := fire_scopes(run, branch):
+        if branch.is_thread:
+            raise TimeoutError("the time limit around it is over")
+        if run.stopped is not None:
+            raise Suspend
+        with run.quiescence.moving():
+            await over[0].wait_until_settled()
+        if over[0].is_pending:
+            raise Suspend
+    if any(scope.has_fired for scope in branch.limits):
+        # after everything that follows from the end of the limit
+        await tell(run, branch, run.order_here.new_rank())
+
+
+def fire_scopes(run: Run, branch: Branch) -> list[Scope]:
+    """Let the limits that are over pass; return those that have not ended their blocks yet."""
+    now_ms = run.clock.now_ms()
+    over = [s for s in branch.limits if s.until_ms <= now_ms and not s.has_fired]
+    for scope in over:
+        scope.fire()
+    return over

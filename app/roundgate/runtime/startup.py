@@ -149,7 +149,7 @@ class Core:
             metrics.set_up(),
             stop_grace_s=stop_grace_s,
             share=None if config.auth == "none" else tasks.share,
-            children=Children(child_command(), stores.tasks, clock) if owns_process else None,
+            children=Children(child_command()) if owns_process else None,
             watchdog=self.watchdog(worker, config, clock) if owns_process else None,
         )
 

@@ -56,13 +56,10 @@ class TaskCall:
             "client_info": self.client_info,
             "origin": dict(self.origin),
             "generation": self.generation,
+            "view": self.view,
+            "substituted": dict(self.substituted),
+            "continues": self.continues,
         }
-        if self.view:  # not otherwise: workers of the version before read calls without it
-            facts["view"] = self.view
-        if self.substituted:  # workers of the version before do not know it
-            facts["substituted"] = dict(self.substituted)
-        if self.continues is not None:
-            facts["continues"] = self.continues
         return json.encode(facts)
 
     @classmethod

@@ -98,23 +98,19 @@ class Pool:
         """Return why the sweep is inactive, if this process's clock is not trusted."""
         return self._sweep.trouble
 
-    def renew_children(self) -> None:
-        """Replace the processes for suspects, so that they serve the present catalog.
-        Running turns end first."""
-        if self._children is not None:
-            self._children.renew()
-
     async def stop(self) -> None:
         """Give runs time to come to their next step, then free the tasks of those that have not."""
+        if self._children is not None:
+            self._children.request_stop()
         if not self._is_crashing:
             self.request_stop()
             await asyncio.gather(*self._loops, return_exceptions=True)
             await _over(self._turns | self._isolated, self._stop_grace_s)
             for turn in self._turns:
                 turn.cancel()
-        await _over(self._turns, END_GRACE_S)
+        await _over(self._turns | self._isolated, END_GRACE_S)
         if self._children is not None:
-            await self._children.aclose()
+            self._children.kill()
         await _over(self._isolated, END_GRACE_S)
         if self._watchdog is not None:
             self._watchdog.stop()
@@ -236,8 +232,7 @@ class Pool:
     async def _isolate(self, ref: TaskRef) -> None:
         assert self._children is not None, "there is no lane without them"
         try:
-            if await self._children.run(ref):
-                self._quarantine.put(ref)
+            await self._children.run(ref)
         except Exception as error:
             _trouble("a suspect", error)
 

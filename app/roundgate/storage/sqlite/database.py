@@ -40,25 +40,31 @@ _CLOCKS_AHEAD_MS: Final = 2 * 86_400_000
 whose clock is ahead does not let another run it again."""
 _WAL_ATTEMPTS: Final = 200
 
-MIGRATIONS: Final = (
-    """
-create table if not exists once (
+VERSION: Final = 1
+"""The version of the tables, kept in the file (`pragma user_version`)."""
+
+SCHEMA: Final = """
+create table store (id text not null);
+insert into store (id) values (lower(hex(randomblob(8))));
+create table once (
     token_id text primary key,
     answers text not null,
     outcome blob,
     give_up_ms integer not null,
     forget_ms integer not null
 ) without rowid;
-create index if not exists once_by_forget on once (forget_ms);
-""",
-    """
+create index once_by_forget on once (forget_ms);
 create table tasks (
     n integer primary key,
     owner text not null,
     id text not null,
     tool text not null,
+    call_id text,
     status text not null,
     status_message text,
+    ending text,
+    failed_steps text,
+    retried_as text,
     created_ms integer not null,
     updated_ms integer not null,
     expires_ms integer not null,
@@ -67,11 +73,22 @@ create table tasks (
     lease_until_ms integer not null,
     wake_ms integer not null,
     due_ms integer,
-    attempts integer not null
+    attempts integer not null,
+    deaths integer not null default 0,
+    suspect integer not null default 0,
+    alone integer not null default 0,
+    declined_ms integer not null default 0,
+    journal_version integer not null default 1,
+    resends integer not null default 0,
+    noted integer not null default 0,
+    unsent integer not null default 0,
+    cleans_up integer not null default 0
 );
 create unique index tasks_by_ref on tasks (owner, id);
 create index tasks_by_due on tasks (due_ms) where due_ms is not null;
 create index tasks_by_expiry on tasks (expires_ms);
+create index tasks_open_by_owner on tasks (owner) where due_ms is not null;
+create index tasks_ended on tasks (ending) where ending in ('step_failed', 'error', 'cancelled');
 create table payloads (
     n integer primary key,
     task integer not null references tasks (n) on delete cascade,
@@ -79,29 +96,15 @@ create table payloads (
     name text not null,
     value blob not null
 );
-create index payloads_by_task on payloads (task, kind, name);
-create table messages (
-    n integer primary key,
-    task text not null,
-    visible_ms integer not null,
-    receipt integer not null default 0
-);
-create index messages_by_time on messages (visible_ms);
-""",
-    """
-alter table tasks add column deaths integer not null default 0;
-alter table tasks add column suspect integer not null default 0;
-alter table tasks add column alone integer not null default 0;
-alter table tasks add column declined_ms integer not null default 0;
-alter table tasks add column journal_version integer not null default 1;
-alter table tasks add column resends integer not null default 0;
-alter table tasks add column noted integer not null default 0;
-alter table tasks add column unsent integer not null default 0;
-create index tasks_open_by_owner on tasks (owner) where due_ms is not null;
+create index payloads_of_task on payloads (task, kind);
 create table sweepers (
     shard integer primary key,
     sweeper text not null,
     until_ms integer not null
+);
+create table told (
+    only_row integer primary key check (only_row = 1),
+    said blob not null
 );
 create table waiting (
     n integer primary key,
@@ -118,11 +121,7 @@ create table turns (
     owner text primary key,
     turn integer not null
 ) without rowid;
-insert into waiting (owner, task, visible_ms)
-    select substr(task, 1, instr(task, '.') - 1), task, min(visible_ms) from messages group by task;
-drop table messages;
-""",
-    """
+create index turns_by_turn on turns (turn);
 create table sessions (
     key text primary key,
     value blob not null,
@@ -130,37 +129,7 @@ create table sessions (
     forget_ms integer not null
 ) without rowid;
 create index sessions_by_forget on sessions (forget_ms);
-""",
-    """
-drop index payloads_by_task;
-create index payloads_of_task on payloads (task, kind);
-create index tasks_ended on tasks (status) where status in ('failed', 'cancelled');
-create index turns_by_turn on turns (turn);
-""",
-    """
-alter table tasks add column cleans_up integer not null default 0;
-""",
-    """
-alter table tasks add column ending text;
-alter table tasks add column failed_steps text;
-alter table tasks add column retried_as text;
-alter table tasks add column call_id text;
-update tasks set ending = case status when 'completed' then 'ok' when 'failed' then 'error' else 'cancelled' end
-    where status in ('completed', 'failed', 'cancelled');
-drop index tasks_ended;
-create index tasks_ended on tasks (ending) where ending in ('step_failed', 'error', 'cancelled');
-""",
-    """
-create table store (id text not null);
-insert into store (id) values (lower(hex(randomblob(8))));
-create table told (
-    only_row integer primary key check (only_row = 1),
-    said blob not null
-);
-""",
-)
-"""What makes a file of version n one of version n + 1 (`pragma user_version`);
-only ever appended to."""
+"""
 
 
 _writing: Final[dict[Path, threading.Lock]] = {}
@@ -316,7 +285,7 @@ class Database:
         try:
             _use_wal(db)
             db.execute("pragma foreign_keys = on")
-            is_new = _migrate(db, self._path)
+            is_new = _make_tables(db, self._path)
             self._note_opened(db, is_new=is_new)
             self._check_files()  # the file may have been replaced since the check above
         except BaseException:
@@ -350,7 +319,7 @@ def connect_in_memory() -> sqlite3.Connection:
     path = Path(":memory:")
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     db.execute("pragma foreign_keys = on")
-    _migrate(db, path)
+    _make_tables(db, path)
     return db
 
 
@@ -444,27 +413,28 @@ def _file_id(path: Path) -> FileId | None:
     return found.st_dev, found.st_ino
 
 
-def _migrate(db: sqlite3.Connection, path: Path) -> bool:
-    """Upgrade the file's schema to this version, even if other processes do so at the same time.
+def _make_tables(db: sqlite3.Connection, path: Path) -> bool:
+    """Make the tables unless the file has them, even if other processes do so at the same time.
     Return whether the file was empty.
 
     Raises:
-        sqlite3.OperationalError: a later version of the gateway wrote the file.
+        sqlite3.OperationalError: another version of the gateway wrote the file.
     """
-    if _version(db) == len(MIGRATIONS):
+    if _version(db) == VERSION:
         return False
     with transaction(db):
         version = _version(db)
-        if version > len(MIGRATIONS):
+        if version == VERSION:
+            return False
+        if version:
             raise sqlite3.OperationalError(
-                f"{path.name} was written by a later version of the gateway (file version {version}, ours is"
-                f" {len(MIGRATIONS)}); upgrade this one, or use another file"
+                f"{path.name} was written by another version of the gateway (file version {version},"
+                f" this one reads {VERSION}); use that version, or another file"
             )
-        for script in MIGRATIONS[version:]:
-            for statement in filter(str.strip, script.split(";")):
-                db.execute(statement)
-        db.execute(f"pragma user_version = {len(MIGRATIONS)}")
-    return version == 0
+        for statement in filter(str.strip, SCHEMA.split(";")):
+            db.execute(statement)
+        db.execute(f"pragma user_version = {VERSION}")
+    return True
 
 
 def _version(db: sqlite3.Connection) -> int:
