@@ -26,7 +26,7 @@ from roundgate.http.exchange import Exchange
 from roundgate.http.head import EVENT_STREAM
 from roundgate.http.limits import SMALL, BodyBudget
 from roundgate.http.responder import Responder, State
-from roundgate.methods import CurrentMethods, Reply, RequestContext, Stream
+from roundgate.methods import ROUTES, CurrentMethods, Reply, RequestContext, Stream
 from roundgate.observability.correlation import CORRELATION
 from roundgate.observability.tracing import Tracing, context_of
 from roundgate.protocol import Meta, Notification, RequestId, jsonrpc, opening
@@ -112,7 +112,7 @@ class McpEndpoint:
             return
         exchange.request_id = message.id
         inbound = exchange.revision.validate_request(
-            message, exchange.headers, endpoint.methods.features
+            message, exchange.headers, endpoint.methods.features, ROUTES
         )
         exchange.name = inbound.name
         trace = context_of(inbound.meta.raw)
@@ -179,7 +179,7 @@ class McpEndpoint:
                 await responder.event(message)
             await responder.result(request_id, stream.closing_result)
         finally:
-            methods.end(stream)
+            methods.now.end(stream)
 
     async def _read(self, receive: Receive, exchange: Exchange) -> bytes:
         exchange.is_read = True

@@ -64,14 +64,13 @@ from roundgate.protocol.params import Params as Params
 from roundgate.protocol.params import PromptReference as PromptReference
 from roundgate.protocol.params import ReadResourceParams as ReadResourceParams
 from roundgate.protocol.params import SubscriptionFilter as SubscriptionFilter
-from roundgate.protocol.params import TaskParams as TaskParams
-from roundgate.protocol.params import UpdateTaskParams as UpdateTaskParams
 from roundgate.protocol.params import Uri as Uri
 from roundgate.protocol.params import validate as validate
 from roundgate.protocol.revision import CacheHint as CacheHint
 from roundgate.protocol.revision import MirroredArgument as MirroredArgument
 from roundgate.protocol.revision import ResultFormat as ResultFormat
 from roundgate.protocol.revision import Revision as Revision
+from roundgate.protocol.revision import Route as Route
 from roundgate.protocol.revisions import NEWEST as NEWEST
 from roundgate.protocol.revisions_with_sessions import WITH_SESSIONS as WITH_SESSIONS
 from roundgate.protocol.schemas import Schema as Schema

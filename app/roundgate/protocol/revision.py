@@ -8,6 +8,7 @@ know which revision the client speaks.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from roundgate.errors import GatewayError
@@ -15,6 +16,18 @@ from roundgate.protocol.error_table import WireError
 from roundgate.protocol.header_lines import Headers
 from roundgate.protocol.inbound import Inbound
 from roundgate.protocol.jsonrpc import Request, RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What a revision checks of a request before its params are read."""
+
+    feature: str | None
+    """What must be served for the method; `None` for a method that every server has."""
+    named_by: str | None = None
+    """The member of params that `Mcp-Name` mirrors."""
+    needs_name_header: bool = True
+    """Whether a request without `Mcp-Name` is refused; a wrong one always is."""
 
 
 class CacheHint(Protocol):
@@ -72,7 +85,12 @@ class Revision(Protocol):
     functions of its face."""
 
     def validate_request(
-        self, request: Request, headers: Headers, features: Container[str], /
+        self,
+        request: Request,
+        headers: Headers,
+        features: Container[str],
+        extensions: Mapping[str, Route],
+        /,
     ) -> Inbound:
         """A request that is valid in this revision, and whose method is served.
 
@@ -80,6 +98,7 @@ class Revision(Protocol):
             request: one JSON-RPC request.
             headers: those that it came with.
             features: what there is something to serve for (`methods.discovery.features_of`).
+            extensions: the methods of extensions (`methods.extensions.ROUTES`).
 
         Raises:
             ProtocolError: of the first check that fails.

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from roundgate import errors
+from roundgate.methods import ROUTES
 from roundgate.protocol import jsonrpc, params
 from roundgate.protocol.capabilities import ClientCapabilities
 from roundgate.protocol.content import (
@@ -84,7 +85,7 @@ def test_every_request_of_the_specification_passes(kind: str, request_: dict[str
     message = jsonrpc.parse(json.dumps(request_).encode())
     assert isinstance(message, Request)
     raw = [(name.encode(), value.encode()) for name, value in wire.headers(request_).items()]
-    passed = validate_request(message, Headers.of(raw), FEATURES)
+    passed = validate_request(message, Headers.of(raw), FEATURES, ROUTES)
     assert passed.method == request_["method"]
     if passed.method in MODELS:
         params.validate(MODELS[passed.method], passed.params)

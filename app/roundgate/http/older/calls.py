@@ -314,7 +314,7 @@ class SessionCalls:
         if not going.stream.is_finite or call.request.method != "tools/call":
             return None
         methods = self._methods[going.caller.session.revision]
-        is_error = methods.has_output_schema(str(call.request.params.get("name")))
+        is_error = methods.now.has_output_schema(str(call.request.params.get("name")))
         return await self._continue_tool.pending(call, going.caller, is_error=is_error)
 
     def _inbound(self, call: OpenCall, caller: Caller) -> Inbound:

@@ -61,7 +61,7 @@ class OwnRequests:
                 return _DONE
             case "resources/subscribe" if {"resources", "subscriptions"} <= methods.features:
                 uri = validate(_SubscribeParams, request.params).uri
-                if self._view and not methods.has_resource(uri):
+                if self._view and not methods.now.has_resource(uri):
                     raise ResourceNotFound(uri)
                 await self._sessions.subscribe(caller.session, caller.principal, uri)
                 return _DONE

@@ -17,7 +17,8 @@ Checks 7 (`Mcp-Param-*`), 8 (client capabilities) and 9 (domain) need the tool;
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from roundgate.errors import HeaderMismatch, InvalidParams, UnsupportedVersion
@@ -26,8 +27,9 @@ from roundgate.protocol.capabilities import ClientCapabilities
 from roundgate.protocol.header_lines import Headers
 from roundgate.protocol.inbound import LOG_LEVELS, Inbound, Meta
 from roundgate.protocol.jsonrpc import MAX_ID, Request
+from roundgate.protocol.revision import Route
 from roundgate.protocol.v2026_07_28 import headers, methods
-from roundgate.protocol.v2026_07_28.methods import PROTOCOL_VERSION, Method
+from roundgate.protocol.v2026_07_28.methods import PROTOCOL_VERSION
 from roundgate.protocol.versions import SUPPORTED_VERSIONS
 
 VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
@@ -38,10 +40,16 @@ _METHOD_FIELD: Final = headers.METHOD.lower().encode()
 _NAME_FIELD: Final = headers.NAME.lower().encode()
 
 
-def validate_request(request: Request, received: Headers, features: Container[str]) -> Inbound:
+def validate_request(
+    request: Request,
+    received: Headers,
+    features: Container[str],
+    extensions: Mapping[str, Route] = MappingProxyType({}),
+) -> Inbound:
     """Checks 1 to 6 of one request, which came with these headers.
 
-    `features` are those that there is something to serve for (see `methods.METHODS`).
+    `features` are those that there is something to serve for, `extensions` the methods that are not
+    the revision's own.
 
     Raises:
         ProtocolError: of the first check that fails.
@@ -53,14 +61,10 @@ def validate_request(request: Request, received: Headers, features: Container[st
     envelope = _envelope(request.params)
     _check_version(envelope[VERSION_KEY], received)
     meta = _meta(envelope)
-    method = methods.METHODS.get(request.method)
-    if method is None or (method.feature is not None and method.feature not in features):
-        raise methods.not_found(request.method)
-    name = (
-        None
-        if method.mcp_name is None
-        else _mirrored(request.params.get(method.mcp_name), method, received)
-    )
+    route = methods.METHODS.get(request.method) or extensions.get(request.method)
+    if route is None or (route.feature is not None and route.feature not in features):
+        raise methods.not_found(request.method, route)
+    name = None if route.named_by is None else _mirrored(request.params, route, received)
     return Inbound(
         request.id, request.method, name, request.params, meta, PROTOCOL_VERSION, received
     )
@@ -135,18 +139,19 @@ def _is_usable(token: Any) -> bool:
     )
 
 
-def _mirrored(name: Any, method: Method, received: Headers) -> str:
+def _mirrored(params: dict[str, Any], route: Route, received: Headers) -> str:
+    name = params.get(route.named_by or "")
     if not isinstance(name, str):
-        raise InvalidParams(f"params.{method.mcp_name} must be a string")
+        raise InvalidParams(f"params.{route.named_by} must be a string")
     sent = headers.read(received, _NAME_FIELD)
     if sent is None:
-        if method.needs_mcp_name:
+        if route.needs_name_header:
             raise HeaderMismatch(
                 f"Header mismatch: {headers.NAME} is missing; it must mirror "
-                f"params.{method.mcp_name}"
+                f"params.{route.named_by}"
             )
     elif headers.decode_value(headers.NAME, sent) != name:
         raise HeaderMismatch(
-            f"Header mismatch: {headers.NAME} does not match params.{method.mcp_name}"
+            f"Header mismatch: {headers.NAME} does not match params.{route.named_by}"
         )
     return name
