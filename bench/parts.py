@@ -39,16 +39,13 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "layers: Host and Origin, errors, head, who calls": (
         "/roundgate/http/guard.py",
-        "/roundgate/http/exceptions.py",
+        "/roundgate/http/request.py",
         "/roundgate/http/exchange.py",
-        "/roundgate/http/hosting.py",
-        "/roundgate/http/head.py",
-        "/roundgate/http/authentication.py",
         "/roundgate/auth/",
     ),
     "endpoint: the body read, JSON parsed, a client that leaves": (
         "/roundgate/http/endpoint.py",
-        "/roundgate/http/disconnect.py",
+        "/roundgate/http/responder.py",
         "/roundgate/protocol/jsonrpc.py",
         "/roundgate/protocol/opening.py",
         "/roundgate/tracing.py",

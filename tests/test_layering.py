@@ -58,7 +58,7 @@ HOMES = {
         *(
             "clock",
             "observability",
-            "http.exceptions",
+            "http.request",
             "http.stalls",
             "backends.python.modules",
         ),

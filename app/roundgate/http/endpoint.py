@@ -19,13 +19,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundgate import json
 from roundgate.errors import ProtocolError, TransportError
-from roundgate.http import early
+from roundgate.http import bodies
 from roundgate.http import exchange as exchanges
-from roundgate.http.disconnect import DisconnectWatch
+from roundgate.http.bodies import SMALL, BodyBudget
 from roundgate.http.exchange import Exchange
-from roundgate.http.head import EVENT_STREAM
-from roundgate.http.limits import SMALL, BodyBudget
-from roundgate.http.responder import Responder, State
+from roundgate.http.request import EVENT_STREAM
+from roundgate.http.responder import DisconnectWatch, Responder, State
 from roundgate.methods import ROUTES, CurrentMethods, Reply, RequestContext, Stream
 from roundgate.observability.correlation import CORRELATION
 from roundgate.observability.tracing import Tracing, context_of
@@ -204,7 +203,7 @@ class McpEndpoint:
             try:
                 exchange.held_bytes += self._budget.take_nodes(body)
             except TransportError:
-                exchange.request_id = early.id_of(body)
+                exchange.request_id = bodies.id_of(body)
                 raise
         return body
 
