@@ -47,13 +47,13 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "/roundgate/http/endpoint.py",
         "/roundgate/http/responder.py",
         "/roundgate/protocol/jsonrpc.py",
-        "/roundgate/protocol/opening.py",
+        "/roundgate/protocol/inbound.py",
         "/roundgate/tracing.py",
     ),
     "envelope: _meta, capabilities, version, mirrored headers": (
-        "/roundgate/protocol/v2026_07_28/validation.py",
-        "/roundgate/protocol/v2026_07_28/headers.py",
-        "/roundgate/protocol/capabilities.py",
+        "/roundgate/protocol/v2026_07_28/requests.py",
+        "/roundgate/protocol/v2026_07_28/requests.py",
+        "/roundgate/protocol/inbound.py",
     ),
     "method: parameters, the tool found, scopes, the call": (
         "/roundgate/methods/",

@@ -7,6 +7,6 @@ module of the client names it.
 
 from __future__ import annotations
 
-from roundgate.protocol.v2026_07_28.headers import ParamHeader, encode_value, mirrored_arguments
+from roundgate.protocol.v2026_07_28.requests import ParamHeader, encode_value, mirrored_arguments
 
 __all__ = ["ParamHeader", "encode_value", "mirrored_arguments"]

@@ -28,7 +28,7 @@ from roundgate.http.responder import DisconnectWatch, Responder, State
 from roundgate.methods import ROUTES, CurrentMethods, Reply, RequestContext, Stream
 from roundgate.observability.correlation import CORRELATION
 from roundgate.observability.tracing import Tracing, context_of
-from roundgate.protocol import Meta, Notification, RequestId, jsonrpc, opening
+from roundgate.protocol import Meta, Notification, RequestId, is_older, jsonrpc, may_be_older
 
 if TYPE_CHECKING:
     from roundgate.http.older.endpoint import OlderEndpoint
@@ -93,9 +93,9 @@ class McpEndpoint:
             await endpoint.older().answer(scope["method"], None, receive, exchange)
             return
         body, responder = await self._read(receive, exchange), exchange.responder
-        if opening.may_be_older(exchange.headers):
+        if may_be_older(exchange.headers):
             decoded = json.decode(body)
-            if opening.is_older(exchange.headers, decoded):
+            if is_older(exchange.headers, decoded):
                 await endpoint.older().answer("POST", decoded, receive, exchange)
                 return
             message = jsonrpc.message_of(decoded)

@@ -45,7 +45,7 @@ from roundgate.http.old_transport import OLD_TRANSPORT
 from roundgate.http.protected import ProtectedResource
 from roundgate.http.responder import Responder, State
 from roundgate.protocol import SESSION_HEADER as SESSION
-from roundgate.protocol import opening
+from roundgate.protocol import may_be_older
 
 failures = logging.getLogger("roundgate.http")
 
@@ -200,7 +200,7 @@ def _check(method: str, headers: Mapping[bytes, bytes]) -> frozenset[bytes]:
         TransportError: the HTTP method or a media type is none that this endpoint has.
     """
     accept = headers.get(b"accept")
-    if method in ("GET", "DELETE") and SESSION in headers and opening.may_be_older(headers):
+    if method in ("GET", "DELETE") and SESSION in headers and may_be_older(headers):
         accepted = _BOTH if accept is None or method == "DELETE" else _media(accept)
         if EVENT_STREAM not in accepted:
             raise TransportError(

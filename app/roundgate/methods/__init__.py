@@ -4,8 +4,8 @@ and one table of them all.
     table          method → who serves it, its params, what the client must have declared
     extensions     the table of extensions; `parts` says what one is, `tasks` and `search` are two
     discovery, tools, prompts_and_resources, subscriptions        the groups of the protocol
-    lists, calls, scopes, results                                 what several groups use
-    rounds, once   a call over several requests; a round that happens once, whose end is `kept`
+    scopes, results                                               what several groups use
+    rounds, once   a call over several requests; a round that happens once
     hub, changes   the open streams of this process, and what other replicas tell
 
 Knows the catalog and the engine; knows nothing of HTTP and of sockets, and not which
@@ -20,14 +20,14 @@ from roundgate.methods.discovery import server_info as server_info
 from roundgate.methods.extensions import ROUTES as ROUTES
 from roundgate.methods.hub import Hub as Hub
 from roundgate.methods.hub import Subscription as Subscription
-from roundgate.methods.kept import kept_error as kept_error
-from roundgate.methods.kept import kept_reply as kept_reply
-from roundgate.methods.kept import reply_of as reply_of
 from roundgate.methods.once import Once as Once
+from roundgate.methods.once import kept_error as kept_error
+from roundgate.methods.once import kept_reply as kept_reply
+from roundgate.methods.once import reply_of as reply_of
 from roundgate.methods.parts import Parts as Parts
-from roundgate.methods.request import RequestContext as RequestContext
 from roundgate.methods.results import Reply as Reply
 from roundgate.methods.results import Stream as Stream
+from roundgate.methods.rounds import RequestContext as RequestContext
 from roundgate.methods.rounds import Rounds as Rounds
 from roundgate.methods.table import CurrentMethods as CurrentMethods
 from roundgate.methods.table import Methods as Methods

@@ -7,8 +7,8 @@ from typing import Any
 from roundgate.backends import Catalog
 from roundgate.methods.extensions import discovered, features_of_extensions
 from roundgate.methods.parts import Kit
-from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Reply
+from roundgate.methods.rounds import RequestContext
 from roundgate.protocol import SUPPORTED_VERSIONS, Params, without_none
 from roundgate.settings import ServerConfig
 

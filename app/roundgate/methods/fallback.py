@@ -23,12 +23,10 @@ from roundgate.backends import Fallback, OwnTool, is_approval
 from roundgate.clock import Deadline
 from roundgate.errors import MissingCapability, StateRefused, ToolError
 from roundgate.methods.in_words import CAN_BE_WORDS, InWords, answer_definition, requirement_of
-from roundgate.methods.lists import Listing
 from roundgate.methods.parts import Kit, Tools
-from roundgate.methods.request import RequestContext
-from roundgate.methods.results import Reply
-from roundgate.methods.task_tools import TaskTools, definitions
-from roundgate.methods.waiting import Waiting, result_of
+from roundgate.methods.results import Listing, Reply
+from roundgate.methods.rounds import RequestContext
+from roundgate.methods.task_tools import TaskTools, Waiting, definitions, result_of
 from roundgate.protocol import (
     REQUIRED,
     CallToolParams,

@@ -14,12 +14,10 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from roundgate.backends import Catalog
 from roundgate.clock import Clock
 from roundgate.config import GatewayConfig
-from roundgate.methods.calls import Calls
 from roundgate.methods.changes import Changes
 from roundgate.methods.once import Once
-from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Reply, Response, Results
-from roundgate.methods.rounds import Rounds
+from roundgate.methods.rounds import Calls, RequestContext, Rounds
 from roundgate.methods.scopes import Scopes
 from roundgate.protocol import CallToolParams, ListParams, Params, Route
 from roundgate.storage import SessionStore

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from roundgate.errors import InternalError, InvalidParams
-from roundgate.methods.lists import Listing
 from roundgate.methods.parts import Kit
-from roundgate.methods.request import RequestContext
-from roundgate.methods.results import Reply
-from roundgate.methods.rounds import InputRequired, Target
+from roundgate.methods.results import Listing, Reply
+from roundgate.methods.rounds import InputRequired, RequestContext, Target
 from roundgate.protocol import (
     CompleteParams,
     GetPromptParams,

@@ -13,8 +13,8 @@ from dataclasses import replace
 from roundgate.backends import Catalog
 from roundgate.errors import InvalidParams
 from roundgate.methods.parts import Extension, Kit, Tools
-from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Reply, Results
+from roundgate.methods.rounds import RequestContext
 from roundgate.methods.tools import invalid_arguments
 from roundgate.protocol import CallToolParams, ListParams, ToolResult
 

@@ -13,8 +13,8 @@ from roundgate.backends import Catalog
 from roundgate.errors import InsufficientScope, TaskNotFound
 from roundgate.methods.hub import Subscription
 from roundgate.methods.parts import Kit
-from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Stream
+from roundgate.methods.rounds import RequestContext
 from roundgate.protocol import (
     REQUIRED,
     ListenParams,

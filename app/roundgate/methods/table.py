@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 from roundgate.backends import Catalog, Fallback
 from roundgate.config import GatewayConfig
-from roundgate.methods.calls import Calls
 from roundgate.methods.discovery import DiscoveryMethods, features_of
 from roundgate.methods.extensions import EXTENSIONS
 from roundgate.methods.parts import Kit, Method, Parts, Tools
@@ -21,8 +20,8 @@ from roundgate.methods.prompts_and_resources import (
     PromptMethods,
     ResourceMethods,
 )
-from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Response, Results, Stream
+from roundgate.methods.rounds import Calls, RequestContext
 from roundgate.methods.scopes import Scopes
 from roundgate.methods.subscriptions import SubscriptionMethods
 from roundgate.methods.tools import ToolMethods

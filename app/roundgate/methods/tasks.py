@@ -13,8 +13,8 @@ from pydantic import Field
 
 from roundgate.backends import Catalog
 from roundgate.methods.parts import Extension, Kit, Method
-from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Reply
+from roundgate.methods.rounds import RequestContext
 from roundgate.protocol import EXTENSION, REQUIRED, Params, Route
 from roundgate.tasks import NamedTask
 

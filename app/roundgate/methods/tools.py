@@ -13,14 +13,13 @@ from typing import Any, Final
 
 from roundgate.backends import Returned, ServedTool
 from roundgate.errors import BackendError, MissingCapability, NotJson, ToolError, Unavailable
-from roundgate.methods.lists import Listing
 from roundgate.methods.parts import Kit
-from roundgate.methods.request import RequestContext
-from roundgate.methods.results import Reply
+from roundgate.methods.results import Listing, Reply
 from roundgate.methods.rounds import (
     IDEMPOTENCY_KEY,
     BecomesTask,
     InputRequired,
+    RequestContext,
     Round,
     Target,
 )

@@ -7,8 +7,8 @@ from mcp.shared.inbound import NAME_BEARING_METHODS
 from mcp_types.methods import CLIENT_REQUESTS
 
 from roundgate.methods import ROUTES
-from roundgate.protocol.v2026_07_28.methods import METHODS, PROTOCOL_VERSION, SUCCESSORS, not_found
-from roundgate.protocol.versions import SUPPORTED_VERSIONS
+from roundgate.protocol.inbound import SUPPORTED_VERSIONS
+from roundgate.protocol.v2026_07_28.requests import METHODS, PROTOCOL_VERSION, SUCCESSORS, not_found
 
 THIS_REVISION = {method for method, version in CLIENT_REQUESTS if version == PROTOCOL_VERSION}
 TASKS = {"tasks/get", "tasks/update", "tasks/cancel"}

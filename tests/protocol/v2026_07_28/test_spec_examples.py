@@ -16,7 +16,6 @@ import pytest
 from roundgate import errors
 from roundgate.methods import ROUTES
 from roundgate.protocol import jsonrpc, params
-from roundgate.protocol.capabilities import ClientCapabilities
 from roundgate.protocol.content import (
     Annotations,
     AudioContent,
@@ -30,7 +29,7 @@ from roundgate.protocol.content import (
     TextResourceContents,
     ToolResult,
 )
-from roundgate.protocol.header_lines import Headers
+from roundgate.protocol.inbound import ClientCapabilities, Headers
 from roundgate.protocol.jsonrpc import Request
 from roundgate.protocol.v2026_07_28 import validate_request
 from roundgate.protocol.v2026_07_28.wire_errors import TABLE

@@ -23,12 +23,10 @@ from roundgate.errors import (
 )
 from roundgate.methods import ROUTES
 from roundgate.protocol import jsonrpc
-from roundgate.protocol.header_lines import Headers
-from roundgate.protocol.inbound import LOG_LEVELS, Inbound
+from roundgate.protocol.inbound import LOG_LEVELS, SUPPORTED_VERSIONS, Headers, Inbound
 from roundgate.protocol.jsonrpc import Notification
 from roundgate.protocol.v2026_07_28 import METHODS, validate_request, wire_errors
-from roundgate.protocol.v2026_07_28.validation import CLIENT_INFO_KEY, LOG_LEVEL_KEY
-from roundgate.protocol.versions import SUPPORTED_VERSIONS
+from roundgate.protocol.v2026_07_28.requests import CLIENT_INFO_KEY, LOG_LEVEL_KEY
 from tests.support import json_values, wire
 
 FEATURES = frozenset({"tools", "resources", "prompts", "completions", "subscriptions", "tasks"})

@@ -8,7 +8,7 @@
             without         what changes: lists, resources that the session has subscribed to
     DELETE                  the end of the session
 
-Any replica serves any of it. Which requests come here, `roundgate.protocol.opening` says.
+Any replica serves any of it. Which requests come here, `roundgate.protocol.inbound` says.
 """
 
 from __future__ import annotations
