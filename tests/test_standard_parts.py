@@ -22,8 +22,6 @@ OURS: Final = frozenset({"roundgate", "tests", "bench", "infra", "examples"})
 ASYNCIO_INTERNALS: Final = "app/roundgate/replay/asyncio_internals.py"
 TO_MEND: Final = frozenset(
     {
-        "app/roundgate/backends/decorator_arguments.py: uses sys._getframe",
-        "app/roundgate/backends/decorator_arguments.py: reads sys._getframe",
         "app/roundgate/client/session.py: reads task._target",
         "app/roundgate/client/task.py: reads self._client._follow",
         "app/roundgate/deployment/stack/runtime.py: changes awslambdaric.bootstrap.handle_event_request",

@@ -122,8 +122,9 @@ class ToolOverride(Model):
 
 
 class BackendConfig(Model):
-    """What all kinds of back end have."""
+    """The settings that all kinds of back end have. A kind derives its own model from it."""
 
+    kind: str = Field(description="The kind of back end.")
     name: str = Field(description="Unique name of the back end.", pattern=r"^[A-Za-z0-9_.-]{1,40}$")
     prefix: str | None = Field(
         None,
@@ -164,7 +165,8 @@ class BackendConfig(Model):
     @property
     def packed_modules(self) -> tuple[str, ...]:
         """Dotted names of modules, beside gateway.yaml or installed, that are loaded for it."""
-        return ()
+        module, colon, _ = self.kind.partition(":")
+        return (module,) if colon else ()
 
 
 class SearchConfig(Model):
