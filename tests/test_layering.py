@@ -35,8 +35,8 @@ HOMES = {
     "mangum": {"lambda_http"},
     "uvicorn": {"cli.serve", "http.connections", "deployment.stack"},
     "httpx": {
-        *("backends.http", "backends.openapi.fetching", "auth.jwks", "net.tls"),
-        *("client.httpx_transport", "client.session", "deployment.stack"),
+        *("backends.http", "backends.openapi.fetching", "auth.jwks", "net"),
+        *("client.session", "client.transport", "deployment.stack"),
     },
     "yaml": {
         *(
@@ -64,12 +64,11 @@ HOMES = {
             "backends.python.modules",
         ),
         "backends.http.service",
-        "client.transport",  # how long a connection has been idle
         "deployment",  # waits for processes of its own
     },
     "secrets": {"tokens.keys", "deployment.stack.loops"},
-    "cryptography": {"tokens.sealed", "client.auth", "backends.http.assertion"},
-    "jwt": {"auth", "client.auth", "backends.http.assertion"},
+    "cryptography": {"tokens.sealed", "client.auth", "net.oauth"},
+    "jwt": {"auth", "client.auth", "net.oauth"},
     "botocore": {"aws", "deployment.deploying", "deployment.dynamodb_local"},
     "opentelemetry": {"observability.tracing", "observability.metrics"},
     "sqlite3": {"storage.sqlite", "testing.memory"},
@@ -209,7 +208,8 @@ def test_only_the_table_of_revisions_knows_their_packages(name: str) -> None:
     if not (is_of_a_revision(name) or is_of_sessions) and name not in {
         "protocol.revisions_with_sessions",
         "protocol.revisions",
-        "client.annotations",
+        "client.requests",
+        "client.types",
     }:
         assert not [
             one

@@ -15,7 +15,7 @@ from roundgate.backends.http.reliability import (
     RetryConfig,
     TimeoutsConfig,
 )
-from roundgate.backends.http.tls_config import TlsConfig
+from roundgate.backends.http.tls import TlsConfig
 
 
 def usable_base_url(value: str) -> str:
