@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
-from roundgate.settings.spellings import in_base64, in_digits, in_escapes, in_json, in_urls
+from roundgate.settings.spellings import in_base64, in_escapes, spellings
 
 SHOWN: Final = "***"
 CUT: Final = "…"
@@ -36,9 +36,8 @@ class Secrets:
         elif isinstance(value, str | int | float) and not isinstance(value, bool):
             text = str(value)
             if len(text) >= MIN_CHARS:
-                # as it is, as Python's errors quote it, as JSON and URLs have it, and in digits
-                self._forms |= {text, repr(text)[1:-1]}
-                self._forms |= in_json(text) | in_urls(text) | in_digits(text)
+                # Python's errors quote with `repr`
+                self._forms |= {repr(text)[1:-1], *spellings(text)}
                 self._escaped[text] = re.compile(in_escapes(text))
                 for core, pattern in in_base64(text):
                     self._in_base64[core] = re.compile(pattern)
