@@ -6,6 +6,7 @@ reported (`results`). The command `roundgate test` is in `roundgate.cli`.
 
 from __future__ import annotations
 
+from roundgate.suites.expecting import Snapshots as Snapshots
 from roundgate.suites.loading import SuiteFile as SuiteFile
 from roundgate.suites.loading import load as load
 from roundgate.suites.models import Case as Case
@@ -23,8 +24,7 @@ from roundgate.suites.results import tap as tap
 from roundgate.suites.results import told as told
 from roundgate.suites.running import Connect as Connect
 from roundgate.suites.running import Run as Run
-from roundgate.suites.secrets import Secrets as Secrets
-from roundgate.suites.snapshots import Snapshots as Snapshots
 from roundgate.suites.targets import Target as Target
 from roundgate.suites.targets import started as started
+from roundgate.suites.variables import Secrets as Secrets
 from roundgate.suites.variables import Variables as Variables

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from roundgate.client import ACCEPT, Answers, Kind, Question, by_schema
 from roundgate.suites import patterns
 from roundgate.suites.models import AnswerRule
-from roundgate.suites.secrets import Secrets
+from roundgate.suites.variables import Secrets
 
 Given: TypeAlias = Mapping[str, Any] | list[AnswerRule]
 
