@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from roundgate.settings import Model, TaskMode, WhenGiven, WithoutTasks
+from roundgate.settings import Model, TaskMode, WithoutTasks
 
 
 class Selector(Model):
@@ -140,13 +140,9 @@ class BackendConfig(Model):
         "destructiveHint: false.",
     )
 
-    include: list[Annotated[Selector, WhenGiven()]] = Field(
-        [], description="The tools that are served; unset, all."
-    )
-    exclude: list[Annotated[Selector, WhenGiven()]] = Field(
-        [], description="Tools of these that are not served."
-    )
-    override: dict[str, Annotated[ToolOverride, WhenGiven()]] = Field(
+    include: list[Selector] = Field([], description="The tools that are served; unset, all.")
+    exclude: list[Selector] = Field([], description="Tools of these that are not served.")
+    override: dict[str, ToolOverride] = Field(
         {}, description="What is changed of tools, by their names without prefix."
     )
 
@@ -209,13 +205,9 @@ class ViewConfig(Model):
     scopes: list[str] = Field(
         [], description="Scopes that every call of it needs, beside auth.scopes."
     )
-    include: list[Annotated[ViewSelector, WhenGiven()]] = Field(
-        [], description="The tools that it has; unset, all."
-    )
-    exclude: list[Annotated[ViewSelector, WhenGiven()]] = Field(
-        [], description="Tools of these that it does not have."
-    )
-    override: dict[str, Annotated[ToolOverride, WhenGiven()]] = Field(
+    include: list[ViewSelector] = Field([], description="The tools that it has; unset, all.")
+    exclude: list[ViewSelector] = Field([], description="Tools of these that it does not have.")
+    override: dict[str, ToolOverride] = Field(
         {}, description="What is changed of its tools, by their whole names."
     )
     search: SearchConfig | None = Field(

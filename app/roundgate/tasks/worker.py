@@ -23,7 +23,7 @@ from roundgate.backends import Catalog, CatalogSource, ServedTool
 from roundgate.clock import Clock, Deadline
 from roundgate.errors import LeaseLost, NotServedHere, TaskGivenUp, Unavailable
 from roundgate.observability.correlation import Correlation, correlated
-from roundgate.observability.metrics import Metrics, NoMetrics
+from roundgate.observability.metrics import Metrics
 from roundgate.observability.tracing import NoTracing, Tracing
 from roundgate.replay import (
     JOURNAL_VERSION,
@@ -48,11 +48,11 @@ from roundgate.storage import (
     TaskRef,
     TaskStore,
 )
-from roundgate.tasks.call import TaskCall
+from roundgate.tasks.call import TaskCall, journal_of
 from roundgate.tasks.checkpointer import Checkpointer
-from roundgate.tasks.cleanup import Cleaning, Left, doubt, journal_of
-from roundgate.tasks.clock_trust import ClockTrust
+from roundgate.tasks.cleanup import Cleaning, Left, doubt
 from roundgate.tasks.ending import Endings, Turn
+from roundgate.tasks.lease import ClockTrust
 from roundgate.tasks.outcome import reason_of
 from roundgate.tasks.patience import to_its_end
 from roundgate.tasks.turn import Outcome, Running
@@ -94,7 +94,7 @@ class Worker:
         self._skew_ms = config.skew_ms(skew_s)
         self._publish = publish
         self._tracing = tracing or NoTracing()
-        self._metrics = metrics or NoMetrics()
+        self._metrics = metrics or Metrics()
         self._trust = trust or ClockTrust(clock, self._lease_ms, self._skew_ms)
         self._endings = Endings(
             *(store, queue, clock, config, self._trust), shows_errors=shows_errors

@@ -14,16 +14,16 @@ from typing import Any, Final
 from roundgate.backends.base import CallTool, Offering, Shared, Tool
 from roundgate.backends.exchange import dialogue, follow
 from roundgate.backends.http.access import Accesses
-from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.config import HttpBackendConfig, HttpToolConfig
 from roundgate.backends.http.declared import endpoint_of, taken_by
 from roundgate.backends.http.dialogue import exchange_of
 from roundgate.backends.http.endpoint import Endpoint
 from roundgate.backends.http.files import with_resources
-from roundgate.backends.http.job import HttpJob, check_job, parents
+from roundgate.backends.http.job import Requests, check_job, parents
 from roundgate.backends.http.keys import KEYED, key_of, with_key
 from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.service import Service
+from roundgate.backends.http.tls import Certificates
 from roundgate.errors import ConfigError
 from roundgate.protocol import ToolResult
 from roundgate.replay import Context
@@ -116,8 +116,8 @@ class HttpBackend:
                 return Answer.revived(await dialogue(exchange_of(send, outgoing, key), context))
             if config.job is not None:
                 query = tuple(config.query.items())
-                job = HttpJob(config.job, send, outgoing, key, given, query, arguments)
-                return Answer.revived(await follow(job, context))
+                requests = Requests(config.job, send, outgoing, key, given, query, arguments)
+                return Answer.revived(await follow(requests.job(), context))
             answer = await send(with_key(outgoing, key))
             await context.log(
                 "debug", {"upstream": self.name, "method": outgoing.method, "status": answer.status}

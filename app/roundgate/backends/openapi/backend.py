@@ -14,12 +14,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 from roundgate.backends.base import CallTool, Offering, Returned, Shared, Tool
 from roundgate.backends.http.access import Accesses
-from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.credential_config import Credential
+from roundgate.backends.http.tls import Certificates
 from roundgate.backends.openapi.config import OpenApiBackendConfig
-from roundgate.backends.openapi.fingerprint import fingerprint, index_path, is_current
-from roundgate.backends.openapi.hints import hints
-from roundgate.backends.openapi.index import Index, Row, read
+from roundgate.backends.openapi.index import (
+    Index,
+    Row,
+    fingerprint,
+    hints,
+    index_path,
+    is_current,
+    read,
+)
 from roundgate.backends.openapi.security import Slot, chosen
 from roundgate.backends.shaping import is_selected
 from roundgate.errors import ConfigError, Problem, UnusableIndex

@@ -1,0 +1,65 @@
+"""Waits for work that a cancellation of the waiter does not reach.
+
+`to_its_end` waits until a task has ended. `Flight` is one run of something for all who ask for it
+while it is under way:
+
+first ──▶ begins ────────────────▶ result for everybody
+others ─────▶ wait ──────────────▶
+one hangs up ─▶ the run goes on, for the others and for whoever comes next
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+async def to_its_end(work: asyncio.Future[Any]) -> asyncio.CancelledError | None:
+    """Wait until `work` has ended. Return the cancellation that came meanwhile, for the caller to
+    raise when it has seen to the result."""
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.wait([work])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    return cancelled
+
+
+class Flight(Generic[T]):
+    """What is under way of one thing; what has ended is not kept."""
+
+    def __init__(self) -> None:
+        self._running: asyncio.Task[T] | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether somebody has begun it in this event loop, and it has not ended."""
+        running = self._running
+        return (
+            running is not None
+            and not running.done()
+            and running.get_loop() is asyncio.get_running_loop()
+        )
+
+    async def join(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of the run that is under way, or of one that begins
+        now; raises what it raises.
+
+        The run has none of the caller's context: no deadline of a request
+        ends what others wait for.
+        """
+        if not self.is_under_way or self._running is None:
+            self._running = asyncio.create_task(begin(), context=Context())
+            self._running.add_done_callback(_look_at)
+        return await asyncio.shield(self._running)
+
+
+def _look_at(ended: asyncio.Task[Any]) -> None:
+    """An exception that nobody waits for any more is no news."""
+    if not ended.cancelled():
+        ended.exception()
