@@ -39,24 +39,21 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "layers: Host and Origin, errors, head, who calls": (
         "/roundgate/http/guard.py",
-        "/roundgate/http/exceptions.py",
+        "/roundgate/http/request.py",
         "/roundgate/http/exchange.py",
-        "/roundgate/http/hosting.py",
-        "/roundgate/http/head.py",
-        "/roundgate/http/authentication.py",
         "/roundgate/auth/",
     ),
     "endpoint: the body read, JSON parsed, a client that leaves": (
         "/roundgate/http/endpoint.py",
-        "/roundgate/http/disconnect.py",
+        "/roundgate/http/responder.py",
         "/roundgate/protocol/jsonrpc.py",
-        "/roundgate/protocol/opening.py",
-        "/roundgate/tracing.py",
+        "/roundgate/protocol/inbound.py",
+        "/roundgate/observability/tracing.py",
     ),
     "envelope: _meta, capabilities, version, mirrored headers": (
-        "/roundgate/protocol/v2026_07_28/validation.py",
-        "/roundgate/protocol/v2026_07_28/headers.py",
-        "/roundgate/protocol/capabilities.py",
+        "/roundgate/protocol/v2026_07_28/requests.py",
+        "/roundgate/protocol/v2026_07_28/requests.py",
+        "/roundgate/protocol/inbound.py",
     ),
     "method: parameters, the tool found, scopes, the call": (
         "/roundgate/methods/",
@@ -82,7 +79,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "/roundgate/http/responder.py",
     ),
     "the line in the log": (
-        "/roundgate/logs/",
+        "/roundgate/observability/",
         "/roundgate/http/exchange.py:Exchange.write_line",
     ),
 }

@@ -1,6 +1,6 @@
 """Nothing of a library is patched, remade or taken by a private name.
 
-The tests read the product and what stands beside it with `ast`. `replay/insides.py` is the one
+The tests read the product and what stands beside it with `ast`. `replay/asyncio_internals.py` is the one
 module that may use what asyncio does not document.
 """
 
@@ -19,17 +19,12 @@ import pytest
 ROOT: Final = Path(__file__).parents[1]
 FOLDERS: Final = ("app", "infra", "scripts", "bench", "examples")
 OURS: Final = frozenset({"roundgate", "tests", "bench", "infra", "examples"})
-ASYNCIO_INTERNALS: Final = "app/roundgate/replay/insides.py"
+ASYNCIO_INTERNALS: Final = "app/roundgate/replay/asyncio_internals.py"
 TO_MEND: Final = frozenset(
     {
-        "app/roundgate/backends/decorator_arguments.py: uses sys._getframe",
-        "app/roundgate/backends/decorator_arguments.py: reads sys._getframe",
         "app/roundgate/client/session.py: reads task._target",
         "app/roundgate/client/task.py: reads self._client._follow",
         "app/roundgate/deployment/stack/runtime.py: changes awslambdaric.bootstrap.handle_event_request",
-        "app/roundgate/replay/branch_tasks.py: reads parent._awaited",
-        "app/roundgate/replay/branch_tasks.py: reads sys._getframe",
-        "app/roundgate/replay/branch_tasks.py: uses sys._getframe",
     }
 )
 """Places that are still to be mended."""

@@ -18,19 +18,18 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
 
-from roundgate.cassettes.course import Course, with_envelope
 from roundgate.cassettes.faults import NO_FAULTS, Faults
 from roundgate.cassettes.matching import Bindings, Difference, compare, fill, shown, slots
-from roundgate.cassettes.model import Cassette, Event, Interaction, Response
-from roundgate.cassettes.placeholders import Slot
+from roundgate.cassettes.model import Cassette, Course, Event, Interaction, Response, with_envelope
+from roundgate.cassettes.paths import Slot
 from roundgate.cassettes.standin import wire
 from roundgate.client import (
     Auth,
     EventReader,
     HttpRequest,
     HttpResponse,
+    HttpxTransport,
     Limits,
-    SocketTransport,
     Transport,
     Url,
     of_request,
@@ -90,7 +89,7 @@ class Verifier:
     ) -> None:
         self._cassette = cassette
         self._urls = [Url.parse(url) for url in urls]
-        self._transport = transport or SocketTransport(Limits())
+        self._transport = transport or HttpxTransport(Limits())
         self._auth = auth
         self._headers = tuple(headers)
         self._environment = os.environ if environment is None else environment

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from roundgate.cli.terminal import say
+from roundgate.cli.output import say
 from roundgate.client import Answerer, Answers, Kind, Question
 from roundgate.errors import ConfigError, UsageError
 from roundgate.settings import yaml_file
@@ -98,7 +98,7 @@ class _AtTheTerminal:
     async def __call__(self, question: Question) -> Any:
         if self._person is None:
             try:
-                from roundgate.cli.dialogue.person import Person
+                from roundgate.cli.dialogue import Person
             except ImportError:
                 raise UsageError(
                     "To be asked on a terminal: pip install 'roundgate[cli]', or give --answers "

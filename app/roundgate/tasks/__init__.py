@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from roundgate.tasks.call import TaskCall as TaskCall
 from roundgate.tasks.call import owner_of as owner_of
-from roundgate.tasks.ending import Turn as Turn
-from roundgate.tasks.lease import ClockTrust as ClockTrust
 from roundgate.tasks.named import NamedTask as NamedTask
 from roundgate.tasks.named import NamedTasks as NamedTasks
 from roundgate.tasks.operating import StepDone as StepDone
@@ -24,5 +22,4 @@ from roundgate.tasks.outcome import reason_of as reason_of
 from roundgate.tasks.outcome import said_by as said_by
 from roundgate.tasks.outcome import tool_result as tool_result
 from roundgate.tasks.service import Tasks as Tasks
-from roundgate.tasks.sweep import Sweep as Sweep
 from roundgate.tasks.watch import Watch as Watch

@@ -20,7 +20,6 @@ from roundgate.backends.aws_lambda.invoking import Functions, target_of
 from roundgate.backends.aws_lambda.job import check_job
 from roundgate.backends.aws_lambda.payload import RESPONSES
 from roundgate.backends.base import CallTool, Offering, Shared, Tool
-from roundgate.backends.policy import with_approval, with_questions
 from roundgate.errors import BackendError, ConfigError, Problem, UnusableIndex
 from roundgate.protocol import Schema, without_none
 from roundgate.settings import Origin
@@ -75,7 +74,6 @@ class LambdaBackend:
 
     def __init__(self, config: LambdaBackendConfig, origin: Origin, shared: Shared) -> None:
         self.name = config.name
-        self.prefix = config.effective_prefix
         self._config = config
         self._origin = origin
         self._shared = shared
@@ -155,7 +153,7 @@ class LambdaBackend:
         problems: list[Problem] = []
         for index, config in enumerate(tools):
             try:
-                made.append(self._tool(config))
+                made.append(self._tool(config, None if place is None else index))
             except ValueError as error:
                 if place is None:
                     where, said = self._origin.at("describe"), f"tool {config.name!r}: {error}"
@@ -164,18 +162,19 @@ class LambdaBackend:
                 problems.append(where.problem(said, "correct the tool's schemas, payload or job"))
         return made, problems
 
-    def _tool(self, config: LambdaToolConfig) -> Tool:
-        tool = Tool(
+    def _tool(self, config: LambdaToolConfig, index: int | None) -> Tool:
+        return Tool(
             definition_of(config),
             self._caller(config),
             scopes=frozenset(config.scopes),
             once=config.once,
             task=config.task,
             approval=config.approval,
+            ask_for=config.ask_for,
+            place=("describe",) if index is None else ("tools", index),
+            is_described_remotely=index is None,
             cleans_up=config.cleans_up,
         )
-        # the form first: what the user approves is the call with everything that was filled in
-        return with_questions(with_approval(tool, self._config), config.ask_for)
 
     def _caller(self, config: LambdaToolConfig) -> CallTool:
         calling = Calling.of(self._functions, config, self._config)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from roundgate.backends.base import CallTool, Offering, Returned, Shared, Tool
 from roundgate.backends.http.access import Accesses
-from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.credential_config import Credential
+from roundgate.backends.http.tls import Certificates
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.openapi.index import (
     Index,
@@ -27,8 +27,7 @@ from roundgate.backends.openapi.index import (
     read,
 )
 from roundgate.backends.openapi.security import Slot, chosen
-from roundgate.backends.policy import approved_first, with_approval
-from roundgate.backends.selection import is_selected
+from roundgate.backends.shaping import is_selected
 from roundgate.errors import ConfigError, Problem, UnusableIndex
 from roundgate.replay import Context
 from roundgate.settings import Origin
@@ -47,7 +46,6 @@ class OpenApiBackend:
 
     def __init__(self, config: OpenApiBackendConfig, origin: Origin, shared: Shared) -> None:
         self.name = config.name
-        self.prefix = config.effective_prefix
         self._config = config
         self._origin = origin
         self._fetches = shared.fetches
@@ -135,8 +133,7 @@ class OpenApiBackend:
     def _tool(self, index: Index, row: Row) -> Tool:
         definition = index.definition(row, hints(row.method))
         operation = _Operation(self, index, row, definition)
-        first = approved_first(definition, operation, self._config)
-        return with_approval(Tool(definition, operation, about=row, approvable=first), self._config)
+        return Tool(definition, operation, about=row)
 
     def service(self, base_url: str, names: frozenset[str]) -> Service:
         """The service at a base URL, with the credentials of the schemes

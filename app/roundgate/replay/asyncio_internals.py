@@ -1,0 +1,219 @@
+"""Everything that the engine takes from the insides of asyncio and anyio. The rest of `replay` uses
+their public functions alone.
+
+Nothing is patched. The tricks, each with a test in tests/replay/test_asyncio_internals.py for every
+supported Python:
+
+    state              reads whether a timer has fired from its `repr`, as documented nowhere else
+    entered_timeout    recognizes `asyncio.timeout` by the code object of the frame that enters it
+    creator            recognizes `wait_for` and `as_completed` by the code objects of the frames
+                       that create a task, and reads their arguments from these frames
+    name_of            reads the function that anyio's task groups wrap from the wrapper's frame
+    waits_alone        follows `cr_await`, `gi_yieldfrom` and `ag_await`, which `inspect` documents,
+                       to what a coroutine waits for (`gc.get_referents` leads past objects that
+                       only delegate), and refuses waits whose limits are in frames
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
+from typing import Any, Final, Protocol, TypeVar
+from weakref import WeakSet
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Timer(Protocol):
+    """A timer that ends a wait of a handler: an `asyncio.Timeout`, or the timer of `wait_for`."""
+
+    def when(self) -> float | None:
+        """Return the deadline on the loop's clock, in seconds."""
+
+
+def state(timer: Timer) -> str:
+    """Return the timer's state: `active`, `expiring` once it has fired, or another word after its
+    block has been left."""
+    return repr(timer).partition("[")[2].partition("]")[0]
+
+
+class WaitForTimer:
+    """The timer of `asyncio.wait_for` in Python 3.11, which makes no `asyncio.Timeout`."""
+
+    def __init__(self, handle: asyncio.TimerHandle) -> None:
+        self._handle = handle
+
+    def when(self) -> float | None:
+        return self._handle.when()
+
+    def __repr__(self) -> str:
+        if self._handle.cancelled():
+            return "[finished]"
+        return (
+            "[active]" if self._handle.when() > asyncio.get_running_loop().time() else "[expiring]"
+        )
+
+
+_ENTERS_TIMEOUT: Final = asyncio.Timeout.__aenter__.__code__
+
+
+def entered_timeout() -> Timer | None:
+    """Return the `asyncio.timeout` that is being entered, if that calls the caller."""
+    frame = sys._getframe(2)
+    timer: Timer | None = frame.f_locals["self"] if frame.f_code is _ENTERS_TIMEOUT else None
+    return timer
+
+
+# The creator of a task
+
+_WAIT_FOR: Final = asyncio.wait_for.__code__
+_MAKES_A_TASK: Final = sys.version_info < (3, 12)
+"""Whether `asyncio.wait_for` runs its awaitable in a task of its own, as in Python 3.11, rather
+than in the caller's."""
+_AS_COMPLETED: Final = (
+    asyncio.as_completed
+    if sys.version_info < (3, 13)
+    else vars(asyncio.tasks)["_AsCompletedIterator"].__init__
+).__code__
+_FRAMES: Final = 12
+"""The most frames between the creation of a task and the asyncio function that requested it."""
+_IS_ASYNC: Final = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+@dataclass(frozen=True, slots=True)
+class ByWaitFor:
+    """A task that `asyncio.wait_for` creates in its caller's place (Python 3.11), and its timer."""
+
+    timer: Timer | None
+
+
+@dataclass(frozen=True, slots=True)
+class ByAsCompleted:
+    """A task that `asyncio.as_completed` creates, and all awaitables it was called with."""
+
+    awaitables: Any
+
+
+def creator() -> ByWaitFor | ByAsCompleted | None:
+    """Return which function of asyncio creates a task by calling the caller, a task factory; `None`
+    if the handler does.
+
+    Raises:
+        RuntimeError: the function has a limit whose end no later run could repeat.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(_FRAMES):
+        if frame is None:
+            return None
+        if frame.f_code is _WAIT_FOR and _MAKES_A_TASK:
+            handle = frame.f_locals.get("timeout_handle")
+            return ByWaitFor(None if handle is None else WaitForTimer(handle))
+        if frame.f_code is _AS_COMPLETED:
+            _refuse_limit(frame)
+            return ByAsCompleted(frame.f_locals.get("fs", frame.f_locals.get("aws")))
+        if frame.f_code.co_flags & _IS_ASYNC:
+            return None  # awaited: the caller did not create the task
+        frame = frame.f_back
+    return None
+
+
+_OF_ANYIO: Final = frozenset({"_run_coro", "_run_wrapped_task"})
+"""Coroutines in which anyio's task groups wrap every function; it holds the coroutine."""
+
+
+def name_of(coroutine: object) -> str:
+    """Return the name of the function that made a coroutine."""
+    function = _last_name(coroutine)
+    if function not in _OF_ANYIO:
+        return function
+    given = getattr(getattr(coroutine, "cr_frame", None), "f_locals", {})
+    return _last_name(given.get("coro") or getattr(given.get("self"), "_coro", coroutine))
+
+
+def _last_name(coroutine: object) -> str:
+    qualified: str = getattr(coroutine, "__qualname__", type(coroutine).__qualname__)
+    return qualified.rpartition(".")[2]
+
+
+def refuse_as_completed() -> None:
+    """Raise `RuntimeError` if an `as_completed` that has a limit calls the caller."""
+    _refuse_limit(sys._getframe(2))
+
+
+def _refuse_limit(frame: FrameType) -> None:
+    if frame.f_code is _AS_COMPLETED and frame.f_locals.get("timeout") is not None:
+        raise _refusal("asyncio.as_completed(timeout=…)")
+
+
+# The position of a suspended coroutine
+
+_calls: Final[set[int]] = set()
+made_by_wait_for: Final[WeakSet[asyncio.Task[Any]]] = WeakSet()
+"""Tasks that `asyncio.wait_for` has created for coroutines; the engine sees their cancellation."""
+_WAIT: Final = asyncio.wait.__code__
+_LIMITED: Final = frozenset({id(_WAIT), id(_WAIT_FOR)})
+
+
+def engine_call(function: F) -> F:
+    """Mark a coroutine function as a call of ctx, whose results have a place in the order. A
+    decorator."""
+    _calls.add(id(inspect.unwrap(function).__code__))
+    return function
+
+
+def waits_alone(coroutine: Any) -> bool:
+    """Return whether a suspended coroutine waits for something outside of ctx.
+
+    Raises:
+        RuntimeError: the wait has a limit that ends it without a cancellation, which no later run
+            could repeat.
+    """
+    awaited = coroutine
+    while awaited is not None:
+        match awaited:
+            case CoroutineType():
+                code = id(awaited.cr_code)
+                if code in _calls:
+                    return False
+                if code in _LIMITED:
+                    _refuse(awaited)
+                awaited = awaited.cr_await
+            case GeneratorType():
+                awaited = awaited.gi_yieldfrom
+            case AsyncGeneratorType():
+                awaited = awaited.ag_await
+            case _:
+                awaited = _behind(awaited)
+    return True
+
+
+def _behind(awaited: object) -> Any:
+    """Return the coroutine behind an object that only delegates to it (`__await__`,
+    `__anext__`)."""
+    kinds = (CoroutineType, GeneratorType, AsyncGeneratorType)
+    if isinstance(awaited, asyncio.Future):
+        return None
+    return next((one for one in gc.get_referents(awaited) if isinstance(one, kinds)), None)
+
+
+def _refuse(waiting: CoroutineType[Any, Any, Any]) -> None:
+    given = inspect.getcoroutinelocals(waiting)
+    if given.get("timeout") is None:
+        return
+    if waiting.cr_code is _WAIT:
+        raise _refusal("asyncio.wait(timeout=…)")
+    waited_for = given.get("fut")
+    if isinstance(waited_for, asyncio.Future) and waited_for not in made_by_wait_for:
+        raise _refusal("asyncio.wait_for(…) around a task or future")
+
+
+def _refusal(what: str) -> RuntimeError:
+    return RuntimeError(
+        f"{what} ends a wait at a moment that no later run of the handler knows: wait without a "
+        "limit inside `async with ctx.timeout(seconds):`"
+    )
