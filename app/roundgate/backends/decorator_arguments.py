@@ -6,7 +6,7 @@ names every mistake of a module, and each at the line of its decorator.
 
 from __future__ import annotations
 
-import sys
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, get_args
@@ -125,13 +125,12 @@ def _shown(value: Any) -> str:
 
 
 def place_of_caller(depth: int = 2) -> tuple[str, int] | None:
-    """File and line that use a decorator.
+    """Return the file and line that use a decorator.
 
     Args:
         depth: how many calls are in between.
     """
-    try:
-        frame = sys._getframe(depth)
-    except ValueError:
-        return None
-    return frame.f_code.co_filename, frame.f_lineno
+    frame = inspect.currentframe()
+    for _ in range(depth):
+        frame = frame and frame.f_back
+    return (frame.f_code.co_filename, frame.f_lineno) if frame else None
