@@ -51,7 +51,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "/roundgate/http/disconnect.py",
         "/roundgate/protocol/jsonrpc.py",
         "/roundgate/protocol/opening.py",
-        "/roundgate/tracing.py",
+        "/roundgate/observability/tracing.py",
     ),
     "envelope: _meta, capabilities, version, mirrored headers": (
         "/roundgate/protocol/v2026_07_28/validation.py",
@@ -82,7 +82,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "/roundgate/http/responder.py",
     ),
     "the line in the log": (
-        "/roundgate/logs/",
+        "/roundgate/observability/",
         "/roundgate/http/exchange.py:Exchange.write_line",
     ),
 }

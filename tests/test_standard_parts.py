@@ -1,6 +1,6 @@
 """Nothing of a library is patched, remade or taken by a private name.
 
-The tests read the product and what stands beside it with `ast`. `replay/insides.py` is the one
+The tests read the product and what stands beside it with `ast`. `replay/asyncio_internals.py` is the one
 module that may use what asyncio does not document.
 """
 
@@ -20,15 +20,7 @@ import pytest
 ROOT: Final = Path(__file__).parents[1]
 FOLDERS: Final = ("app", "infra", "scripts", "bench", "examples")
 OURS: Final = frozenset({"roundgate", "tests", "bench", "infra", "examples"})
-ASYNCIO_INTERNALS: Final = "app/roundgate/replay/insides.py"
-TO_MEND: Final = frozenset(
-    {
-        "app/roundgate/replay/branch_tasks.py: reads parent._awaited",
-        "app/roundgate/replay/branch_tasks.py: reads sys._getframe",
-        "app/roundgate/replay/branch_tasks.py: uses sys._getframe",
-    }
-)
-"""Places that are still to be mended."""
+ASYNCIO_INTERNALS: Final = "app/roundgate/replay/asyncio_internals.py"
 DOCUMENTED: Final = frozenset({"os._exit", "sys._current_frames"})
 """Functions that the standard library documents although their names begin with an underscore."""
 DOCUMENTED_METHODS: Final = frozenset({"_asdict", "_fields", "_make", "_replace"})
@@ -149,7 +141,7 @@ def test_no_library_is_changed_or_used_by_a_private_name() -> None:
         if path != ASYNCIO_INTERNALS
         for place in Reader(path, source).found
     }
-    assert sorted(found - TO_MEND) == []
+    assert sorted(found) == []
 
 
 def defined_names(source: str) -> Iterator[str]:
@@ -183,7 +175,7 @@ def test_a_private_attribute_that_is_read_is_our_own() -> None:
         if node.attr not in (everywhere if is_own(node.value) else by_folder[Path(path).parent])
         if node.attr not in DOCUMENTED_METHODS and ast.unparse(node) not in DOCUMENTED
     }
-    assert sorted(found - TO_MEND) == []
+    assert sorted(found) == []
 
 
 @pytest.mark.parametrize(

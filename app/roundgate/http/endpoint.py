@@ -26,7 +26,9 @@ from roundgate.http.exchange import Exchange
 from roundgate.http.head import EVENT_STREAM
 from roundgate.http.limits import SMALL, BodyBudget
 from roundgate.http.responder import Responder, State
-from roundgate.methods import CurrentMethods, Reply, RequestContext, Stream
+from roundgate.methods.current import CurrentMethods
+from roundgate.methods.request import RequestContext
+from roundgate.methods.results import Reply, Stream
 from roundgate.observability.correlation import CORRELATION
 from roundgate.observability.tracing import Tracing, context_of
 from roundgate.protocol import Meta, Notification, RequestId, jsonrpc, opening

@@ -14,20 +14,5 @@ revision the client speaks.
 from __future__ import annotations
 
 from roundgate.methods.changes import Changes as Changes
-from roundgate.methods.current import CurrentMethods as CurrentMethods
-from roundgate.methods.current import Use as Use
-from roundgate.methods.discovery import capabilities as capabilities
-from roundgate.methods.discovery import makes_tasks as makes_tasks
-from roundgate.methods.discovery import server_info as server_info
 from roundgate.methods.hub import Hub as Hub
 from roundgate.methods.hub import Subscription as Subscription
-from roundgate.methods.kept import kept_error as kept_error
-from roundgate.methods.kept import kept_reply as kept_reply
-from roundgate.methods.kept import reply_of as reply_of
-from roundgate.methods.once import Once as Once
-from roundgate.methods.request import RequestContext as RequestContext
-from roundgate.methods.results import Reply as Reply
-from roundgate.methods.results import Stream as Stream
-from roundgate.methods.rounds import Rounds as Rounds
-from roundgate.methods.table import Methods as Methods
-from roundgate.methods.table import Parts as Parts

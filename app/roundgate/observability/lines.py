@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, TextIO, TypeAlias
 from roundgate.clock import iso
 from roundgate.json import encode
 from roundgate.observability.correlation import members_here
-from roundgate.observability.escaping import escaped
+from roundgate.observability.terminal import escaped
 from roundgate.observability.tracing import TRACE
 
 LogFormat: TypeAlias = Literal["auto", "text", "json"]

@@ -40,7 +40,9 @@ from roundgate.http.older.own import OWN, OwnRequests
 from roundgate.http.older.stream import SessionStream
 from roundgate.http.older.unheard import UnheardWatch
 from roundgate.http.responder import State, headers_of
-from roundgate.methods import Changes, CurrentMethods, capabilities, server_info
+from roundgate.methods import Changes
+from roundgate.methods.current import CurrentMethods
+from roundgate.methods.discovery import capabilities, server_info
 from roundgate.methods.sessions import Sessions
 from roundgate.protocol import SESSION_HEADER as SESSION
 from roundgate.protocol import (

@@ -7,7 +7,7 @@ from typing import Final
 
 from roundgate.errors import InvalidParams, ResourceNotFound
 from roundgate.http.older.caller import Caller
-from roundgate.methods import CurrentMethods
+from roundgate.methods.current import CurrentMethods
 from roundgate.methods.sessions import Sessions
 from roundgate.protocol import LOG_LEVELS, Params, Request, Uri, validate
 
