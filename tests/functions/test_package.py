@@ -16,7 +16,6 @@ from roundgate.config import load
 from roundgate.deployment import locking, places, runtime
 from roundgate.deployment import packaging as package
 from roundgate.deployment.requirements import Requirements
-from tests.support.dynamodb import ROOT
 
 pytestmark = (
     pytest.mark.stack
