@@ -59,7 +59,7 @@ HOMES = {
         *(
             "clock",
             "observability",
-            "http.exceptions",
+            "http.request",
             "http.stalls",
             "backends.python.modules",
         ),
@@ -206,7 +206,6 @@ def is_of_a_revision(name: str) -> bool:
 def test_only_the_table_of_revisions_knows_their_packages(name: str) -> None:
     is_of_sessions = name.startswith(f"{OF_SESSIONS}.")
     if not (is_of_a_revision(name) or is_of_sessions) and name not in {
-        "protocol.revisions_with_sessions",
         "protocol.revisions",
         "client.requests",
         "client.types",
@@ -281,7 +280,6 @@ NOT_FOR_PYTHON_TOOLS = {
     "roundgate.backends.http.config",
     "roundgate.backends.http.remote_config",
     "roundgate.backends.openapi.config",
-    "roundgate.backends.shaping",
     "roundgate.client",
     "roundgate.http.older.endpoint",
     "roundgate.methods.sessions",

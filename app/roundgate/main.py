@@ -4,7 +4,7 @@
 
 `roundgate serve`, other ASGI servers and AWS Lambda (`roundgate.lambda_http`) run the same app:
 
-    request ─▶ connection ─▶ Guard ─▶ exceptions ─▶ head ─▶ authentication ─▶ MCP endpoints ─▶ FastAPI's router
+    request ─▶ connection ─▶ Guard ─▶ RequestMiddleware ─▶ MCP endpoints ─▶ FastAPI's router
 
 The MCP endpoints take and return raw bytes, so they are ASGI middleware in front of the router
 (docs/decisions/0002). Middleware, routes and dependencies that an application adds to the app are
@@ -26,15 +26,13 @@ from roundgate.config import ConfigFile
 from roundgate.garbage import kept
 from roundgate.http import (
     GRACE_S,
-    AuthenticationMiddleware,
     BodyBudget,
     ConnectionMiddleware,
-    ExceptionMiddleware,
     Guard,
-    HeadMiddleware,
     Health,
     McpEndpoint,
     ProtectedResource,
+    RequestMiddleware,
     default_hosts,
     make_router,
     not_found_handler,
@@ -156,19 +154,15 @@ def _layers(
             loopback_only=loopback_only,
         ),
         Middleware(
-            ExceptionMiddleware,
+            RequestMiddleware,
             endpoints=replica.config.endpoints,
             resources=resources,
-            clock=clock,
-            send_s=http.send_timeout_s + GRACE_S,
-        ),
-        Middleware(HeadMiddleware),
-        Middleware(
-            AuthenticationMiddleware,
             verifiers=verifiers,
             nothing=nothing_at(http.path),
             operator_scope=None if auth == "none" else auth.operator_scope,
             local_operates=loopback_only,
+            clock=clock,
+            send_s=http.send_timeout_s + GRACE_S,
         ),
         Middleware(
             McpEndpoint,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.http.early import MAX_BYTES, id_of
+from roundgate.http.bodies import MAX_BYTES, id_of
 from tests.support import wire
 from tests.support.asgi import Client
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roundgate.http.limits import count_nodes
+from roundgate.http.bodies import count_nodes
 
 STRINGS = st.text(st.sampled_from('{[,:"\\é x'), max_size=30)
 VALUES = st.recursive(

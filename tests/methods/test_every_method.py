@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from roundgate import Completion, Context, prompt, resource, tool
+from roundgate.methods import ROUTES
 from roundgate.protocol.tasks import EXTENSION
-from roundgate.protocol.v2026_07_28 import METHODS
+from roundgate.protocol.v2026_07_28 import METHODS as OWN
 from roundgate.settings.process import Settings
 from tests.support import wire
 from tests.support.asgi import Client, client, gateway
@@ -39,6 +40,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 }
 
 
+METHODS = {**OWN, **ROUTES}
 TASK_METHODS = {"tasks/get", "tasks/update", "tasks/cancel"}
 
 

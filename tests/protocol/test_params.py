@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate.errors import InvalidParams
+from roundgate.methods.tasks import TaskParams, UpdateTaskParams
 from roundgate.protocol.params import (
     CallToolParams,
     CompleteParams,
@@ -20,8 +21,6 @@ from roundgate.protocol.params import (
     PromptReference,
     ReadResourceParams,
     ResourceReference,
-    TaskParams,
-    UpdateTaskParams,
     validate,
 )
 from tests.support import json_values

@@ -7,10 +7,9 @@ import json
 import pytest
 
 from roundgate.errors import GatewayError, InvalidParams, MissingCapability, ToolError
-from roundgate.protocol.error_table import ErrorTable, WireError
-from roundgate.protocol.revision import Revision
+from roundgate.protocol.inbound import SUPPORTED_VERSIONS
+from roundgate.protocol.revision import ErrorTable, Revision, WireError
 from roundgate.protocol.revisions import NEWEST, REVISIONS
-from roundgate.protocol.versions import SUPPORTED_VERSIONS
 
 EVERY = pytest.mark.parametrize("revision", REVISIONS.values(), ids=REVISIONS.keys())
 

@@ -20,8 +20,7 @@ from anyio import to_thread
 from roundgate import json
 from roundgate.auth.principal import LOCAL
 from roundgate.errors import Suspend
-from roundgate.protocol.capabilities import ClientCapabilities
-from roundgate.protocol.inbound import Meta
+from roundgate.protocol.inbound import ClientCapabilities, Meta
 from roundgate.replay import engine
 from roundgate.replay.call import Call
 from roundgate.replay.context import Context

@@ -14,8 +14,7 @@ from pydantic import BaseModel
 from roundgate import json
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
-from roundgate.protocol.capabilities import ClientCapabilities
-from roundgate.protocol.inbound import Meta
+from roundgate.protocol.inbound import ClientCapabilities, Meta
 from roundgate.replay import engine
 from roundgate.replay.call import Call
 from roundgate.replay.context import Context

@@ -19,8 +19,7 @@ from pydantic import BaseModel, Field
 
 from roundgate.auth.principal import Principal
 from roundgate.errors import StepFailed, ToolError, Unavailable
-from roundgate.protocol.capabilities import ClientCapabilities
-from roundgate.protocol.inbound import Meta
+from roundgate.protocol.inbound import ClientCapabilities, Meta
 from roundgate.replay import engine
 from roundgate.replay.call import Call
 from roundgate.replay.context import Context

@@ -8,8 +8,7 @@ from typing import Any
 
 from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
-from roundgate.protocol.capabilities import ClientCapabilities
-from roundgate.protocol.inbound import Meta
+from roundgate.protocol.inbound import ClientCapabilities, Meta
 from roundgate.replay import engine
 from roundgate.replay.call import Call
 from roundgate.replay.context import Context

@@ -5,7 +5,7 @@
     call_tool       a name and arguments → what the tool itself returns
 
 A caller finds only what its scopes allow. A call through `call_tool` is a call of the tool it
-names (`roundgate.methods.through_search`): its questions, approvals, tasks, retries and
+names (`roundgate.methods.search`): its questions, approvals, tasks, retries and
 progress are the tool's own.
 """
 
@@ -22,7 +22,7 @@ from roundgate.backends.catalog import Catalog, ServedTool, serve
 from roundgate.backends.config import SearchConfig
 from roundgate.backends.definitions import encoded
 from roundgate.backends.ranking import Ranking
-from roundgate.backends.selection import is_known
+from roundgate.backends.shaping import is_known
 from roundgate.errors import ConfigError, Problem, ToolError
 from roundgate.protocol import Pages, TextContent, ToolResult
 from roundgate.replay import Context

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from roundgate.client.types import Json, Tool
-from roundgate.protocol.v2026_07_28.headers import encode_value
+from roundgate.protocol.v2026_07_28.requests import encode_value
 
 Headers = list[tuple[str, str]]
 

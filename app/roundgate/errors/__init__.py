@@ -65,7 +65,6 @@ The package imports only the standard library. Each file has a theme: `requests`
         ├── AnswerTooLarge                a service's answer has more bytes than it may
         ├── CallCancelled                 a client of an older revision has cancelled its call
         ├── CleanedUp                     what a call had begun elsewhere was ended, or there is nothing to end
-        ├── HandlerExited                 a handler called `sys.exit()`, or raised what would end the process
         ├── InvocationFailed              a function of the local stack raised, timed out, or its process died
         │   ├── PayloadTooLarge           its event is larger than AWS Lambda takes
         │   └── Throttled                 as many functions run there as may run at once
@@ -74,10 +73,7 @@ The package imports only the standard library. Each file has a theme: `requests`
         ├── NotNow                        a service's job cannot be asked for just now
         ├── NotRetryable                  a call that a failed step ended cannot be retried there
         ├── NotServedHere                 this worker cannot serve a task, another may
-        ├── NotYet                        an answer of an older client has not come yet
         ├── OAuthRefused                  an authorization server's answer that is no success
-        ├── PortTaken                     a port that was free is another process's by now
-        ├── RequestMalformed              a request that a stand-in or a recording proxy does not take
         ├── SealBroken                    a token that cannot be opened
         ├── SessionOver                   an older server has forgotten the client's session
         ├── TaskGivenUp                   a task fails now, whatever its handler would do
@@ -86,7 +82,6 @@ The package imports only the standard library. Each file has a theme: `requests`
         ├── Unconfirmed                   a reload would remove protection, and has been read only once
         ├── UnfitAnswer                   a response does not fit the question that was asked
         ├── UnknownEncoding               a service's answer is packed in a way that was not asked for
-        ├── UnknownEntry                  a journal's entry of a kind that a later version wrote
         ├── UnreadableDocument            a document of OpenAPI cannot be had
         ├── UnresolvedReference           a `${…}` in the configuration leads to nothing, or is none
         ├── UnusableIndex                 a compiled index that is none of ours, not whole, or of something else
@@ -139,7 +134,6 @@ from roundgate.errors.inside import AnswerTooLarge as AnswerTooLarge
 from roundgate.errors.inside import CallCancelled as CallCancelled
 from roundgate.errors.inside import CleanedUp as CleanedUp
 from roundgate.errors.inside import DanglingReference as DanglingReference
-from roundgate.errors.inside import HandlerExited as HandlerExited
 from roundgate.errors.inside import IndexOfAnotherVersion as IndexOfAnotherVersion
 from roundgate.errors.inside import InvocationFailed as InvocationFailed
 from roundgate.errors.inside import KeysUnavailable as KeysUnavailable
@@ -147,11 +141,8 @@ from roundgate.errors.inside import NotCancelled as NotCancelled
 from roundgate.errors.inside import NotNow as NotNow
 from roundgate.errors.inside import NotRetryable as NotRetryable
 from roundgate.errors.inside import NotServedHere as NotServedHere
-from roundgate.errors.inside import NotYet as NotYet
 from roundgate.errors.inside import OAuthRefused as OAuthRefused
 from roundgate.errors.inside import PayloadTooLarge as PayloadTooLarge
-from roundgate.errors.inside import PortTaken as PortTaken
-from roundgate.errors.inside import RequestMalformed as RequestMalformed
 from roundgate.errors.inside import SealBroken as SealBroken
 from roundgate.errors.inside import SessionOver as SessionOver
 from roundgate.errors.inside import TaskGivenUp as TaskGivenUp
@@ -161,7 +152,6 @@ from roundgate.errors.inside import UnboundPlaceholder as UnboundPlaceholder
 from roundgate.errors.inside import Unconfirmed as Unconfirmed
 from roundgate.errors.inside import UnfitAnswer as UnfitAnswer
 from roundgate.errors.inside import UnknownEncoding as UnknownEncoding
-from roundgate.errors.inside import UnknownEntry as UnknownEntry
 from roundgate.errors.inside import UnreadableDocument as UnreadableDocument
 from roundgate.errors.inside import UnresolvedReference as UnresolvedReference
 from roundgate.errors.inside import UnusableIndex as UnusableIndex

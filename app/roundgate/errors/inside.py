@@ -21,10 +21,6 @@ class CleanedUp(Inside):
     which."""
 
 
-class HandlerExited(Inside, RuntimeError):
-    """A handler called `sys.exit()`, or raised what would end the process."""
-
-
 class InvocationFailed(Inside):
     """A function of the local stack raised, timed out, or its environment died. `said` is what AWS
     answers to who has invoked it."""
@@ -59,11 +55,6 @@ class NotNow(Inside):
     """A job cannot be asked for just now; its text says why."""
 
 
-class NotYet(Inside):
-    """The answers have not come, and this request must not wait any longer: another one
-    goes on with the call."""
-
-
 class NotRetryable(Inside):
     """A call that a failed step ended cannot be retried at that step. The text gives the operator
     the reason and the remedy."""
@@ -84,10 +75,6 @@ class OAuthRefused(Inside):
         self.error = str(body.get("error", ""))[:100]
         self.description = str(body.get("error_description", ""))[:300]
         self.nonce = nonce
-
-
-class PortTaken(Inside):
-    """A port that was free a moment ago is another process's now."""
 
 
 class SealBroken(Inside):
@@ -115,14 +102,6 @@ class UnboundPlaceholder(Inside):
     """A placeholder of a cassette stands for nothing yet."""
 
 
-class RequestMalformed(Inside):
-    """A request that a stand-in or a recording proxy does not take; `status` is its HTTP status."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 class Unconfirmed(Inside):
     """A change of the configuration removes protection and has been read only once. `lost` names
     each loss."""
@@ -138,10 +117,6 @@ class UnfitAnswer(Inside):
 
 class UnknownEncoding(Inside):
     """A service's answer is packed in a way that we did not ask for."""
-
-
-class UnknownEntry(Inside, ValueError):
-    """An entry of a kind that this version does not know: a later one wrote it."""
 
 
 class UnreadableDocument(Inside):

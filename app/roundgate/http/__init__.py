@@ -4,18 +4,16 @@ Starlette and FastAPI."""
 from __future__ import annotations
 
 from roundgate.http.arrival import ConnectionMiddleware as ConnectionMiddleware
-from roundgate.http.authentication import AuthenticationMiddleware as AuthenticationMiddleware
-from roundgate.http.challenge import ProtectedResource as ProtectedResource
+from roundgate.http.bodies import BodyBudget as BodyBudget
 from roundgate.http.endpoint import Endpoint as Endpoint
 from roundgate.http.endpoint import McpEndpoint as McpEndpoint
-from roundgate.http.exceptions import ExceptionMiddleware as ExceptionMiddleware
+from roundgate.http.exchange import Hosting as Hosting
 from roundgate.http.guard import HEALTH as HEALTH
 from roundgate.http.guard import Guard as Guard
 from roundgate.http.guard import default_hosts as default_hosts
 from roundgate.http.guard import public_origins as public_origins
-from roundgate.http.head import HeadMiddleware as HeadMiddleware
-from roundgate.http.hosting import Hosting as Hosting
-from roundgate.http.limits import BodyBudget as BodyBudget
+from roundgate.http.protected import ProtectedResource as ProtectedResource
+from roundgate.http.request import RequestMiddleware as RequestMiddleware
 from roundgate.http.responder import GRACE_S as GRACE_S
 from roundgate.http.routes import Health as Health
 from roundgate.http.routes import make_router as make_router

@@ -19,19 +19,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundgate import json
 from roundgate.errors import ProtocolError, TransportError
-from roundgate.http import early
+from roundgate.http import bodies
 from roundgate.http import exchange as exchanges
-from roundgate.http.disconnect import DisconnectWatch
+from roundgate.http.bodies import SMALL, BodyBudget
 from roundgate.http.exchange import Exchange
-from roundgate.http.head import EVENT_STREAM
-from roundgate.http.limits import SMALL, BodyBudget
-from roundgate.http.responder import Responder, State
-from roundgate.methods.current import CurrentMethods
-from roundgate.methods.request import RequestContext
-from roundgate.methods.results import Reply, Stream
+from roundgate.http.request import EVENT_STREAM
+from roundgate.http.responder import DisconnectWatch, Responder, State
+from roundgate.methods import ROUTES, CurrentMethods, Reply, RequestContext, Stream
 from roundgate.observability.correlation import CORRELATION
 from roundgate.observability.tracing import Tracing, context_of
-from roundgate.protocol import Meta, Notification, RequestId, jsonrpc, opening
+from roundgate.protocol import Meta, Notification, RequestId, is_older, jsonrpc, may_be_older
 
 if TYPE_CHECKING:
     from roundgate.http.older.endpoint import OlderEndpoint
@@ -96,9 +93,9 @@ class McpEndpoint:
             await endpoint.older().answer(scope["method"], None, receive, exchange)
             return
         body, responder = await self._read(receive, exchange), exchange.responder
-        if opening.may_be_older(exchange.headers):
+        if may_be_older(exchange.headers):
             decoded = json.decode(body)
-            if opening.is_older(exchange.headers, decoded):
+            if is_older(exchange.headers, decoded):
                 await endpoint.older().answer("POST", decoded, receive, exchange)
                 return
             message = jsonrpc.message_of(decoded)
@@ -114,7 +111,7 @@ class McpEndpoint:
             return
         exchange.request_id = message.id
         inbound = exchange.revision.validate_request(
-            message, exchange.headers, endpoint.methods.features
+            message, exchange.headers, endpoint.methods.features, ROUTES
         )
         exchange.name = inbound.name
         trace = context_of(inbound.meta.raw)
@@ -181,7 +178,7 @@ class McpEndpoint:
                 await responder.event(message)
             await responder.result(request_id, stream.closing_result)
         finally:
-            methods.end(stream)
+            methods.now.end(stream)
 
     async def _read(self, receive: Receive, exchange: Exchange) -> bytes:
         exchange.is_read = True
@@ -206,7 +203,7 @@ class McpEndpoint:
             try:
                 exchange.held_bytes += self._budget.take_nodes(body)
             except TransportError:
-                exchange.request_id = early.id_of(body)
+                exchange.request_id = bodies.id_of(body)
                 raise
         return body
 

@@ -1,23 +1,50 @@
-"""One HTTP request on its way through the layers: what each of them has found
-out, and its line in the log.
+"""One HTTP request on its way through the layers: what each of them has found out, and its line in
+the log.
 
-ExceptionMiddleware ─makes it→ HeadMiddleware ─media types→ AuthenticationMiddleware ─principal→ McpEndpoint
+RequestMiddleware ─makes it, media types, principal→ McpEndpoint
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from copy import copy
+from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.types import Scope
 
 from roundgate.auth import Principal
-from roundgate.http import hosting
 from roundgate.http.responder import Responder
 from roundgate.observability import RequestLog
 from roundgate.observability.correlation import Correlation
 from roundgate.protocol import NEWEST, Headers, RequestId, Revision
+
+EXTENSION: Final = "roundgate"
+
+
+@dataclass(frozen=True, slots=True)
+class Hosting:
+    """Facts about one request that its hosting environment knows and a server does not: an extension
+    of the ASGI scope. Only an entry point sets it (`roundgate.lambda_http`); no client can."""
+
+    remaining_ms: float | None = None
+    """For how long the environment lets it run."""
+    claims: Mapping[str, Any] | None = None
+    """What an authorizer in front has found in a token that it verified."""
+
+    def put(self, scope: MutableMapping[str, Any]) -> None:
+        """Into an ASGI scope."""
+        scope["extensions"] = {**scope.get("extensions", {}), EXTENSION: self}
+
+
+_NONE: Final = Hosting()
+
+
+def hosting_of(scope: Mapping[str, Any]) -> Hosting:
+    """Return the facts in an ASGI scope."""
+    found = (scope.get("extensions") or {}).get(EXTENSION)
+    return found if isinstance(found, Hosting) else _NONE
+
 
 log: Final = RequestLog()
 
@@ -60,7 +87,7 @@ class Exchange:
         self.view = view or ""
         """The view that it is for; empty for the endpoint of everything."""
         self.headers = headers_of(scope)
-        self.host = hosting.of(scope)
+        self.host = hosting_of(scope)
         self.responder = responder
         self.correlation = Correlation()
         """The ids of the call, for the log."""
@@ -123,7 +150,7 @@ class Exchange:
 
 
 def of(scope: Scope) -> Exchange:
-    """From an ASGI scope of an HTTP request, inside `ExceptionMiddleware`."""
+    """From an ASGI scope of an HTTP request, inside `RequestMiddleware`."""
     found: Exchange = scope[_KEY]
     return found
 

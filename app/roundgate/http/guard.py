@@ -22,7 +22,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from roundgate.errors import TransportError
-from roundgate.http import early
+from roundgate.http import bodies
 from roundgate.http.exchange import headers_of
 from roundgate.http.responder import Responder
 from roundgate.protocol import NEWEST, Headers
@@ -93,7 +93,7 @@ class Guard:
         return (self._app if origin is None else self._cors)(scope, receive, send)
 
     async def _refuse(self, refusal: str, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = await early.read_id(scope["method"], headers_of(scope), receive)
+        request_id = await bodies.read_id(scope["method"], headers_of(scope), receive)
         await Responder(send).error(TransportError(403, refusal), request_id, NEWEST)
 
     def _refusal(self, headers: Headers, server: Any) -> str | None:

@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from roundgate.errors import TransportError
-from roundgate.http import early, exchange
+from roundgate.http import bodies, exchange
 from roundgate.protocol import jsonrpc, sse
 
 OLD_TRANSPORT: Final = "/sse"
@@ -67,7 +67,7 @@ def not_served(endpoint: str, *, streams: bool) -> Callable[[Request], Awaitable
             return Response(status_code=202)
         found = exchange.of(request.scope)
         found.is_read = True
-        found.request_id = await early.read_id(request.method, found.headers, request.receive)
+        found.request_id = await bodies.read_id(request.method, found.headers, request.receive)
         raise TransportError(refusal.status, str(refusal))
 
     return answer

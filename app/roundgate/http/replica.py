@@ -17,11 +17,12 @@ from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.http import Endpoint, on_stop_signal, telling_of_stalls
 from roundgate.http.older.serving import OlderClients
-from roundgate.methods.current import CurrentMethods, Use
-from roundgate.methods.discovery import makes_tasks, server_info
+from roundgate.methods.discovery import server_info
 from roundgate.methods.once import Once
+from roundgate.methods.parts import Parts
 from roundgate.methods.rounds import Rounds
-from roundgate.methods.table import Methods, Parts
+from roundgate.methods.table import CurrentMethods, Methods, Use
+from roundgate.methods.tasks import makes_tasks
 from roundgate.protocol import NEWEST, ResultFormat, notifications
 from roundgate.runtime.reload import Reloader
 from roundgate.runtime.sealing import make_ring

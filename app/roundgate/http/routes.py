@@ -13,9 +13,9 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse
 
-from roundgate.http.challenge import ProtectedResource, ResourceMetadata
 from roundgate.http.guard import HEALTH
 from roundgate.http.old_transport import OLD_TRANSPORT, not_served
+from roundgate.http.protected import ProtectedResource, ResourceMetadata
 
 METADATA_MAX_AGE_S: Final = 300
 """How long clients may cache the metadata of a protected resource, in seconds."""

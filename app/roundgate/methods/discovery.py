@@ -5,24 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from roundgate.backends import Catalog
-from roundgate.methods.request import RequestContext
-from roundgate.methods.results import Reply, Results
-from roundgate.protocol import EXTENSION, SUPPORTED_VERSIONS, Params, without_none
-from roundgate.settings import CacheHint, ServerConfig
+from roundgate.methods.extensions import discovered, features_of_extensions
+from roundgate.methods.parts import Kit
+from roundgate.methods.results import Reply
+from roundgate.methods.rounds import RequestContext
+from roundgate.protocol import SUPPORTED_VERSIONS, Params, without_none
+from roundgate.settings import ServerConfig
 
 
 class DiscoveryMethods:
     """The answer is the same for everybody until the catalog changes."""
 
-    def __init__(
-        self, features: frozenset[str], instructions: str | None, cache: CacheHint, results: Results
-    ) -> None:
-        discovered = {
+    def __init__(self, kit: Kit) -> None:
+        found = {
             "supportedVersions": list(SUPPORTED_VERSIONS),
-            "capabilities": capabilities(features),
-            **without_none(instructions=instructions),
+            "capabilities": capabilities(kit.features),
+            **without_none(instructions=kit.config.server.instructions),
         }
-        self._reply = results.reply(discovered, cache)
+        self._reply = kit.results.reply(found, kit.config.caching.discover)
 
     async def discover(self, context: RequestContext, asked: Params) -> Reply:
         """server/discover"""
@@ -41,14 +41,9 @@ def features_of(catalog: Catalog, *, streams: bool) -> frozenset[str]:
         "resources": bool(catalog.resources or catalog.templates),
         "completions": catalog.can_complete,
         "subscriptions": streams,
-        "tasks": makes_tasks(catalog) or bool(catalog.task_sources or catalog.missing),
     }
-    return frozenset(feature for feature, is_served in served.items() if is_served)
-
-
-def makes_tasks(catalog: Catalog) -> bool:
-    """Whether calls of some tool become tasks of ours, which need workers."""
-    return any(served.tool.task != "forbidden" for served in catalog.tools.values())
+    own = frozenset(feature for feature, is_served in served.items() if is_served)
+    return own | features_of_extensions(catalog)
 
 
 def capabilities(features: frozenset[str]) -> dict[str, Any]:
@@ -63,8 +58,8 @@ def capabilities(features: frozenset[str]) -> dict[str, Any]:
         found["completions"] = {}
     if found:
         found["logging"] = {}  # any handler may log to a client that asks for it
-    if "tasks" in features:
-        found["extensions"] = {EXTENSION: {}}
+    if extensions := discovered(features):
+        found["extensions"] = extensions
     return found
 
 

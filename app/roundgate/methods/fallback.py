@@ -23,13 +23,10 @@ from roundgate.backends import Fallback, OwnTool, is_approval
 from roundgate.clock import Deadline
 from roundgate.errors import MissingCapability, StateRefused, ToolError
 from roundgate.methods.in_words import CAN_BE_WORDS, InWords, answer_definition, requirement_of
-from roundgate.methods.lists import Listing
-from roundgate.methods.request import RequestContext
-from roundgate.methods.results import Reply, Results
-from roundgate.methods.scopes import Scopes
-from roundgate.methods.table import Tools
-from roundgate.methods.task_tools import TaskTools, definitions
-from roundgate.methods.waiting import Waiting, result_of
+from roundgate.methods.parts import Kit, Tools
+from roundgate.methods.results import Listing, Reply
+from roundgate.methods.rounds import RequestContext
+from roundgate.methods.task_tools import TaskTools, Waiting, definitions, result_of
 from roundgate.protocol import (
     REQUIRED,
     CallToolParams,
@@ -39,8 +36,6 @@ from roundgate.protocol import (
     ToolResult,
     merged,
 )
-from roundgate.settings import CacheHint
-from roundgate.tasks import NamedTasks
 
 MAX_VIEWS: Final = 256
 _LABELS: Final = frozenset({"input_required", "task"})
@@ -49,27 +44,25 @@ _LABELS: Final = frozenset({"input_required", "task"})
 class FallbackTools:
     """Tools, for clients of every kind."""
 
-    def __init__(
-        self,
-        tools: Tools,
-        fallback: Fallback,
-        scopes: Scopes,
-        tasks: NamedTasks,
-        in_words: InWords,
-        waiting: Waiting,
-        results: Results,
-        cache: CacheHint,
-    ) -> None:
+    def __init__(self, tools: Tools, fallback: Fallback, kit: Kit) -> None:
+        parts, config = kit.parts, kit.config
         self._tools = tools
         self._fallback = fallback
-        self._scopes = scopes
-        self._tasks = tasks
-        self._in_words = in_words
-        self._waiting = waiting
-        self._results = results
+        self._scopes = kit.scopes
+        self._tasks = parts.tasks
+        self._results = kit.results
+        self._in_words = InWords(parts.sealer, parts.rows, parts.clock, config.fallback.answer_tool)
+        self._waiting = Waiting(
+            parts.watch,
+            parts.sealer,
+            parts.clock,
+            timeout_s=config.limits.call_timeout_s,
+            max_rounds=config.state.max_rounds,
+        )
         self._own = {name: own for own, name in fallback.names.items()}
-        self._task_tools = TaskTools(fallback, tasks, scopes, waiting, results)
-        self._list = Listing("tools", cache.model_copy(update={"scope": "private"}), results)
+        self._task_tools = TaskTools(fallback, parts.tasks, kit.scopes, self._waiting, kit.results)
+        hint = config.caching.tools.model_copy(update={"scope": "private"})
+        self._list = Listing("tools", hint, kit.results)
         self._views: dict[tuple[int, bool, bool], tuple[Pages, Pages]] = {}
 
     async def list(self, context: RequestContext, asked: ListParams) -> Reply:

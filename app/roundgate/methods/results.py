@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from roundgate.clock import Clock
 from roundgate.errors import InternalError
+from roundgate.json import encode
 from roundgate.methods.hub import Subscription
 from roundgate.methods.rounds import InputRequired
-from roundgate.protocol import CacheHint, ResultFormat, ToolResult
+from roundgate.protocol import CacheHint, Page, Pages, ResultFormat, ToolResult
 from roundgate.tasks import log_failure
 
 
@@ -96,3 +97,34 @@ class Results:
 
     def _failed(self, error: Exception) -> InternalError:
         return InternalError(log_failure("writing the result", error, self._clock))
+
+
+MAX_PAGES_KEPT: Final = 64
+
+
+class Listing:
+    """One list. Nothing is serialised per request: a page and what stands around
+    it are joined, and kept."""
+
+    def __init__(self, member: str, cache: CacheHint, results: Results) -> None:
+        self._member, self._results = member, results
+        self._head, self._rest = b'{"%b":[' % member.encode(), results.rest(cache)
+        self._made: dict[Page, Reply] = {}
+
+    def reply(self, pages: Pages, cursor: str | None) -> Reply:
+        """The page that a cursor stands for.
+
+        Raises:
+            InvalidParams: the cursor is none of this list's.
+        """
+        page = pages.page(cursor)
+        reply = self._made.get(page)
+        if reply is None:
+            more = (
+                b"" if page.next_cursor is None else b',"nextCursor":%b' % encode(page.next_cursor)
+            )
+            entries = self._results.entries(self._member, page.entries)
+            reply = Reply(b"%b%b]%b%b" % (self._head, entries, more, self._rest))
+            if len(self._made) < MAX_PAGES_KEPT:
+                self._made[page] = reply
+        return reply

@@ -10,13 +10,11 @@ from typing import Final
 
 from roundgate.auth import Principal
 from roundgate.backends import Catalog
-from roundgate.clock import Clock
 from roundgate.errors import InsufficientScope, TaskNotFound
-from roundgate.methods.changes import Changes
 from roundgate.methods.hub import Subscription
-from roundgate.methods.request import RequestContext
-from roundgate.methods.results import Results, Stream
-from roundgate.methods.scopes import Scopes
+from roundgate.methods.parts import Kit
+from roundgate.methods.results import Stream
+from roundgate.methods.rounds import RequestContext
 from roundgate.protocol import (
     REQUIRED,
     ListenParams,
@@ -24,7 +22,7 @@ from roundgate.protocol import (
     TaskView,
     notifications,
 )
-from roundgate.tasks import NamedTask, NamedTasks, Watch
+from roundgate.tasks import NamedTask
 
 MAX_STREAM_S: Final = 30 * 86_400
 """How long a stream lives whose token holds for longer than anybody should hold one."""
@@ -43,27 +41,16 @@ class SubscriptionMethods:
     """Streams of what changes, of lists, of resources and of the caller's
     tasks, at whatever replica."""
 
-    def __init__(
-        self,
-        changes: Changes,
-        features: frozenset[str],
-        tasks: NamedTasks,
-        watch: Watch,
-        scopes: Scopes,
-        results: Results,
-        clock: Clock,
-        catalog: Catalog,
-        view: str = "",
-    ) -> None:
-        self._changes = changes
-        self._catalog = catalog
-        self._view = view
-        self._features = features
-        self._tasks = tasks
-        self._watch = watch
-        self._scopes = scopes
-        self._results = results
-        self._clock = clock
+    def __init__(self, kit: Kit) -> None:
+        self._changes = kit.parts.changes
+        self._catalog = kit.catalog
+        self._view = kit.parts.view
+        self._features = kit.features
+        self._tasks = kit.parts.tasks
+        self._watch = kit.parts.watch
+        self._scopes = kit.scopes
+        self._results = kit.results
+        self._clock = kit.parts.clock
 
     async def listen(self, context: RequestContext, asked: ListenParams) -> Stream:
         """subscriptions/listen"""

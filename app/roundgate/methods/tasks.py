@@ -1,22 +1,75 @@
-"""tasks/get, tasks/update and tasks/cancel (tasks extension, SEP-2663)."""
+"""The tasks extension (SEP-2663): tasks/get, tasks/update and tasks/cancel.
+
+Calls become tasks in `roundgate.methods.tools`; `roundgate.protocol.tasks` has the life of a task.
+"""
 
 from __future__ import annotations
 
-from roundgate.methods.request import RequestContext
-from roundgate.methods.results import Reply, Results
-from roundgate.methods.scopes import Scopes
-from roundgate.protocol import TaskParams, UpdateTaskParams
-from roundgate.tasks import NamedTask, NamedTasks
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from pydantic import Field
+
+from roundgate.backends import Catalog
+from roundgate.methods.parts import Extension, Kit, Method
+from roundgate.methods.results import Reply
+from roundgate.methods.rounds import RequestContext
+from roundgate.protocol import EXTENSION, REQUIRED, Params, Route
+from roundgate.tasks import NamedTask
+
+_ROUTE: Final = Route("tasks", named_by="taskId", needs_name_header=False)
+"""The extension demands the header of clients, for routing that the gateway has no use for;
+FastMCP 4.1 does not send it."""
+
+
+class TaskParams(Params):
+    """tasks/get and tasks/cancel"""
+
+    task_id: str = Field(alias="taskId")
+
+
+class UpdateTaskParams(TaskParams):
+    """tasks/update"""
+
+    input_responses: dict[str, Any] = Field(alias="inputResponses")
+
+
+class TasksExtension(Extension):
+    """Calls that outlive their request."""
+
+    name = EXTENSION
+    feature = "tasks"
+    routes = MappingProxyType({"tasks/get": _ROUTE, "tasks/update": _ROUTE, "tasks/cancel": _ROUTE})
+
+    def is_served(self, catalog: Catalog) -> bool:
+        """Return whether there are tasks of ours or of a service, or may be once a missing back end
+        is served again."""
+        return makes_tasks(catalog) or bool(catalog.task_sources or catalog.missing)
+
+    def methods(self, kit: Kit) -> Mapping[str, Method[Any]]:
+        """Return the rows of the three methods."""
+        tasks = TaskMethods(kit)
+        return {
+            "tasks/get": Method(tasks.get, TaskParams, requires=REQUIRED),
+            "tasks/update": Method(tasks.update, UpdateTaskParams, requires=REQUIRED),
+            "tasks/cancel": Method(tasks.cancel, TaskParams, requires=REQUIRED),
+        }
+
+
+def makes_tasks(catalog: Catalog) -> bool:
+    """Return whether calls of some tool become tasks of ours, which need workers."""
+    return any(served.tool.task != "forbidden" for served in catalog.tools.values())
 
 
 class TaskMethods:
     """The tasks of a caller, ours and those of services behind us."""
 
-    def __init__(self, tasks: NamedTasks, scopes: Scopes, results: Results) -> None:
-        self._tasks = tasks
-        self._scopes = scopes
-        self._acknowledged = results.acknowledged
-        self._rest = results.rest()
+    def __init__(self, kit: Kit) -> None:
+        self._tasks = kit.parts.tasks
+        self._scopes = kit.scopes
+        self._acknowledged = kit.results.acknowledged
+        self._rest = kit.results.rest()
 
     async def get(self, context: RequestContext, asked: TaskParams) -> Reply:
         """tasks/get"""

@@ -11,78 +11,47 @@ import logging
 from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
-from roundgate.backends import Catalog, Returned, ServedTool
-from roundgate.clock import Clock
+from roundgate.backends import Returned, ServedTool
 from roundgate.errors import BackendError, MissingCapability, NotJson, ToolError, Unavailable
-from roundgate.methods.calls import Calls
-from roundgate.methods.lists import Listing
-from roundgate.methods.once import Once
-from roundgate.methods.request import RequestContext
-from roundgate.methods.results import Reply, Results
+from roundgate.methods.parts import Kit
+from roundgate.methods.results import Listing, Reply
 from roundgate.methods.rounds import (
     IDEMPOTENCY_KEY,
     BecomesTask,
     InputRequired,
+    RequestContext,
     Round,
-    Rounds,
     Target,
 )
-from roundgate.methods.scopes import Scopes
 from roundgate.protocol import REQUIRED, CallToolParams, ListParams, TaskView, ToolResult, merged
 from roundgate.replay import Call, Completed, Context, Failed, Journal, run_of
-from roundgate.settings import CacheHint
-from roundgate.tasks import Ended, NamedTasks, TaskCall, ended, reason_of, tool_result
+from roundgate.tasks import Ended, TaskCall, ended, reason_of, tool_result
 
 log: Final = logging.getLogger("roundgate.methods")
 
 
 class ToolMethods:
-    """Tools, as the catalog has them.
+    """Tools, as the catalog has them."""
 
-    Args:
-        catalog: where tools are.
-        scopes: who may use which.
-        calls: begins calls.
-        rounds: runs them.
-        once: for tools that must not run twice.
-        tasks: what calls become that outlive their request.
-        results: makes replies.
-        clock: of the process.
-        cache: the hint on the list; made private where the list depends on scopes.
-        max_result_bytes: of a result that is kept as a task's.
-        shows_errors: callers see what unexpected exceptions say.
-    """
-
-    def __init__(
-        self,
-        catalog: Catalog,
-        scopes: Scopes,
-        calls: Calls,
-        rounds: Rounds,
-        once: Once,
-        tasks: NamedTasks,
-        results: Results,
-        clock: Clock,
-        *,
-        cache: CacheHint,
-        max_result_bytes: int,
-        shows_errors: bool = False,
-    ) -> None:
-        self._catalog = catalog
-        self._scopes = scopes
-        self._calls = calls
-        self._rounds = rounds
-        self._once = once
-        self._tasks = tasks.own
-        self._named = tasks
-        self._results = results
-        self._clock = clock
-        self._max_result_bytes = max_result_bytes
-        self._shows_errors = shows_errors
+    def __init__(self, kit: Kit) -> None:
+        parts, config = kit.parts, kit.config
+        self._catalog = kit.catalog
+        self._scopes = kit.scopes
+        self._calls = kit.calls
+        self._rounds = parts.rounds
+        self._once = parts.once
+        self._tasks = parts.tasks.own
+        self._named = parts.tasks
+        self._results = kit.results
+        self._clock = parts.clock
+        self._max_result_bytes = config.tasks.max_result_bytes
+        self._shows_errors = parts.shows_errors
         # a list that depends on the caller's scopes must not be kept for others
         # (server/utilities/caching)
-        hint = cache.model_copy(update={"scope": "private"}) if scopes.any_tool else cache
-        self._list = Listing("tools", hint, results)
+        hint = config.caching.tools
+        if kit.scopes.any_tool:
+            hint = hint.model_copy(update={"scope": "private"})
+        self._list = Listing("tools", hint, kit.results)
 
     async def list(self, context: RequestContext, asked: ListParams) -> Reply:
         """tools/list"""

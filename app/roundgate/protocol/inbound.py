@@ -1,19 +1,141 @@
-"""A valid request, whichever revision it came in: what a revision's package makes of
-a message and its headers.
+"""A valid request, whichever revision it came in: its headers, what its client can do, and which
+revision it is of.
 
-`protocol.revision.Revision.validate_request` makes one; `methods` serves it
-without knowing the revision.
+`protocol.revision.Revision.validate_request` makes an `Inbound`; `methods` serves it without knowing
+the revision. A request of 2026-07-28 names it in its header and in its `_meta`. One that names none
+is of a revision with sessions if it opens a session or belongs to one: by its header, by the
+session's id, or because it is `initialize`. Where both are named, the later revision counts, and a
+session's id on its requests means nothing (basic/versioning).
+
+A requirement has the shape of the schema's `ClientCapabilities`: `{"sampling": {"tools": {}}}`,
+`{"extensions": {"io.modelcontextprotocol/tasks": {}}}`. -32021 names what is missing in the same
+shape.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from roundgate.protocol.capabilities import ClientCapabilities
-from roundgate.protocol.header_lines import Headers
+from roundgate.errors import InvalidParams, MissingCapability
 from roundgate.protocol.jsonrpc import RequestId
+
+SUPPORTED_VERSIONS: Final = ("2026-07-28",)
+"""Newest first, as `server/discover` and -32022 tell them."""
+
+
+class Headers(dict[bytes, bytes]):
+    """Values by lower-case name. Lines of one name are one list (RFC 9110, section 5.3): a client
+    may say in two lines what it accepts."""
+
+    repeated: Sequence[bytes] = ()
+    """The names that came on several lines, in the order of their second ones: where a field has
+    one value, two readers could take different lines for it."""
+
+    @classmethod
+    def of(cls, lines: Sequence[tuple[bytes, bytes]]) -> Headers:
+        """From ASGI's pairs of lower-case name and value."""
+        headers = cls(lines)
+        if len(headers) < len(lines):
+            headers._join(lines)
+        return headers
+
+    def _join(self, lines: Sequence[tuple[bytes, bytes]]) -> None:
+        values: dict[bytes, list[bytes]] = {}
+        repeated: dict[bytes, None] = {}
+        for name, value in lines:
+            if name in values:
+                repeated[name] = None
+            values.setdefault(name, []).append(value)
+        self.update({name: b", ".join(values[name]) for name in repeated})
+        self.repeated = tuple(repeated)
+
+
+CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCapabilities:
+    """The declared capabilities of this one request; nothing is remembered from any other."""
+
+    declared: Mapping[str, Any]
+    substituted: Mapping[str, Any] = field(default_factory=dict)
+    """Capabilities that the gateway replaces if the client has not declared them (`roundgate docs
+    clients`)."""
+
+    @classmethod
+    def parse(cls, value: Mapping[str, Any]) -> ClientCapabilities:
+        """`_meta[".../clientCapabilities"]` as it arrived.
+
+        Raises:
+            InvalidParams: a capability in it is not an object.
+        """
+        for name, capability in value.items():
+            if not isinstance(capability, dict):
+                raise InvalidParams(f'_meta["{CAPABILITIES_KEY}"].{name[:100]} must be an object')
+        return cls(value)
+
+    def with_substitutes(self, substituted: Mapping[str, Any]) -> ClientCapabilities:
+        """The same client, with other means for what it lacks of this."""
+        return replace(self, substituted=substituted)
+
+    def require(
+        self, required: Mapping[str, Any], what_for: str, *, has_substitute: bool = True
+    ) -> None:
+        """Raise unless all of `required` is declared or has a substitute.
+
+        Args:
+            required: the capabilities.
+            what_for: the feature that needs them, for the message.
+            has_substitute: whether a `fallback` of the configuration could replace them.
+
+        Raises:
+            MissingCapability: names exactly the missing capabilities.
+        """
+        if missing := self._missing(required):
+            raise MissingCapability(what_for, missing, has_substitute)
+
+    def has(self, required: Mapping[str, Any]) -> bool:
+        """Whether all of `required` is declared, or there are other means."""
+        return not self._missing(required)
+
+    def has_declared(self, required: Mapping[str, Any]) -> bool:
+        """Whether the client itself can do all of `required`."""
+        return not _missing(required, self._explicit())
+
+    def _missing(self, required: Mapping[str, Any]) -> dict[str, Any]:
+        missing = _missing(required, self._explicit())
+        return _missing(missing, self.substituted) if missing and self.substituted else missing
+
+    def _explicit(self) -> Mapping[str, Any]:
+        # client/elicitation: "an empty object is equivalent to declaring support for form mode
+        # only"
+        if self.declared.get("elicitation") == {}:
+            return {**self.declared, "elicitation": {"form": {}}}
+        return self.declared
+
+
+def merged(requirements: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """One requirement that is all of several."""
+    whole: dict[str, Any] = {}
+    for required in requirements:
+        for name, inner in required.items():
+            whole[name] = merged([whole.get(name, {}), inner])
+    return whole
+
+
+def _missing(required: Mapping[str, Any], declared: Mapping[str, Any]) -> dict[str, Any]:
+    missing: dict[str, Any] = {}
+    for name, inner in required.items():
+        there = declared.get(name)
+        if not isinstance(inner, Mapping) or not isinstance(there, Mapping):
+            if there != inner:  # an extension's settings may hold any JSON
+                missing[name] = inner
+        elif deeper := _missing(inner, there):
+            missing[name] = deeper
+    return missing
+
 
 LOG_LEVELS: Final = (
     "debug",
@@ -55,3 +177,35 @@ class Inbound:
     headers: Headers | None = None
     """The headers that it came with, where some mirror arguments (`x-mcp-header`); `None` in a
     revision in which none do."""
+
+
+VERSION_HEADER: Final = b"mcp-protocol-version"
+SESSION_HEADER: Final = b"mcp-session-id"
+_METHOD_HEADER: Final = b"mcp-method"
+_MODERN: Final = frozenset(version.encode() for version in SUPPORTED_VERSIONS)
+_VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
+
+
+def may_be_older(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether the head leaves it open: one look, which is all that a request of 2026-07-28 pays."""
+    version = headers.get(VERSION_HEADER)
+    return version not in _MODERN and (version is None or version.strip() not in _MODERN)
+
+
+def is_older(headers: Mapping[bytes, bytes], body: Any) -> bool:
+    """Whether a request, of which the head leaves it open, is of a revision with
+    sessions; `body` is decoded."""
+    version = headers.get(VERSION_HEADER, b"").strip()
+    if _is_modern(body):
+        return False
+    if SESSION_HEADER in headers or (isinstance(body, dict) and body.get("method") == "initialize"):
+        return True
+    # no client of these revisions sends the method's name; a version that nobody knows is
+    # told there which there are
+    return version != b"" and _METHOD_HEADER not in headers
+
+
+def _is_modern(body: Any) -> bool:
+    params = body.get("params") if isinstance(body, dict) else None
+    meta = params.get("_meta") if isinstance(params, dict) else None
+    return isinstance(meta, dict) and _VERSION_KEY in meta

@@ -115,18 +115,6 @@ class ListenParams(Params):
     notifications: SubscriptionFilter
 
 
-class TaskParams(Params):
-    """tasks/get and tasks/cancel"""
-
-    task_id: str = Field(alias="taskId")
-
-
-class UpdateTaskParams(TaskParams):
-    """tasks/update"""
-
-    input_responses: dict[str, Any] = Field(alias="inputResponses")
-
-
 def validate(model: type[P], params: dict[str, Any]) -> P:
     """The params of one request.
 

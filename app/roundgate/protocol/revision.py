@@ -8,13 +8,73 @@ know which revision the client speaks.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from roundgate.errors import GatewayError
-from roundgate.protocol.error_table import WireError
-from roundgate.protocol.header_lines import Headers
-from roundgate.protocol.inbound import Inbound
-from roundgate.protocol.jsonrpc import Request, RequestId
+from roundgate.errors import GatewayError, InvalidRequest, TransportError
+from roundgate.json import encode
+from roundgate.protocol.content import without_none
+from roundgate.protocol.inbound import Headers, Inbound
+from roundgate.protocol.jsonrpc import Request, RequestId, error_response
+
+
+@dataclass(frozen=True, slots=True)
+class WireError:
+    """How one class of error looks from outside."""
+
+    code: int
+    status: int
+
+
+class ErrorTable:
+    """The errors of one revision. `rows` need not name a class whose base is there."""
+
+    def __init__(self, rows: Mapping[type[GatewayError], WireError]) -> None:
+        self._rows = rows
+
+    def look_up(self, error: GatewayError) -> WireError:
+        """The row for an error, found along its class's MRO.
+
+        Raises:
+            KeyError: no client gets this class as a JSON-RPC error (`ToolError`, `ConfigError`).
+        """
+        for cls in type(error).__mro__:
+            if cls in self._rows:
+                row = self._rows[cls]
+                return (
+                    WireError(row.code, error.status) if isinstance(error, TransportError) else row
+                )
+        raise KeyError(type(error).__name__)
+
+    def render(self, error: GatewayError, request_id: RequestId | None) -> tuple[int, bytes]:
+        """`(HTTP status, JSON-RPC error response)` for an error. Raises
+        KeyError as `look_up` does."""
+        row = self.look_up(error)
+        if request_id is None and isinstance(error, InvalidRequest):
+            request_id = error.request_id
+        return row.status, error_response(request_id, row.code, str(error), error.data)
+
+    def kept(self, error: GatewayError) -> bytes:
+        """The `error` of a task that failed, as JSON. Raises KeyError as `look_up` does."""
+        return encode(
+            {
+                "code": self.look_up(error).code,
+                "message": str(error),
+                **without_none(data=error.data),
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What a revision checks of a request before its params are read."""
+
+    feature: str | None
+    """What must be served for the method; `None` for a method that every server has."""
+    named_by: str | None = None
+    """The member of params that `Mcp-Name` mirrors."""
+    needs_name_header: bool = True
+    """Whether a request without `Mcp-Name` is refused; a wrong one always is."""
 
 
 class CacheHint(Protocol):
@@ -72,7 +132,12 @@ class Revision(Protocol):
     functions of its face."""
 
     def validate_request(
-        self, request: Request, headers: Headers, features: Container[str], /
+        self,
+        request: Request,
+        headers: Headers,
+        features: Container[str],
+        extensions: Mapping[str, Route],
+        /,
     ) -> Inbound:
         """A request that is valid in this revision, and whose method is served.
 
@@ -80,6 +145,7 @@ class Revision(Protocol):
             request: one JSON-RPC request.
             headers: those that it came with.
             features: what there is something to serve for (`methods.discovery.features_of`).
+            extensions: the methods of extensions (`methods.extensions.ROUTES`).
 
         Raises:
             ProtocolError: of the first check that fails.

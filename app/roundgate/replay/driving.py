@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeAlias, Type
 
 import anyio
 
-from roundgate.errors import HandlerExited, Suspend
+from roundgate.errors import Suspend
 from roundgate.replay.asyncio_internals import (
     ByAsCompleted,
     ByWaitFor,
@@ -182,7 +182,7 @@ def _end(error: BaseException) -> NoReturn:
         if isinstance(error, SystemExit)
         else "for the end of the process"
     )
-    raise HandlerExited(f"the handler called {said}") from error
+    raise RuntimeError(f"the handler called {said}") from error
 
 
 class TaskFactory:

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Final, TypeAlias
 
-from roundgate.errors import NotJson, UnknownEntry
+from roundgate.errors import NotJson
 from roundgate.json import encode
 
 JOURNAL_VERSION: Final = 1
@@ -301,7 +301,7 @@ class Journal:
         if type(version) is not int:
             raise ValueError("a journal's version is a number")
         if version > JOURNAL_VERSION:
-            raise UnknownEntry(
+            raise ValueError(
                 f"a journal of version {version}; the newest that is known here is {JOURNAL_VERSION}"
             )
         generation, arguments = restarted or (1, None)
@@ -330,13 +330,13 @@ def from_row(value: Any) -> Entry:
     """The inverse of `row`, for what we wrote ourselves.
 
     Raises:
-        UnknownEntry: a later version wrote it.
+        ValueError: a later version wrote it.
         ValueError, TypeError: nobody did.
     """
     tag, *members = value
     kind = _TAGS.get(tag)
     if kind is None or len(members) > len(kind.__slots__):
-        raise UnknownEntry(f"an entry {tag!r} with {len(members)} members")
+        raise ValueError(f"an entry {tag!r} with {len(members)} members")
     return kind(*members)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 from urllib.parse import urlsplit
 
-from roundgate.errors import ConnectionLost, PortTaken, UsageError
+from roundgate.errors import ConnectionLost, UsageError
 
 _STOP_S: Final = 15.0
 _TAIL_BYTES: Final = 4_096
@@ -72,12 +72,10 @@ async def started(target: Target) -> AsyncGenerator[Target, None]:
         for attempt in range(1, _ATTEMPTS + 1):
             process = _Process(target, _free_port(), Path(folder))
             try:
-                try:
-                    await process.start()
-                except PortTaken:
+                if not await process.is_started():
                     if attempt < _ATTEMPTS:
                         continue
-                    raise ConnectionLost("No free port was found for the server") from None
+                    raise ConnectionLost("No free port was found for the server")
                 yield replace(target, url=process.url)
                 return
             finally:
@@ -96,7 +94,8 @@ class _Process:
         self._port = str(port)
         self.url = target.url.replace("${port}", self._port)
 
-    async def start(self) -> None:
+    async def is_started(self) -> bool:
+        """Start the server; return False if another process has taken its port since."""
         environment = {**os.environ, **(self._target.environment or {})}
         # a store of its own, unless somebody chose one: what is left of
         # another run must not be found
@@ -110,7 +109,7 @@ class _Process:
                     if self._process.returncode is not None:
                         said = self._tail()
                         if "address already in use" in said.lower():
-                            raise PortTaken
+                            return False
                         raise ConnectionLost(
                             f"{words[0]} ended with status {self._process.returncode} before it served:\n{said}"
                         )
@@ -120,6 +119,7 @@ class _Process:
                 f"Nothing listens at {self.url} after {self._target.start_timeout_s:g} s "
                 f"(start_timeout_s):\n{self._tail()}"
             ) from None
+        return True
 
     async def _spawn(
         self, words: list[str], environment: Mapping[str, str], output: BinaryIO

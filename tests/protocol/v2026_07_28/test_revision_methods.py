@@ -6,8 +6,9 @@ import pytest
 from mcp.shared.inbound import NAME_BEARING_METHODS
 from mcp_types.methods import CLIENT_REQUESTS
 
-from roundgate.protocol.v2026_07_28.methods import METHODS, PROTOCOL_VERSION, SUCCESSORS, not_found
-from roundgate.protocol.versions import SUPPORTED_VERSIONS
+from roundgate.methods import ROUTES
+from roundgate.protocol.inbound import SUPPORTED_VERSIONS
+from roundgate.protocol.v2026_07_28.requests import METHODS, PROTOCOL_VERSION, SUCCESSORS, not_found
 
 THIS_REVISION = {method for method, version in CLIENT_REQUESTS if version == PROTOCOL_VERSION}
 TASKS = {"tasks/get", "tasks/update", "tasks/cancel"}
@@ -15,15 +16,17 @@ TASKS = {"tasks/get", "tasks/update", "tasks/cancel"}
 EARLIER_REVISIONS = {method for method, version in CLIENT_REQUESTS if version < PROTOCOL_VERSION}
 
 
-def test_the_table_has_the_methods_of_the_revision_and_of_the_tasks_extension() -> None:
-    assert set(METHODS) == THIS_REVISION | TASKS
+def test_the_table_has_the_methods_of_the_revision_and_extensions_have_none_of_them() -> None:
+    assert set(METHODS) == THIS_REVISION
+    assert set(ROUTES) == TASKS
     assert not THIS_REVISION & TASKS
-    assert all(method.name == name for name, method in METHODS.items())
 
 
 def test_mcp_name_mirrors_what_the_official_client_mirrors() -> None:
     ours = {
-        method.name: method.mcp_name for method in METHODS.values() if method.mcp_name is not None
+        name: route.named_by
+        for name, route in {**METHODS, **ROUTES}.items()
+        if route.named_by is not None
     }
     assert ours == {**NAME_BEARING_METHODS, **dict.fromkeys(TASKS, "taskId")}
 
@@ -72,7 +75,7 @@ def test_no_other_method_is_told_versions() -> None:
 
 def test_a_method_with_nothing_behind_it_says_what_is_not_offered() -> None:
     assert (
-        str(not_found("prompts/get"))
+        str(not_found("prompts/get", METHODS["prompts/get"]))
         == "Method not found: this server offers no prompts; see server/discover"
     )
 

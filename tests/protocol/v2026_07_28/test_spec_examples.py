@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from roundgate import errors
+from roundgate.methods import ROUTES
 from roundgate.protocol import jsonrpc, params
-from roundgate.protocol.capabilities import ClientCapabilities
 from roundgate.protocol.content import (
     Annotations,
     AudioContent,
@@ -29,7 +29,7 @@ from roundgate.protocol.content import (
     TextResourceContents,
     ToolResult,
 )
-from roundgate.protocol.header_lines import Headers
+from roundgate.protocol.inbound import ClientCapabilities, Headers
 from roundgate.protocol.jsonrpc import Request
 from roundgate.protocol.v2026_07_28 import validate_request
 from roundgate.protocol.v2026_07_28.wire_errors import TABLE
@@ -84,7 +84,7 @@ def test_every_request_of_the_specification_passes(kind: str, request_: dict[str
     message = jsonrpc.parse(json.dumps(request_).encode())
     assert isinstance(message, Request)
     raw = [(name.encode(), value.encode()) for name, value in wire.headers(request_).items()]
-    passed = validate_request(message, Headers.of(raw), FEATURES)
+    passed = validate_request(message, Headers.of(raw), FEATURES, ROUTES)
     assert passed.method == request_["method"]
     if passed.method in MODELS:
         params.validate(MODELS[passed.method], passed.params)

@@ -21,13 +21,12 @@ from roundgate.errors import (
     ProtocolError,
     UnsupportedVersion,
 )
+from roundgate.methods import ROUTES
 from roundgate.protocol import jsonrpc
-from roundgate.protocol.header_lines import Headers
-from roundgate.protocol.inbound import LOG_LEVELS, Inbound
+from roundgate.protocol.inbound import LOG_LEVELS, SUPPORTED_VERSIONS, Headers, Inbound
 from roundgate.protocol.jsonrpc import Notification
 from roundgate.protocol.v2026_07_28 import METHODS, validate_request, wire_errors
-from roundgate.protocol.v2026_07_28.validation import CLIENT_INFO_KEY, LOG_LEVEL_KEY
-from roundgate.protocol.versions import SUPPORTED_VERSIONS
+from roundgate.protocol.v2026_07_28.requests import CLIENT_INFO_KEY, LOG_LEVEL_KEY
 from tests.support import json_values, wire
 
 FEATURES = frozenset({"tools", "resources", "prompts", "completions", "subscriptions", "tasks"})
@@ -52,7 +51,7 @@ class Draft:
         raw += [(self.twice.encode(), b"add")] * 2 if self.twice else []
         request = jsonrpc.parse(json.dumps(self.message).encode())
         assert not isinstance(request, Notification)
-        return validate_request(request, Headers.of(raw), features)
+        return validate_request(request, Headers.of(raw), features, ROUTES)
 
     def error(self) -> ProtocolError:
         with pytest.raises(ProtocolError) as caught:
@@ -81,7 +80,7 @@ def test_about_a_task_the_name_may_be_missing_but_not_another(method: str) -> No
 def test_a_correct_request_of_every_method_passes(method: str) -> None:
     request = draft(method, name="add", uri="file:///a", taskId="t")
     passed = request.validate()
-    named = METHODS[method].mcp_name
+    named = METHODS[method].named_by
     assert (passed.id, passed.method, passed.version) == (1, method, "2026-07-28")
     assert passed.name == (None if named is None else request.message["params"][named])
     assert passed.params == request.message["params"]
@@ -151,7 +150,7 @@ def test_mcp_name_is_decoded_before_it_is_compared(name: str, header: str) -> No
 
 
 @pytest.mark.parametrize(
-    "method", [name for name, method in METHODS.items() if method.mcp_name is None]
+    "method", [name for name, method in METHODS.items() if method.named_by is None]
 )
 def test_where_no_name_is_mirrored_the_header_is_ignored(method: str) -> None:
     request = draft(method, name="a")
@@ -468,7 +467,7 @@ def test_whatever_comes_is_let_in_or_answered_with_one_allowed_error(
         if isinstance(message, Notification):
             return
         request_id = message.id
-        passed = validate_request(message, Headers.of(raw), FEATURES)
+        passed = validate_request(message, Headers.of(raw), FEATURES, ROUTES)
     except ProtocolError as error:
         status, answer = wire_errors.render(error, request_id)
         response = official.JSONRPCErrorResponse.model_validate_json(answer)

@@ -14,7 +14,9 @@ from roundgate.backends.python.config import PythonBackendConfig
 
 USUAL: Final = "mend the module, or point `path` (a file beside gateway.yaml) or `module` (a dotted name) at another"
 _ARGUMENTS: Final = {
-    name: getattr(declare, name).__kwdefaults__ for name in ("tool", "prompt", "resource")
+    "tool": declare.ToolOptions.__annotations__,
+    "prompt": declare.PromptOptions.__annotations__,
+    "resource": declare.ResourceOptions.__annotations__,
 }
 
 

@@ -32,10 +32,10 @@ from roundgate.http.older.one_run import OneRun, Ran
 from roundgate.http.older.open_calls import OpenCall, OpenCalls
 from roundgate.http.older.questions import Questions
 from roundgate.http.older.stream import SessionStream
-from roundgate.methods.current import CurrentMethods
-from roundgate.methods.request import RequestContext
 from roundgate.methods.results import Reply, Stream
+from roundgate.methods.rounds import RequestContext
 from roundgate.methods.sessions import Sessions
+from roundgate.methods.table import CurrentMethods
 from roundgate.observability.correlation import Correlation, correlated
 from roundgate.observability.tracing import Span, Tracing, context_of
 from roundgate.protocol import (
@@ -316,7 +316,7 @@ class SessionCalls:
         if not going.stream.is_finite or call.request.method != "tools/call":
             return None
         methods = self._methods[going.caller.session.revision]
-        is_error = methods.has_output_schema(str(call.request.params.get("name")))
+        is_error = methods.now.has_output_schema(str(call.request.params.get("name")))
         return await self._continue_tool.pending(call, going.caller, is_error=is_error)
 
     def _inbound(self, call: OpenCall, caller: Caller) -> Inbound:

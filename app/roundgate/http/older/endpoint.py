@@ -8,7 +8,7 @@
             without         what changes: lists, resources that the session has subscribed to
     DELETE                  the end of the session
 
-Any replica serves any of it. Which requests come here, `roundgate.protocol.opening` says.
+Any replica serves any of it. Which requests come here, `roundgate.protocol.inbound` says.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ from roundgate.errors import (
     TransportError,
     Unavailable,
 )
-from roundgate.http.disconnect import DisconnectWatch
 from roundgate.http.exchange import Exchange
-from roundgate.http.head import EVENT_STREAM
 from roundgate.http.older.caller import Caller, Responded
 from roundgate.http.older.calls import SessionCalls, name_of
 from roundgate.http.older.changes import ChangeStreams
@@ -39,10 +37,9 @@ from roundgate.http.older.open_calls import OpenCall
 from roundgate.http.older.own import OWN, OwnRequests
 from roundgate.http.older.stream import SessionStream
 from roundgate.http.older.unheard import UnheardWatch
-from roundgate.http.responder import State, headers_of
-from roundgate.methods import Changes
-from roundgate.methods.current import CurrentMethods
-from roundgate.methods.discovery import capabilities, server_info
+from roundgate.http.request import EVENT_STREAM
+from roundgate.http.responder import DisconnectWatch, State, headers_of
+from roundgate.methods import Changes, CurrentMethods, capabilities, server_info
 from roundgate.methods.sessions import Sessions
 from roundgate.protocol import SESSION_HEADER as SESSION
 from roundgate.protocol import (

@@ -7,8 +7,8 @@ from typing import Final
 
 from roundgate.errors import InvalidParams, ResourceNotFound
 from roundgate.http.older.caller import Caller
-from roundgate.methods.current import CurrentMethods
 from roundgate.methods.sessions import Sessions
+from roundgate.methods.table import CurrentMethods
 from roundgate.protocol import LOG_LEVELS, Params, Request, Uri, validate
 
 _DONE = b"{}"
@@ -61,7 +61,7 @@ class OwnRequests:
                 return _DONE
             case "resources/subscribe" if {"resources", "subscriptions"} <= methods.features:
                 uri = validate(_SubscribeParams, request.params).uri
-                if self._view and not methods.has_resource(uri):
+                if self._view and not methods.now.has_resource(uri):
                     raise ResourceNotFound(uri)
                 await self._sessions.subscribe(caller.session, caller.principal, uri)
                 return _DONE

@@ -11,8 +11,7 @@ from pydantic import Field
 
 from roundgate.errors import InvalidParams, MethodNotFound
 from roundgate.protocol import params
-from roundgate.protocol.capabilities import ClientCapabilities
-from roundgate.protocol.inbound import Inbound, Meta
+from roundgate.protocol.inbound import ClientCapabilities, Inbound, Meta
 from roundgate.protocol.jsonrpc import MAX_ID, Request
 from roundgate.protocol.params import Params
 from roundgate.protocol.v2025.revisions import Revision, negotiated

@@ -25,7 +25,7 @@ from roundgate.errors import (
     TransportError,
     Unavailable,
 )
-from roundgate.protocol.error_table import ErrorTable, WireError
+from roundgate.protocol.revision import ErrorTable, WireError
 
 TABLE: Final[Mapping[type[GatewayError], WireError]] = MappingProxyType(
     {

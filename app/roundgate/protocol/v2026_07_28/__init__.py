@@ -6,10 +6,14 @@ What all revisions share (JSON-RPC, content, the shapes of tasks, URI templates)
 of the port `protocol.revision.Revision`.
 """
 
-from roundgate.protocol.v2026_07_28.headers import ParamHeader, mirrored_arguments
-from roundgate.protocol.v2026_07_28.methods import METHODS, PROTOCOL_VERSION
+from roundgate.protocol.v2026_07_28.requests import (
+    METHODS,
+    PROTOCOL_VERSION,
+    ParamHeader,
+    mirrored_arguments,
+    validate_request,
+)
 from roundgate.protocol.v2026_07_28.results import Results, kept_result, result_format
-from roundgate.protocol.v2026_07_28.validation import validate_request
 from roundgate.protocol.v2026_07_28.wire_errors import kept_error, look_up, render
 
 __all__ = [

@@ -27,7 +27,7 @@ from roundgate.errors import (
     Unavailable,
     UnsupportedVersion,
 )
-from roundgate.protocol.error_table import ErrorTable, WireError
+from roundgate.protocol.revision import ErrorTable, WireError
 
 TABLE: Final[Mapping[type[GatewayError], WireError]] = MappingProxyType(
     {

@@ -1,5 +1,5 @@
-"""tools/list and tools/call where search stands for the list: a call through `call_tool` is
-one of the tool it names.
+"""The search extension: three tools stand for a long list, and a call through `call_tool` is a
+call of the tool that it names. `roundgate.backends.search` has the three.
 
 What a call goes through after this, it goes through under the tool's own name: scopes, approvals,
 questions, tasks, once, and what there is for clients that can do less. A state or a task that
@@ -12,11 +12,33 @@ from dataclasses import replace
 
 from roundgate.backends import Catalog
 from roundgate.errors import InvalidParams
-from roundgate.methods.request import RequestContext
+from roundgate.methods.parts import Extension, Kit, Tools
 from roundgate.methods.results import Reply, Results
-from roundgate.methods.table import Tools
+from roundgate.methods.rounds import RequestContext
 from roundgate.methods.tools import invalid_arguments
 from roundgate.protocol import CallToolParams, ListParams, ToolResult
+
+
+class SearchExtension(Extension):
+    """Search in place of a long list. It has no methods: every client can call its tools."""
+
+    name = "roundgate/search"
+    feature = "search"
+
+    def is_served(self, catalog: Catalog) -> bool:
+        """Return whether search stands for the list of tools."""
+        return catalog.call_tool is not None
+
+    def settings(self) -> None:
+        """Return None: clients need not know."""
+        return
+
+    def tools(self, tools: Tools, kit: Kit) -> Tools:
+        """Return the tools with calls through `call_tool`."""
+        call_tool = kit.catalog.call_tool
+        if call_tool is None:
+            return tools
+        return ThroughSearch(tools, kit.catalog, call_tool, kit.results)
 
 
 class ThroughSearch:

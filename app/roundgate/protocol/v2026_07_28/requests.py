@@ -1,0 +1,418 @@
+"""Validating a request: (message, headers) → `Inbound`, or the error of the first check that fails.
+
+The order is fixed by what clients and the conformance suite expect of each mistake
+when a request has several:
+
+    1  version and method headers are there, once; `Mcp-Method` equals the body's method     -32020
+    2  `params._meta` is there with its required fields, a string and an object               -32602
+    3  `MCP-Protocol-Version` equals `_meta`'s version                                        -32020
+    4  the version is supported                                                               -32022
+       and the rest of `_meta` is as this version has it                                      -32602
+    5  the method is served                                                                   -32601
+    6  `Mcp-Name` equals the body's name, uri or taskId                                       -32020
+
+Checks 7 (`Mcp-Param-*`), 8 (client capabilities) and 9 (domain) need the tool;
+`roundgate.methods` makes them.
+
+The headers that mirror the body (streamable-http, "Request Metadata") are encoded for HTTP (the
+base64 sentinel) and decoded before they are compared. A server capability decides whether a method
+is served, so what `server/discover` advertises and what is answered cannot differ.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from roundgate.errors import HeaderMismatch, InvalidParams, MethodNotFound, UnsupportedVersion
+from roundgate.protocol.inbound import (
+    CAPABILITIES_KEY,
+    LOG_LEVELS,
+    SUPPORTED_VERSIONS,
+    ClientCapabilities,
+    Headers,
+    Inbound,
+    Meta,
+)
+from roundgate.protocol.jsonrpc import MAX_ID, Request
+from roundgate.protocol.revision import Route
+
+VERSION_HEADER: Final = "MCP-Protocol-Version"
+METHOD_HEADER: Final = "Mcp-Method"
+NAME_HEADER: Final = "Mcp-Name"
+PARAM_PREFIX: Final = "Mcp-Param-"
+ANNOTATION: Final = "x-mcp-header"
+
+_SENTINEL: Final = re.compile(r"=\?base64\?(.*)\?=", re.DOTALL)
+_PLAIN: Final = re.compile(r"[\x20-\x7e\t]*")
+_TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_DECIMAL: Final = re.compile(r"(-?[0-9]+)(?:\.0*)?")
+_MIRRORED: Final = frozenset(
+    name.lower().encode() for name in (VERSION_HEADER, METHOD_HEADER, NAME_HEADER)
+)
+_PARAM_PREFIX_LOWER: Final = PARAM_PREFIX.lower().encode()
+
+
+def read_header(headers: Headers, name: bytes) -> str | None:
+    """A mirroring header, still encoded, without the white space around it (RFC 9110 section 5.5;
+    httptools leaves it); `None` if it is not sent."""
+    value = headers.get(name)
+    return None if value is None else value.strip(b" \t").decode("latin-1")
+
+
+def repeated_header(headers: Headers) -> str | None:
+    """The first mirroring header that came twice: two readers could then
+    believe different things."""
+    for name in headers.repeated:
+        if name in _MIRRORED or name.startswith(_PARAM_PREFIX_LOWER):
+            return name.decode("latin-1")
+    return None
+
+
+def encode_value(value: str) -> str:
+    """A string as a header value: as it is where that survives HTTP, else
+    `=?base64?…?=` of its UTF-8."""
+    looks_encoded = value.startswith("=?base64?") and value.endswith("?=")
+    if _PLAIN.fullmatch(value) and value == value.strip() and not looks_encoded:
+        return value
+    # as in the body, where `json.encode` writes "?" for a lone surrogate
+    encoded = base64.b64encode(value.encode("utf-8", "replace"))
+    return f"=?base64?{encoded.decode()}?="
+
+
+def decode_value(header: str, value: str) -> str:
+    """The inverse of `encode_value`; strict about alphabet, padding and UTF-8.
+
+    Raises:
+        HeaderMismatch: the value is neither plain visible ASCII nor
+            well-formed base64 in the sentinel.
+    """
+    sentinel = _SENTINEL.fullmatch(value)
+    if sentinel is None:
+        if _PLAIN.fullmatch(value) is None:
+            raise HeaderMismatch(
+                f"Header mismatch: {header} has characters outside visible ASCII; encode it as =?base64?…?="
+            )
+        return value
+    try:
+        decoded = base64.b64decode(sentinel[1], validate=True)
+        if base64.b64encode(decoded).decode() == sentinel[1]:
+            return decoded.decode()
+    except (binascii.Error, ValueError):
+        pass
+    raise HeaderMismatch(
+        f"Header mismatch: {header} is not well-formed base64 of UTF-8 between =?base64? and ?="
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ParamHeader:
+    """One property annotated with `x-mcp-header`: the header's name, where the value is in
+    the arguments, its type."""
+
+    header: str
+    key: str
+    path: tuple[str, ...]
+    type: str
+
+    def check(self, arguments: Mapping[str, Any], headers: Headers) -> None:
+        """Header and argument agree, or both are absent; `null` counts as absent.
+
+        Raises:
+            HeaderMismatch: one is there without the other, or they differ.
+        """
+        value, raw = (
+            _value_at(arguments, self.path),
+            read_header(headers, _PARAM_PREFIX_LOWER + self.key.encode()),
+        )
+        where = f"argument {'.'.join(self.path)!r}"
+        if value is None or isinstance(value, (dict, list)):
+            if raw is not None:
+                raise HeaderMismatch(
+                    f"Header mismatch: {self.header} is sent but {where} has no value to mirror"
+                )
+        elif raw is None:
+            raise HeaderMismatch(
+                f"Header mismatch: {self.header} is missing; it must mirror {where}"
+            )
+        elif not self._equal(value, decode_value(self.header, raw)):
+            raise HeaderMismatch(f"Header mismatch: {self.header} does not match {where}")
+
+    def _equal(self, value: Any, text: str) -> bool:
+        # "servers SHOULD compare the header value and the body value
+        # numerically" (Server Validation)
+        if (
+            self.type == "integer"
+            and not isinstance(value, bool)
+            and isinstance(value, (int, float))
+            and value == value // 1
+        ):
+            number = _DECIMAL.fullmatch(text)
+            return number is not None and len(number[1]) < 400 and int(number[1]) == int(value)
+        if isinstance(value, bool):
+            return text == ("true" if value else "false")
+        return text == str(value)
+
+
+def mirrored_arguments(input_schema: Mapping[str, Any]) -> tuple[ParamHeader, ...]:
+    """The `x-mcp-header` annotations of a tool's input schema.
+
+    Raises:
+        ValueError: an annotation breaks the rules of "Schema Extension"; clients
+            would have to drop the tool.
+    """
+    found: dict[str, ParamHeader] = {}
+    for path, schema in _positions(input_schema):
+        if ANNOTATION in schema:
+            header = _param_header(path, schema)
+            if header.key in found:
+                raise ValueError(
+                    f"{ANNOTATION} {schema[ANNOTATION]!r} is used twice; the names must differ in more than case"
+                )
+            found[header.key] = header
+    return tuple(found.values())
+
+
+def _param_header(path: tuple[str, ...] | None, schema: Mapping[str, Any]) -> ParamHeader:
+    name, kind = schema[ANNOTATION], schema.get("type")
+    if not path:
+        raise ValueError(
+            f"{ANNOTATION} {name!r} must be on a property reached through `properties` alone"
+        )
+    if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+        raise ValueError(
+            f"{ANNOTATION} of {'.'.join(path)!r} must be an HTTP token (RFC 9110 section 5.6.2), not {name!r}"
+        )
+    if kind not in ("string", "integer", "boolean"):
+        raise ValueError(
+            f"{ANNOTATION} of {'.'.join(path)!r} needs type string, integer or boolean, not {kind!r}"
+        )
+    return ParamHeader(PARAM_PREFIX + name, name.lower(), path, kind)
+
+
+# Keywords of 2020-12 and of the drafts before it, whose schemas are served too.
+# Schema or list of schemas:
+_APPLICATORS: Final = (
+    "items", "contains", "unevaluatedItems", "additionalItems", "additionalProperties", "propertyNames",
+    "unevaluatedProperties", "not", "if", "then", "else", "contentSchema", "allOf", "anyOf", "oneOf", "prefixItems",
+)  # fmt: skip
+_NAMED_SCHEMAS: Final = (
+    "patternProperties",
+    "dependentSchemas",
+    "dependencies",
+    "$defs",
+    "definitions",
+)
+
+
+def _positions(
+    root: Mapping[str, Any],
+) -> Iterator[tuple[tuple[str, ...] | None, Mapping[str, Any]]]:
+    """Every schema inside a schema, with its chain of `properties` keys; `None` once
+    another keyword is crossed."""
+    stack: list[tuple[tuple[str, ...] | None, Any]] = [((), root)]
+    while stack:
+        path, schema = stack.pop()
+        if isinstance(schema, list):
+            stack.extend((None, one) for one in schema)
+        if not isinstance(schema, Mapping):
+            continue
+        yield path, schema
+        stack.extend((None, schema.get(keyword)) for keyword in _APPLICATORS)
+        stack.extend(
+            (None, one) for keyword in _NAMED_SCHEMAS for one in _members(schema, keyword).values()
+        )
+        for name, one in _members(schema, "properties").items():
+            stack.append((None if path is None else (*path, name), one))
+
+
+def _members(schema: Mapping[str, Any], keyword: str) -> Mapping[str, Any]:
+    value = schema.get(keyword)  # a draft that does not know the keyword lets it hold anything
+    return value if isinstance(value, Mapping) else {}
+
+
+def _value_at(arguments: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    node: Any = arguments
+    for key in path:
+        if not isinstance(node, Mapping):
+            return None
+        node = node.get(key)
+    return node
+
+
+PROTOCOL_VERSION: Final = "2026-07-28"
+
+
+METHODS: Final[Mapping[str, Route]] = MappingProxyType(
+    {
+        "server/discover": Route(None),
+        "tools/list": Route("tools"),
+        "tools/call": Route("tools", named_by="name"),
+        "resources/list": Route("resources"),
+        "resources/templates/list": Route("resources"),
+        "resources/read": Route("resources", named_by="uri"),
+        "prompts/list": Route("prompts"),
+        "prompts/get": Route("prompts", named_by="name"),
+        "completion/complete": Route("completions"),
+        "subscriptions/listen": Route("subscriptions"),
+    }
+)
+"""The revision's own methods; those of extensions are in `methods.extensions`."""
+
+SUCCESSORS: Final = MappingProxyType(
+    {
+        "initialize": "every request carries its own protocol version and capabilities in params._meta",
+        "ping": "call server/discover to see whether the server answers",
+        "logging/setLevel": 'set params._meta["io.modelcontextprotocol/logLevel"] on each request instead',
+        "resources/subscribe": "open subscriptions/listen with notifications.resourceSubscriptions",
+        "resources/unsubscribe": "close the stream of subscriptions/listen",
+        "tasks/result": "the result is in the answer of tasks/get once the task is completed",
+        "tasks/list": "keep the taskId of each task; tasks/get reads one",
+        "tasks/input_response": "answer the questions of a task with tasks/update",
+    }
+)
+"""Methods of earlier revisions and drafts → what to do instead (changelog; SEP-2575, SEP-2663)."""
+
+
+def not_found(method: str, route: Route | None = None) -> MethodNotFound:
+    """Return the error for a method that is not served; it names the successor if there is one.
+    `route` is that of a method that other servers have."""
+    if method == "initialize":
+        versions = ", ".join(SUPPORTED_VERSIONS)
+        message = f"Method not found: initialize was removed; this server speaks {versions}: {SUCCESSORS[method]}"
+        return MethodNotFound(message, SUPPORTED_VERSIONS)
+    if method in SUCCESSORS:
+        return MethodNotFound(f"Method not found: {method} was removed; {SUCCESSORS[method]}")
+    if route is not None:
+        return MethodNotFound(
+            f"Method not found: this server offers no {route.feature}; see server/discover"
+        )
+    return MethodNotFound(f"Method not found: {method[:100]}")
+
+
+VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
+CLIENT_INFO_KEY: Final = "io.modelcontextprotocol/clientInfo"
+LOG_LEVEL_KEY: Final = "io.modelcontextprotocol/logLevel"
+_VERSION_FIELD: Final = VERSION_HEADER.lower().encode()
+_METHOD_FIELD: Final = METHOD_HEADER.lower().encode()
+_NAME_FIELD: Final = NAME_HEADER.lower().encode()
+
+
+def validate_request(
+    request: Request,
+    received: Headers,
+    features: Container[str],
+    extensions: Mapping[str, Route] = MappingProxyType({}),
+) -> Inbound:
+    """Checks 1 to 6 of one request, which came with these headers.
+
+    `features` are those that there is something to serve for, `extensions` the methods that are not
+    the revision's own.
+
+    Raises:
+        ProtocolError: of the first check that fails.
+    """
+    # an older client can send neither the headers nor `_meta`, and must be told why
+    if request.method == "initialize":
+        raise not_found(request.method)
+    _check_method_headers(request, received)
+    envelope = _envelope(request.params)
+    _check_version(envelope[VERSION_KEY], received)
+    meta = _meta(envelope)
+    route = METHODS.get(request.method) or extensions.get(request.method)
+    if route is None or (route.feature is not None and route.feature not in features):
+        raise not_found(request.method, route)
+    name = None if route.named_by is None else _mirrored(request.params, route, received)
+    return Inbound(
+        request.id, request.method, name, request.params, meta, PROTOCOL_VERSION, received
+    )
+
+
+def _check_method_headers(request: Request, received: Headers) -> None:
+    if (twice := repeated_header(received)) is not None:
+        raise HeaderMismatch(f"Header mismatch: {twice} is sent more than once")
+    if _VERSION_FIELD not in received:
+        raise HeaderMismatch(f"Header mismatch: {VERSION_HEADER} is missing")
+    method = read_header(received, _METHOD_FIELD)
+    if method is None:
+        raise HeaderMismatch(
+            f"Header mismatch: {METHOD_HEADER} is missing; it must mirror the body's method"
+        )
+    if method != request.method:
+        raise HeaderMismatch(
+            f"Header mismatch: {METHOD_HEADER} does not match the body's method (case counts)"
+        )
+
+
+def _envelope(params: dict[str, Any]) -> dict[str, Any]:
+    envelope = params.get("_meta")
+    if not isinstance(envelope, dict):
+        raise InvalidParams(
+            f'params._meta must be an object with "{VERSION_KEY}" and "{CAPABILITIES_KEY}"'
+        )
+    for key in (VERSION_KEY, CAPABILITIES_KEY):
+        if key not in envelope:
+            raise InvalidParams(f'params._meta lacks the required "{key}"')
+    if not isinstance(envelope[VERSION_KEY], str):
+        raise InvalidParams(f'params._meta["{VERSION_KEY}"] must be a string')
+    if not isinstance(envelope[CAPABILITIES_KEY], dict):
+        raise InvalidParams(
+            f'params._meta["{CAPABILITIES_KEY}"] must be an object; {{}} declares no capability'
+        )
+    return envelope
+
+
+def _check_version(version: str, received: Headers) -> None:
+    if read_header(received, _VERSION_FIELD) != version:
+        raise HeaderMismatch(
+            f'Header mismatch: {VERSION_HEADER} does not match _meta["{VERSION_KEY}"]'
+        )
+    if version not in SUPPORTED_VERSIONS:
+        raise UnsupportedVersion(version, SUPPORTED_VERSIONS)
+
+
+def _meta(envelope: dict[str, Any]) -> Meta:
+    declared = ClientCapabilities.parse(envelope[CAPABILITIES_KEY])
+    client_info, log_level = envelope.get(CLIENT_INFO_KEY), envelope.get(LOG_LEVEL_KEY)
+    if client_info is not None and not isinstance(client_info, dict):
+        raise InvalidParams(
+            f'params._meta["{CLIENT_INFO_KEY}"] must be an object with name and version'
+        )
+    if log_level is not None and log_level not in LOG_LEVELS:
+        raise InvalidParams(
+            f'params._meta["{LOG_LEVEL_KEY}"] must be one of {", ".join(LOG_LEVELS)}'
+        )
+    token = envelope.get("progressToken")
+    return Meta(declared, client_info, log_level, token if _is_usable(token) else None, envelope)
+
+
+def _is_usable(token: Any) -> bool:
+    """Whether a progress token is one that the protocol allows, and short enough to be
+    repeated with every event."""
+    return (
+        len(token) <= MAX_ID
+        if isinstance(token, str)
+        else isinstance(token, int) and not isinstance(token, bool)
+    )
+
+
+def _mirrored(params: dict[str, Any], route: Route, received: Headers) -> str:
+    name = params.get(route.named_by or "")
+    if not isinstance(name, str):
+        raise InvalidParams(f"params.{route.named_by} must be a string")
+    sent = read_header(received, _NAME_FIELD)
+    if sent is None:
+        if route.needs_name_header:
+            raise HeaderMismatch(
+                f"Header mismatch: {NAME_HEADER} is missing; it must mirror params.{route.named_by}"
+            )
+    elif decode_value(NAME_HEADER, sent) != name:
+        raise HeaderMismatch(
+            f"Header mismatch: {NAME_HEADER} does not match params.{route.named_by}"
+        )
+    return name
