@@ -48,10 +48,9 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "/roundgate/http/responder.py",
         "/roundgate/protocol/jsonrpc.py",
         "/roundgate/protocol/inbound.py",
-        "/roundgate/tracing.py",
+        "/roundgate/observability/tracing.py",
     ),
     "envelope: _meta, capabilities, version, mirrored headers": (
-        "/roundgate/protocol/v2026_07_28/requests.py",
         "/roundgate/protocol/v2026_07_28/requests.py",
         "/roundgate/protocol/inbound.py",
     ),
@@ -79,7 +78,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "/roundgate/http/responder.py",
     ),
     "the line in the log": (
-        "/roundgate/logs/",
+        "/roundgate/observability/",
         "/roundgate/http/exchange.py:Exchange.write_line",
     ),
 }

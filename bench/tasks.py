@@ -40,7 +40,7 @@ from roundgate.deployment import dynamodb_local
 from roundgate.deployment.dynamodb_local import Emulator
 from roundgate.settings import TasksConfig
 from roundgate.storage.sqlite import Database, SqliteQueue
-from roundgate.tasks import Sweep
+from roundgate.tasks.sweep import Sweep
 
 CLIENTS = 16
 SWEEPS = 5

@@ -306,7 +306,7 @@ def test_each_event_loop_writes_what_waits_in_it(
 def test_a_process_that_ends_has_written_all_its_lines(end: str) -> None:
     code = f"""
 import asyncio, sys
-from roundgate import logs
+from roundgate import observability as logs
 from roundgate.observability import lines
 async def serve():
     logs.RequestLog().write({{"status": 200}})

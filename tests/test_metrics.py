@@ -13,7 +13,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from roundgate.observability import metrics
-from roundgate.observability.metrics import Census, NoMetrics, OpenTelemetryMetrics
+from roundgate.observability.metrics import Census, Metrics, OpenTelemetryMetrics
 
 CENSUS = Census({"working": 3, "input_required": 1}, {"working": 7.5, "input_required": 0.0}, 2.5)
 
@@ -65,12 +65,12 @@ def test_a_census_that_is_capped_says_so_in_a_log_line() -> None:
 
 
 def test_without_an_sdk_nothing_is_imported_or_measured() -> None:
-    NoMetrics().turn("report", "finished", 1)
-    NoMetrics().census(CENSUS)
-    NoMetrics().circuit("api", "h:80", is_open=True)
+    Metrics().turn("report", "finished", 1)
+    Metrics().census(CENSUS)
+    Metrics().circuit("api", "h:80", is_open=True)
     code = (
-        "import sys; from roundgate import metrics; "
+        "import sys; from roundgate.observability import metrics; "
         "print(type(metrics.set_up()).__name__, 'opentelemetry' in sys.modules)"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == ["NoMetrics", "False"]
+    assert ran.stdout.split() == ["Metrics", "False"]

@@ -1,6 +1,6 @@
 """Nothing of a library is patched, remade or taken by a private name.
 
-The tests read the product and what stands beside it with `ast`. `replay/insides.py` is the one
+The tests read the product and what stands beside it with `ast`. `replay/asyncio_internals.py` is the one
 module that may use what asyncio does not document.
 """
 
@@ -19,30 +19,14 @@ import pytest
 ROOT: Final = Path(__file__).parents[1]
 FOLDERS: Final = ("app", "infra", "scripts", "bench", "examples")
 OURS: Final = frozenset({"roundgate", "tests", "bench", "infra", "examples"})
-ASYNCIO_INTERNALS: Final = "app/roundgate/replay/insides.py"
+ASYNCIO_INTERNALS: Final = "app/roundgate/replay/asyncio_internals.py"
 TO_MEND: Final = frozenset(
     {
         "app/roundgate/backends/decorator_arguments.py: uses sys._getframe",
         "app/roundgate/backends/decorator_arguments.py: reads sys._getframe",
-        "app/roundgate/cli/arguments.py: uses argparse._SubParsersAction",
-        "app/roundgate/cli/arguments.py: reads argparse._SubParsersAction",
-        "app/roundgate/cli/completion.py: uses argparse._SubParsersAction",
-        "app/roundgate/cli/completion.py: reads argparse._SubParsersAction",
-        "app/roundgate/cli/completion.py: reads parser._actions",
-        "app/roundgate/cli/dialogue/history.py: uses os._Environ",
-        "app/roundgate/cli/dialogue/history.py: reads os._Environ",
-        "app/roundgate/cli/shell.py: reads commands._choices_actions",
-        "app/roundgate/cli/suggesting.py: reads parser._actions",
-        "app/roundgate/cli/suggesting.py: reads parser._option_string_actions",
         "app/roundgate/client/session.py: reads task._target",
         "app/roundgate/client/task.py: reads self._client._follow",
         "app/roundgate/deployment/stack/runtime.py: changes awslambdaric.bootstrap.handle_event_request",
-        "app/roundgate/observability/lines.py: uses asyncio._get_running_loop",
-        "app/roundgate/observability/lines.py: reads asyncio._get_running_loop",
-        "app/roundgate/replay/branch_tasks.py: reads parent._awaited",
-        "app/roundgate/replay/branch_tasks.py: reads sys._getframe",
-        "app/roundgate/replay/branch_tasks.py: uses sys._getframe",
-        "app/roundgate/testing/elsewhere.py: changes sys.stdout",
     }
 )
 """Places that are still to be mended."""

@@ -31,7 +31,6 @@ with kept():  # to look for garbage among all modules would be 4 % of a cold sta
     from roundgate.main import build_app
     from roundgate.protocol import Request, jsonrpc
     from roundgate.runtime import startup
-    from roundgate.runtime.endpoints import endpoints_of
     from roundgate.settings import Settings
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ def make_handler(environ: Mapping[str, str]) -> Function:
         _check_results(file)
         app = build_app(file, using)
     base = urlsplit(using.public_url or "").path.rstrip("/")
-    return Function(_Hosted(app, endpoints_of(file.config), Clock(), base))
+    return Function(_Hosted(app, file.config.endpoints, Clock(), base))
 
 
 def _check_exposure(file: ConfigFile, using: Settings) -> None:

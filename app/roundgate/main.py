@@ -42,7 +42,6 @@ from roundgate.http import (
 from roundgate.http.protected import make_resources, make_verifiers
 from roundgate.http.replica import Replica
 from roundgate.observability import tracing
-from roundgate.runtime.endpoints import endpoints_of
 from roundgate.runtime.startup import Stores, build_core, read_configuration
 from roundgate.settings import Settings
 
@@ -90,7 +89,7 @@ def build_app(
     verifiers = (
         make_verifiers(resources, file.config, clock)
         if verifier is None
-        else dict.fromkeys(endpoints_of(file.config).values(), verifier)
+        else dict.fromkeys(file.config.endpoints.values(), verifier)
     )
     server, http = file.config.server, file.config.http
     app = FastAPI(
@@ -156,7 +155,7 @@ def _layers(
         ),
         Middleware(
             RequestMiddleware,
-            endpoints=endpoints_of(replica.config),
+            endpoints=replica.config.endpoints,
             resources=resources,
             verifiers=verifiers,
             nothing=nothing_at(http.path),

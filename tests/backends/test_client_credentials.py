@@ -232,7 +232,9 @@ async def test_a_client_with_a_private_key_signs_each_request(
 async def test_a_private_key_that_is_none_is_told_without_showing_it(issuer: Issuer) -> None:
     async with gateway(issuer, private_key="-----BEGIN MY SECRET-----") as gate:
         text = await gate.text("tool")
-    assert "private_key is no PEM key for RS256, ES256, ES384, ES512 or EdDSA" in text
+    assert (
+        "private_key must be an unencrypted PEM key for RS256, ES256, ES384, ES512 or EdDSA" in text
+    )
     assert "MY SECRET" not in text
 
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from roundgate.backends.http import hosts
-from roundgate.backends.http.breaker import Breaker, Host
 from roundgate.backends.http.failures import no_answer
+from roundgate.backends.http.hosts import Breaker, Host
 from roundgate.backends.http.reliability import BreakerConfig, TimeoutsConfig
 from roundgate.backends.http.retries import retry_after_s
 from roundgate.errors import BackendError

@@ -10,9 +10,9 @@ from urllib.parse import parse_qs
 
 import pytest
 
-from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.credential_config import ClientCredentials
 from roundgate.backends.http.oauth import TokenSource
+from roundgate.backends.http.tls import Certificates
 from roundgate.backends.secret_reading import Secrets
 from roundgate.errors import BackendError
 from roundgate.settings import Origin

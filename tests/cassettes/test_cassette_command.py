@@ -52,9 +52,9 @@ async def test_a_proxy_records_what_a_client_would(name: str, url: str, tmp_path
     proxy = Proxy(url, recorder)
     async with serving(proxy.answer, "127.0.0.1", 0) as port:
         proxy.listens_at(f"http://127.0.0.1:{port}")
-        from roundgate.client import Limits, SocketTransport
+        from roundgate.client import HttpxTransport, Limits
 
-        transport = SocketTransport(Limits())
+        transport = HttpxTransport(Limits())
         assert await held(name, f"http://127.0.0.1:{port}/mcp", transport) == EXPECTED[name]
     await recorder.close()
     assert file.read_text() == (RECORDED / file.name).read_text()
@@ -71,10 +71,10 @@ async def stand_in(name: str) -> AsyncGenerator[str, None]:
 
 @pytest.mark.parametrize("name", ["task_with_a_question", "listening", "older_session", "progress"])
 async def test_a_stand_in_serves_over_sockets(name: str) -> None:
-    from roundgate.client import Limits, SocketTransport
+    from roundgate.client import HttpxTransport, Limits
 
     async with stand_in(name) as url:
-        assert await held(name, url, SocketTransport(Limits())) == EXPECTED[name]
+        assert await held(name, url, HttpxTransport(Limits())) == EXPECTED[name]
 
 
 async def test_a_redirect_to_another_host_does_not_get_through_the_proxy() -> None:

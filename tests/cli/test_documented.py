@@ -7,16 +7,12 @@ import argparse
 import re
 import shlex
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from roundgate import suites
 from roundgate.cli import (
     make_parser,
     remote,
     remote_options,
-    repository_options,
     serving_options,
     task_options,
 )
@@ -81,12 +77,11 @@ def test_every_command_that_talks_to_a_server_has_examples_that_can_be_typed() -
             assert line in of_servers()[name].format_help()
 
 
-@pytest.mark.parametrize("group", [repository_options, serving_options])
-def test_every_command_for_the_own_gateway_has_examples_that_can_be_typed(group: Any) -> None:
+def test_every_command_for_the_own_gateway_has_examples_that_can_be_typed() -> None:
     ours = argparse.ArgumentParser().add_subparsers()
-    group.add_commands(ours)
-    assert set(group.EXAMPLES) == set(ours.choices)
-    for name, lines in group.EXAMPLES.items():
+    serving_options.add_commands(ours)
+    assert set(serving_options.EXAMPLES) == set(ours.choices)
+    for name, lines in serving_options.EXAMPLES.items():
         for line in lines:
             words = shlex.split(re.split(r" [|<>] ", line)[0])
             assert make_parser().parse_args(words[1:]).command == name

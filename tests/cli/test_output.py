@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from roundgate.cli import listing
-from roundgate.cli.status import Status
-from roundgate.cli.terminal import columns, cut
+from roundgate.cli.output import Status, columns, cut
 from roundgate.client import Log, Progress, TaskState
 from roundgate.observability import Style
 

@@ -185,14 +185,14 @@ def test_the_token_of_a_suite_is_not_for_another_server(
     )
     seen: list[list[tuple[str, str]]] = []
     transport = sys.modules["roundgate.client.transport"]
-    send = transport.SocketTransport.send
+    send = transport.HttpxTransport.send
 
     async def noting(self: object, request: object) -> object:
         seen.append(request.headers)  # type: ignore[attr-defined]
         return await send(self, request)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transport.SocketTransport, "send", noting)
+        patch.setattr(transport.HttpxTransport, "send", noting)
         assert run(suite, "--filter", "quick", against=())[0] == 0
         assert "of-suite" in str(seen)
         assert "bearer-of-suite" in str(seen)

@@ -17,7 +17,7 @@ import pytest
 
 from roundgate.auth.principal import LOCAL
 from roundgate.cli import main, task_acting
-from roundgate.cli.terminal import say
+from roundgate.cli.output import say
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
 from roundgate.runtime.startup import make_stores

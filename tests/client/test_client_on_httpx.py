@@ -1,4 +1,4 @@
-"""The client on an httpx client of somebody else: the same errors as on its own sockets."""
+"""The client on an httpx client of somebody else: the same errors as on one of its own."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ async def stops(_: Asked) -> AsyncGenerator[bytes, None]:
         (closes, ConnectionLost, "closed the connection before its answer was whole"),
         (breaks_off, ConnectionLost, "closed the connection before its answer was whole"),
         (babbles, BadAnswer, "does not answer in HTTP as it should"),
-        (is_silent, TimedOut, r"in time \(limit idle_s\)"),
-        (stops, TimedOut, r"in time \(limit idle_s\)"),
+        (is_silent, TimedOut, r"Nothing came .* \(limit idle_s\)"),
+        (stops, TimedOut, r"Nothing came .* \(limit idle_s\)"),
     ],
 )
-async def test_a_service_that_fails_is_told_as_on_our_own_sockets(
+async def test_a_service_that_fails_is_told_as_on_a_client_of_our_own(
     answers: Callable[[Asked], AsyncGenerator[bytes, None]],
     expected: type[ClientError],
     said: str,
@@ -61,7 +61,7 @@ async def test_a_service_that_fails_is_told_as_on_our_own_sockets(
     ):
         for given in (http, None):
             async with Client(server.url, http=given, limits=TIGHT) as client:
-                with pytest.raises(expected, match=said if given else None):
+                with pytest.raises(expected, match=said):
                     await client.call("t")
 
 
@@ -80,7 +80,7 @@ async def test_a_client_without_a_free_connection_says_so() -> None:
         raise httpx.PoolTimeout("no connection is free", request=request)
 
     async with httpx.AsyncClient(transport=httpx.MockTransport(waits)) as http:
-        with pytest.raises(TimedOut, match=r"No connection to example\.com in time"):
+        with pytest.raises(TimedOut, match=r"No connection to example\.com within"):
             async with Client("http://example.com/mcp", http=http) as client:
                 await client.call("t")
 

@@ -48,6 +48,7 @@ async def drip(head: bytes, piece: bytes, pause_s: float = 0.01) -> AsyncGenerat
 @pytest.mark.parametrize(
     "drops",
     [
+        lambda asked: drip(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100),
         lambda asked: drip(b"HTTP/1.1 200 OK\r\n", b"X"),
         lambda asked: drip(b"", b"HTTP/1.1 200 OK\r\nX-Long: "),
         lambda asked: drip(
@@ -60,18 +61,11 @@ async def drip(head: bytes, piece: bytes, pause_s: float = 0.01) -> AsyncGenerat
         lambda asked: drip(STREAM_HEAD, b"data: x\n"),
         lambda asked: drip(STREAM_HEAD, event({"jsonrpc": "2.0", "method": "notifications/x"})),
     ],
-    ids=["head", "header", "body", "chunks", "event", "notifications"],
+    ids=["interim", "head", "header", "body", "chunks", "event", "notifications"],
 )  # fmt: skip
 async def test_an_answer_that_comes_drop_by_drop_ends_in_time(drops: Script) -> None:
     with pytest.raises(TimedOut, match="request_s"):
         await called(drops, Limits(request_s=1))
-
-
-async def test_interim_answers_have_an_end() -> None:
-    continue_ = b"HTTP/1.1 100 Continue\r\n\r\n"
-    answer = http(200, b"{}")
-    with pytest.raises(BadAnswer, match="announces"):
-        await called(lambda asked: continue_ * 200 + answer)
 
 
 async def test_a_few_interim_answers_are_passed_over() -> None:

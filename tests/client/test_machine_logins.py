@@ -47,7 +47,7 @@ async def test_a_private_key_signs_who_the_client_is_for_this_server_and_for_min
 
 async def test_what_is_no_key_is_said_without_it() -> None:
     guarded = allowed()
-    with pytest.raises(ClientError, match="no PEM key for ES256") as caught:
+    with pytest.raises(ClientError, match="unencrypted PEM key for RS256, ES256") as caught:
         await logged_in(guarded, ClientCredentials("me", private_key="hush", issuer=None))
     assert "hush" not in str(caught.value)
     assert guarded.forms == []

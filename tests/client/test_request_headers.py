@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from roundgate.client.annotations import encode_value
-from roundgate.client.headers import header_value, of_arguments, of_request
+from roundgate.client.requests import of_arguments, of_request
 from roundgate.client.types import Tool
 
 NESTED = {"type": "object", "properties": {"z": {"type": "integer", "x-mcp-header": "Z"}}}
@@ -24,11 +21,6 @@ TOOL = Tool.read(
         },
     }
 )
-
-
-@given(st.text())
-def test_the_short_way_gives_what_the_long_way_gives(value: str) -> None:
-    assert header_value(value) == encode_value(value)
 
 
 def test_a_request_is_named_by_what_it_is_about() -> None:

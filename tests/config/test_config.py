@@ -546,22 +546,6 @@ def test_a_place_is_written_as_one_would_in_code(loc: tuple[str | int, ...], pat
     assert yaml_file.dotted(loc) == path
 
 
-@pytest.mark.parametrize(
-    ("old", "new"), [("ask: [size]", "ask_for"), ("asks: true", "interactive")]
-)
-def test_a_setting_that_had_another_name_is_an_error_that_says_the_new_one(
-    files: Files, old: str, new: str
-) -> None:
-    (problem,) = files.problems(
-        "backends:\n"
-        "  - {kind: http, name: shop, base_url: https://shop.example.com, tools: [\n"
-        f"      {{name: buy, description: Buys., path: /buy, {old}}}]}}\n"
-    )
-    name = old.partition(":")[0]
-    assert (problem.path, problem.line) == (f"backends[0].tools[0].{name}", 3)
-    assert problem.remedy == f"write {new}, which is what it is called now"
-
-
 def loaded(directory: Path, text: str, code: str) -> list[str]:
     """What a process prints that has read a configuration."""
     path = directory / "gateway.yaml"

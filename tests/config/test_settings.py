@@ -48,7 +48,7 @@ from roundgate.backends.http.reliability import (
     TimeoutsConfig,
 )
 from roundgate.backends.http.remote_config import RemoteConfig
-from roundgate.backends.http.tls_config import TlsConfig
+from roundgate.backends.http.tls import TlsConfig
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.python.config import PythonBackendConfig
 from roundgate.errors import ConfigError

@@ -21,7 +21,7 @@ from roundgate.client.auth import (
     WorkloadIdentity,
 )
 from roundgate.client.limits import Limits
-from roundgate.client.transport import HttpRequest, SocketTransport, Url
+from roundgate.client.transport import HttpRequest, HttpxTransport, Url
 from roundgate.errors import ClientError
 
 METADATA_DOCUMENT = "https://conformance-test.local/client-metadata.json"
@@ -35,7 +35,7 @@ def context() -> dict[str, Any]:
 
 async def browser(url: str) -> None:
     """What a user who consents to everything does in a browser: follow the redirect to the callback."""
-    transport = SocketTransport(Limits())
+    transport = HttpxTransport(Limits())
     try:
         response = await transport.send(HttpRequest("GET", Url.parse(url), []))
         await response.close()

@@ -16,7 +16,6 @@ from roundgate.config import load
 from roundgate.deployment import locking, places, runtime
 from roundgate.deployment import packaging as package
 from roundgate.deployment.requirements import Requirements
-from tests.support.dynamodb import ROOT
 
 pytestmark = (
     pytest.mark.stack
@@ -45,6 +44,8 @@ NOBODY_IMPORTS = {
     "pytest",
     "datasette",
 }
+NOBODY_RUNS = {"cassettes/", "cli/", "client/", "deployment/", "suites/", "testing/"}
+"""Parts of the app that the configuration does not use."""
 
 
 @dataclass
@@ -185,16 +186,21 @@ def test_the_worker_has_no_web_framework_and_no_cryptography(zips: Mapping[str, 
     assert not zips["worker"].top & WORKERS_NEVER_IMPORT
 
 
-def test_each_has_its_own_part_of_the_app(zips: Mapping[str, Zip]) -> None:
-    app = {
-        str(path.relative_to(ROOT / "app/roundgate"))
-        for path in (ROOT / "app/roundgate").rglob("*.py")
-    }
-    command = {one for one in app if one.startswith(("cli/", "deployment/"))}
-    web = {one for one in app if one.startswith("http/")}
-    web |= {"main.py", "lambda_http.py"}
-    assert zips["gateway"].under("roundgate") == app - command - {"lambda_worker.py"}
-    assert zips["worker"].under("roundgate") == app - command - web
+def test_each_has_the_parts_of_the_app_that_its_entry_reaches(zips: Mapping[str, Zip]) -> None:
+    gateway, worker = (zips[name].under("roundgate") for name in ("gateway", "worker"))
+    assert {"main.py", "lambda_http.py", "http/__init__.py"} <= gateway - worker
+    assert worker - gateway == {"lambda_worker.py"}
+    assert not {name for name in gateway | worker if name.startswith(tuple(NOBODY_RUNS))}
+
+
+def test_what_a_packed_file_imports_of_the_app_comes_along(config: Path, tmp_path: Path) -> None:
+    served = shutil.copytree(config.parent, tmp_path / "served")
+    with (served / "tools.py").open("a") as file:
+        file.write("\n\ndef two() -> None:\n    from roundgate.client import Client\n")
+    build(served / "gateway.yaml", tmp_path / "zips")
+    names = Zip(tmp_path / "zips/worker.zip").under("roundgate")
+    assert "client/__init__.py" in names
+    assert not {name for name in names if name.startswith(tuple(NOBODY_RUNS - {"client/"}))}
 
 
 @NAMES

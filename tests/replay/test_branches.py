@@ -408,3 +408,37 @@ async def test_what_nobody_asks_for_any_more_is_ignored_and_what_is_new_is_new()
 
     first = await play(before)
     assert value_of(await play(after, first, {"who": accept(name="me")})) == 2
+
+
+async def test_gathered_coroutines_are_branches_named_after_their_functions() -> None:
+    async def charge(ctx: Context, amount: int) -> int:
+        return int(await ctx.step("charge", abs, amount))
+
+    async def handler(ctx: Context) -> Any:
+        one, two = await ctx.gather(charge(ctx, 1), charge(ctx, 2))
+        return [one, two, await ctx.gather()]
+
+    played = await play_to_the_end(handler, polite)
+    assert played.value == [1, 2, []]
+    home = SharedJournal()
+    await home.run(handler)
+    assert sorted(home.journal.steps) == ["charge@0/charge", "charge@1/charge"]
+
+
+async def test_a_gathered_coroutine_that_fails_cancels_the_others_and_raises_its_error() -> None:
+    ended: list[str] = []
+
+    async def fails() -> None:
+        raise LookupError("gone")
+
+    async def waits() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("waits")
+
+    async def handler(ctx: Context) -> None:
+        await ctx.gather(waits(), fails())
+
+    assert isinstance(error_of(await play(handler)), LookupError)
+    assert ended == ["waits"]

@@ -15,13 +15,10 @@ from typing import Any
 import pytest
 
 from roundgate.replay.journal import Journal
-from tests.replay.histories.handlers import STORIES, Story
+from tests.replay.histories.handlers import STORIES
 from tests.replay.histories.record import HERE, one_round
 
-PATHS = {
-    f"{path.parent.name} {path.stem}": path
-    for path in sorted([*HERE.glob("*.json"), *HERE.glob("v2/*.json")])
-}
+PATHS = {path.stem: path for path in sorted(HERE.glob("*.json"))}
 ROUNDS = [
     (name, number)
     for name, path in PATHS.items()
@@ -34,12 +31,8 @@ def recorded(name: str) -> list[dict[str, Any]]:
     return rounds
 
 
-def story_of(name: str) -> Story:
-    return STORIES[name.partition(" ")[2]]
-
-
 def test_there_is_a_history_of_every_story() -> None:
-    assert {name.partition(" ")[2] for name, _ in ROUNDS} == set(STORIES)
+    assert set(PATHS) == set(STORIES)
 
 
 @pytest.mark.parametrize(
@@ -47,22 +40,16 @@ def test_there_is_a_history_of_every_story() -> None:
 )
 async def test_a_recorded_round_does_today_what_it_did_then(name: str, number: int) -> None:
     then = recorded(name)[number]
-    _, now = await one_round(story_of(name), Journal.from_json(then["journal"]), then["responses"])
+    _, now = await one_round(STORIES[name], Journal.from_json(then["journal"]), then["responses"])
     assert now == {key: value for key, value in then.items() if key not in ("journal", "responses")}
 
 
-BEGUN = [(name, number) for name, number in ROUNDS if number > 0 or name.startswith("v2")]
-"""What begins today is written in today's version; what began in an earlier one goes on in that."""
-
-
 @pytest.mark.parametrize(
-    ("name", "number"), BEGUN, ids=[f"{name} {number}" for name, number in BEGUN]
+    ("name", "number"), ROUNDS, ids=[f"{name} {number}" for name, number in ROUNDS]
 )
 async def test_what_it_writes_is_what_the_next_round_began_with(name: str, number: int) -> None:
     then, *later = recorded(name)[number:]
-    after, _ = await one_round(
-        story_of(name), Journal.from_json(then["journal"]), then["responses"]
-    )
+    after, _ = await one_round(STORIES[name], Journal.from_json(then["journal"]), then["responses"])
     assert [after and after.to_json()] == [one["journal"] for one in later[:1]] or (
         after is None and not later
     )

@@ -6,8 +6,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from typing import Any
 
+import anyio
 import pytest
 
 from roundgate.errors import NondeterminismError
@@ -457,3 +459,75 @@ async def test_a_cancellation_that_is_about_to_come_again_is_not_overtaken() -> 
     first = value_of(await home.run(handler))
     is_there = False
     assert [value_of(await home.run(handler)) for _ in range(2)] == [first] * 2
+
+
+async def test_branches_that_are_late_get_their_results_in_order() -> None:
+    is_first = True
+
+    async def handler(ctx: Context) -> list[str]:
+        async def races(name: str, takes_s: float) -> None:
+            await ctx.step(name, asyncio.sleep, takes_s)
+            learned.append(name)
+
+        async def race() -> None:
+            if not is_first:
+                await asyncio.sleep(2 * order_module.GRACE_S)
+            await asyncio.gather(races("slow", 0.1), races("fast", 0.02))
+
+        learned: list[str] = []
+        parts = [race(), ctx.step("long", asyncio.sleep, 0.2)]
+        if is_first:
+            parts.append(ctx.step("gone", asyncio.sleep, 0))
+        await asyncio.gather(*parts)
+        return learned
+
+    home = SharedJournal()
+    assert value_of(await home.run(handler)) == ["fast", "slow"]
+    is_first = False
+    assert [value_of(await home.run(handler)) for _ in range(2)] == [["fast", "slow"]] * 2
+
+
+@pytest.mark.parametrize("by_anyio", [False, True])
+async def test_a_branch_that_is_cancelled_twice_ends_no_earlier_in_a_later_run(
+    by_anyio: bool,
+) -> None:
+    """`cut` is cancelled by its sibling, then by its own limit, before an event between the two."""
+    is_first = True
+
+    async def handler(ctx: Context) -> str:
+        async def cut() -> None:
+            limit_s = 9.0 if is_first else 0.1
+            with anyio.move_on_after(limit_s) if by_anyio else nullcontext():
+                async with asyncio.timeout(None if by_anyio else limit_s):
+                    await ctx.step("work", asyncio.sleep, 9)
+
+        async def between() -> None:
+            await asyncio.sleep(0 if is_first else 0.2)
+            await ctx.step("between", asyncio.sleep, 0.05)
+
+        async def racer() -> None:
+            task = asyncio.create_task(cut())
+            await ctx.step("begin", asyncio.sleep, 0.01)
+            if is_first:
+                await begun.wait()
+            task.cancel()
+            await asyncio.wait([task])
+
+        async def other() -> None:
+            await between()
+            begun.set()
+            await asyncio.sleep(0)
+
+        begun = asyncio.Event()
+        tasks = [asyncio.create_task(racer()), asyncio.create_task(other())]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        first = str([task.done() for task in tasks])
+        await ctx.step("note", echo, first)
+        await asyncio.wait(tasks)
+        return first
+
+    home = SharedJournal()
+    first = value_of(await home.run(handler))
+    is_first = False
+    async with asyncio.timeout(5):
+        assert [value_of(await home.run(handler)) for _ in range(2)] == [first] * 2

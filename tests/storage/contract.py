@@ -7,7 +7,10 @@ would, and `spawn_claims`, which has several real processes claim one and the sa
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
 import pytest
@@ -15,6 +18,7 @@ import pytest
 from roundgate.storage.once import OnceRecord, OnceStore
 from tests.support.clocks import FixedClock
 
+ROOT = Path(__file__).parents[2]
 LATER = 9_000_000_000_000
 """Long after the clock of a test."""
 
@@ -28,6 +32,30 @@ class SpawnClaims(Protocol):
     """Has processes claim an id, several times each; returns what each claim got: "won", or the winner's answers."""
 
     def __call__(self, token_id: str, processes: int, claims: int) -> list[str]: ...
+
+
+def claimed(code: str, arguments: list[str], processes: int) -> list[str]:
+    """Run claims in several processes at once; return what each claim got.
+
+    Args:
+        code: what a process runs; it prints "ready" and waits for a line before it claims.
+        arguments: those of each process; its number follows.
+    """
+    command, pipe = [sys.executable, "-c", code, *arguments], subprocess.PIPE
+    running = [
+        subprocess.Popen([*command, str(n)], cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
+        for n in range(processes)
+    ]
+    for one in running:
+        assert one.stdout is not None
+        assert one.stdout.readline() == "ready\n"
+    for one in running:
+        assert one.stdin is not None
+        one.stdin.write("go\n")
+        one.stdin.flush()
+    got = [line for one in running for line in one.communicate(timeout=60)[0].splitlines()]
+    assert [one.returncode for one in running] == [0] * processes
+    return got
 
 
 class OnceStoreContract:

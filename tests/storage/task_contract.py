@@ -41,7 +41,8 @@ from roundgate.storage.tasks import (
     Wanted,
     Work,
 )
-from roundgate.tasks import TaskCall, retry
+from roundgate.tasks import TaskCall
+from roundgate.tasks.retrying import retry
 from tests.support.postponing import postpone
 
 Reopen = Callable[[], TaskStore]

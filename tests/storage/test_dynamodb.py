@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
@@ -131,22 +129,7 @@ class TestDynamoDbOnce(contract.OnceStoreContract):
     def spawn_claims(self, dynamodb: Emulator, table: str) -> contract.SpawnClaims:
         def spawn(token_id: str, processes: int, claims: int) -> list[str]:
             facts = [dynamodb.url, table, token_id, str(claims)]
-            commands = [[sys.executable, "-c", _CLAIM, *facts, str(n)] for n in range(processes)]
-            pipe = subprocess.PIPE
-            running = [
-                subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
-                for command in commands
-            ]
-            for one in running:
-                assert one.stdout is not None
-                assert one.stdout.readline() == "ready\n"
-            for one in running:
-                assert one.stdin is not None
-                one.stdin.write("go\n")
-                one.stdin.flush()
-            got = [line for one in running for line in one.communicate(timeout=30)[0].splitlines()]
-            assert [one.returncode for one in running] == [0] * processes
-            return got
+            return contract.claimed(_CLAIM, facts, processes)
 
         return spawn
 

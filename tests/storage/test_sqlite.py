@@ -16,7 +16,7 @@ import pytest
 from roundgate.errors import Unavailable
 from roundgate.storage.once import OnceStore
 from roundgate.storage.sqlite.database import Database, SqliteOnce
-from tests.storage.contract import LATER, OnceStoreContract, Reopen, SpawnClaims
+from tests.storage.contract import LATER, OnceStoreContract, Reopen, SpawnClaims, claimed
 from tests.support.clocks import FixedClock
 
 _CLAIM = """
@@ -73,26 +73,7 @@ async def reopen(path: Path, clock: FixedClock) -> AsyncIterator[Reopen]:
 @pytest.fixture
 def spawn_claims(path: Path) -> SpawnClaims:
     def spawn(token_id: str, processes: int, claims: int) -> list[str]:
-        commands = [
-            [sys.executable, "-c", _CLAIM, str(path), token_id, str(claims), str(n)]
-            for n in range(processes)
-        ]
-        root = Path(__file__).parents[2]
-        pipe = subprocess.PIPE
-        running = [
-            subprocess.Popen(command, cwd=root, stdin=pipe, stdout=pipe, text=True)
-            for command in commands
-        ]
-        for one in running:
-            assert one.stdout is not None
-            assert one.stdout.readline() == "ready\n"
-        for one in running:
-            assert one.stdin is not None
-            one.stdin.write("go\n")
-            one.stdin.flush()
-        got = [line for one in running for line in one.communicate(timeout=30)[0].splitlines()]
-        assert [one.returncode for one in running] == [0] * processes
-        return got
+        return claimed(_CLAIM, [str(path), token_id, str(claims)], processes)
 
     return spawn
 

@@ -19,7 +19,8 @@ import httpx
 
 from roundgate.deployment.ports import reserved_port
 
-_COMMAND = "import sys; from roundgate.cli import main; sys.exit(main())"
+COMMAND = (sys.executable, "-c", "import sys; from roundgate.cli import main; sys.exit(main())")
+_ROOT = Path(__file__).parents[2]
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Server:
         )  # the last one may still be being written
         return [json.loads(line) for line in whole if line.startswith("{")]  # tools may print, too
 
-    def logged(self, timeout_s: float = 30, **fields: Any) -> dict[str, Any]:
+    def logged(self, timeout_s: float = 60, **fields: Any) -> dict[str, Any]:
         """The first line that has these fields, once there is one."""
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
@@ -51,7 +52,7 @@ class Server:
             time.sleep(0.02)
         raise AssertionError(f"nothing with {fields} in {self.log.read_text()}")
 
-    def stop(self, by: signal.Signals = signal.SIGTERM, timeout_s: float = 30) -> int:
+    def stop(self, by: signal.Signals = signal.SIGTERM, timeout_s: float = 60) -> int:
         """Tell it to stop; returns the exit status."""
         self.process.send_signal(by)
         return self.process.wait(timeout_s)
@@ -62,33 +63,30 @@ def running(
     config: Path, environment: dict[str, str] | None = None, *options: str
 ) -> Iterator[Server]:
     """Serve a configuration until the block ends; its processes end with it."""
-    log, root = config.with_suffix(".log"), Path(__file__).parents[2]
+    log = config.with_suffix(".log")
     with reserved_port() as port:
-        command = [
-            sys.executable,
-            "-c",
-            _COMMAND,
-            "serve",
-            str(config),
-            "--port",
-            str(port),
-            *options,
-        ]
-        with log.open("wb") as out:
-            process = subprocess.Popen(
-                command,
-                cwd=root,
-                stdout=out,
-                stderr=out,
-                env=os.environ | (environment or {}),
-                start_new_session=True,
-            )
-        server = Server(process, port, log)
+        command = [*COMMAND, "serve", str(config), "--port", str(port), *options]
+        server = Server(start(command, log, environment), port, log)
         try:
             _wait_until_it_answers(server)
             yield server
         finally:
-            end(process)
+            end(server.process)
+
+
+def start(
+    command: list[str], log: Path, environment: dict[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own; what it prints goes to its log."""
+    with log.open("wb") as out:
+        return subprocess.Popen(
+            command,
+            cwd=_ROOT,
+            stdout=out,
+            stderr=out,
+            env=os.environ | (environment or {}),
+            start_new_session=True,
+        )
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

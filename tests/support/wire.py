@@ -11,7 +11,7 @@ from mcp_types import _v2026_07_28 as official
 from pydantic import BaseModel
 
 from roundgate import client
-from roundgate.client.headers import header_value
+from roundgate.protocol.v2026_07_28.requests import encode_value
 
 VERSION = "2026-07-28"
 PREFIX = "io.modelcontextprotocol/"
@@ -55,7 +55,7 @@ def headers(of: dict[str, Any]) -> dict[str, str]:
 
 def encoded(value: str) -> str:
     """A value as a header may carry it: plain if it can be, else base64 in the sentinel."""
-    return header_value(value)
+    return encode_value(value)
 
 
 def events(body: str) -> list[dict[str, Any]]:

@@ -116,7 +116,7 @@ def test_a_handler_that_holds_the_interpreters_lock_is_ended_by_the_system() -> 
 def test_one_that_does_so_before_the_watchdog_has_seen_its_lease_is_ended_too() -> None:
     """The process was idle, and the thread gets no other turn."""
     begins = """
-from roundgate import watchdog
+from roundgate.tasks import watchdog
 
 async def main():
     held.clear()

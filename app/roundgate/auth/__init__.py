@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from roundgate.auth.authorizer import AuthorizerVerifier as AuthorizerVerifier
 from roundgate.auth.principal import LOCAL as LOCAL
 from roundgate.auth.principal import LocalVerifier as LocalVerifier
 from roundgate.auth.principal import Principal as Principal

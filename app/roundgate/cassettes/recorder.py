@@ -10,7 +10,7 @@ from roundgate.cassettes.files import write
 from roundgate.cassettes.model import RULES, Cassette, Rule
 from roundgate.cassettes.normalize import cassette_of
 from roundgate.cassettes.tape import Exchange, Tape
-from roundgate.client import HttpRequest, HttpResponse, Limits, SocketTransport, Transport, Url
+from roundgate.client import HttpRequest, HttpResponse, HttpxTransport, Limits, Transport, Url
 from roundgate.errors import ClientError, UsageError
 
 _REDIRECTS = (307, 308)
@@ -38,7 +38,7 @@ class Recorder:
         self._path = None if path is None else Path(path)
         endpoint = Url.parse(url)
         self._endpoints = {str(endpoint)}
-        self._transport = transport or SocketTransport(Limits())
+        self._transport = transport or HttpxTransport(Limits())
         self._rules, self._ignore, self._redact = tuple(rules), tuple(ignore), tuple(redact)
         self._is_closed = False
         self.tape = Tape()

@@ -29,8 +29,8 @@ from roundgate.client import (
     EventReader,
     HttpRequest,
     HttpResponse,
+    HttpxTransport,
     Limits,
-    SocketTransport,
     Transport,
     Url,
     of_request,
@@ -90,7 +90,7 @@ class Verifier:
     ) -> None:
         self._cassette = cassette
         self._urls = [Url.parse(url) for url in urls]
-        self._transport = transport or SocketTransport(Limits())
+        self._transport = transport or HttpxTransport(Limits())
         self._auth = auth
         self._headers = tuple(headers)
         self._environment = os.environ if environment is None else environment

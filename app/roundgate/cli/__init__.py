@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Final
 
+from roundgate.cli.arguments import CommandParser
 from roundgate.cli.deployment_options import with_stack
-from roundgate.cli.parsing import CommandParser
 from roundgate.cli.remote_options import MODULES
 from roundgate.errors import ConfigError, UsageError
 from roundgate.garbage import kept
 from roundgate.observability import escaped
 
 _GROUPS: Final = (
-    *("repository_options", "serving_options", "deployment_options"),
+    *("serving_options", "deployment_options"),
     *("task_options", "remote_options", "cassette_options"),
 )
 """The modules that add commands, in the order in which `--help` shows them."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from roundgate.cli.terminal import say
+from roundgate.cli.output import say
 from roundgate.client import Answerer, Answers, Kind, Question
 from roundgate.errors import ConfigError, UsageError
 from roundgate.settings import yaml_file

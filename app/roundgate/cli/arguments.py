@@ -7,12 +7,9 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Protocol
 
 from roundgate.storage import TaskRef
-
-if TYPE_CHECKING:
-    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _FILE: Final = "gateway.yaml"
 MAX_PORT: Final = 65_535
@@ -20,6 +17,17 @@ MIN_WAIT_S: Final = 0.1
 MAX_WAIT_S: Final = 3_600.0
 _DIGITS: Final = 10
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+class Commands(Protocol):
+    """The return value of `ArgumentParser.add_subparsers`."""
+
+    @property
+    def choices(self) -> Mapping[str, argparse.ArgumentParser]:
+        """The parsers by their commands."""
+
+    def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser:
+        """Add a command and return its parser."""
 
 
 def task_ref(text: str) -> TaskRef:
@@ -116,3 +124,37 @@ def add_examples(commands: Commands, examples: Mapping[str, Sequence[str]]) -> N
         command = commands.choices[name]
         command.formatter_class = argparse.RawDescriptionHelpFormatter
         command.epilog = "examples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+class CommandParser(argparse.ArgumentParser):
+    """The parser of one command, or of a command with actions.
+
+    `argparse` gives positional arguments their values as soon as it meets the first of them, so
+    `call URL TOOL --json a=1` would reject `a=1`. Subparsers never use
+    `parse_known_intermixed_args`, which handles this.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._takes_the_rest = False
+        """Whether an argument consumes every following word, as an action and REMAINDER do."""
+        self._is_mixing = False
+        super().__init__(*arguments, **options)  # adds --help
+
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+        self._takes_the_rest |= options.get("nargs") == argparse.REMAINDER
+        return super().add_argument(*names, **options)
+
+    def add_subparsers(self, **options: Any) -> Any:
+        self._takes_the_rest = True
+        return super().add_subparsers(**options)
+
+    def parse_known_args(  # type: ignore[override]  # as argparse declares it: four overloads
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        if self._takes_the_rest or self._is_mixing:
+            return super().parse_known_args(args, namespace)
+        self._is_mixing = True  # before Python 3.13 the next line calls this method
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._is_mixing = False

@@ -1,7 +1,7 @@
 """`roundgate call URL TOOL key=value …`: a call through its rounds, and through its task.
 
-`--detach` prints a handle as soon as the call is a task; `roundgate wait
-HANDLE` goes on, on any machine.
+`--detach` prints a handle as soon as the call is a task; `roundgate wait HANDLE` continues on any
+machine, also with a task whose call was interrupted.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import shlex
 import sys
 
 from roundgate.cli import answering, given, output, remote
-from roundgate.cli.status import Status
-from roundgate.cli.terminal import say
-from roundgate.client import Answers, CallResult, Client, Task
-from roundgate.errors import TimedOut
+from roundgate.cli.output import Status, say
+from roundgate.client import Answers, CallResult, Client, Task, split_handle
+from roundgate.errors import TimedOut, WrongHandle
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Call a tool; the exit status is one of `cli.remote`."""
-    return remote.run(arguments, work(arguments))
-
-
-def work(arguments: argparse.Namespace) -> remote.Work:
-    """What is done with a client."""
-    return _call
+    """Call a tool, or wait for a task; return an exit status of `cli.remote`."""
+    if arguments.command == "call":
+        return remote.run(arguments, _call)
+    try:
+        arguments.url, _ = split_handle(arguments.handle)
+    except WrongHandle as error:
+        return remote.refused(error)
+    return remote.run(arguments, _cancel if arguments.cancel else _wait)
 
 
 async def _call(client: Client, arguments: argparse.Namespace) -> int:
@@ -57,12 +57,12 @@ async def _called(client: Client, arguments: argparse.Namespace) -> int:
         if arguments.detach and task.handle is not None:
             print(task.handle)
             return remote.DONE
-        result = await finished(task, answers, status, None)
+        result = await _finished(task, answers, status, None)
     answering.report_unused(answers)
-    return show(result, arguments)
+    return _show(result, arguments)
 
 
-async def finished(
+async def _finished(
     task: Task, answers: Answers, status: Status, timeout_s: float | None
 ) -> CallResult:
     """The result of a task; a user who interrupts is told how to go on with it.
@@ -86,10 +86,26 @@ async def finished(
         raise
 
 
-def show(result: CallResult, arguments: argparse.Namespace) -> int:
+def _show(result: CallResult, arguments: argparse.Namespace) -> int:
     """Print a result; returns the exit status that it stands for."""
     if arguments.json:
         output.show_json(result.raw)
     else:
         output.show_result(result)
     return remote.FAILED if result.is_error else remote.DONE
+
+
+async def _wait(client: Client, arguments: argparse.Namespace) -> int:
+    task = client.resume(arguments.handle)
+    with Status(sys.stderr) as status:
+        answers = answering.sources(arguments, status.hide)
+        result = await _finished(task, answers, status, arguments.timeout)
+    answering.report_unused(answers)
+    return _show(result, arguments)
+
+
+async def _cancel(client: Client, arguments: argparse.Namespace) -> int:
+    task = client.resume(arguments.handle)
+    await task.cancel()
+    print((await task.get()).status)
+    return remote.DONE

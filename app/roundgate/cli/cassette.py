@@ -40,7 +40,7 @@ from roundgate.cassettes import (
     write,
 )
 from roundgate.cli import remote
-from roundgate.cli.terminal import say
+from roundgate.cli.output import say
 from roundgate.client import VERSIONS, Bearer, Client
 from roundgate.errors import ConfigError, GatewayError, UsageError
 from roundgate.observability import escaped

@@ -5,18 +5,22 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 from roundgate import config
-from roundgate.backends import Catalog, kind_of
-from roundgate.cli import starting
+from roundgate.backends import Catalog, Fallback, Tool, kind_of
 from roundgate.cli.arguments import configuration_file
-from roundgate.cli.client_remarks import client_remarks
+from roundgate.cli.ports import bind, check_exposure
 from roundgate.config import ConfigFile
-from roundgate.errors import ConfigError, Problem
+from roundgate.errors import ConfigError, Problem, UsageError
 from roundgate.runtime import loading
-from roundgate.settings import AuthorizerConfig
+from roundgate.runtime.startup import shows_errors
+from roundgate.settings import AuthorizerConfig, Settings
+from roundgate.settings import process as settings
+from roundgate.tokens import keys
 
 MAX_NAMED: Final = 5
 """Tools that one remark names."""
@@ -50,13 +54,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _of_starting(file: ConfigFile | None, arguments: argparse.Namespace) -> list[Problem]:
     path = configuration_file(arguments.config)
-    using, problems = starting.environment({**os.environ, "GATEWAY_CONFIG": str(path)})
+    using, problems = environment({**os.environ, "GATEWAY_CONFIG": str(path)})
     is_elsewhere = file is not None and isinstance(file.config.auth, AuthorizerConfig)
     if not is_elsewhere:
-        problems += starting.of_environment(using)
+        problems += of_environment(using)
     if file is not None:
         host = getattr(arguments, "host", "127.0.0.1")
-        problems += starting.of_serving(file, using, host, getattr(arguments, "port", None))
+        problems += of_serving(file, using, host, getattr(arguments, "port", None))
     return problems
 
 
@@ -137,3 +141,133 @@ def _print(kind: str, entries: list[tuple[str, str | None]]) -> None:
         print(
             f"  {name:<{width}}  {(description or '').splitlines()[0][:100] if description else ''}".rstrip()
         )
+
+
+_SHOWN: Final = 5
+_ASKED: Final = frozenset({"elicitation", "sampling", "roots"})
+
+
+def client_remarks(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
+    """Yield a remark for each client capability that some tools require."""
+    fallback = Fallback.of(served, file.config.fallback)
+    tools = {name: one.tool for name, one in served.tools.items()}
+    at = file.origin.at("fallback")
+    asking = [name for name, one in tools.items() if _asks(one) and name not in fallback.in_words]
+    if asking:
+        yield at.problem(
+            f"{_named(asking)}: a client that cannot be asked gets an error (-32021)",
+            "set ask_in_words: true if a model may answer for its user; `roundgate docs clients` "
+            "says which clients can be asked",
+        )
+    if approved := [name for name, one in tools.items() if one.asks_first]:
+        yield at.problem(
+            f"{_named(approved)}: a client that shows no forms gets an error (-32021), because a "
+            "person has to approve each call",
+            "use clients that show forms (`roundgate docs clients`); there is no substitute",
+        )
+    substituted = fallback.waiting | fallback.with_handles
+    tasks = [
+        name for name, one in tools.items() if one.task == "required" and name not in substituted
+    ]
+    if tasks:
+        yield at.problem(
+            f"{_named(tasks)}: a client that knows no tasks gets an error (-32021)",
+            "set without_tasks: wait for work of up to some minutes, or tools for a handle; most "
+            "clients know no tasks",
+        )
+
+
+def _asks(tool: Tool) -> bool:
+    return tool.may_ask or bool(_ASKED & tool.requires.keys())
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+_ENVIRONMENT = "environment"
+
+
+def environment(environ: Mapping[str, str]) -> tuple[Settings, list[Problem]]:
+    """The settings of an environment as far as they are right, and what is
+    wrong with the others."""
+    try:
+        return settings.from_environment(environ), []
+    except ConfigError as error:
+        wrong = {problem.path for problem in error.problems}
+        rest = {name: value for name, value in environ.items() if name not in wrong}
+        return settings.from_environment(rest), list(error.problems)
+
+
+def of_environment(using: Settings) -> Iterator[Problem]:
+    """What is wrong with keys and stores, whatever is served."""
+    yield from _said_by(lambda: _check_keys(using))
+    if using.dynamodb_table is None:
+        yield from _of_sqlite(using.sqlite_path)
+    at_aws = {
+        "GATEWAY_STORE": using.dynamodb_table,
+        "GATEWAY_QUEUE": using.sqs_url,
+        "GATEWAY_STATE_KEYS_SECRET": using.state_keys_secret,
+        "GATEWAY_STATE_KEYS_KMS": using.state_keys_kms,
+    }
+    for name, value in at_aws.items():
+        if value is not None and find_spec("boto3") is None:
+            remedy = "pip install 'roundgate[aws]'"
+            yield Problem(_ENVIRONMENT, name, "needs the extra aws, which is not installed", remedy)
+
+
+def of_serving(file: ConfigFile, using: Settings, host: str, port: int | None) -> Iterator[Problem]:
+    """What is wrong between a file, the environment and where it is to be served."""
+    auth = file.config.auth
+    if isinstance(auth, AuthorizerConfig):
+        return
+    yield from _said_by(lambda: shows_errors(file, using))
+    yield from _said_by(lambda: check_exposure(file, using, host))
+    if auth != "none" and using.public_url is None:
+        message = "is needed with auth: tokens and metadata are about a URL"
+        remedy = (
+            "set it to the URL that clients use, such as https://mcp.example.com; or `roundgate "
+            "check --file-only`, if this is not where the file is served"
+        )
+        yield Problem(_ENVIRONMENT, "GATEWAY_PUBLIC_URL", message, remedy)
+    if port is not None:
+        try:
+            bind(host, port).close()
+        except UsageError as error:
+            yield Problem(
+                "command line", "--port", str(error), "choose another, or end what has it"
+            )
+
+
+def _said_by(check: Callable[[], object]) -> Iterator[Problem]:
+    try:
+        check()
+    except ConfigError as error:
+        yield from error.problems
+
+
+def _check_keys(using: Settings) -> None:
+    """Raises ConfigError for keys that cannot be used; those kept at AWS are not asked
+    for, and none is made."""
+    if using.state_keys is not None:
+        keys.parse(using.state_keys, "GATEWAY_STATE_KEYS")
+    elif using.state_keys_secret is None and using.state_keys_kms is None:
+        file = using.sqlite_path.with_suffix(".key")
+        if file.exists():
+            keys.from_file(file)
+
+
+def _of_sqlite(path: Path) -> Iterator[Problem]:
+    """A store's file has to be one, or there has to be a place for it."""
+    remedy = (
+        "choose a file in a directory that can be written, such as "
+        "sqlite:///.roundgate/gateway.sqlite3"
+    )
+    if path.is_dir():
+        yield Problem(_ENVIRONMENT, "GATEWAY_STORE", f"{path} is a directory", remedy)
+        return
+    there = next(one for one in (path, *path.absolute().parents) if one.exists())
+    is_usable = there.is_file() if there == path else there.is_dir()
+    if not is_usable or not os.access(there, os.W_OK):
+        yield Problem(_ENVIRONMENT, "GATEWAY_STORE", f"{path} cannot be written", remedy)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from roundgate.cli import output, remote
-from roundgate.cli.terminal import columns, cut, say
+from roundgate.cli.output import columns, cut, say
 from roundgate.client import Client, Prompt, Resource, Tool
 from roundgate.errors import ClientError, RpcError
 from roundgate.observability import Style, escaped
@@ -21,12 +21,7 @@ _DESCRIBED_CHARS: Final = 80
 
 def run(arguments: argparse.Namespace) -> int:
     """List, or describe one; the exit status is one of `cli.remote`."""
-    return remote.run(arguments, work(arguments))
-
-
-def work(arguments: argparse.Namespace) -> remote.Work:
-    """What is done with a client."""
-    return _describe if arguments.command == "describe" else _list
+    return remote.run(arguments, _describe if arguments.command == "describe" else _list)
 
 
 async def _list(client: Client, arguments: argparse.Namespace) -> int:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import socket
+from typing import Final
 
-from roundgate.errors import UsageError
+from roundgate.config import ConfigFile
+from roundgate.errors import ConfigError, UsageError
+from roundgate.settings import Settings
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -31,3 +34,23 @@ def bind(host: str, port: int) -> socket.socket:
         ) from None
     bound.set_inheritable(True)
     return bound
+
+
+LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+
+
+def check_exposure(file: ConfigFile, using: Settings, host: str) -> None:
+    """Without authentication everybody who reaches the gateway is its one local
+    subject: not on a public address.
+
+    Raises:
+        ConfigError: nobody said that this is meant.
+    """
+    if file.config.auth != "none" or host in LOOPBACK or using.allow_anonymous:
+        return
+    remedy = (
+        "configure auth, bind to 127.0.0.1, or say --allow-anonymous if something in front "
+        "authenticates"
+    )
+    message = f"there is no authentication, but --host {host} can be reached from outside"
+    raise ConfigError([file.origin.at("auth").problem(message, remedy)])

@@ -1,4 +1,4 @@
-"""`roundgate read`, `prompt`, `complete` and `ping`: the smaller requests, a function each."""
+"""`roundgate read`, `prompt`, `complete`, `ping` and `listen`: a function each."""
 
 from __future__ import annotations
 
@@ -9,19 +9,14 @@ from collections.abc import Mapping
 from typing import Final
 
 from roundgate.cli import answering, output, remote
-from roundgate.cli.status import Status
+from roundgate.cli.output import Status
 from roundgate.client import Client
 from roundgate.errors import BadAnswer, UsageError
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Do what the command says; the exit status is one of `cli.remote`."""
-    return remote.run(arguments, work(arguments))
-
-
-def work(arguments: argparse.Namespace) -> remote.Work:
-    """What is done with a client."""
-    return _COMMANDS[arguments.command]
+    return remote.run(arguments, _COMMANDS[arguments.command])
 
 
 async def _read(client: Client, arguments: argparse.Namespace) -> int:
@@ -89,6 +84,20 @@ async def _ping(client: Client, arguments: argparse.Namespace) -> int:
     return remote.DONE
 
 
+async def _listen(client: Client, arguments: argparse.Namespace) -> int:
+    lists = arguments.kinds or ([] if arguments.uri else ["tools", "prompts", "resources"])
+    async with client.listen(
+        tools="tools" in lists,
+        prompts="prompts" in lists,
+        resources="resources" in lists,
+        uris=arguments.uri,
+    ) as changes:
+        async for change in changes:
+            output.show_json({"method": change.method, "params": change.params})
+            sys.stdout.flush()
+    return remote.DONE
+
+
 def _pair(said: str) -> tuple[str, str]:
     key, found, value = said.partition("=")
     if not found or not key:
@@ -101,4 +110,5 @@ _COMMANDS: Final[Mapping[str, remote.Work]] = {
     "prompt": _prompt,
     "complete": _complete,
     "ping": _ping,
+    "listen": _listen,
 }

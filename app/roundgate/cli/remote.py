@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from roundgate import errors
+from roundgate.cli.output import escaped_lines, say
 from roundgate.cli.remote_options import SECRET_VARIABLE
-from roundgate.cli.terminal import escaped_lines, say
 from roundgate.client import VERSIONS, Auth, Client, Observer, Transport
 from roundgate.clock import Clock
 from roundgate.observability import Style, escaped

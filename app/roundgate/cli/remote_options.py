@@ -23,6 +23,8 @@ MODULES: Final = {
     "prompt": "reading",
     "complete": "reading",
     "ping": "reading",
+    "listen": "reading",
+    "wait": "call",
     "test": "suite",
 }
 """The modules of commands that are not named like theirs."""

@@ -1,4 +1,4 @@
-"""The commands that serve, check and prepare a configuration: what each takes."""
+"""The commands that begin, serve, check and prepare a configuration: what each takes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ _RELOAD: Final = (
 )
 
 EXAMPLES: Final = {
+    "new": (
+        "roundgate new weather",
+        "roundgate new shop --from openapi.json",
+        "roundgate new shop --aws",
+    ),
+    "docs": ("roundgate docs", "roundgate docs configuration"),
     "serve": (
         "roundgate serve --reload",
         "roundgate serve gateway.yaml --port 0 --log-level debug",
@@ -34,6 +40,8 @@ EXAMPLES: Final = {
 def add_commands(commands: Commands) -> None:
     """Add each command, in the order in which `--help` shows them."""
     for add in (
+        _add_new,
+        _add_docs,
         _add_serve,
         _add_check,
         _add_compile,
@@ -43,6 +51,22 @@ def add_commands(commands: Commands) -> None:
     ):
         add(commands)
     add_examples(commands, EXAMPLES)
+
+
+def _add_new(commands: Commands) -> None:
+    new = commands.add_parser("new", help="begin a repository with tools of your own")
+    new.add_argument("directory", type=Path, help="where; its name is that of the repository")
+    new.add_argument(
+        "--from", dest="openapi", type=Path, metavar="FILE", help="serve this OpenAPI document, too"
+    )
+    new.add_argument(
+        "--aws", action="store_true", help="deploy it: parameters of the stack, and a workflow"
+    )
+
+
+def _add_docs(commands: Commands) -> None:
+    docs = commands.add_parser("docs", help="print a document of this version, or list all")
+    docs.add_argument("page", nargs="?", metavar="PAGE", help="such as configuration; unset: list")
 
 
 def _add_serve(commands: Commands) -> None:

@@ -17,17 +17,16 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Final, TypeAlias
 
-from roundgate.cli.output import show_json
-from roundgate.cli.status import Status as StatusLine
+from roundgate.cli.output import Status as StatusLine
+from roundgate.cli.output import say, show_json
 from roundgate.cli.task_lines import is_parked, is_to_be_retried
-from roundgate.cli.terminal import say
 from roundgate.client import Progress
 from roundgate.clock import Clock
 from roundgate.errors import NotRetryable, Unavailable
 from roundgate.protocol import OPEN, TERMINAL, Status
 from roundgate.runtime.startup import Stores
 from roundgate.storage import Cancelled, Ending, TaskRecord, TaskRef, Wanted
-from roundgate.tasks import retry
+from roundgate.tasks.retrying import retry
 
 CANCELLED_BY_OPERATOR: Final = "The operator cancelled the task"
 PAGE: Final = 100

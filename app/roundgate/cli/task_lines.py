@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from roundgate.cli.arguments import UNITS_S
-from roundgate.cli.terminal import say
+from roundgate.cli.output import say
 from roundgate.clock import iso
 from roundgate.json import decode
 from roundgate.protocol import Status
 from roundgate.storage import Ending, TaskRecord, TaskRef
-from roundgate.tasks import StepDone
+from roundgate.tasks.progress import StepDone
 
 HEAD: Final = ("TASK", "TOOL", "STATUS", "OUTCOME", "AGE", "CHANGED", "ATTEMPTS", "DOING")
 

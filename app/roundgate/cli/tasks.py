@@ -12,9 +12,8 @@ from typing import Final, TypeAlias
 from roundgate import config
 from roundgate.cli import task_acting
 from roundgate.cli.arguments import configuration_file
-from roundgate.cli.output import show_json
+from roundgate.cli.output import say, show_json
 from roundgate.cli.task_lines import HEAD, doing, facts_of, print_facts, print_table, row_of
-from roundgate.cli.terminal import say
 from roundgate.clock import Clock, iso
 from roundgate.errors import Unavailable
 from roundgate.protocol import Status
@@ -22,7 +21,8 @@ from roundgate.runtime.startup import Stores, make_stores
 from roundgate.settings import Settings, TasksConfig
 from roundgate.settings import process as settings
 from roundgate.storage import TaskRecord, TaskRef
-from roundgate.tasks import Sweep, steps_done
+from roundgate.tasks.progress import steps_done
+from roundgate.tasks.sweep import Sweep
 
 PLACEHOLDER: Final = "unset-while-tasks-are-looked-at"
 """Stands for variables that only the gateway has."""

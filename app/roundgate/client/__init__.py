@@ -28,7 +28,6 @@ from roundgate.client.elicitation import recognize_input_required as recognize_i
 from roundgate.client.elicitation import run_elicitation_chain as run_elicitation_chain
 from roundgate.client.events import EventReader as EventReader
 from roundgate.client.flows import VERSIONS as VERSIONS
-from roundgate.client.headers import of_request as of_request
 from roundgate.client.limits import Limits as Limits
 from roundgate.client.listening import Change as Change
 from roundgate.client.questions import ACCEPT as ACCEPT
@@ -40,13 +39,14 @@ from roundgate.client.reading import Observer as Observer
 from roundgate.client.requests import envelope as envelope
 from roundgate.client.requests import headers_of as headers_of
 from roundgate.client.requests import message as message
+from roundgate.client.requests import of_request as of_request
 from roundgate.client.session import Client as Client
 from roundgate.client.task import Task as Task
 from roundgate.client.task import handle_of as handle_of
 from roundgate.client.task import split_handle as split_handle
 from roundgate.client.transport import HttpRequest as HttpRequest
 from roundgate.client.transport import HttpResponse as HttpResponse
-from roundgate.client.transport import SocketTransport as SocketTransport
+from roundgate.client.transport import HttpxTransport as HttpxTransport
 from roundgate.client.transport import Transport as Transport
 from roundgate.client.transport import Url as Url
 from roundgate.client.types import CallResult as CallResult

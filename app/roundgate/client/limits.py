@@ -20,7 +20,6 @@ class Limits:
     idle_s: float = 60.0
     keep_alive_s: float = 4.0
     request_s: float = 600.0
-    max_head: int = 64 * 1024
     max_message: int = 32 * 1024 * 1024
     max_state: int = 1024 * 1024
     max_rounds: int = 10

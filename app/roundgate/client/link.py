@@ -4,7 +4,7 @@ notifications in, in either era.
 Knows how a request looks in each revision, what is sent again when it is lost, and the session of
 an older server. Does not know what a request is for: that is `flows`, and `connection` puts the two
 together. `sender` does the HTTP around one request, `reading` makes messages of what comes,
-`older_request` and `session_stream` do what only older revisions have.
+`older` does what only older revisions have.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ from typing import Any, Final, TypeVar
 from roundgate.client import requests
 from roundgate.client.auth import Auth
 from roundgate.client.events import ServerEvent
-from roundgate.client.headers import of_request
 from roundgate.client.limits import Limits
-from roundgate.client.older_request import OlderRequest
+from roundgate.client.older import OlderRequest, SessionStream
 from roundgate.client.reading import Observer, Reader, is_stream, result_of
-from roundgate.client.reasons import reason_of
-from roundgate.client.sender import Sender
-from roundgate.client.session_stream import SessionStream
+from roundgate.client.requests import of_request
+from roundgate.client.sender import Sender, reason_of
 from roundgate.client.transport import HttpResponse, Transport, Url
 from roundgate.client.types import Json, is_modern
 from roundgate.errors import (

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 from roundgate.client.events import EventReader, ServerEvent
 from roundgate.client.flows import is_error, rpc_error
 from roundgate.client.limits import Limits
-from roundgate.client.reasons import reason_in, reason_of
+from roundgate.client.sender import reason_in, reason_of
 from roundgate.client.transport import HttpResponse, read_body, refuse_compressed
 from roundgate.client.types import Json
 from roundgate.errors import BadAnswer, HttpRefused, ParseError, SessionOver, TryLater

@@ -16,23 +16,22 @@ from urllib.parse import urldefrag
 from roundgate.client.answers import Answers, AnswersLike
 from roundgate.client.auth import Auth
 from roundgate.client.cache import Cache
-from roundgate.client.call_options import CallOptions, listener_of
-from roundgate.client.connection import Connection
+from roundgate.client.connection import CallOptions, Connection, listener_of
 from roundgate.client.flows import VERSIONS, Finished, call, every_page, follow
-from roundgate.client.headers import of_arguments
 from roundgate.client.limits import Limits
 from roundgate.client.link import NO_LISTENER, Link, Listener
 from roundgate.client.listening import Subscription
-from roundgate.client.older_tasks import (
+from roundgate.client.older import (
     call_as_older_task,
     follow_older,
     has_older_tasks,
     wants_older_task,
 )
 from roundgate.client.reading import Observer
+from roundgate.client.requests import of_arguments
 from roundgate.client.task import Task, split_handle
 from roundgate.client.tool_list import ToolList
-from roundgate.client.transport import SocketTransport, Transport, Url
+from roundgate.client.transport import HttpxTransport, Transport, Url
 from roundgate.client.types import (
     CallResult,
     Completion,
@@ -81,7 +80,7 @@ class Client:
 
     `auth` is one of `roundgate.client.auth`, or a bearer token as text. `answers` are asked after
     those of each call. `versions` are the revisions that it may speak, newest first. `http` is an
-    `httpx.AsyncClient` to send through instead of its own sockets. `observer` sees every message.
+    `httpx.AsyncClient` to send through instead of one of its own. `observer` sees every message.
     One client may be used by many tasks at once.
     """
 
@@ -110,7 +109,7 @@ class Client:
         declared = dict(CAPABILITIES if capabilities is None else capabilities)
         self._link = Link(
             Url.parse(self.url),
-            transport or _transport(http, limits, tls),
+            transport or HttpxTransport(limits, tls=tls, http=http),
             info=own_info,
             capabilities=declared,
             limits=limits,
@@ -439,16 +438,6 @@ class Client:
 def _continued(request_state: str | None, input_responses: Mapping[str, Any] | None) -> Json:
     state = {} if request_state is None else {"requestState": request_state}
     return state if input_responses is None else {**state, "inputResponses": dict(input_responses)}
-
-
-def _transport(
-    http: httpx.AsyncClient | None, limits: Limits, tls: ssl.SSLContext | None
-) -> Transport:
-    if http is None:
-        return SocketTransport(limits, tls=tls)
-    from roundgate.client.httpx_transport import HttpxTransport
-
-    return HttpxTransport(http, limits)
 
 
 def _auth(given: Auth | str | None) -> Auth | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from roundgate.client.answers import AnswersLike
-from roundgate.client.older_tasks import read_older_task
+from roundgate.client.older import read_older_task
 from roundgate.client.questions import Question, response_to
 from roundgate.client.types import CallResult, TaskState
 from roundgate.errors import WrongHandle

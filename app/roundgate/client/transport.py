@@ -1,29 +1,28 @@
-"""How requests reach a server: what every transport does, and the one that needs
-nothing but asyncio's sockets.
+"""HTTP requests to a server, and the transport that sends them through httpx.
 
-A transport sends one HTTP request and hands out the response while it arrives. It follows no
-redirect, keeps no cookies and reads no proxies from the environment;
-`roundgate.client.httpx_transport` is there for who needs those.
+A transport sends one HTTP request and returns the response while its body arrives. It follows no
+redirect, keeps no cookies, unpacks no compressed body and reads no proxies from the environment.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, cast
 from urllib.parse import urlsplit
 
-from roundgate.client.http1 import END_OF_HEAD, Body, Head, parse_head, request_head
 from roundgate.client.limits import Limits
 from roundgate.errors import BadAnswer, ClientError, ConnectionLost, Remedy, TimedOut
+from roundgate.net.leftovers import drop_if_more_came
+from roundgate.net.tls import trust_store
 from roundgate.protocol import is_plain_host
 
-_READ: Final = 256 * 1024
-_IDLE_PER_ORIGIN: Final = 16
-_MAX_INTERIM: Final = 16
+if TYPE_CHECKING:
+    import httpx
+
+_MAX_IDLE: Final = 16
 _LONGEST_LABEL: Final = 63
 
 
@@ -166,239 +165,138 @@ async def read_body(response: HttpResponse, limit: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-class SocketTransport:
-    """HTTP/1.1 over asyncio's sockets, with connections that are kept for the next request."""
+class HttpxTransport:
+    """Sends through httpx: a client of its own, or one that its owner closes."""
 
-    def __init__(self, limits: Limits, *, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        tls: ssl.SSLContext | None = None,
+        http: httpx.AsyncClient | None = None,
+    ) -> None:
+        """Open no connection yet.
+
+        Args:
+            limits: bounds of time, connections and sizes.
+            tls: settings of TLS; `None` trusts the authorities of certifi, or those that
+                `SSL_CERT_FILE` names.
+            http: the client to send through, for proxies, HTTP/2 or an app in this process.
+        """
         self._limits = limits
         self._tls = tls
-        self._idle: dict[tuple[str, str, int], list[_Connection]] = {}
-        self._open: set[_Connection] = set()
-        self._places = asyncio.Semaphore(limits.max_connections)  # one for each request under way
+        self._http = http
+        self._is_own = http is None
 
     async def send(self, request: HttpRequest) -> HttpResponse:
-        sent = request_head(
+        """See `Transport`."""
+        import httpx
+
+        timeout = httpx.Timeout(self._limits.idle_s, connect=self._limits.connect_s, pool=None)
+        headers = [("Host", request.url.authority), *request.headers]
+        # These are all headers: none of the client's defaults, and no cookies.
+        built = httpx.Request(
             request.method,
-            request.url.target,
-            [("Host", request.url.authority), *request.headers],
-            None if request.body is None else len(request.body),
-        ) + (request.body or b"")
-        await self._places.acquire()
+            str(request.url),
+            headers=[(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers],
+            content=request.body,
+            extensions={"timeout": timeout.as_dict(), "target": request.url.target.encode()},
+        )
+        if self._http is None:
+            self._http = _make_client(self._limits, self._tls)
         try:
-            connection = self._take_idle(request.url.origin) or await self._connect(request.url)
-            try:
-                head, rest = await connection.begin(sent)
-                return _SocketResponse(self, connection, head, rest)
-            except BaseException:
-                self._drop(connection)
-                raise
-        except BaseException:
-            self._places.release()
-            raise
+            response = await self._http.send(built, stream=True, auth=None, follow_redirects=False)
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+            raise _translated(error, request.url, self._limits) from None
+        return _HttpxResponse(response, request.url, self._limits)
 
     async def close(self) -> None:
-        self._idle.clear()
-        for connection in list(self._open):
-            self._drop(connection)
-        await asyncio.sleep(0)
-
-    def _take_idle(self, origin: tuple[str, str, int]) -> _Connection | None:
-        idle = self._idle.get(origin, [])
-        while idle:
-            connection = idle.pop()
-            if connection.is_usable and connection.idle_for_s() < self._limits.keep_alive_s:
-                return connection
-            self._drop(connection)
-        return None
-
-    async def _connect(self, url: Url) -> _Connection:
-        # no more requests than that are under way: some are idle
-        if len(self._open) >= self._limits.max_connections:
-            for idle in self._idle.values():
-                while idle:
-                    self._drop(idle.pop())
-        connection = await self._open_connection(url)
-        self._open.add(connection)
-        return connection
-
-    async def _open_connection(self, url: Url) -> _Connection:
-        try:
-            async with asyncio.timeout(self._limits.connect_s):
-                tls = self._tls_context() if url.scheme == "https" else None
-                reader, writer = await asyncio.open_connection(
-                    url.host, url.port, ssl=tls, limit=_READ
-                )
-        except TimeoutError:
-            seconds = self._limits.connect_s
-            raise TimedOut(
-                f"No connection to {url.authority} within {seconds:g} s (limit connect_s)",
-                was_sent=False,
-            ) from None
-        except ssl.SSLError as error:
-            reason = getattr(error, "verify_message", "") or error.reason or "TLS failed"
-            raise ConnectionLost(
-                f"No secure connection to {url.authority}: {reason}", was_sent=False
-            ) from None
-        except OSError as error:
-            reason = error.strerror or type(error).__name__
-            raise ConnectionLost(
-                f"No connection to {url.authority}: {reason}", was_sent=False
-            ) from None
-        return _Connection(url, reader, writer, self._limits)
-
-    def _tls_context(self) -> ssl.SSLContext:
-        if self._tls is None:
-            self._tls = ssl.create_default_context()
-        return self._tls
-
-    def _keep(self, connection: _Connection) -> None:
-        idle = self._idle.setdefault(connection.url.origin, [])
-        if len(idle) < _IDLE_PER_ORIGIN and connection in self._open:
-            connection.idle_since_s = time.monotonic()
-            idle.append(connection)
-        else:
-            self._drop(connection)
-
-    def _drop(self, connection: _Connection) -> None:
-        if connection in self._open:
-            self._open.discard(connection)
-            connection.abort()
+        """Close every connection of the transport's own client."""
+        if self._is_own and self._http is not None:
+            await self._http.aclose()
+            self._http = None
 
 
-class _Connection:
-    """One socket, with at most one request under way."""
-
-    __slots__ = ("_limits", "_reader", "_writer", "idle_since_s", "url")
-
-    def __init__(
-        self, url: Url, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: Limits
-    ) -> None:
-        self.url = url
-        self._reader = reader
-        self._writer = writer
+class _HttpxResponse:
+    def __init__(self, response: httpx.Response, url: Url, limits: Limits) -> None:
+        self._response = response
+        self._url = url
         self._limits = limits
-        self.idle_since_s = 0.0
-        """When its last answer was read, monotonic."""
-
-    def idle_for_s(self) -> float:
-        """For how long it has had no request."""
-        return time.monotonic() - self.idle_since_s
-
-    @property
-    def is_usable(self) -> bool:
-        return not (self._writer.is_closing() or self._reader.at_eof() or self._reader.exception())
-
-    async def begin(self, sent: bytes) -> tuple[Head, bytes]:
-        """Send a request; the head of its answer, and what came of its body with it."""
-        try:
-            self._writer.write(sent)
-            if len(sent) > _READ:
-                await self._writer.drain()
-        except (OSError, RuntimeError):
-            raise self._lost() from None
-        received = b""
-        interim = 0
-        while True:
-            end = received.find(END_OF_HEAD)
-            if end < 0:
-                if len(received) > self._limits.max_head:
-                    raise BadAnswer(
-                        f"The server sent a head of more than {self._limits.max_head} bytes"
-                    )
-                if not (data := await self.read()):
-                    raise self._lost()
-                received = received + data if received else data
-                continue
-            head = parse_head(received[:end])
-            received = received[end + len(END_OF_HEAD) :]
-            if head.status == 101:
-                raise BadAnswer("The server switches to another protocol, which nobody asked for")
-            if head.status >= 200:
-                return head, received
-            interim += 1
-            if interim > _MAX_INTERIM:
-                raise BadAnswer(
-                    f"The server announces an answer more than {_MAX_INTERIM} times and sends none"
-                )
-
-    async def read(self) -> bytes:
-        """What arrives next; empty at the end of the connection."""
-        try:
-            async with asyncio.timeout(self._limits.idle_s):
-                return await self._reader.read(_READ)
-        except TimeoutError:
-            raise TimedOut(
-                f"Nothing came from {self.url.authority} for {self._limits.idle_s:g} s (limit "
-                "idle_s)"
-            ) from None
-        except OSError:
-            raise self._lost() from None
-
-    def _lost(self) -> ConnectionLost:
-        return ConnectionLost(
-            f"{self.url.authority} closed the connection before its answer was whole", was_sent=True
-        )
-
-    def abort(self) -> None:
-        self._writer.transport.abort()
-
-
-class _SocketResponse:
-    """A response on one of the transport's own connections."""
-
-    __slots__ = ("_body", "_connection", "_head", "_is_over", "_rest", "_transport")
-
-    def __init__(
-        self, transport: SocketTransport, connection: _Connection, head: Head, rest: bytes
-    ) -> None:
-        self._transport = transport
-        self._connection = connection
-        self._head = head
-        self._rest = rest
-        self._is_over = False
-        self._body = Body(head)
 
     @property
     def status(self) -> int:
-        return self._head.status
+        return self._response.status_code
 
     @property
     def headers(self) -> Mapping[str, str]:
-        return self._head.headers
+        return self._response.headers
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        body = self._body
+        import httpx
+
         try:
-            if self._rest:
-                data, self._rest = self._rest, b""
-                if part := body.feed(data):
-                    yield part
-            while not body.is_done:
-                data = await self._connection.read()
-                if not data:
-                    if not body.end():
-                        raise self._connection._lost()
-                    break
-                if part := body.feed(data):
-                    yield part
-        except BaseException:
-            self._give_back(keep=False)
-            raise
-        self._give_back(
-            keep=self._head.keeps_alive and not body.ends_with_the_connection and not body.left_over
-        )
+            async for part in cast("httpx.AsyncByteStream", self._response.stream):
+                yield part
+        except httpx.HTTPError as error:
+            raise _translated(error, self._url, self._limits) from None
+        await drop_if_more_came(self._response)
 
     async def close(self) -> None:
-        if self._body.is_done and not self._rest and not self._body.left_over:
-            self._give_back(keep=self._head.keeps_alive)
-        self._give_back(keep=False)
+        await asyncio.shield(self._response.aclose())
 
-    def _give_back(self, *, keep: bool) -> None:
-        if self._is_over:
-            return
-        self._is_over = True
-        self._transport._places.release()
-        if keep:
-            self._transport._keep(self._connection)
-        else:
-            self._transport._drop(self._connection)
+
+def _make_client(limits: Limits, tls: ssl.SSLContext | None) -> httpx.AsyncClient:
+    from http.cookiejar import CookieJar, DefaultCookiePolicy
+
+    import httpx
+
+    return httpx.AsyncClient(
+        verify=tls or trust_store(),
+        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
+        trust_env=False,
+        limits=httpx.Limits(
+            max_connections=limits.max_connections,
+            max_keepalive_connections=_MAX_IDLE,
+            keepalive_expiry=limits.keep_alive_s,
+        ),
+    )
+
+
+def _translated(error: Exception, url: Url, limits: Limits) -> ClientError:
+    import httpx
+
+    match error:
+        case httpx.ConnectTimeout() | httpx.PoolTimeout():
+            return TimedOut(
+                f"No connection to {url.authority} within {limits.connect_s:g} s (limit connect_s)",
+                was_sent=False,
+            )
+        case httpx.TimeoutException():
+            return TimedOut(
+                f"Nothing came from {url.authority} for {limits.idle_s:g} s (limit idle_s)"
+            )
+        case httpx.ConnectError():
+            what = "secure connection" if url.scheme == "https" else "connection"
+            return ConnectionLost(
+                f"No {what} to {url.authority}{_reason_of(error)}", was_sent=False
+            )
+        case httpx.LocalProtocolError():  # its text has the header, which may be a credential
+            return ClientError("The request cannot be sent: a header has a forbidden character")
+        case httpx.RemoteProtocolError() | httpx.InvalidURL() | UnicodeError():
+            if "disconnected" not in str(error) and "closed" not in str(error):
+                return BadAnswer(f"{url.authority} does not answer in HTTP as it should")
+    return ConnectionLost(
+        f"{url.authority} closed the connection before its answer was whole", was_sent=True
+    )
+
+
+def _reason_of(error: BaseException) -> str:
+    """Return ": " and the reason that the operating system or TLS gives for a failure."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, ssl.SSLError):
+            return f": {getattr(found, 'verify_message', '') or found.reason or 'TLS failed'}"
+        if isinstance(found, OSError) and found.strerror:
+            return f": {found.strerror}"
+        found = found.__cause__ or found.__context__
+    return ""

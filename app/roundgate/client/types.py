@@ -14,7 +14,7 @@ from roundgate.errors import BadAnswer
 from roundgate.json import encode
 
 if TYPE_CHECKING:
-    from roundgate.client.annotations import ParamHeader
+    from roundgate.protocol.v2026_07_28.requests import ParamHeader
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -173,7 +173,7 @@ def _mirrored_arguments(schema: Json) -> Sequence[ParamHeader]:
     # as in most schemas: what reads the others is not even imported
     if b'"x-mcp-header"' not in encode(schema):
         return ()
-    from roundgate.client.annotations import mirrored_arguments
+    from roundgate.protocol.v2026_07_28.requests import mirrored_arguments
 
     return mirrored_arguments(schema)
 

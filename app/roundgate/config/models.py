@@ -98,6 +98,25 @@ class GatewayConfig(Model):
         PackageConfig.model_construct(), description="What `roundgate package` puts into functions."
     )
 
+    @property
+    def endpoints(self) -> dict[str, str]:
+        """The name of the view at each path of an MCP endpoint, the path of `http` first; the
+        endpoint of all tools has an empty name."""
+        views = {view.effective_path: view.name for view in self.views}
+        usual = views.pop(self.http.path, "")
+        return {self.http.path: usual, **views}
+
+    def view(self, name: str) -> ViewConfig | None:
+        """Return the settings of a view, or `None` for the endpoint of all tools."""
+        return next((view for view in self.views if view.name == name), None)
+
+    def server_of(self, view: str) -> ServerConfig:
+        """Return what a view says of itself to clients."""
+        found = self.view(view)
+        if found is None or found.instructions is None:
+            return self.server
+        return self.server.model_copy(update={"instructions": found.instructions})
+
     @model_validator(mode="after")
     def _views_differ(self) -> GatewayConfig:
         paths = [view.effective_path for view in self.views]

@@ -341,6 +341,10 @@ class Import:
     is_required: bool
     """Whether the module cannot do without: it is neither tried with a way out
     nor for a type checker."""
+    is_for_types: bool = False
+    """Whether only type checkers see the import."""
+    members: tuple[str, ...] = ()
+    """The names that a `from` import takes of the module."""
 
 
 def imported(source: Path) -> list[Import]:
@@ -353,20 +357,26 @@ def imported(source: Path) -> list[Import]:
     return list(_imports(tree.body, is_required=True))
 
 
-def _imports(body: Sequence[ast.AST], *, is_required: bool) -> Iterator[Import]:
+def _imports(
+    body: Sequence[ast.AST], *, is_required: bool, is_for_types: bool = False
+) -> Iterator[Import]:
     for node in body:
         match node:
             case ast.Import(names=names):
-                yield from (Import(one.name, node.lineno, is_required) for one in names)
-            case ast.ImportFrom(module=str(module), level=0):
-                yield Import(module, node.lineno, is_required)
+                for one in names:
+                    yield Import(one.name, node.lineno, is_required, is_for_types)
+            case ast.ImportFrom(module=str(module), level=0, names=names):
+                members = tuple(one.name for one in names)
+                yield Import(module, node.lineno, is_required, is_for_types, members)
             case ast.Try(handlers=handlers) if any(map(_catches_imports, handlers)):
-                yield from _imports(list(ast.iter_child_nodes(node)), is_required=False)
+                tried = list(ast.iter_child_nodes(node))
+                yield from _imports(tried, is_required=False, is_for_types=is_for_types)
             case ast.If(test=test) if "TYPE_CHECKING" in ast.unparse(test):
-                yield from _imports(node.body, is_required=False)
+                yield from _imports(node.body, is_required=False, is_for_types=True)
                 yield from _imports(node.orelse, is_required=is_required)
             case _:
-                yield from _imports(list(ast.iter_child_nodes(node)), is_required=is_required)
+                inside = list(ast.iter_child_nodes(node))
+                yield from _imports(inside, is_required=is_required, is_for_types=is_for_types)
 
 
 def _catches_imports(handler: ast.ExceptHandler) -> bool:

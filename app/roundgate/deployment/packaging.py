@@ -1,9 +1,10 @@
 """`roundgate package`: the zips of the two Lambda functions, and the template that deploys them.
 
-    gateway.zip   roundgate without its command line     FastAPI, Mangum, and what they and roundgate need
-    worker.zip    the same without roundgate.http, main  neither FastAPI nor Mangum, PyJWT nor cryptography
+    gateway.zip   FastAPI, Mangum, and what they and roundgate need
+    worker.zip    neither FastAPI nor Mangum, PyJWT nor cryptography
 
-Both get the files of the repository (`contents`) and the packages that its tools need (`locking`);
+Of roundgate each gets the modules that it can import (`own_code`). Both get the files of the
+repository (`contents`) and the packages that its tools need (`locking`);
 gateway.yaml becomes gateway.json, so that a cold start parses no YAML and the zip needs no PyYAML.
 boto3 is the runtime's own. Everything is compiled to the runtime's byte code: a function cannot
 write any, and would compile all it imports with each cold start.
@@ -31,6 +32,7 @@ from roundgate.deployment import (
     literals,
     locking,
     missing,
+    own_code,
     places,
     requirements,
     runtime,
@@ -58,8 +60,6 @@ _UNNEEDED: Final = (
     *("**/tests", "**/*.pyi", "**/py.typed", "**/__pycache__", "bin"),
 )
 """Of packages; what `importlib.metadata` reads stays, and so do the licenses."""
-_ON_A_MACHINE: Final = ("cli", "deployment", "docs", "README.md")
-"""What of roundgate no function runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +67,14 @@ class Function:
     """One of the two."""
 
     name: str
+    entry: str
+    """The module with its handler."""
     does_without: frozenset[str]
-    leaves_out: tuple[str, ...]
 
 
 FUNCTIONS: Final = (
-    Function("gateway", frozenset(), ("lambda_worker.py", *_ON_A_MACHINE)),
-    Function(
-        "worker",
-        GATEWAYS_NEED,
-        (
-            *("http", "main.py", "lambda_http.py"),
-            *_ON_A_MACHINE,
-        ),
-    ),
+    Function("gateway", "roundgate.lambda_http", frozenset()),
+    Function("worker", "roundgate.lambda_worker", GATEWAYS_NEED),
 )
 
 PLACEHOLDER: Final = "unset-while-packaging"
@@ -200,8 +194,8 @@ def _staged(
     for pattern in _UNNEEDED:
         for path in staging.glob(pattern):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    _copy_roundgate(function, staging)
     copy_files(planned, staging)
+    _copy_roundgate(function, planned, staging)
     if found := list(missing.unpacked(planned.contents, staging, function.name)):
         return found
     given = {name: os.environ[name] for name in planned.file.config.env if name in os.environ}
@@ -260,17 +254,15 @@ def _remove_distribution(name: str, staging: Path) -> None:
             folder.rmdir()
 
 
-def _copy_roundgate(function: Function, staging: Path) -> None:
-    def left_out(directory: str, names: list[str]) -> list[str]:
-        is_top = Path(directory) == places.PACKAGE
-        return [
-            name
-            for name in names
-            if name == "__pycache__" or (is_top and name in function.leaves_out)
-        ]
-
-    shutil.copytree(places.PACKAGE, staging / "roundgate", ignore=left_out, dirs_exist_ok=True)
-    (staging / "roundgate/py.typed").unlink(missing_ok=True)
+def _copy_roundgate(function: Function, planned: Plan, staging: Path) -> None:
+    """Copy the modules of roundgate that a function with these files and back ends can import."""
+    entries = {function.entry, *own_code.imports_of_packed(staging)}
+    for backend in planned.file.config.backends:
+        entries.update((*own_code.modules_of_kind(backend), *backend.packed_modules))
+    for file in own_code.reachable(entries):
+        target = staging / places.PACKAGE.name / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(places.PACKAGE / file, target)
 
 
 def copy_files(planned: Plan, staging: Path) -> None:

@@ -13,7 +13,6 @@ import yaml
 from roundgate.deployment import granting, places
 from roundgate.deployment.packaging import Plan
 from roundgate.deployment.stack.template import Template
-from roundgate.runtime.endpoints import endpoints_of
 
 _CODE: Final = {
     "GatewayFunction": "gateway.zip",
@@ -52,7 +51,7 @@ def rendered(planned: Plan) -> dict[str, Any]:
 def _name_endpoints(source: dict[str, Any], planned: Plan) -> None:
     """Write the paths of the endpoints into the outputs. All of them use the API's default
     route."""
-    usual, *of_views = endpoints_of(planned.file.config)
+    usual, *of_views = planned.file.config.endpoints
     source["Mappings"]["Endpoints"]["Usual"]["Path"] = usual
     if of_views:
         base = source["Outputs"]["Endpoint"]["Value"]["Fn::Sub"][1]["Base"]

@@ -18,7 +18,6 @@ from roundgate.backends import Serving, ToolScopes, ViewConfig
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.errors import AuthError, ConfigError, Problem
-from roundgate.runtime.endpoints import endpoints_of, view_of
 from roundgate.settings import AuthorizerConfig, JwtAuthConfig, Settings
 
 WELL_KNOWN: Final = "/.well-known/oauth-protected-resource"
@@ -122,11 +121,11 @@ def make_resources(
         view: ProtectedResource(
             origin,
             path,
-            _auth_of(auth, view_of(file.config, view)),
+            _auth_of(auth, file.config.view(view)),
             ToolScopes(serving, view),
             is_usual=path == usual,
         )
-        for path, view in endpoints_of(file.config).items()
+        for path, view in file.config.endpoints.items()
     }
 
 
@@ -150,9 +149,9 @@ def make_verifiers(
     is for one view alone."""
     auth = config.auth
     if auth == "none":
-        return {view: LocalVerifier() for view in endpoints_of(config).values()}
+        return {view: LocalVerifier() for view in config.endpoints.values()}
     if isinstance(auth, AuthorizerConfig):
-        from roundgate.auth import AuthorizerVerifier
+        from roundgate.auth.authorizer import AuthorizerVerifier
 
         return {
             view: AuthorizerVerifier(resource.config)

@@ -17,24 +17,19 @@ from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.http import Endpoint, on_stop_signal, telling_of_stalls
 from roundgate.http.older.serving import OlderClients
-from roundgate.methods import (
-    CurrentMethods,
-    Methods,
-    Once,
-    Parts,
-    Rounds,
-    Use,
-    makes_tasks,
-    server_info,
-)
+from roundgate.methods.discovery import server_info
+from roundgate.methods.once import Once
+from roundgate.methods.parts import Parts
+from roundgate.methods.rounds import Rounds
+from roundgate.methods.table import CurrentMethods, Methods, Use
+from roundgate.methods.tasks import makes_tasks
 from roundgate.protocol import NEWEST, ResultFormat, notifications
-from roundgate.runtime.endpoints import endpoints_of, server_of
 from roundgate.runtime.reload import Reloader
-from roundgate.runtime.sealing import make_ring, make_sealer
+from roundgate.runtime.sealing import make_ring
 from roundgate.runtime.startup import Core
 from roundgate.settings import Settings
 from roundgate.tasks import NamedTasks, Tasks, Watch
-from roundgate.tokens import KeyRing, TaskIds
+from roundgate.tokens import KeyRing, StateSealer, TaskIds
 
 if TYPE_CHECKING:
     from roundgate.tasks.pool import Pool
@@ -70,7 +65,7 @@ class Replica:
         self._watch = Watch(file.config.tasks.poll_interval_ms / 1000)
         self._views = {
             view: self._make_view(view, ring.of_view(view))
-            for view in endpoints_of(file.config).values()
+            for view in file.config.endpoints.values()
         }
         self.endpoints = {
             view: Endpoint(one.methods, one.older.endpoint) for view, one in self._views.items()
@@ -89,7 +84,7 @@ class Replica:
             self._clock,
             self.config,
         )
-        sealer = make_sealer(config, ring, clock)
+        sealer = StateSealer(ring, clock, config.state.lifetime_s, config.state.max_bytes)
         own_tasks = Tasks(stores.tasks, stores.queue, clock, config.tasks, view)
         source = ViewSource(serving, view) if view else serving
         made = _View(
@@ -114,7 +109,7 @@ class Replica:
             clock,
             config,
             lambda results: self._serves(made, self.config, serving.now, results),
-            lambda: server_of(self.config, view),
+            lambda: self.config.server_of(view),
             streams=self._using.streams,
             view=view,
         )
@@ -128,7 +123,7 @@ class Replica:
         results: ResultFormat | None = None,
     ) -> tuple[Methods, Use]:
         name = view.parts.view
-        server = server_of(config, name)
+        server = config.server_of(name)
         made = Methods(
             config.model_copy(update={"server": server}),
             snapshot.catalog.of_view(name),

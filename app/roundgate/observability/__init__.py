@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from roundgate.observability.colours import Style as Style
-from roundgate.observability.escaping import escaped as escaped
 from roundgate.observability.frames import innermost as innermost
 from roundgate.observability.frames import place_of as place_of
 from roundgate.observability.lines import JsonFormatter as JsonFormatter
@@ -12,3 +10,5 @@ from roundgate.observability.lines import LogFormat as LogFormat
 from roundgate.observability.lines import RequestLog as RequestLog
 from roundgate.observability.lines import configure as configure
 from roundgate.observability.lines import flush as flush
+from roundgate.observability.terminal import Style as Style
+from roundgate.observability.terminal import escaped as escaped

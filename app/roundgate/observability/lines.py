@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, TextIO, TypeAlias
 from roundgate.clock import iso
 from roundgate.json import encode
 from roundgate.observability.correlation import members_here
-from roundgate.observability.escaping import escaped
+from roundgate.observability.terminal import escaped
 from roundgate.observability.tracing import TRACE
 
 LogFormat: TypeAlias = Literal["auto", "text", "json"]
@@ -127,7 +127,7 @@ class _LineHandler(logging.StreamHandler[TextIO]):
 
     def write(self, line: str) -> None:
         """Write one line, soon."""
-        loop = asyncio._get_running_loop() if self._keeps else None
+        loop = _running_loop() if self._keeps else None
         with self.lock or nullcontext():
             self._waiting.append(line)
         if loop is None or len(self._waiting) >= MAX_WAITING:
@@ -211,3 +211,10 @@ def _formatter(form: LogFormat, level: str, to: TextIO, *, alone: bool) -> loggi
     )
 
     return TextFormatter(to, whole=level == "debug")
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -1,4 +1,4 @@
-"""What is counted and measured, where an OpenTelemetry SDK with a meter is set up in the process.
+"""Metrics, recorded where the process has set up an OpenTelemetry SDK with a meter.
 
     roundgate.tasks.turns        counter, by tool and outcome      turns of workers
     roundgate.tasks.turn_time    histogram in ms, likewise         how long they took
@@ -16,7 +16,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,39 +38,23 @@ class Census:
         return {**self.open, **ages, "overdue_s": self.overdue_s, **capped}
 
 
-class Metrics(Protocol):
-    """Takes note."""
+class Metrics:
+    """Records nothing: the metrics of a process without an SDK."""
 
     def turn(self, tool: str, outcome: str, took_ms: float) -> None:
-        """A worker's turn at a task is over."""
+        """Record a worker's turn at a task."""
 
     def census(self, census: Census) -> None:
-        """The open tasks have been counted."""
+        """Record the open tasks."""
 
     def missing(self, count: int) -> None:
-        """So many back ends are not served."""
+        """Record how many back ends are not served."""
 
     def circuit(self, backend: str, host: str, *, is_open: bool) -> None:
-        """A host is left alone from now on, or called again."""
+        """Record that a host's circuit has opened or closed."""
 
 
-class NoMetrics:
-    """Where no SDK is set up."""
-
-    def turn(self, tool: str, outcome: str, took_ms: float) -> None:
-        """Nobody measures."""
-
-    def census(self, census: Census) -> None:
-        """Nobody measures."""
-
-    def missing(self, count: int) -> None:
-        """Nobody measures."""
-
-    def circuit(self, backend: str, host: str, *, is_open: bool) -> None:
-        """Nobody measures."""
-
-
-class OpenTelemetryMetrics:
+class OpenTelemetryMetrics(Metrics):
     """Instruments of the process's meter provider."""
 
     def __init__(self) -> None:
@@ -100,13 +83,11 @@ class OpenTelemetryMetrics:
         )
 
     def turn(self, tool: str, outcome: str, took_ms: float) -> None:
-        """See `Metrics`."""
         facts = {"gen_ai.tool.name": tool, "outcome": outcome}
         self._turns.add(1, facts)
         self._time.record(took_ms, facts)
 
     def census(self, census: Census) -> None:
-        """See `Metrics`."""
         for status, count in census.open.items():
             self._open.set(count, {"status": status})
         for status, age in census.oldest_s.items():
@@ -114,14 +95,12 @@ class OpenTelemetryMetrics:
         self._overdue.set(census.overdue_s)
 
     def missing(self, count: int) -> None:
-        """See `Metrics`."""
         self._missing.set(count)
 
     def circuit(self, backend: str, host: str, *, is_open: bool) -> None:
-        """See `Metrics`."""
         self._circuit.set(int(is_open), {"backend": backend, "host": host})
 
 
 def set_up() -> Metrics:
-    """Instruments if an SDK's metrics are set up in this process by now; no import otherwise."""
-    return OpenTelemetryMetrics() if "opentelemetry.sdk.metrics" in sys.modules else NoMetrics()
+    """Return instruments if the process has loaded an SDK's metrics; nothing is imported otherwise."""
+    return OpenTelemetryMetrics() if "opentelemetry.sdk.metrics" in sys.modules else Metrics()

@@ -18,10 +18,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, TextIO
 
 from roundgate.json import encode
-from roundgate.observability.colours import Style
 from roundgate.observability.correlation import members_here
-from roundgate.observability.escaping import escaped
 from roundgate.observability.frames import framed
+from roundgate.observability.terminal import Style, escaped
 from roundgate.observability.tracing import TRACE
 
 WHAT_CHARS: Final = 36

@@ -7,7 +7,6 @@ call is `context.Context`.
 from __future__ import annotations
 
 from roundgate.replay import engine as engine
-from roundgate.replay.branch_tasks import number_tasks as number_tasks
 from roundgate.replay.branches import Branch as Branch
 from roundgate.replay.branches import here as here
 from roundgate.replay.branches import inside as inside
@@ -22,6 +21,7 @@ from roundgate.replay.call import Texts as Texts
 from roundgate.replay.context import MAX_STATUS_CHARS as MAX_STATUS_CHARS
 from roundgate.replay.context import Context as Context
 from roundgate.replay.context import run_of as run_of
+from roundgate.replay.driving import number_tasks as number_tasks
 from roundgate.replay.engine import Completed as Completed
 from roundgate.replay.engine import Failed as Failed
 from roundgate.replay.engine import Restarted as Restarted

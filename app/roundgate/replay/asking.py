@@ -14,11 +14,11 @@ from typing import Any, Final, NoReturn
 from roundgate.errors import UnfitAnswer
 from roundgate.json import fresh
 from roundgate.protocol import merged
+from roundgate.replay.asyncio_internals import engine_call
 from roundgate.replay.cuts import be_cut_if_before, noting_cut
-from roundgate.replay.insides import engine_call
 from roundgate.replay.journal import Answered, Asked, Unanswered, plain, wire_key
-from roundgate.replay.learning import learn
 from roundgate.replay.questions import Answer, Form, Question, digest_of
+from roundgate.replay.recording import learn
 from roundgate.replay.run import Run
 from roundgate.replay.waiting import within_scopes
 
@@ -191,8 +191,6 @@ def _open(
 def _wire(run: Run, key: str, name: str) -> str | None:
     """The wire name of a new question: its name, with a number if another
     question has that already."""
-    if run.journal.version == 1:
-        return None
     base = name if run.journal.generation == 1 else f"{name}@{run.journal.generation}"
     wire = run.wire_names.new(base)
     return None if wire == key else wire

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
-from roundgate.replay.insides import Timer, state
+from roundgate.replay.asyncio_internals import Timer, name_of, state
 
 if TYPE_CHECKING:
     from roundgate.replay.run import Run
@@ -90,7 +90,7 @@ class Branch:
     """
 
     __slots__ = (
-        "_awaited",
+        "awaited",
         "children",
         "has_branched",
         "is_thread",
@@ -115,7 +115,8 @@ class Branch:
         """Whether another branch was ever made of this one."""
         self.timeouts: Timeouts | None = None
         """Those of `asyncio.timeout` that its run has entered, in case one has to be waited for."""
-        self._awaited: dict[int, Branch] = {}
+        self.awaited: dict[int, Branch] = {}
+        """The branches of coroutines of `as_completed` whose tasks are not created yet, by id."""
 
     @property
     def limits(self) -> list[Scope]:
@@ -139,15 +140,15 @@ class Branch:
 
     def created(self, coroutine: object) -> Branch:
         """The branch of a task that is being created."""
-        function = _name_of(coroutine)
+        function = name_of(coroutine)
         number = self.children[function] = self.children.get(function, -1) + 1
         return self._child(f"{function}@{number}")
 
-    def notice(self, timer: Timer) -> None:
-        """Keep a timer that its code has set."""
+    def notice(self, timer: Timer, task: asyncio.Task[Any]) -> None:
+        """Keep a timer that its code has set, and the task whose wait it ends."""
         if self.timeouts is None:
             self.timeouts = Timeouts()
-        self.timeouts.add(timer, self.path)
+        self.timeouts.add(timer, self.path, task)
 
     def _child(self, segment: str) -> Branch:
         self.has_branched = True
@@ -156,23 +157,6 @@ class Branch:
         child = Branch(self.owner, f"{self.path}{segment}/")
         child.scopes, child.is_thread, child.timeouts = self.scopes, self.is_thread, self.timeouts
         return child
-
-
-_OF_ANYIO: Final = frozenset({"_run_coro", "_run_wrapped_task"})
-"""Coroutines in which anyio's task groups wrap every function; it holds the coroutine."""
-
-
-def _name_of(coroutine: object) -> str:
-    function = _last_name(coroutine)
-    if function not in _OF_ANYIO:
-        return function
-    given = getattr(getattr(coroutine, "cr_frame", None), "f_locals", {})
-    return _last_name(given.get("coro") or getattr(given.get("self"), "_coro", coroutine))
-
-
-def _last_name(coroutine: object) -> str:
-    qualified: str = getattr(coroutine, "__qualname__", type(coroutine).__qualname__)
-    return qualified.rpartition(".")[2]
 
 
 JUST_FIRED_S: Final = 1.0
@@ -186,7 +170,7 @@ class _Set(NamedTuple):
 
     timer: Timer
     path: str
-    task: weakref.ref[asyncio.Task[Any]] | None
+    task: weakref.ref[asyncio.Task[Any]]
 
     @property
     def state(self) -> str:
@@ -203,10 +187,9 @@ class Timeouts:
         self._timers: list[_Set] = []
         self._watermark = 16
 
-    def add(self, timer: Timer, path: str) -> None:
-        """Add a timer of the current task, and the path of its branch."""
-        task = asyncio.current_task()
-        self._timers.append(_Set(timer, path, None if task is None else weakref.ref(task)))
+    def add(self, timer: Timer, path: str, task: asyncio.Task[Any]) -> None:
+        """Add a timer, the path of the branch that set it, and the task whose wait it ends."""
+        self._timers.append(_Set(timer, path, weakref.ref(task)))
         if len(self._timers) > self._watermark:
             self._timers = [one for one in self._timers if one.state in ("active", "expiring")]
             self._watermark = 16 + 2 * len(self._timers)
@@ -223,10 +206,10 @@ class Timeouts:
         ]
 
     def has_ended_a_wait_of(self, task: asyncio.Task[Any] | None) -> bool:
-        """Return whether a timer that the task set has fired and its block has not been left."""
+        """Return whether a timer that ends waits of the task has fired and its block has not been
+        left."""
         return task is not None and any(
-            one.task is not None and one.task() is task and one.state == "expiring"
-            for one in self._timers
+            one.task() is task and one.state == "expiring" for one in self._timers
         )
 
     def is_ending(self, path: str) -> bool:

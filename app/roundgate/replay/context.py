@@ -13,9 +13,18 @@ function runs in a thread and gets a `SyncContext`, whose methods of the same na
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager, nullcontext
 from datetime import datetime
 from typing import Any, Final, NoReturn, TypeVar, overload
 
@@ -48,23 +57,22 @@ from roundgate.replay.steps import Options
 I = TypeVar("I")  # noqa: E741  # an item
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
+U = TypeVar("U")
+V = TypeVar("V")
 
 MAX_STATUS_CHARS: Final = 1_000
 
 log = logging.getLogger("roundgate.handler")
 
 
-class Context:
-    """One call, as its handler sees it."""
+class CallFacts:
+    """The part of a context that waits for nothing; the same for `Context` and `SyncContext`."""
 
-    __slots__ = ("_call", "_last_progress", "_run")
+    __slots__ = ("_call", "_run")
 
     def __init__(self, run: Run) -> None:
         self._call: Call = run.call
         self._run = run
-        self._last_progress: float | None = None
-
-    # who and what
 
     @property
     def principal(self) -> Principal:
@@ -114,6 +122,35 @@ class Context:
         except MissingCapability:
             return False
         return True
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Return the handler's own data for its next round: a mutable dict that contains only JSON.
+        The dict is saved when the round ends and when a task records a step."""
+        self._run.decide_by_state()
+        return self._run.journal.state
+
+    def input_response(self, key: str) -> Any:
+        """The low-level form: the client's last response under a key as it came, or `None`.
+
+        One that came without having been asked for is there only if the tool
+        takes such (`unasked_answers`).
+        """
+        self._run.decide_by_state()
+        response = self._run.journal.response(key)
+        if response is None and self._call.takes_unasked:
+            response = self._run.journal.unasked.get(key)
+        return fresh(response) if isinstance(response, dict) else None
+
+
+class Context(CallFacts):
+    """One call, as its handler sees it."""
+
+    __slots__ = ("_last_progress",)
+
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
+        self._last_progress: float | None = None
 
     # asking
 
@@ -276,18 +313,6 @@ class Context:
         """
         return await asking.ask(self._run, questions, timeout_s, default)
 
-    def input_response(self, key: str) -> Any:
-        """The low-level form: the client's last response under a key as it came, or `None`.
-
-        One that came without having been asked for is there only if the tool
-        takes such (`unasked_answers`).
-        """
-        self._run.decide_by_state()
-        response = self._run.journal.response(key)
-        if response is None and self._call.takes_unasked:
-            response = self._run.journal.unasked.get(key)
-        return fresh(response) if isinstance(response, dict) else None
-
     async def request_input(self, requests: Mapping[str, Mapping[str, Any]]) -> NoReturn:
         """The low-level form: end this round with questions; `state` is there in the next.
 
@@ -305,6 +330,7 @@ class Context:
 
     async def step(
         self,
+        /,
         name: str,
         function: Callable[..., Any],
         *args: Any,
@@ -360,6 +386,37 @@ class Context:
 
     # side by side
 
+    @overload
+    async def gather(
+        self, one: Coroutine[Any, Any, T], two: Coroutine[Any, Any, U], /
+    ) -> tuple[T, U]: ...
+    @overload
+    async def gather(
+        self,
+        one: Coroutine[Any, Any, T],
+        two: Coroutine[Any, Any, U],
+        three: Coroutine[Any, Any, V],
+        /,
+    ) -> tuple[T, U, V]: ...
+    @overload
+    async def gather(self, *coroutines: Coroutine[Any, Any, T]) -> list[T]: ...
+    async def gather(self, *coroutines: Coroutine[Any, Any, Any]) -> Any:
+        """Run coroutines side by side; return their results in their order.
+
+        Each is a branch of the handler, named after its function and numbered. To add items later,
+        use `map`, whose branches are named after the items.
+
+        Raises:
+            Exception: one of them raised it; the others were cancelled.
+        """
+        try:
+            parent = await self._run.enter("gather")
+        except BaseException:
+            for one in coroutines:
+                one.close()
+            raise
+        return await side_by_side([(parent.created(one), one) for one in coroutines])
+
     async def map(
         self,
         function: Callable[[I], Awaitable[T]],
@@ -388,7 +445,14 @@ class Context:
         if at_most is not None and at_most < 1:
             raise ValueError(f"at_most is {at_most}; at least one item has to run")
         parent = await self._run.enter("map", name)
-        return await side_by_side(function, branches(parent, name, items, key), at_most)
+        slots = nullcontext() if at_most is None else asyncio.Semaphore(at_most)
+
+        async def one(item: I) -> T:
+            async with slots:
+                return await function(item)
+
+        placed = branches(parent, name, items, key)
+        return await side_by_side([(branch, one(item)) for item, branch in placed])
 
     @asynccontextmanager
     async def branch(self, name: str) -> AsyncIterator[None]:
@@ -409,13 +473,6 @@ class Context:
         """
         return TimeLimit(self._run, name, seconds)
 
-    @property
-    def state(self) -> dict[str, Any]:
-        """Return the handler's own data for its next round: a mutable dict that contains only JSON.
-        The dict is saved when the round ends and when a task records a step."""
-        self._run.decide_by_state()
-        return self._run.journal.state
-
     async def shed(self, name: str = "shed") -> None:
         """End this round once without asking anything; the client's retry goes on from here.
 
@@ -435,7 +492,7 @@ class Context:
         """
         await waiting.continue_as_task(self._run)
 
-    async def restart(self, **arguments: Any) -> NoReturn:
+    async def restart(self, /, **arguments: Any) -> NoReturn:
         """Begin the handler anew, with these arguments and nothing remembered: for a task
         that would go on for ever.
 

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Final, NoReturn
 
 from roundgate.errors import NondeterminismError, StepFailed
 from roundgate.replay.branches import Branch, here
 from roundgate.replay.journal import Cut, Told
-from roundgate.replay.learning import in_order, tell
 from roundgate.replay.order import is_cut_wait
-from roundgate.replay.remembering import remember
+from roundgate.replay.recording import in_order, remember, turn_though_cancelled, write
 from roundgate.replay.run import Run
 
 CUT_GRACE_S: Final = 5.0
@@ -55,7 +54,22 @@ async def noting_cut(run: Run, key: str, what: str | None = None) -> AsyncIterat
                 _drop_cut_wait(run, branch)
             else:
                 after_ms = round(run.clock.monotonic_ms() - begun_ms)
-                await remember(run, Cut(key, after_ms, what), branch)
+                await _remember_cut(run, Cut(key, after_ms, what))
+        raise
+
+
+async def _remember_cut(run: Run, cut: Cut) -> None:
+    """Record a cancellation and wait for its turn, also if another cancellation comes meanwhile."""
+    if not run.root.has_branched:
+        await write(run, cut)
+        return
+    rank = run.order_here.new_rank()
+    try:
+        with suppress(asyncio.CancelledError):  # raised once the entry is durable
+            await write(run, cut)
+        await turn_though_cancelled(run, rank)
+    except BaseException:
+        run.order_here.drop(rank)
         raise
 
 
@@ -132,7 +146,11 @@ async def be_cut_again(run: Run, branch: Branch, cut: Cut) -> NoReturn:
             await asyncio.sleep(cut.after_ms / 1000 + CUT_HOLD_S)
         await asyncio.sleep(CUT_GRACE_S - CUT_HOLD_S)
     except asyncio.CancelledError:
-        await tell(run, branch, rank)
+        try:
+            await turn_though_cancelled(run, rank)
+        except BaseException:
+            order.drop(rank)
+            raise
         raise
     order.drop(rank)
     raise StepFailed(

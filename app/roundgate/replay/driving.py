@@ -1,6 +1,9 @@
-"""Driving: the resumption of a branch's coroutine.
+"""The tasks and coroutines of a handler.
 
-Every resumption of a branch passes through this module. So it can record the events that no call of
+Each asyncio task that a handler creates is a branch of it: `TaskFactory`, which the first run sets
+on the event loop, gives it its place. A task of other code costs one look at a context variable.
+
+Every resumption of a branch passes through `Driven`. So it can record the events that no call of
 ctx sees: a branch that resumes by itself (`Owner.resumed`), and a cancelled wait outside of ctx
 (`cuts`).
 """
@@ -12,20 +15,32 @@ import atexit
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeAlias, TypeVar
 
 import anyio
 
 from roundgate.errors import Suspend
+from roundgate.replay.asyncio_internals import (
+    ByAsCompleted,
+    ByWaitFor,
+    creator,
+    entered_timeout,
+    made_by_wait_for,
+    refuse_as_completed,
+    waits_alone,
+)
 from roundgate.replay.branches import END, Branch, Owner, here, inside
 from roundgate.replay.cuts import cut_wait, was_cut_here
-from roundgate.replay.insides import waits_alone
 
 if TYPE_CHECKING:
     from roundgate.replay.run import Run
 
 T = TypeVar("T")
+
+Factory: TypeAlias = Callable[..., Any]
 
 
 _given_up: Final[deque[Any]] = deque(maxlen=64)
@@ -168,3 +183,149 @@ def _end(error: BaseException) -> NoReturn:
         else "for the end of the process"
     )
     raise RuntimeError(f"the handler called {said}") from error
+
+
+class TaskFactory:
+    """A task factory that gives each task of a handler its branch. Other tasks are created as
+    before."""
+
+    def __init__(self, before: Factory | None) -> None:
+        self._before = before
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
+        place = here.get()
+        if not isinstance(place, Branch):
+            if self._before is None:  # the usual case: a server's task for a request
+                return asyncio.Task(coroutine, loop=loop, **options)
+            return self._make(loop, coroutine, options)
+        maker = creator()
+        branch = _branch_of(place, maker, coroutine)
+        context = options.pop("context", None)
+        if context is None:
+            context = copy_context()
+        elif (
+            branch is not place
+            and isinstance(context.get(here), Branch)
+            and context[here] is not place
+        ):
+            raise RuntimeError(
+                "two tasks of a handler cannot share one context=: each is a branch of its own"
+            )
+        context.run(here.set, branch)
+        driven = Driven(coroutine, branch.owner)
+        task = self._make(loop, driven, {**options, "context": context}, BranchTask)
+        if isinstance(maker, ByWaitFor):
+            made_by_wait_for.add(task)
+            if maker.timer is not None:
+                place.notice(maker.timer, task)
+        return task
+
+    def _make(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        coroutine: Any,
+        options: Mapping[str, Any],
+        kind: type[asyncio.Task[Any]] = asyncio.Task,
+    ) -> Any:
+        if self._before is not None:
+            # an earlier factory of ours may get the task: the branch is known already
+            with inside(None):
+                return self._before(loop, coroutine, **options)
+        return kind(coroutine, loop=loop, **options)
+
+
+class BranchTask(asyncio.Task[Any]):
+    """A task of a handler. Detects `asyncio.timeout`, which calls `cancelling`, and `as_completed`,
+    which calls `add_done_callback`."""
+
+    def cancelling(self) -> int:
+        place, timer = here.get(), entered_timeout()
+        if timer is not None and isinstance(place, Branch):
+            place.notice(timer, self)
+        return super().cancelling()
+
+    def add_done_callback(self, *given: Any, **options: Any) -> None:
+        refuse_as_completed()
+        super().add_done_callback(*given, **options)
+
+
+def spawn(branch: Branch, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Create a task that runs as the given branch."""
+    context = copy_context()
+    context.run(here.set, branch)
+    return BranchTask(
+        Driven(coroutine, branch.owner), loop=asyncio.get_running_loop(), context=context
+    )
+
+
+def number_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Set the task factory of the event loop, if it is not set yet."""
+    factory = loop.get_task_factory()
+    if not isinstance(factory, TaskFactory):
+        loop.set_task_factory(TaskFactory(factory))
+
+
+def _branch_of(
+    parent: Branch, maker: ByWaitFor | ByAsCompleted | None, coroutine: object
+) -> Branch:
+    """Return the branch of a new task."""
+    match maker:
+        case ByWaitFor():
+            # a journal may move from Python 3.11 to later versions, which create no task here
+            return parent
+        case ByAsCompleted(awaitables):
+            return _of_as_completed(parent, awaitables, coroutine)
+    return parent.created(coroutine)
+
+
+def _of_as_completed(parent: Branch, awaitables: Any, coroutine: Any) -> Branch:
+    """Return the branch of a coroutine of `as_completed`, numbered in the order of its list."""
+    awaited = parent.awaited
+    if id(coroutine) not in awaited:
+        if not isinstance(awaitables, Sequence):
+            raise RuntimeError(
+                "asyncio.as_completed starts coroutines in no order; give it a list of them"
+            )
+        if not any(one is coroutine for one in awaitables):
+            coroutine.close()  # the wrapper that asyncio made
+            raise RuntimeError(
+                "asyncio.as_completed starts awaitable objects in no order; give it coroutines or tasks"
+            )
+        awaited.clear()
+        for one in awaitables:
+            if asyncio.iscoroutine(one) and id(one) not in awaited:
+                awaited[id(one)] = parent.created(one)
+    return awaited.pop(id(coroutine))
+
+
+class InOwnContext(Generic[T]):
+    """An awaitable that runs a coroutine in a copy of the current context, in the current task.
+
+    A replay does not run a step again, so a handler must not see a context variable that a step has
+    set, nor the next run one that the handler has set.
+    """
+
+    __slots__ = ("_context", "_coroutine")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+        self._context = copy_context()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        run, coroutine = self._context.run, self._coroutine
+        resume = partial(coroutine.send, None)
+        while True:
+            try:
+                awaited = run(resume)
+            except StopIteration as ended:
+                value: T = ended.value
+                return value
+            try:
+                resume = partial(coroutine.send, (yield awaited))
+            except BaseException as error:
+                resume = partial(coroutine.throw, error)
+
+
+async def awaiting(awaitable: Awaitable[T]) -> T:
+    """Await an awaitable from a coroutine."""
+    return await awaitable

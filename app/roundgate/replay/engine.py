@@ -24,11 +24,9 @@ from typing import Any, Final, Generic, TypeAlias, TypeVar
 from roundgate.aio import Limit
 from roundgate.errors import CallTimeout, GatewayError, MissingCapability, Suspend
 from roundgate.protocol import merged
-from roundgate.replay.branch_tasks import number_tasks, spawn
 from roundgate.replay.branches import here
-from roundgate.replay.driving import Driven
+from roundgate.replay.driving import Driven, InOwnContext, awaiting, number_tasks, spawn
 from roundgate.replay.journal import Journal
-from roundgate.replay.own_context import InOwnContext, awaiting
 from roundgate.replay.run import Run, Stop
 from roundgate.replay.steps import WATCH
 

@@ -1,4 +1,4 @@
-"""`ctx.map`: one function for many items, side by side, each a branch that is named after its item.
+"""`ctx.gather` and `ctx.map`: coroutines side by side, each a branch. Those of `map` are named after their items.
 
 So what is remembered of an item stays with it, whatever is done for the others, when the list
 grows, and in another process.
@@ -7,14 +7,19 @@ grows, and in another process.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, Final, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
-from roundgate.replay.branch_tasks import spawn
-from roundgate.replay.branches import Branch
+from anyio import CapacityLimiter
+
+from roundgate.aio import in_thread
+from roundgate.replay.branches import Branch, inside
+from roundgate.replay.driving import spawn
 from roundgate.replay.identity import digest_of_value
-from roundgate.replay.run import NAME
+from roundgate.replay.run import NAME, Run
 
 I = TypeVar("I")  # noqa: E741  # an item
 T = TypeVar("T")
@@ -34,22 +39,12 @@ def _segment(item: Any) -> str:
     return text if NAME.fullmatch(text) else digest_of_value(item)
 
 
-async def side_by_side(
-    function: Callable[[I], Awaitable[T]], placed: list[tuple[I, Branch]], at_most: int | None
-) -> list[T]:
-    """What the function returned for each, in the order of the items.
+async def side_by_side(placed: Sequence[tuple[Branch, Coroutine[Any, Any, T]]]) -> list[T]:
+    """Run each coroutine as its branch; return their results in order.
 
-    If it raises for one, the others are cancelled, and that is raised.
+    If one raises, the others are cancelled, and its error is raised.
     """
-    slots = None if at_most is None else asyncio.Semaphore(at_most)
-
-    async def one(item: I) -> T:
-        async with AsyncExitStack() as stack:
-            if slots is not None:
-                await stack.enter_async_context(slots)
-            return await function(item)
-
-    tasks = [spawn(branch, one(item)) for item, branch in placed]
+    tasks = [spawn(branch, coroutine) for branch, coroutine in placed]
     try:
         if tasks:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -61,3 +56,92 @@ async def side_by_side(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# threads: the thread of the handler works on items too, so it never waits for a thread that only
+# itself could free
+
+HELPERS: Final = 40
+"""Threads that help at once, in one event loop."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ThreadLimit:
+    """A durable time limit of a thread. A thread cannot be cancelled, so the limit is
+    checked at each engine call."""
+
+    until_ms: int
+    is_left: bool = False
+    has_fired: bool = False
+
+    async def wait_until_settled(self) -> None:
+        """Nobody waits: see `fire`."""
+
+    @property
+    def is_pending(self) -> bool:
+        """It ends nothing by itself."""
+        return False
+
+    def fire(self) -> None:
+        """Nothing: the engine raises where it looks."""
+
+
+@dataclass(slots=True)
+class Items(Generic[I, T]):
+    """What is left to do, and what came of the rest. Any number of threads may work on it."""
+
+    function: Callable[[I], T]
+    placed: list[tuple[I, Branch]]
+    _next: int = 0
+    _values: dict[int, T] = field(default_factory=dict)
+    _errors: dict[int, BaseException] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    def __len__(self) -> int:
+        return len(self.placed)
+
+    def work(self) -> None:
+        """Run one item after the other until none is left, or one has raised."""
+        while (index := self._take()) is not None:
+            item, branch = self.placed[index]
+            try:
+                with inside(branch):
+                    self._values[index] = self.function(item)
+            except (
+                BaseException
+            ) as error:  # it belongs to who asked for the map, not to this thread
+                self._errors[index] = error
+
+    def _take(self) -> int | None:
+        with self._lock:
+            if self._errors or self._next == len(self.placed):
+                return None
+            self._next += 1
+            return self._next - 1
+
+    def results(self) -> list[T]:
+        """What the function returned, in the order of the items.
+
+        Raises:
+            BaseException: what it raised for the first of those for which it did.
+        """
+        for _, error in sorted(self._errors.items()):
+            raise error
+        return [self._values[index] for index in range(len(self.placed))]
+
+
+_limiters: WeakKeyDictionary[asyncio.AbstractEventLoop, CapacityLimiter] = WeakKeyDictionary()
+
+
+def helper(work: Callable[[], None], run: Run) -> asyncio.Future[None] | None:
+    """Start a thread that does the work, or return `None` if none is free."""
+    limiter = _limiters.setdefault(asyncio.get_running_loop(), CapacityLimiter(HELPERS))
+    if limiter.available_tokens < 1:
+        return None
+    with inside(None):
+        return asyncio.ensure_future(_help(work, run, limiter))
+
+
+async def _help(work: Callable[[], Any], run: Run, limiter: CapacityLimiter) -> None:
+    with run.quiescence.moving():
+        await in_thread(work, limiter)

@@ -6,9 +6,6 @@ what was done (steps, sleeps, time limits), and what was asked, with the answers
 rounds of a request the journal travels to the client and back, sealed; nothing in it depends on
 the process that wrote it.
 
-Version 1 had no branches: a place was a name and the number of its use in the run. A journal of
-version 1 is continued as one.
-
     question:  (nothing) ──asked──▶ Asked ──answer arrives──▶ Answered
                                       ▲                           │ unusable, or the question reads differently now
                                       └── next attempt ◀──────────┘
@@ -17,20 +14,20 @@ version 1 is continued as one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Final, TypeAlias
 
 from roundgate.errors import NotJson
 from roundgate.json import encode
 
-JOURNAL_VERSION: Final = 2
-"""What new journals are written in; every version up to it is read."""
+JOURNAL_VERSION: Final = 1
+"""The version of what journals are written in."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A step that returned. `what` is its `identity`; none was kept by version 1."""
+    """A step that returned. `what` is its `identity`; idempotency keys have none."""
 
     key: str
     value: Any
@@ -107,8 +104,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """An answer, and the digest of the question as it was shown; `None` if it
-    came unasked (version 1)."""
+    """An answer, and the digest of the question as it was shown; `None` if it came unasked."""
 
     key: str
     digest: str | None
@@ -198,6 +194,26 @@ def wire_key(key: str, attempt: int) -> str:
     return key if attempt == 1 else f"{key}~{attempt}"
 
 
+class WireNames:
+    """The names by which clients know the questions of a call. None is used twice."""
+
+    def __init__(self, taken: Iterable[str]) -> None:
+        self._taken = set(taken)
+        self._numbers: dict[str, int] = {}
+
+    def take(self, wire: str) -> None:
+        """Mark a name as taken."""
+        self._taken.add(wire)
+
+    def new(self, base: str) -> str:
+        """A free one: `confirm`, or `confirm#2`."""
+        number = self._numbers.get(base, 0) + 1
+        while (wire := base if number == 1 else f"{base}#{number}") in self._taken:
+            number += 1
+        self._numbers[base] = number - 1
+        return wire
+
+
 @dataclass(slots=True)
 class Journal:
     """What is known of one call: steps, questions, and the handler's own `state`, all JSON."""
@@ -205,7 +221,6 @@ class Journal:
     steps: dict[str, Step] = field(default_factory=dict)
     questions: dict[str, QuestionEntry] = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
-    version: int = JOURNAL_VERSION
     arguments: dict[str, Any] | None = None
     """What the handler was restarted with, in place of what it was called with."""
     generation: int = 1
@@ -265,13 +280,11 @@ class Journal:
         yield from self.questions.values()
 
     def to_json(self) -> Any:
-        """As JSON: `[[[tag, key, …], …], state, version, generation, arguments]`;
-        version 1 had the first two."""
-        head = [[row(entry) for entry in self.entries()], plain(self.state, "ctx.state")]
-        if self.version == 1:
-            return head
+        """Return it as JSON: `[[[tag, key, …], …], state, version, generation, arguments]`, the
+        last two only after a restart."""
+        rows = [row(entry) for entry in self.entries()]
         restarted = [] if self.generation == 1 else [self.generation, self.arguments]
-        return [*head, self.version, *restarted]
+        return [rows, plain(self.state, "ctx.state"), JOURNAL_VERSION, *restarted]
 
     def restarted(self, arguments: dict[str, Any]) -> Journal:
         """The journal of a handler that begins anew with these arguments."""
@@ -284,12 +297,15 @@ class Journal:
         Raises:
             ValueError, TypeError, KeyError: we did not, or a later version did.
         """
-        members: list[Any] = [*value, *[None] * (5 - len(value))]
-        rows, state, version, generation, arguments = members
-        version = _version(version, has_entries=bool(rows))
-        journal = cls(
-            state=dict(state), version=version, arguments=arguments, generation=generation or 1
-        )
+        rows, state, version, *restarted = value
+        if type(version) is not int:
+            raise ValueError("a journal's version is a number")
+        if version > JOURNAL_VERSION:
+            raise ValueError(
+                f"a journal of version {version}; the newest that is known here is {JOURNAL_VERSION}"
+            )
+        generation, arguments = restarted or (1, None)
+        journal = cls(state=dict(state), arguments=arguments, generation=generation)
         for one in rows:
             journal.add(from_row(one))
         return journal
@@ -299,23 +315,6 @@ class Journal:
         sizes = [(len(encode(row(entry)[1:])), _describe(entry)) for entry in self.entries()]
         size, what = max([*sizes, (len(encode(self.state)), "ctx.state")])
         return f"{what} ({size} bytes)"
-
-
-def _version(written: int | None, *, has_entries: bool) -> int:
-    """Which rules a journal goes on under: those of version 1 only where something
-    was remembered under them.
-
-    Raises:
-        ValueError: a later version wrote it.
-    """
-    if written is not None and type(written) is not int:
-        raise ValueError("a journal's version is a number")
-    version = written or 1
-    if version > JOURNAL_VERSION:
-        raise ValueError(
-            f"a journal of version {version}; the newest that is known here is {JOURNAL_VERSION}"
-        )
-    return version if has_entries or written else JOURNAL_VERSION
 
 
 def row(entry: Entry) -> list[Any]:

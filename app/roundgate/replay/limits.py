@@ -23,11 +23,11 @@ from types import TracebackType
 from typing import Final
 
 from roundgate.clock import Timer
+from roundgate.replay.asyncio_internals import engine_call
 from roundgate.replay.branches import Branch, inside
-from roundgate.replay.insides import engine_call
 from roundgate.replay.journal import Slept, Told
 from roundgate.replay.quiescence import wake
-from roundgate.replay.remembering import write
+from roundgate.replay.recording import write
 from roundgate.replay.run import Run
 from roundgate.replay.waiting import begin_limit
 

@@ -15,8 +15,8 @@ any number of tasks. A branch that does so endlessly ends the run with an error.
 All recorded results are delivered before new ones. A new version of the handler may have dropped
 some. A result that its branch has passed is skipped, because the places of a branch come in order.
 A result that no branch asks for delays the others by `GRACE_S`, once in a run, because branches may
-be waiting outside of the engine. A recorded cancellation of such a wait (`cuts.cut_wait`) must
-happen again.
+be waiting outside of the engine. Branches that ask later than that still get their results in
+order. A recorded cancellation of such a wait (`cuts.cut_wait`) must happen again.
 """
 
 from __future__ import annotations
@@ -171,15 +171,17 @@ class Order:
 
         Everything that the handler can do without the result happens before, in every run.
         """
-        if self._is_open or rank < self._next or (rank == math.inf and self.is_over):
-            self._has_waited = False  # that one was only late; others may be too
+        if self._is_open or (rank == math.inf and self.is_over):
             return
+        if rank < self._next:
+            # that one was only late; others may be too, and come in their order
+            self._has_waited = False
         await self._wait(rank)
 
     async def reach(self, rank: float) -> None:
         """Return when all results of a lower rank have been delivered, or `LIMIT_GRACE_S` have
         passed. With an infinite rank, also wait until nothing waits for its turn."""
-        if not self._is_open and rank >= self._next:
+        if not self._is_open:
             await self._wait(rank, is_patient=True)
 
     def upcoming(self, path: str) -> tuple[float, str] | None:

@@ -12,8 +12,7 @@ What a handler can ask of its run has modules of its own, as functions that take
     waiting       sleeps; ending a round or a turn, to go on later
     limits        durable time limits
     cuts          what the handler itself cancelled
-    remembering   entries made durable
-    learning      the order in which branches get what is known
+    recording     entries made durable, and given to the branches in order
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ from roundgate.replay.journal import (
     Told,
     Tried,
     Unanswered,
+    WireNames,
 )
 from roundgate.replay.order import Order
 from roundgate.replay.quiescence import Parked, Quiescence
-from roundgate.replay.wire_names import WireNames
 
 log = logging.getLogger("roundgate.replay")
 
@@ -167,11 +166,7 @@ class Run:
         self.owner = Owner()
         """Stands for the run in its branches."""
         self.root = Branch(self.owner)
-        self.order = (
-            Order(journal.steps.values(), self.owner)
-            if journal.steps and journal.version > 1
-            else None
-        )
+        self.order = Order(journal.steps.values(), self.owner) if journal.steps else None
         """In which order branches get what is known; `None` while nothing is."""
         self.unwritten: list[Entry] = []
         """What is written with the next step."""
@@ -218,18 +213,13 @@ class Run:
     def come_to(self, branch: Branch, kind: str, name: str) -> str:
         """Return the place of the next use of a name in a branch, and record that the handler has
         reached it."""
-        key = self.place(branch).key(kind, name)
+        key = branch.key(kind, name)
         self._ahead.discard(key)
         return key
 
     def has_learned(self, key: str) -> None:
         """Note that the handler has received the result recorded at a place."""
         self._to_learn.discard(key)
-
-    def place(self, branch: Branch) -> Branch:
-        """Where uses of a name are counted: in the branch, or under version 1
-        in the run as a whole."""
-        return self.root if self.journal.version == 1 else branch
 
     def go_beyond(self) -> None:
         """Note that this run has gone further than every earlier run."""
@@ -244,8 +234,7 @@ class Run:
         """Return whether an earlier run went further than this branch has."""
         if self._is_beyond or not (self._ahead or self._to_learn):
             return False
-        path = self.place(branch).path
-        return bool(self._to_learn) or any(key.startswith(path) for key in self._ahead)
+        return bool(self._to_learn) or any(key.startswith(branch.path) for key in self._ahead)
 
     def unasked(self) -> list[str]:
         """Return the places of steps that an earlier run began and this one has not reached."""

@@ -9,13 +9,12 @@ from typing import Any, Final
 
 from roundgate.errors import NondeterminismError, Suspend
 from roundgate.json import digest, fresh
+from roundgate.replay.asyncio_internals import engine_call
 from roundgate.replay.branches import Branch, InStep, inside
 from roundgate.replay.cuts import be_cut_again, noting_cut
 from roundgate.replay.identity import identity
-from roundgate.replay.insides import engine_call
 from roundgate.replay.journal import Began, Cut, Entry, Finished, Raised, Tried
-from roundgate.replay.learning import in_order, learn
-from roundgate.replay.remembering import be_admitted, compare, remember
+from roundgate.replay.recording import be_admitted, compare, in_order, learn, remember
 from roundgate.replay.run import Run
 from roundgate.replay.step_values import conversion_of
 from roundgate.replay.steps import (
@@ -141,7 +140,7 @@ def _task(
 ) -> Task:
     """The step at its place; ends the run if something else was there before."""
     key = run.come_to(branch, "step", name)
-    what = None if run.journal.version == 1 else identity(kind, function, args, kwargs)
+    what = identity(kind, function, args, kwargs)
     compare(run, key, what)
     return Task(key, what, function, args, kwargs)
 

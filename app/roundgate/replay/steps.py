@@ -27,8 +27,8 @@ from roundgate.errors import (
     ToolError,
 )
 from roundgate.observability.correlation import CORRELATION
+from roundgate.replay.driving import InOwnContext, awaiting
 from roundgate.replay.journal import NOT_JSON, TIMED_OUT, Began, Finished, Raised, Step, plain
-from roundgate.replay.own_context import InOwnContext, awaiting
 from roundgate.replay.step_values import conversion_of, is_converted
 
 if TYPE_CHECKING:

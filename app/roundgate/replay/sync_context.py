@@ -11,83 +11,46 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
-from functools import partial
-from typing import Any, Final, NoReturn, TypeVar, overload
+from functools import partial, wraps
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, overload
 
 from anyio import from_thread
 from pydantic import BaseModel
 
-from roundgate.auth import Principal
-from roundgate.clock import Deadline
-from roundgate.protocol import PromptMessage
-from roundgate.replay import fan_out, stepping, waiting
+from roundgate.replay import fan_out, waiting
 from roundgate.replay.branches import Branch, InStep, here, inside
-from roundgate.replay.context import Context, run_of
-from roundgate.replay.questions import Answer, Question, Root, Sampled
-from roundgate.replay.run import Run
-from roundgate.replay.steps import Options
-from roundgate.replay.thread_map import Items, ThreadLimit, helper
+from roundgate.replay.context import CallFacts, Context, run_of
+from roundgate.replay.fan_out import Items, ThreadLimit, helper
 
 HOPELESS_PAUSE_S: Final = 1.0
 
 I = TypeVar("I")  # noqa: E741  # an item
 M = TypeVar("M", bound=BaseModel)
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class SyncContext:
+def _blocking(
+    method: Callable[Concatenate[Context, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[SyncContext, P], T]:
+    """Return a method of `Context` as one that blocks its thread, with the same signature."""
+
+    @wraps(method)
+    def call(self: SyncContext, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._wait(partial(method, self._context, *args, **kwargs))
+
+    return call
+
+
+class SyncContext(CallFacts):
     """The same call, the same names; see `Context` for what each does."""
 
-    __slots__ = ("_context", "_run")
+    __slots__ = ("_context",)
 
     def __init__(self, context: Context) -> None:
+        super().__init__(run_of(context))
         self._context = context
-        self._run: Run = run_of(context)
         self._run.begin_thread()
-
-    @property
-    def principal(self) -> Principal:
-        """Who is calling."""
-        return self._context.principal
-
-    @property
-    def deadline(self) -> Deadline:
-        """When this round has to be over."""
-        return self._context.deadline
-
-    @property
-    def task_id(self) -> str | None:
-        """The id of the task that this call has become, if it has."""
-        return self._context.task_id
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether the task was cancelled."""
-        return self._context.cancelled
-
-    @property
-    def client_capabilities(self) -> Mapping[str, Any]:
-        """The capabilities this request declares."""
-        return self._context.client_capabilities
-
-    @property
-    def client_info(self) -> Mapping[str, Any] | None:
-        """The client's name and version as it gives them."""
-        return self._context.client_info
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """Continuation data of the handler's own."""
-        return self._context.state
-
-    def supports(self, *required: Question | Mapping[str, Any]) -> bool:
-        """Whether the client can be asked these questions, or has these capabilities."""
-        return self._context.supports(*required)
-
-    def input_response(self, key: str) -> Any:
-        """The client's last response under a key as it came, or `None`."""
-        return self._context.input_response(key)
 
     @overload
     def elicit(
@@ -124,66 +87,27 @@ class SyncContext:
         )
         return self._wait(ask)
 
-    def elicit_url(self, name: str, message: str, url: str) -> None:
-        """`Context.elicit_url`, blocking."""
-        self._wait(self._context.elicit_url, name, message, url)
-
-    def elicit_url_done(self, name: str) -> None:
-        """Call `Context.elicit_url_done`, blocking."""
-        self._wait(self._context.elicit_url_done, name)
-
-    def sample(
-        self,
-        name: str,
-        messages: str | Sequence[PromptMessage | Mapping[str, Any]],
-        *,
-        max_tokens: int,
-        **more: Any,
-    ) -> Sampled:
-        """`Context.sample`, blocking."""
-        return self._wait(
-            partial(self._context.sample, name, messages, max_tokens=max_tokens, **more)
-        )
-
-    def roots(self, name: str = "roots") -> list[Root]:
-        """`Context.roots`, blocking."""
-        return self._wait(self._context.roots, name)
-
-    def ask(
-        self,
-        questions: Mapping[str, Question],
-        *,
-        timeout_s: float | None = None,
-        default: Any = None,
-    ) -> dict[str, Answer]:
-        """`Context.ask`, blocking."""
-        return self._wait(
-            partial(self._context.ask, questions, timeout_s=timeout_s, default=default)
-        )
-
-    def request_input(self, requests: Mapping[str, Mapping[str, Any]]) -> NoReturn:
-        """`Context.request_input`, blocking."""
-        self._wait(self._context.request_input, requests)
-        raise AssertionError("request_input always ends the round")
-
-    def step(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        *args: Any,
-        timeout_s: float | None = None,
-        retries: int = 0,
-        backoff: float = 1.0,
-        at_most_once: bool = False,
-        **kwargs: Any,
-    ) -> Any:
-        """`Context.step`, blocking."""
-        options = Options(timeout_s, retries, backoff, at_most_once)
-        return self._wait(stepping.step, self._run, name, function, args, kwargs, options)
-
-    def idempotency_key(self, name: str) -> str:
-        """`Context.idempotency_key`, blocking."""
-        return self._wait(self._context.idempotency_key, name)
+    elicit_url = _blocking(Context.elicit_url)
+    elicit_url_done = _blocking(Context.elicit_url_done)
+    sample = _blocking(Context.sample)
+    roots = _blocking(Context.roots)
+    ask = _blocking(Context.ask)
+    request_input = _blocking(Context.request_input)
+    step = _blocking(Context.step)
+    idempotency_key = _blocking(Context.idempotency_key)
+    restart = _blocking(Context.restart)
+    shed = _blocking(Context.shed)
+    continue_as_task = _blocking(Context.continue_as_task)
+    sleep = _blocking(Context.sleep)
+    sleep_until = _blocking(Context.sleep_until)
+    poll = _blocking(Context.poll)
+    status = _blocking(Context.status)
+    progress = _blocking(Context.progress)
+    log = _blocking(Context.log)
+    tools_changed = _blocking(Context.tools_changed)
+    prompts_changed = _blocking(Context.prompts_changed)
+    resources_changed = _blocking(Context.resources_changed)
+    resource_updated = _blocking(Context.resource_updated)
 
     def map(
         self,
@@ -199,7 +123,16 @@ class SyncContext:
         if at_most < 1:
             raise ValueError(f"at_most is {at_most}; at least one item has to run")
         parent = self._wait(self._run.enter, "map", name)
-        work = Items(function, fan_out.branches(parent, name, items, key))
+        return self._run_items(Items(function, fan_out.branches(parent, name, items, key)), at_most)
+
+    def gather(self, *functions: Callable[[], Any]) -> list[Any]:
+        """Run functions without arguments side by side, in threads as those of `map`; return their
+        results in order. Each is a branch named after the function and numbered."""
+        parent = self._wait(self._run.enter, "gather")
+        placed = [(function, parent.created(function)) for function in functions]
+        return self._run_items(Items(_call, placed), len(functions))
+
+    def _run_items(self, work: Items[I, T], at_most: int) -> list[T]:
         helpers = self._wait(self._help, work, at_most - 1)
         try:
             work.work()
@@ -236,61 +169,6 @@ class SyncContext:
             branch.scopes = outside
             self._run.limits.discard(limit)
 
-    def restart(self, **arguments: Any) -> NoReturn:
-        """`Context.restart`, blocking."""
-        self._wait(partial(self._context.restart, **arguments))
-        raise AssertionError("restart always ends the run")
-
-    def shed(self, name: str = "shed") -> None:
-        """`Context.shed`, blocking."""
-        self._wait(self._context.shed, name)
-
-    def continue_as_task(self) -> None:
-        """`Context.continue_as_task`, blocking."""
-        self._wait(self._context.continue_as_task)
-
-    def sleep(self, seconds: float, name: str = "sleep") -> None:
-        """`Context.sleep`, blocking."""
-        self._wait(self._context.sleep, seconds, name)
-
-    def sleep_until(self, moment: datetime, name: str = "sleep") -> None:
-        """`Context.sleep_until`, blocking."""
-        self._wait(self._context.sleep_until, moment, name)
-
-    def poll(self, name: str, function: Callable[..., Any], *args: Any, every_s: float) -> Any:
-        """`Context.poll`, blocking."""
-        return self._wait(partial(self._context.poll, name, function, *args, every_s=every_s))
-
-    def status(self, message: str) -> None:
-        """`Context.status`, blocking."""
-        self._wait(self._context.status, message)
-
-    def progress(
-        self, progress: float, total: float | None = None, message: str | None = None
-    ) -> None:
-        """`Context.progress`, blocking."""
-        self._wait(self._context.progress, progress, total, message)
-
-    def log(self, level: str, data: Any, logger: str | None = None) -> None:
-        """`Context.log`, blocking."""
-        self._wait(self._context.log, level, data, logger)
-
-    def tools_changed(self) -> None:
-        """`Context.tools_changed`, blocking."""
-        self._wait(self._context.tools_changed)
-
-    def prompts_changed(self) -> None:
-        """`Context.prompts_changed`, blocking."""
-        self._wait(self._context.prompts_changed)
-
-    def resources_changed(self) -> None:
-        """`Context.resources_changed`, blocking."""
-        self._wait(self._context.resources_changed)
-
-    def resource_updated(self, uri: str) -> None:
-        """`Context.resource_updated`, blocking."""
-        self._wait(self._context.resource_updated, uri)
-
     def _wait(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
         """What the engine answers, asked from this thread as the branch that it is."""
         place = here.get()
@@ -316,3 +194,7 @@ class SyncContext:
             return await ask()
         finally:
             self._run.quiescence.begin()
+
+
+def _call(function: Callable[[], T]) -> T:
+    return function()

@@ -12,12 +12,11 @@ from collections.abc import Mapping
 from typing import Any, Final, NoReturn
 
 from roundgate.errors import Suspend
+from roundgate.replay.asyncio_internals import engine_call
 from roundgate.replay.branches import Branch, Scope
 from roundgate.replay.cuts import be_cut_if_before, noting_cut
-from roundgate.replay.insides import engine_call
 from roundgate.replay.journal import Cut, Passed, Slept, Told, plain
-from roundgate.replay.learning import learn, tell
-from roundgate.replay.remembering import compare, remember
+from roundgate.replay.recording import compare, learn, remember, tell
 from roundgate.replay.run import HOLD_MS, Run
 
 SHED_MARGIN_MS: Final = 250
@@ -75,7 +74,7 @@ async def sleep(run: Run, name: str, seconds: float) -> None:
     key = run.come_to(branch, "sleep", name)
     until_ms = _time_of(run, key, "sleep", seconds)
     await be_cut_if_before(run, branch, key)
-    async with noting_cut(run, key, _time_identity(run, "sleep", seconds)):
+    async with noting_cut(run, key, _time_identity("sleep", seconds)):
         await _sleep(run, branch, key, until_ms)
 
 
@@ -84,7 +83,7 @@ async def sleep_until(run: Run, name: str, until_ms: int) -> None:
     """Wait for a moment, in milliseconds since the epoch."""
     branch = await run.enter("sleep", name)
     key = run.come_to(branch, "sleep", name)
-    what = None if run.journal.version == 1 else f"sleep until {until_ms}"
+    what = f"sleep until {until_ms}"
     compare(run, key, what)
     await be_cut_if_before(run, branch, key)
     run.journal.add(Slept(key, until_ms, what))
@@ -105,7 +104,7 @@ async def begin_limit(run: Run, name: str, seconds: float) -> tuple[Branch, Slep
     branch = await run.enter("timeout", name)
     key = run.come_to(branch, "timeout", name)
     is_new = key not in run.journal.steps
-    compare(run, key, _time_identity(run, "timeout", seconds))
+    compare(run, key, _time_identity("timeout", seconds))
     begun = _begun(run, key, "timeout", seconds)
     if is_new:
         run.unwritten.append(begun)
@@ -115,7 +114,7 @@ async def begin_limit(run: Run, name: str, seconds: float) -> tuple[Branch, Slep
 def _time_of(run: Run, key: str, kind: str, seconds: float) -> int:
     """When a sleep or time limit is over, in milliseconds since the epoch. A new one is written
     with whatever the run writes next; if that is nothing, no later run depends on it."""
-    compare(run, key, _time_identity(run, kind, seconds))
+    compare(run, key, _time_identity(kind, seconds))
     if isinstance(run.journal.steps.get(key), Cut):
         return run.clock.now_ms()
     return _begun(run, key, kind, seconds).until_ms
@@ -125,13 +124,13 @@ def _begun(run: Run, key: str, kind: str, seconds: float) -> Slept:
     known = run.journal.steps.get(key)
     if not isinstance(known, Slept):
         until_ms = run.clock.now_ms() + round(seconds * 1000)
-        known = Slept(key, until_ms, _time_identity(run, kind, seconds))
+        known = Slept(key, until_ms, _time_identity(kind, seconds))
         run.journal.add(known)
     return known
 
 
-def _time_identity(run: Run, kind: str, seconds: float) -> str | None:
-    return None if run.journal.version == 1 else f"{kind} {round(seconds * 1000)} ms"
+def _time_identity(kind: str, seconds: float) -> str:
+    return f"{kind} {round(seconds * 1000)} ms"
 
 
 async def wait_until(run: Run, branch: Branch, until_ms: int) -> None:

@@ -1,5 +1,4 @@
-"""The keys of this gateway, from wherever the settings say, and what seals with
-them (SEP-2322, `requestState`)."""
+"""The keys that seal `requestState` and ids (SEP-2322), from the place that the settings name."""
 
 from __future__ import annotations
 
@@ -10,21 +9,16 @@ from roundgate.clock import Clock
 from roundgate.config import GatewayConfig
 from roundgate.errors import ConfigError, Problem
 from roundgate.settings import Settings
-from roundgate.tokens import Key, KeyRing, StateSealer, keys
+from roundgate.tokens import Key, KeyRing, keys
 
 
 def make_ring(config: GatewayConfig, using: Settings, clock: Clock) -> KeyRing:
-    """The keys from wherever the settings say, for all that is given out sealed.
+    """Return the key ring for everything that the gateway seals.
 
     Raises:
         ConfigError: there are no keys, or unusable ones.
     """
     return KeyRing(_state_keys(using, clock), config.state.audience)
-
-
-def make_sealer(config: GatewayConfig, ring: KeyRing, clock: Clock) -> StateSealer:
-    """What seals `requestState`."""
-    return StateSealer(ring, clock, config.state.lifetime_s, config.state.max_bytes)
 
 
 def _state_keys(using: Settings, clock: Clock) -> Sequence[Key]:
@@ -46,7 +40,6 @@ def _state_keys(using: Settings, clock: Clock) -> Sequence[Key]:
 
 
 def _kept_at_aws(load: Callable[[], Sequence[Key]], using: Settings, clock: Clock) -> Sequence[Key]:
-    """A function is made long before it is asked, and may be frozen into a snapshot: it reads
-    keys when it needs them, and again now and then, so that a rotation reaches it. A server
-    reads them when it starts."""
+    """Return the keys now; on Lambda, read them when needed and again at intervals, because a
+    function lives through rotations and snapshots."""
     return keys.Refreshed(load, clock) if using.on_lambda else load()

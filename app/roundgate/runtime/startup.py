@@ -26,8 +26,9 @@ from roundgate.settings import process as settings
 from roundgate.storage import OnceStore, SessionStore, TaskQueue, TaskStore
 
 if TYPE_CHECKING:  # who works on tasks is imported where there are tools with tasks
-    from roundgate.tasks import ClockTrust, Sweep
+    from roundgate.tasks.clock_trust import ClockTrust
     from roundgate.tasks.pool import Pool
+    from roundgate.tasks.sweep import Sweep
     from roundgate.tasks.watchdog import Watchdog
     from roundgate.tasks.worker import Worker
 
@@ -85,7 +86,7 @@ class Core:
 
     def trust(self, config: GatewayConfig, clock: Clock) -> ClockTrust:
         """Return the judgement of this process's clock."""
-        from roundgate.tasks import ClockTrust
+        from roundgate.tasks.clock_trust import ClockTrust
 
         skew_ms = config.tasks.skew_ms(self.stores.clock_skew_s)
         return ClockTrust(clock, int(config.tasks.lease_s * 1000), skew_ms)
@@ -114,7 +115,7 @@ class Core:
 
     def sweep(self, config: GatewayConfig, clock: Clock, trust: ClockTrust | None = None) -> Sweep:
         """Finds late tasks."""
-        from roundgate.tasks import Sweep
+        from roundgate.tasks.sweep import Sweep
 
         stores, skew_s = self.stores, self.stores.clock_skew_s
         return Sweep(stores.tasks, stores.queue, clock, config.tasks, skew_s=skew_s, trust=trust)

@@ -7,7 +7,6 @@ store that is not configured.
 
 from __future__ import annotations
 
-from roundgate.storage import sqs as sqs
 from roundgate.storage.once import OnceRecord as OnceRecord
 from roundgate.storage.once import OnceStore as OnceStore
 from roundgate.storage.queue import Message as Message

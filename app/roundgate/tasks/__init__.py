@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from roundgate.tasks.call import TaskCall as TaskCall
 from roundgate.tasks.call import owner_of as owner_of
-from roundgate.tasks.clock_trust import ClockTrust as ClockTrust
-from roundgate.tasks.ending import Turn as Turn
 from roundgate.tasks.named import NamedTask as NamedTask
 from roundgate.tasks.named import NamedTasks as NamedTasks
 from roundgate.tasks.outcome import Ended as Ended
@@ -20,9 +18,5 @@ from roundgate.tasks.outcome import log_failure as log_failure
 from roundgate.tasks.outcome import reason_of as reason_of
 from roundgate.tasks.outcome import said_by as said_by
 from roundgate.tasks.outcome import tool_result as tool_result
-from roundgate.tasks.progress import StepDone as StepDone
-from roundgate.tasks.progress import steps_done as steps_done
-from roundgate.tasks.retrying import retry as retry
 from roundgate.tasks.service import Tasks as Tasks
-from roundgate.tasks.sweep import Sweep as Sweep
 from roundgate.tasks.watch import Watch as Watch

@@ -88,8 +88,8 @@ class Checkpointer:
         self._saved = {_place(entry): entry for entry in self.run.journal.entries()}
 
     def _begin(self, claimed: Claimed, call: Call) -> Run:
-        version, generation = claimed.record.journal_version, self._task_call.generation
-        journal = Journal(state=json.decode(claimed.state), version=version, generation=generation)
+        generation = self._task_call.generation
+        journal = Journal(state=json.decode(claimed.state), generation=generation)
         for entry in claimed.journal:
             journal.add(_entry(entry))
         # the keys of a task are never used twice, so old answers find no question any more

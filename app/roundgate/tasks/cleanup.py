@@ -193,8 +193,7 @@ def journal_of(claimed: Claimed, task_call: TaskCall) -> Journal:
     Raises:
         ParseError, ValueError, TypeError, KeyError: this version cannot read the journal.
     """
-    version, generation = claimed.record.journal_version, task_call.generation
-    journal = Journal(state=json.decode(claimed.state), version=version, generation=generation)
+    journal = Journal(state=json.decode(claimed.state), generation=task_call.generation)
     for entry in claimed.journal:
         journal.add(from_row(json.decode(entry)))
     journal.receive({key: json.decode(answer) for key, answer in claimed.answers.items()})

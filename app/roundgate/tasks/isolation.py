@@ -90,7 +90,7 @@ class Children:
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
         self._running: set[asyncio.subprocess.Process] = set()
-        self._stop_requested = False
+        self._stopping = asyncio.Event()
 
     async def run(self, ref: TaskRef) -> None:
         """Run one turn of a suspect.
@@ -98,13 +98,13 @@ class Children:
         Raises:
             OSError: no process can be started; the sweep finds the task again.
         """
-        if self._stop_requested:
+        if self._stopping.is_set():
             return
         process = await asyncio.create_subprocess_exec(
             *self._command, "--suspect", str(ref), stdin=asyncio.subprocess.PIPE
         )
         self._running.add(process)
-        if self._stop_requested:
+        if self._stopping.is_set():
             self._send(signal.SIGTERM)
         try:
             status = await process.wait()
@@ -118,7 +118,7 @@ class Children:
 
     def request_stop(self) -> None:
         """Start no more processes, and ask each to free its task at its next step."""
-        self._stop_requested = True
+        self._stopping.set()
         self._send(signal.SIGTERM)
 
     def kill(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from roundgate.errors import Unavailable
-from roundgate.observability.metrics import Metrics, NoMetrics
+from roundgate.observability.metrics import Metrics
 from roundgate.settings import TasksConfig
 from roundgate.storage import Claimed, Message, NotClaimed, TaskQueue, TaskRef
 from roundgate.tasks.isolation import END_GRACE_S, Children, Quarantine
@@ -59,7 +59,7 @@ class Pool:
         self._worker = worker
         self._sweep = sweep
         self._queue = queue
-        self._metrics = metrics or NoMetrics()
+        self._metrics = metrics or Metrics()
         self._sweep_every_s = config.sweep_every_s
         self._stop_grace_s = stop_grace_s if config.stop_grace_s is None else config.stop_grace_s
         self._patient_s = PATIENT_LEASES * config.lease_s

@@ -80,7 +80,7 @@ def _going_on(record: TaskRecord, work: Work, now_ms: int) -> NewTask:
 def _journal(record: TaskRecord, work: Work) -> Journal:
     """Return the journal as it was when the step failed, with the answers given by then."""
     entries = [from_row(json.decode(entry)) for entry in work.journal]
-    journal = Journal(version=record.journal_version)
+    journal = Journal()
     for entry in before_failure(entries, record.failed_steps):
         journal.add(entry)
     journal.receive({key: json.decode(answer) for key, answer in work.answers.items()})

@@ -22,7 +22,7 @@ from roundgate.clock import Clock
 from roundgate.errors import TaskNotFound, ToolError, Unavailable
 from roundgate.json import encode
 from roundgate.protocol import Status, TaskView, detailed, to_wire
-from roundgate.replay import Journal, plain, row
+from roundgate.replay import JOURNAL_VERSION, Journal, plain, row
 from roundgate.settings import TasksConfig
 from roundgate.storage import (
     Answered,
@@ -185,7 +185,7 @@ class Tasks:
             status=Status.WORKING if ended is None else ended.status,
             status_message=message if ended is None else ended.status_message,
             outcome=None if ended is None else ended.outcome,
-            journal_version=journal.version,
+            journal_version=JOURNAL_VERSION,
             ending=None if ended is None else ended.ending,
         )
 

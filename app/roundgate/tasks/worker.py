@@ -23,7 +23,7 @@ from roundgate.backends import Catalog, CatalogSource, ServedTool
 from roundgate.clock import Clock, Deadline
 from roundgate.errors import LeaseLost, NotServedHere, TaskGivenUp, Unavailable
 from roundgate.observability.correlation import Correlation, correlated
-from roundgate.observability.metrics import Metrics, NoMetrics
+from roundgate.observability.metrics import Metrics
 from roundgate.observability.tracing import NoTracing, Tracing
 from roundgate.replay import (
     JOURNAL_VERSION,
@@ -94,7 +94,7 @@ class Worker:
         self._skew_ms = config.skew_ms(skew_s)
         self._publish = publish
         self._tracing = tracing or NoTracing()
-        self._metrics = metrics or NoMetrics()
+        self._metrics = metrics or Metrics()
         self._trust = trust or ClockTrust(clock, self._lease_ms, self._skew_ms)
         self._endings = Endings(
             *(store, queue, clock, config, self._trust), shows_errors=shows_errors

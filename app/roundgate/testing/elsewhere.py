@@ -16,6 +16,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final, TypeAlias
@@ -270,10 +271,11 @@ def _call(facts: Mapping[str, Any], clock: Clock) -> Call:
 
 def main() -> None:
     """Read a recorded call, replay it, and write the result."""
-    out, sys.stdout = sys.stdout, sys.stderr  # stdout is for the output of handlers
     facts = json.load(sys.stdin)
     sys.path[:] = facts["path"]
-    json.dump(asyncio.run(_replayed(facts)), out)
+    with redirect_stdout(sys.stderr):  # of handlers that print
+        result = asyncio.run(_replayed(facts))
+    json.dump(result, sys.stdout)
 
 
 if __name__ == "__main__":

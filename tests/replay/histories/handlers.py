@@ -39,11 +39,10 @@ class Place(BaseModel):
 
 @dataclass(frozen=True)
 class Story:
-    """A handler, and the answers to each of its rounds; `unasked` came with the first request."""
+    """A handler, and the answers to each of its rounds."""
 
     handler: Callable[[Context, Effects], Awaitable[Any]]
     responses: Sequence[Mapping[str, Any]]
-    unasked: Mapping[str, Any] | None = None
 
 
 async def deploy(ctx: Context, effects: Effects) -> Any:
@@ -113,13 +112,12 @@ async def low_level(ctx: Context, effects: Effects) -> Any:
 
 
 async def upgraded(ctx: Context, effects: Effects) -> Any:
-    """A version that asks differently from its second run on; one answer came before it was asked for."""
+    """A version that asks differently from its second run on."""
     ctx.state["runs"] = ctx.state.get("runs", 0) + 1
-    known = await ctx.elicit("known", "What do we know without asking?", Confirm)
     stale = await ctx.elicit("stale", f"As version {min(ctx.state['runs'], 2)} asks?", Confirm)
     await ctx.step("between", effects.do, "between")
     more = await ctx.elicit("more", "More?", Confirm)
-    return [known.why, stale.why, more.why]
+    return [stale.why, more.why]
 
 
 async def waits(ctx: Context, effects: Effects) -> Any:
@@ -207,6 +205,5 @@ STORIES: Mapping[str, Story] = {
             {"stale~2": accept(go=True, why="b")},
             {"more": accept(go=True)},
         ],
-        unasked={"known": accept(go=True, why="unasked"), "never": "needed"},
     ),
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Suspended
-from roundgate.replay.journal import JOURNAL_VERSION, Journal
+from roundgate.replay.journal import Journal
 from tests.replay.histories.handlers import STORIES, Story
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, elsewhere, play, value_of
@@ -50,8 +50,8 @@ async def record(story: Story) -> list[dict[str, Any]]:
 
 def main() -> None:
     for name, story in STORIES.items():
-        path = HERE / f"v{JOURNAL_VERSION}" / f"{name}.json"
-        if not path.exists() and story.unasked is None:  # which a journal does not keep any more
+        path = HERE / f"{name}.json"
+        if not path.exists():
             path.write_text(
                 json.dumps(asyncio.run(record(story)), indent=1, ensure_ascii=False) + "\n", "utf-8"
             )

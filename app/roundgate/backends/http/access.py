@@ -12,11 +12,11 @@ from typing import Final
 from pydantic import SecretStr
 
 from roundgate.backends.base import Shared
-from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.credential_config import ClientCredentials, Credential
 from roundgate.backends.http.oauth import TokenSource
 from roundgate.backends.http.remote_config import RemoteConfig
 from roundgate.backends.http.secrets import Redactor, of_credentials, of_fixed_headers, of_headers
+from roundgate.backends.http.tls import Certificates
 from roundgate.backends.secret_reading import Secrets
 from roundgate.errors import ConfigError, Problem
 from roundgate.settings import Origin, Secret

@@ -14,7 +14,6 @@ from typing import Any, Final
 from roundgate.backends.base import CallTool, Offering, Shared, Tool
 from roundgate.backends.exchange import dialogue, follow
 from roundgate.backends.http.access import Accesses
-from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.config import HttpBackendConfig, HttpToolConfig
 from roundgate.backends.http.declared import endpoint_of, taken_by
 from roundgate.backends.http.dialogue import exchange_of
@@ -24,6 +23,7 @@ from roundgate.backends.http.job import HttpJob, check_job, parents
 from roundgate.backends.http.keys import KEYED, key_of, with_key
 from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.service import Service
+from roundgate.backends.http.tls import Certificates
 from roundgate.backends.policy import (
     check_approval,
     with_approval,

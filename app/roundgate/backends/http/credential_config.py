@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
-from roundgate.backends.http.tls_config import TlsConfig
+from roundgate.backends.http.tls import TlsConfig
 from roundgate.settings import Model, Secret, WhenGiven, checked
 
 HeaderName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]

@@ -1,28 +1,41 @@
 """Access tokens of the gateway itself: OAuth 2.0 client credentials (RFC 6749 section 4.4).
 
-    call ─▶ token() ─▶ one that holds: at once
-                   └─▶ none: one request, for which everybody else waits
-    401  ─▶ token(instead_of=that one) ─▶ another, unless somebody has got one meanwhile
+    call ─▶ token() ─▶ a valid token: at once
+                   └─▶ none: one request, for which all other calls wait
+    401  ─▶ token(instead_of=the refused one) ─▶ another, unless another call has renewed it already
 
-A token is renewed before it expires; one that still holds serves while there is no other to be had.
-Tokens are kept in this process only, and are no caller's: the caller's own is never passed on.
-`roundgate.backends.http.token_request` asks for one; here is when.
+`TokenSource` decides when a token is requested: before the old one expires, which still serves while
+no other can be had. Tokens stay in this process. `TokenRequest` requests one; the client
+identifies itself with
+
+    basic            its secret in the header           RFC 6749 section 2.3.1
+    post             its secret in the form             RFC 6749 section 2.3.1
+    private_key_jwt  an assertion signed with its key   RFC 7523 section 2.2
+    tls              its certificate                    RFC 8705 section 2.1
+
+Errors repeat only the `error` of RFC 6749 section 5.2, which is one of a few words, never a
+description, which may echo anything.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
+import re
 from collections import deque
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
+from urllib.parse import urlencode
 
+from roundgate import json
 from roundgate.aio import Flight
-from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.credential_config import ClientCredentials
-from roundgate.backends.http.token_request import TokenRequest
+from roundgate.backends.http.tls import Certificates
 from roundgate.backends.secret_reading import Secrets
 from roundgate.clock import Clock
-from roundgate.errors import BackendError, TokenRefused
+from roundgate.errors import BackendError, ParseError, TokenRefused
+from roundgate.net.oauth import basic_authorization, signed_assertion
 
 EARLY_S: Final = 60.0
 """By how much a token is renewed early, or by a quarter of its life if that is less."""
@@ -33,6 +46,26 @@ PAUSE_AT_MOST_MS: Final = 60_000.0
 REPLACED_MS: Final = 10_000.0
 """Between two tokens that are asked for because a service has not taken one."""
 _KEPT: Final = 4
+
+TIMEOUT_S: Final = 10.0
+MAX_BYTES: Final = 64_000
+MAX_TOKEN: Final = 16_000
+_USUAL_LIFE_S: Final = 300.0
+"""Where the server does not say for how long a token holds."""
+
+REMEDIES: Final = {
+    "invalid_client": "check client_credentials, its secret, key or certificate, and client_auth",
+    "unauthorized_client": "allow the client the grant client_credentials there",
+    "invalid_scope": "check token_scopes",
+    "invalid_target": "check resource and audience",
+    "invalid_request": "check token_parameters, audience and resource",
+    "invalid_grant": "check what the client may do there",
+    "unsupported_grant_type": "enable client credentials there",
+    "temporarily_unavailable": "it is asked again after a pause",
+    "server_error": "it is asked again after a pause",
+}
+"""What to do about an `error` of RFC 6749 section 5.2 and RFC 8707 section 2."""
+
 
 log = logging.getLogger("roundgate.backends")
 
@@ -135,3 +168,142 @@ class TokenSource:
         self._again_ms = self._clock.monotonic_ms() + min(
             max(self._pause_ms, asked_ms), PAUSE_AT_MOST_MS
         )
+
+
+class TokenRequest:
+    """Requests of one client to one authorization server."""
+
+    def __init__(
+        self, config: ClientCredentials, secrets: Secrets, certificates: Certificates
+    ) -> None:
+        self._config = config
+        self._secrets = secrets
+        self._certificates = certificates
+        self._server = f"The authorization server {config.token_url.partition('?')[0]}"
+
+    async def send(self) -> tuple[str, float]:
+        """A new token, and for how many seconds it holds. A secret that the server does
+        not take is read again once.
+
+        Raises:
+            BackendError: there is none; a `TokenRefused` where the server has said so.
+        """
+        secret = self._config.client_secret or self._config.private_key
+        text = "" if secret is None else await self._secrets.text(secret)
+        try:
+            return await self._asked(text)
+        except TokenRefused as refused:
+            if secret is None or refused.error not in ("invalid_client", "unauthorized_client"):
+                raise
+            rotated = await self._secrets.other_than(secret, text)
+            if rotated is None:
+                raise
+            return await self._asked(rotated)
+
+    async def _asked(self, secret: str) -> tuple[str, float]:
+        import httpx
+
+        client_id = await self._secrets.text(self._config.client_credentials)
+        form, authorization = self._form(client_id, secret)
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                status, body, retry = await self._post(form, authorization)
+        except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+            raise BackendError(
+                f"{self._server} could not be reached ({type(error).__name__})"
+            ) from None
+        if body is None:
+            raise BackendError(f"{self._server} answered more than {MAX_BYTES} bytes")
+        try:
+            said = json.decode(body)
+        except ParseError:
+            said = None
+        if status != 200:
+            raise _refused(self._server, status, said, retry)
+        return _token_of(said, self._server)
+
+    async def _post(
+        self, form: list[tuple[str, str]], authorization: dict[str, str]
+    ) -> tuple[int, bytes | None, str]:
+        """Status and body of the answer, `None` for one that is too long, and
+        how long it asks to wait."""
+        import httpx
+
+        headers = {
+            "accept": "application/json",
+            "accept-encoding": "identity",
+            "content-type": "application/x-www-form-urlencoded",
+            **authorization,
+        }
+        client = httpx.AsyncClient(
+            timeout=TIMEOUT_S, trust_env=False, verify=self._certificates.context
+        )
+        content = urlencode(form).encode()
+        sending = client.stream("POST", self._config.token_url, content=content, headers=headers)
+        async with client, sending as response:
+            retry = response.headers.get("retry-after", "")
+            body = bytearray()
+            async for piece in response.aiter_raw():
+                body += piece
+                if len(body) > MAX_BYTES:
+                    return response.status_code, None, retry
+            return response.status_code, bytes(body), retry
+
+    def _form(self, client_id: str, secret: str) -> tuple[list[tuple[str, str]], dict[str, str]]:
+        """Return the members of the form and the headers that identify the client."""
+        config = self._config
+        form = [("grant_type", "client_credentials"), *config.token_parameters.items()]
+        if config.token_scopes:
+            form.append(("scope", " ".join(config.token_scopes)))
+        if config.audience is not None:
+            form.append(("audience", config.audience))
+        form += [("resource", one) for one in config.resources]
+        match config.way:
+            case "basic":
+                return form, {"authorization": basic_authorization(client_id, secret)}
+            case "post":
+                own = [("client_id", client_id), ("client_secret", secret)]
+            case "private_key_jwt":
+                own = [("client_id", client_id), *self._assertion(client_id, secret)]
+            case "tls":
+                own = [("client_id", client_id)]
+        return [*form, *own], {}
+
+    def _assertion(self, client_id: str, private_key: str) -> Iterable[tuple[str, str]]:
+        config, clock = self._config, Clock()
+        try:
+            form = signed_assertion(
+                client_id,
+                config.assertion_audience or config.token_url,
+                private_key,
+                issued_s=clock.now_ms() // 1_000,
+                assertion_id=clock.new_id(),
+                algorithm=config.private_key_algorithm,
+                key_id=config.private_key_id,
+            )
+        except ValueError as error:
+            raise BackendError(f"The gateway's private_key {error}") from None
+        return form.items()
+
+
+def _refused(server: str, status: int, said: Any, retry: str) -> TokenRefused:
+    error = said.get("error") if isinstance(said, dict) else None
+    known = error if isinstance(error, str) and error in REMEDIES else None
+    retry_s = float(retry) if retry.isdecimal() and len(retry) < 6 else 0.0
+    what = "" if known is None else f" {known}; {REMEDIES[known]}"
+    return TokenRefused(f"{server} gave the gateway no token: {status}{what}", known, retry_s)
+
+
+def _token_of(said: Any, server: str) -> tuple[str, float]:
+    match said:
+        case {"access_token": str(token), "token_type": str(kind)} if kind.lower() == "bearer":
+            life_s = said.get("expires_in", _USUAL_LIFE_S)
+        case _:
+            raise BackendError(f"{server} did not answer with a bearer token")
+    if not token or len(token) > MAX_TOKEN or not re.fullmatch(r"[!-~]([ -~]*[!-~])?", token):
+        raise BackendError(f"{server} gave a token that cannot be sent")
+    if isinstance(life_s, str) and life_s.isdecimal():
+        life_s = int(life_s[:9])
+    if isinstance(life_s, bool) or not isinstance(life_s, (int, float)) or life_s <= 0:
+        life_s = _USUAL_LIFE_S
+    return token, float(min(life_s, 86_400))

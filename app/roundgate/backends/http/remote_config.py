@@ -15,7 +15,7 @@ from roundgate.backends.http.reliability import (
     RetryConfig,
     TimeoutsConfig,
 )
-from roundgate.backends.http.tls_config import TlsConfig
+from roundgate.backends.http.tls import TlsConfig
 from roundgate.settings import WhenGiven
 
 

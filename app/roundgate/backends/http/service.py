@@ -11,21 +11,22 @@ import asyncio
 import logging
 import time
 from typing import TYPE_CHECKING, Final, cast
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 from roundgate.backends.http.access import Access
 from roundgate.backends.http.body import ACCEPTED, Unpacker
-from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.failures import no_answer
 from roundgate.backends.http.hosts import Hosts
-from roundgate.backends.http.leftovers import drop_if_more_came
 from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.reliability import TimeoutsConfig
 from roundgate.backends.http.remote_config import RemoteConfig
 from roundgate.backends.http.retries import Retries
 from roundgate.backends.http.secrets import Redactor
+from roundgate.backends.http.tls import Certificates
 from roundgate.clock import Deadline
 from roundgate.errors import AnswerTooLarge, BackendError, UnexpectedAnswer, UnknownEncoding
+from roundgate.net.addresses import origin_of
+from roundgate.net.leftovers import drop_if_more_came
 from roundgate.net.tls import trust_store
 
 if TYPE_CHECKING:
@@ -261,11 +262,6 @@ async def _sent(
 
 def _same_origin(url: str, base_url: str) -> bool:
     try:
-        return _origin(url) == _origin(base_url)
+        return origin_of(url) == origin_of(base_url)
     except ValueError:  # a service may name a port that there is not
         return False
-
-
-def _origin(url: str) -> tuple[str, str | None, int | None]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)

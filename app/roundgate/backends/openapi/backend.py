@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from roundgate.backends.base import CallTool, Offering, Returned, Shared, Tool
 from roundgate.backends.http.access import Accesses
-from roundgate.backends.http.certificates import Certificates
 from roundgate.backends.http.credential_config import Credential
+from roundgate.backends.http.tls import Certificates
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.openapi.fingerprint import fingerprint, index_path, is_current
 from roundgate.backends.openapi.hints import hints

@@ -16,7 +16,7 @@ from prompt_toolkit.output import Output, create_output
 from prompt_toolkit.shortcuts.choice_input import ChoiceInput
 from prompt_toolkit.validation import ValidationError, Validator
 
-from roundgate.cli.terminal import say
+from roundgate.cli.output import say
 from roundgate.observability import escaped
 
 DONE: Final = "That is all"

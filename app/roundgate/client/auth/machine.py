@@ -15,11 +15,10 @@ from roundgate.client.auth.metadata import Fetcher, Server, safe_url, text_membe
 from roundgate.client.auth.oauth import Kept, OAuth, secret_authentication
 from roundgate.client.types import Json
 from roundgate.errors import AuthorizationFailed, ClientError, OAuthRefused
+from roundgate.net.oauth import signed_assertion
 
 _JWT_BEARER: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 _TOKEN_EXCHANGE: Final = "urn:ietf:params:oauth:grant-type:token-exchange"  # noqa: S105 — a name
-_ASSERTION_TYPE: Final = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
-_ASSERTION_LASTS_S: Final = 120
 
 
 class ClientCredentials(OAuth):
@@ -37,7 +36,7 @@ class ClientCredentials(OAuth):
         client_secret: str | None = None,
         *,
         private_key: str | None = None,
-        algorithm: str = "ES256",
+        algorithm: str | None = None,
         issuer: str | None,
         **options: Any,
     ) -> None:
@@ -62,22 +61,18 @@ class ClientCredentials(OAuth):
     ) -> tuple[dict[str, str], list[tuple[str, str]]]:
         if self._private_key is None:
             return secret_authentication(server, self._client_id, self._secret)
-        import jwt
-
-        now = self._clock.now_ms() // 1_000
-        claims = {
-            "iss": self._client_id,
-            "sub": self._client_id,
-            "aud": server.issuer,
-            "iat": now,
-            "exp": now + _ASSERTION_LASTS_S,
-            "jti": self._clock.new_id(),
-        }
         try:
-            assertion = jwt.encode(claims, self._private_key, self._algorithm)
-        except (ValueError, TypeError, jwt.PyJWTError):
-            raise ClientError(f"The private key is no PEM key for {self._algorithm}") from None
-        return {"client_assertion_type": _ASSERTION_TYPE, "client_assertion": assertion}, []
+            form = signed_assertion(
+                self._client_id,
+                server.issuer,
+                self._private_key,
+                issued_s=self._clock.now_ms() // 1_000,
+                assertion_id=self._clock.new_id(),
+                algorithm=self._algorithm,
+            )
+        except ValueError as error:
+            raise ClientError(f"The private_key {error}") from None
+        return form, []
 
 
 class WorkloadIdentity(OAuth):

@@ -12,11 +12,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote
 
 from roundgate.client.auth.base import Refusal, refuse_plain
 from roundgate.client.auth.metadata import (
@@ -31,6 +29,7 @@ from roundgate.client.transport import Url
 from roundgate.client.types import Json
 from roundgate.clock import Clock
 from roundgate.errors import AuthorizationFailed, ClientError, OAuthRefused
+from roundgate.net.oauth import basic_authorization
 
 if TYPE_CHECKING:
     from roundgate.client.auth.dpop import ProofKey
@@ -278,12 +277,6 @@ class OAuth:
                 log.warning("tokens are not kept for the next process: %s", error)
 
 
-def basic(client_id: str, secret: str) -> tuple[str, str]:
-    """`client_secret_basic`: both parts form-encoded (RFC 6749 section 2.3.1)."""
-    pair = f"{quote(client_id, safe='')}:{quote(secret, safe='')}"
-    return "Authorization", f"Basic {b64encode(pair.encode()).decode()}"
-
-
 def secret_authentication(
     server: Server, client_id: str, secret: str | None, method: str | None = None
 ) -> tuple[dict[str, str], list[tuple[str, str]]]:
@@ -300,4 +293,4 @@ def secret_authentication(
         return {"client_id": client_id, "client_secret": secret}, []
     if method == "none":
         return {"client_id": client_id}, []
-    return {}, [basic(client_id, secret)]
+    return {}, [("Authorization", basic_authorization(client_id, secret))]

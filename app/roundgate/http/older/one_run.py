@@ -28,7 +28,8 @@ from typing import Final
 from roundgate.clock import Clock
 from roundgate.errors import AuthError, CallCancelled, GatewayError, ToolError, Unavailable
 from roundgate.http.older.claims import Claim
-from roundgate.methods import Reply, kept_error, kept_reply, reply_of
+from roundgate.methods.once import kept_error, kept_reply, reply_of
+from roundgate.methods.results import Reply
 from roundgate.storage import SessionStore
 
 FIRST_LOOK_S: Final = 0.05

@@ -7,8 +7,8 @@ from typing import Final
 
 from roundgate.errors import InvalidParams, ResourceNotFound
 from roundgate.http.older.caller import Caller
-from roundgate.methods import CurrentMethods
 from roundgate.methods.sessions import Sessions
+from roundgate.methods.table import CurrentMethods
 from roundgate.protocol import LOG_LEVELS, Params, Request, Uri, validate
 
 _DONE = b"{}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from roundgate.clock import Clock
 from roundgate.config import GatewayConfig
-from roundgate.methods import CurrentMethods, Methods, Use
+from roundgate.methods.table import CurrentMethods, Methods, Use
 from roundgate.observability import tracing
 from roundgate.protocol import ResultFormat
 from roundgate.runtime.startup import Core
@@ -90,7 +90,7 @@ class OlderClients:
         from roundgate.http.older.patient import PatientRows
         from roundgate.http.older.questions import Questions
         from roundgate.methods.sessions import Sessions
-        from roundgate.protocol import WITH_SESSIONS
+        from roundgate.protocol.revisions_with_sessions import WITH_SESSIONS
         from roundgate.tokens.session_ids import SessionSealer
         from roundgate.tokens.stream_ids import StreamIds
 

@@ -1,10 +1,17 @@
-"""The engine's only use of asyncio's internals: the limits that a handler sets, the function that
-requests a new task, and the point where a coroutine is suspended.
+"""Everything that the engine takes from the insides of asyncio and anyio. The rest of `replay` uses
+their public functions alone.
 
-Nothing of asyncio is patched. Public functions are recognized by their code object, and their
-arguments are read from their frames under their documented names. The object that a coroutine
-awaits is read from the attributes that `inspect` documents (`cr_await`, `gi_yieldfrom`,
-`ag_await`).
+Nothing is patched. The tricks, each with a test in tests/replay/test_asyncio_internals.py for every
+supported Python:
+
+    state              reads whether a timer has fired from its `repr`, as documented nowhere else
+    entered_timeout    recognizes `asyncio.timeout` by the code object of the frame that enters it
+    creator            recognizes `wait_for` and `as_completed` by the code objects of the frames
+                       that create a task, and reads their arguments from these frames
+    name_of            reads the function that anyio's task groups wrap from the wrapper's frame
+    waits_alone        follows `cr_await`, `gi_yieldfrom` and `ag_await`, which `inspect` documents,
+                       to what a coroutine waits for (`gc.get_referents` leads past objects that
+                       only delegate), and refuses waits whose limits are in frames
 """
 
 from __future__ import annotations
@@ -14,6 +21,7 @@ import gc
 import inspect
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, Final, Protocol, TypeVar
 from weakref import WeakSet
@@ -35,7 +43,7 @@ def state(timer: Timer) -> str:
 
 
 class WaitForTimer:
-    """The timer of `asyncio.wait_for` in Python 3.11, which has no `asyncio.Timeout`."""
+    """The timer of `asyncio.wait_for` in Python 3.11, which makes no `asyncio.Timeout`."""
 
     def __init__(self, handle: asyncio.TimerHandle) -> None:
         self._handle = handle
@@ -54,8 +62,9 @@ class WaitForTimer:
 _ENTERS_TIMEOUT: Final = asyncio.Timeout.__aenter__.__code__
 
 
-def entered_timeout(frame: FrameType) -> Timer | None:
-    """Return the `asyncio.timeout` that is being entered, if this is the frame that enters one."""
+def entered_timeout() -> Timer | None:
+    """Return the `asyncio.timeout` that is being entered, if that calls the caller."""
+    frame = sys._getframe(2)
     timer: Timer | None = frame.f_locals["self"] if frame.f_code is _ENTERS_TIMEOUT else None
     return timer
 
@@ -76,24 +85,67 @@ _FRAMES: Final = 12
 _IS_ASYNC: Final = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
-def creator(frame: FrameType | None) -> tuple[str, FrameType] | None:
-    """Return the call of `wait_for` (if that creates tasks) or `as_completed` that creates a task
-    in this frame, and its frame."""
+@dataclass(frozen=True, slots=True)
+class ByWaitFor:
+    """A task that `asyncio.wait_for` creates in its caller's place (Python 3.11), and its timer."""
+
+    timer: Timer | None
+
+
+@dataclass(frozen=True, slots=True)
+class ByAsCompleted:
+    """A task that `asyncio.as_completed` creates, and all awaitables it was called with."""
+
+    awaitables: Any
+
+
+def creator() -> ByWaitFor | ByAsCompleted | None:
+    """Return which function of asyncio creates a task by calling the caller, a task factory; `None`
+    if the handler does.
+
+    Raises:
+        RuntimeError: the function has a limit whose end no later run could repeat.
+    """
+    frame: FrameType | None = sys._getframe(2)
     for _ in range(_FRAMES):
         if frame is None:
             return None
         if frame.f_code is _WAIT_FOR and _MAKES_A_TASK:
-            return "wait_for", frame
+            handle = frame.f_locals.get("timeout_handle")
+            return ByWaitFor(None if handle is None else WaitForTimer(handle))
         if frame.f_code is _AS_COMPLETED:
-            return "as_completed", frame
+            _refuse_limit(frame)
+            return ByAsCompleted(frame.f_locals.get("fs", frame.f_locals.get("aws")))
         if frame.f_code.co_flags & _IS_ASYNC:
             return None  # awaited: the caller did not create the task
         frame = frame.f_back
     return None
 
 
-def refuse_as_completed(frame: FrameType) -> None:
-    """Raise `RuntimeError` if this is the frame of an `as_completed` that has a limit."""
+_OF_ANYIO: Final = frozenset({"_run_coro", "_run_wrapped_task"})
+"""Coroutines in which anyio's task groups wrap every function; it holds the coroutine."""
+
+
+def name_of(coroutine: object) -> str:
+    """Return the name of the function that made a coroutine."""
+    function = _last_name(coroutine)
+    if function not in _OF_ANYIO:
+        return function
+    given = getattr(getattr(coroutine, "cr_frame", None), "f_locals", {})
+    return _last_name(given.get("coro") or getattr(given.get("self"), "_coro", coroutine))
+
+
+def _last_name(coroutine: object) -> str:
+    qualified: str = getattr(coroutine, "__qualname__", type(coroutine).__qualname__)
+    return qualified.rpartition(".")[2]
+
+
+def refuse_as_completed() -> None:
+    """Raise `RuntimeError` if an `as_completed` that has a limit calls the caller."""
+    _refuse_limit(sys._getframe(2))
+
+
+def _refuse_limit(frame: FrameType) -> None:
     if frame.f_code is _AS_COMPLETED and frame.f_locals.get("timeout") is not None:
         raise _refusal("asyncio.as_completed(timeout=…)")
 

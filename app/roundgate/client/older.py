@@ -1,31 +1,124 @@
-"""A request to a server of an older revision.
+"""What only older revisions have: the session's stream, requests whose server asks on streams, and
+the tasks of 2025-11-25.
 
-The server may ask on the request's stream or on the session's, and a stream that broke goes on
-after the last event that came.
+A server may ask on the stream of a request or on the session's, which not all servers have, and a
+stream that broke resumes after the last event that arrived. Tasks are flows: the client asks for a
+task, and fetches its result when it has ended.
+
+    tools/call {…, "task": {}}   ──▶  {"task": {"taskId": …, "status": "working", "pollInterval": 1000, "ttl": …}}
+    tasks/get {"taskId": …}      ──▶  {"taskId": …, "status": …}
+    tasks/result {"taskId": …}   ──▶  the result of the call; until then, questions on its stream
+
+The revision calls these tasks experimental (basic/utilities/tasks). Later revisions have others:
+`flows.follow`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from roundgate.client.events import ServerEvent
+from roundgate.client.flows import Finished, Flow, Pause, Send, Show, poll_ms
+from roundgate.client.limits import Limits
 from roundgate.client.reading import is_stream, result_of
 from roundgate.client.transport import HttpResponse
-from roundgate.client.types import Json
-from roundgate.errors import BadAnswer, ConnectionLost
+from roundgate.client.types import Json, ServerInfo, TaskState, Tool, member
+from roundgate.errors import (
+    BadAnswer,
+    ClientError,
+    ConnectionLost,
+    RpcError,
+    TaskEnded,
+    TimedOut,
+)
 
 if TYPE_CHECKING:
     from roundgate.client.link import Link, Listener
 
 T = TypeVar("T")
 
+_SETTLE_S: Final = 1.0
+_FIRST_WAIT_S: Final = 0.25
+_LONGEST_WAIT_S: Final = 30.0
 _MAX_ANSWERING: Final = 32
 _LONGEST_SESSION_ID: Final = 8_192
 _MAX_SILENT: Final = 2
 """How many streams in a row may end without an event before the request is given up."""
+
+
+class SessionStream:
+    """Reads that stream from when it is opened until it is closed, and opens
+    it again when it breaks."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._reading: asyncio.Task[None] | None = None
+        self.taps: set[asyncio.Queue[Json]] = set()
+        """Where notifications go; a queue that is full misses some."""
+        self.standing: list[OlderRequest] = []
+        """Who is asked before any single request: calls that take several, oldest first."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is being read, or about to be again."""
+        return self._reading is not None and not self._reading.done()
+
+    async def open(self) -> None:
+        """Begin to read it.
+
+        What a server asks there before the stream is open may be lost, so the first call
+        waits for it, for a moment: some servers send nothing, not even a head, before
+        they have something to say.
+        """
+        is_settled = asyncio.Event()
+        self._reading = asyncio.create_task(self._read(is_settled))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_SETTLE_S):
+                await is_settled.wait()
+
+    async def close(self) -> None:
+        """Stop reading it."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+            self._reading = None
+
+    async def _read(self, is_settled: asyncio.Event) -> None:
+        last_id: str | None = None
+        wait = _FIRST_WAIT_S
+        while True:
+            try:
+                async with aclosing(self._link.resumed_stream(last_id, is_settled)) as events:
+                    async for event in events:
+                        wait = _FIRST_WAIT_S
+                        last_id = event.id or last_id
+                        await self._take(self._link.reader.message(event.data))
+            except (ConnectionLost, TimedOut):
+                pass
+            except ClientError:
+                return
+            finally:
+                is_settled.set()
+            await asyncio.sleep(wait)
+            wait = min(wait * 2, _LONGEST_WAIT_S)
+
+    async def _take(self, message: Json | None) -> None:
+        if message is None or "method" not in message:
+            return
+        if "id" in message:
+            if asked := self.standing or self._link.under_way:
+                asked[-1].asked(message)
+            else:
+                is_ping = message["method"] == "ping"
+                no = {"error": {"code": -32601, "message": "Nobody is here to answer"}}
+                await self._link.answer(message["id"], {"result": {}} if is_ping else no)
+            return
+        for tap in self.taps:
+            if not tap.full():
+                tap.put_nowait(message)
 
 
 class OlderRequest:
@@ -209,3 +302,73 @@ def _session_id(response: HttpResponse) -> str | None:
     if not session_id or not is_visible or len(session_id) > _LONGEST_SESSION_ID:
         raise BadAnswer("The server began a session whose id is no visible ASCII, or too long")
     return session_id
+
+
+def has_older_tasks(server: ServerInfo) -> bool:
+    """Whether a server takes calls of tools as such tasks."""
+    found: object = server.capabilities
+    for name in ("tasks", "requests", "tools", "call"):
+        found = found.get(name) if isinstance(found, dict) else None
+    return not server.is_modern and isinstance(found, dict)
+
+
+def wants_older_task(tool: Tool | None, *, detach: bool) -> bool:
+    """Whether a tool is called as a task: where it has to be, and where it may be and
+    the caller will not wait."""
+    execution = tool.raw.get("execution") if tool is not None else None
+    support = execution.get("taskSupport") if isinstance(execution, dict) else None
+    return support == "required" or (support == "optional" and detach)
+
+
+def read_older_task(raw: Json, task_id: str | None = None) -> TaskState:
+    """From `task` of the created, or from `tasks/get`; times under the names of later revisions.
+
+    Raises:
+        BadAnswer: it is no task, or another than `task_id`.
+    """
+    renamed = {"pollIntervalMs": raw.get("pollInterval"), "ttlMs": raw.get("ttl")}
+    kept = {key: value for key, value in raw.items() if key not in ("result", "error")}
+    return TaskState.read({**kept, **renamed, "inputRequests": None}, task_id)
+
+
+def call_as_older_task(params: Json, limits: Limits, *, detach: bool) -> Flow[Finished]:
+    """A call as a task, and through it to its end; with `detach` it is
+    handed over as it was created.
+
+    Raises:
+        TaskEnded, BadAnswer, and what is thrown in.
+    """
+    created: Json = yield Send("tools/call", {**params, "task": {}}, False)
+    task = read_older_task(member(created, "task", dict, "a task that was created"))
+    if detach:
+        return Finished({}, 1, task)
+    done = yield from follow_older(task.task_id, limits, task)
+    return Finished(done, 1, task)
+
+
+def follow_older(task_id: str, limits: Limits, known: TaskState | None = None) -> Flow[Json]:
+    """A task to its end. Returns the result of the call that it came from.
+
+    Raises:
+        TaskEnded: it failed or was cancelled.
+        BadAnswer, and what is thrown in.
+    """
+    about = {"taskId": task_id}
+    task = known or read_older_task((yield Send("tasks/get", about, True)), task_id)
+    while True:
+        yield Show(task)
+        if task.status == "cancelled":
+            said = f": {task.message}" if task.message else ""
+            raise TaskEnded("cancelled", f"The task was cancelled{said}")
+        # What it asks comes on the stream of whoever waits for the result.
+        if task.is_over or task.status == "input_required":
+            break
+        yield Pause(poll_ms(task, limits))
+        task = read_older_task((yield Send("tasks/get", about, True)), task_id)
+    try:
+        result: Json = yield Send("tasks/result", about, True)
+    except RpcError as error:
+        if task.status != "failed":
+            raise
+        raise TaskEnded("failed", f"The task failed: {error}", error) from None
+    return result

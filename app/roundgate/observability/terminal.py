@@ -1,0 +1,54 @@
+"""Text for a terminal: escaped so that no terminal acts on it, and in colour where that helps."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Final, TextIO
+
+_COLOURS: Final = {
+    "bold": "1",
+    "dim": "2",
+    "red": "31",
+    "green": "32",
+    "yellow": "33",
+    "cyan": "36",
+}
+
+_ACTING: Final = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+"""Control characters (U+009B begins a command on some terminals), and format characters that hide
+or reorder text."""
+
+
+class Style:
+    """Colours, if the stream is a terminal; `NO_COLOR` (no-color.org) and `TERM=dumb` turn them off."""
+
+    def __init__(self, to: TextIO) -> None:
+        self.is_on = (
+            to.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        )
+        self._can_draw = (to.encoding or "").lower().replace("-", "") == "utf8"
+
+    def __call__(self, text: str, *names: str) -> str:
+        """Return a text in colour. Escape it first."""
+        if not self.is_on or not text or not names:
+            return text
+        return f"\x1b[{';'.join(_COLOURS[name] for name in names)}m{text}\x1b[0m"
+
+    def sign(self, drawn: str, plain: str) -> str:
+        """Return `drawn` if the terminal can show it, otherwise `plain`."""
+        return drawn if self._can_draw else plain
+
+
+def escaped(text: str) -> str:
+    """Return a text with each misleading character as `\\u….`, which is valid in JSON."""
+    if text.isascii() and text.isprintable():
+        return text
+    return _ACTING.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    units = found[0].encode("utf-16-be")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
