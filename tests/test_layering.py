@@ -281,7 +281,6 @@ NOT_FOR_PYTHON_TOOLS = {
     "roundgate.backends.http.config",
     "roundgate.backends.http.remote_config",
     "roundgate.backends.openapi.config",
-    "roundgate.backends.shaping",
     "roundgate.client",
     "roundgate.http.older.endpoint",
     "roundgate.methods.sessions",

@@ -11,6 +11,9 @@ async def add(a: int, b: int) -> int:
 from __future__ import annotations
 
 from roundgate.auth.principal import Principal as Principal
+from roundgate.backends.declare import PromptOptions as PromptOptions
+from roundgate.backends.declare import ResourceOptions as ResourceOptions
+from roundgate.backends.declare import ToolOptions as ToolOptions
 from roundgate.backends.declare import prompt as prompt
 from roundgate.backends.declare import resource as resource
 from roundgate.backends.declare import tool as tool

@@ -14,11 +14,17 @@ from typing import Any
 import pytest
 
 from roundgate.auth.principal import Principal
-from roundgate.backends.aws_lambda import context, results
+from roundgate.backends.aws_lambda import payload as payloads
+from roundgate.backends.aws_lambda import results
 from roundgate.backends.aws_lambda.config import LambdaBackendConfig
-from roundgate.backends.aws_lambda.index import FORMAT, write
-from roundgate.backends.aws_lambda.payload import MAX_EVENT_BYTES, bytes_of
-from roundgate.backends.aws_lambda.target import target
+from roundgate.backends.aws_lambda.describing import FORMAT, write_index
+from roundgate.backends.aws_lambda.invoking import target
+from roundgate.backends.aws_lambda.payload import (
+    MAX_CONTEXT_CHARS,
+    MAX_EVENT_BYTES,
+    bytes_of,
+    facts,
+)
 from roundgate.config import GatewayConfig
 from roundgate.config.loading import ConfigFile
 from roundgate.errors import ConfigError, ToolError
@@ -343,19 +349,19 @@ def test_a_payload_that_aws_would_not_take_is_not_sent() -> None:
 def test_who_calls_is_told_whole_or_not_at_all_and_the_trace_goes_first() -> None:
     meta = {"traceparent": "00-1", "baggage": "x" * 500, "tracestate": "y" * 500}
     ann = Principal("https://issuer.example.com", "ann" * 200, "app")
-    told = context.facts("t", ann, "k", 1, meta)
+    told = facts("t", ann, "k", 1, meta)
     assert told["baggage"]
-    long = context.facts("t", Principal("i" * 800, "ann" * 300, "c" * 400), "k", 1, meta)
-    text = context.encoded(long)
-    assert len(text) <= context.MAX_CHARS
+    long = facts("t", Principal("i" * 800, "ann" * 300, "c" * 400), "k", 1, meta)
+    text = payloads.encoded(long)
+    assert len(text) <= MAX_CONTEXT_CHARS
     kept = json.loads(base64.b64decode(text))["custom"]["roundgate"]
     assert kept["subject"] == "ann" * 300
     assert "baggage" not in kept
     with pytest.raises(ToolError, match="client_context: false"):
-        context.encoded(context.facts("t", Principal("i" * 1_024, "ä" * 1_024), "k", 1, {}))
+        payloads.encoded(facts("t", Principal("i" * 1_024, "ä" * 1_024), "k", 1, {}))
     for odd in (Principal("i", "ann\ud800"), Principal("i", "ann", "\ud800")):
         with pytest.raises(ToolError, match="that is no text"):
-            context.facts("t", odd, "k", 1, {})
+            facts("t", odd, "k", 1, {})
 
 
 async def test_an_answer_over_the_limit_of_the_back_end_is_an_error(
@@ -701,7 +707,7 @@ def test_an_index_of_another_version_says_to_compile_again(
     from roundgate.runtime import loading
 
     backend = entry(describe=True)
-    index = write([], LambdaBackendConfig.model_validate(backend))
+    index = write_index([], LambdaBackendConfig.model_validate(backend))
     (tmp_path / "desk.index").write_bytes(index.replace(b"lambda index 1", b"lambda index 0"))
     config = GatewayConfig.model_validate({"backends": [backend]})
     file = ConfigFile(config, Origin(Located(tmp_path / "gateway.yaml", {}, {})))
@@ -721,7 +727,9 @@ def test_an_index_is_of_one_function_and_what_is_declared_comes_first(
         {"name": name, "description": "From it.", "inputSchema": ANY} for name in ("tool", "b", "b")
     ]
     backend = entry({}, describe=True)
-    (tmp_path / "desk.index").write_bytes(write(told, LambdaBackendConfig.model_validate(backend)))
+    (tmp_path / "desk.index").write_bytes(
+        write_index(told, LambdaBackendConfig.model_validate(backend))
+    )
     assert FORMAT.encode() in (tmp_path / "desk.index").read_bytes()
     config = GatewayConfig.model_validate({"backends": [backend]})
     file = ConfigFile(config, Origin(Located(tmp_path / "gateway.yaml", {}, {})))

@@ -13,14 +13,12 @@ from hypothesis import strategies as st
 
 from roundgate.cassettes import Cassette, read
 from roundgate.cassettes.document import of_document, to_document
-from roundgate.cassettes.files import MAX_BYTES, as_text
+from roundgate.cassettes.files import MAX_BYTES, as_text, dump
 from roundgate.cassettes.matching import Bindings, compare, fill
 from roundgate.cassettes.model import Event, Interaction, Request, Response
 from roundgate.cassettes.naming import Namer
-from roundgate.cassettes.paths import matches, steps
-from roundgate.cassettes.placeholders import Slot, escape, parse
+from roundgate.cassettes.paths import Slot, escape, matches, parse, steps
 from roundgate.cassettes.schema import SCHEMA
-from roundgate.cassettes.yaml_text import dump
 from roundgate.errors import ConfigError
 from roundgate.protocol.schemas import Schema
 

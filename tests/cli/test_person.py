@@ -8,8 +8,7 @@ import pytest
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from roundgate.cli.dialogue.person import Person
-from roundgate.cli.dialogue.prompts import Prompts
+from roundgate.cli.dialogue import Person, Prompts
 from roundgate.client import CANCEL, DECLINE, Question
 
 ENTER, DOWN, NEW_LINE, END = "\r", "\x1b[B", "\x1b\r", "\x04"

@@ -4,8 +4,6 @@ line, path and remedy."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -544,39 +542,6 @@ def write(path: Path, text: str) -> Path:
 )
 def test_a_place_is_written_as_one_would_in_code(loc: tuple[str | int, ...], path: str) -> None:
     assert yaml_file.dotted(loc) == path
-
-
-def loaded(directory: Path, text: str, code: str) -> list[str]:
-    """What a process prints that has read a configuration."""
-    path = directory / "gateway.yaml"
-    path.write_text(text)
-    before = (
-        "from pathlib import Path\nfrom roundgate import config\n"
-        f"file = config.load(Path({str(path)!r}))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", before + code],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    return done.stdout.splitlines()
-
-
-def test_a_section_is_validated_by_what_is_made_when_a_file_has_it(tmp_path: Path) -> None:
-    code = (
-        "from roundgate.settings import HttpConfig, TasksConfig\n"
-        "from roundgate.backends import ViewConfig\n"
-        "print(*(one.__pydantic_complete__ for one in (HttpConfig, TasksConfig, ViewConfig)))\n"
-        "print(file.config.http.path, type(file.config.http).__name__, file.config.tasks.lease_s)\n"
-    )
-    text = "backends: [{kind: python, name: one, module: a}]\n"
-    assert loaded(tmp_path, text, code) == ["False False False", "/mcp HttpConfig 30"]
-    assert loaded(tmp_path, text + "http: {path: /other}\n", code) == [
-        "True False False",
-        "/other HttpConfig 30",
-    ]
 
 
 @pytest.mark.parametrize("start", ["1. ", "-", "+", ".NET ", "3-D ", "2026 "])

@@ -42,7 +42,7 @@ from roundgate.storage.tasks import (
     Work,
 )
 from roundgate.tasks import TaskCall
-from roundgate.tasks.retrying import retry
+from roundgate.tasks.operating import retry
 from tests.support.postponing import postpone
 
 Reopen = Callable[[], TaskStore]

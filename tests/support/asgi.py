@@ -4,12 +4,16 @@ ASGI exchanges with it."""
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import cache
 from itertools import count
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +26,7 @@ from starlette.applications import Starlette
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.main import build_app
 from roundgate.settings.base import Origin
-from roundgate.settings.process import Settings
+from roundgate.settings.process import DEFAULT_STORE, Settings
 from roundgate.settings.yaml_file import Located
 from roundgate.tokens.keys import new_key
 from tests.support import wire
@@ -50,9 +54,20 @@ def gateway(
     using: Settings = Settings(),  # noqa: B008 — frozen
     **sections: Any,
 ) -> FastAPI:
-    """An app that serves these decorated functions; with keys of its own unless the settings name others."""
-    keyed = using if using.state_keys else replace(using, state_keys=STATE_KEY)
-    return build_app(config_file(*functions, **sections), keyed)
+    """Return an app that serves decorated functions. It has keys and a store of the tests unless named."""
+    if not using.state_keys:
+        using = replace(using, state_keys=STATE_KEY)
+    if using.store == DEFAULT_STORE:
+        using = replace(using, store=f"sqlite:///{_folder()}/gateway.sqlite3")
+    return build_app(config_file(*functions, **sections), using)
+
+
+@cache
+def _folder() -> str:
+    """Return a folder of this process, so that no other worker of the tests writes to its store."""
+    folder = tempfile.mkdtemp(prefix="roundgate-tests-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 class Client:

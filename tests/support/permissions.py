@@ -100,7 +100,6 @@ KEEPS_TEXTS = ("_rows", "put")
 SERVERS_ALONE = (
     "app/roundgate/cli/task_acting.py",
     "app/roundgate/cli/tasks.py",
-    "app/roundgate/tasks/isolation.py",
     "app/roundgate/tasks/pool.py",
     "app/roundgate/testing/gateway.py",
 )

@@ -125,9 +125,6 @@ class Service:
 class ServiceBackend:
     """A back end with a tool whose calls the service makes tasks of, and perhaps the source of these."""
 
-    name = "jobs"
-    prefix = ""
-
     def __init__(
         self, service: Service, *, offers_source: bool = True, scopes: frozenset[str] = frozenset()
     ) -> None:
@@ -184,7 +181,8 @@ async def serving_service(
     directory: Path, backend: ServiceBackend, *, file: ConfigFile | None = None, **settings: Any
 ) -> AsyncIterator[FastAPI]:
     """A gateway in front of a service; gateways with one directory are replicas of each other."""
-    file = config_file(tasks={"poll_interval_ms": 100}) if file is None else file
+    if file is None:
+        file = config_file(backend={"name": "jobs"}, tasks={"poll_interval_ms": 100})
     with in_front_of(backend):
         app = build_app(file, task_settings(directory, worker="on", **settings))
     async with stoppable(app):

@@ -33,8 +33,8 @@ from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.sqlite.writing import transacted
 from roundgate.storage.tasks import Claimed, NotClaimed, TaskRecord, TaskRef, TaskStore
 from roundgate.tasks.call import TaskCall, owner_of
-from roundgate.tasks.clock_trust import ClockTrust
 from roundgate.tasks.ending import Turn
+from roundgate.tasks.lease import ClockTrust
 from roundgate.tasks.pool import Pool
 from roundgate.tasks.service import Tasks
 from roundgate.tasks.sweep import Sweep

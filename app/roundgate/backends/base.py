@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from roundgate.aio import Threads
 from roundgate.auth import Principal
@@ -84,8 +84,20 @@ class Tool:
     unasked_answers: bool = False
     """Whether answers count that a client sends along without a `requestState`, so before
     it was asked anything."""
+    approve: Literal["never", "always"] | None = None
+    """Whether the user must approve each call; `None`: as the settings of the back end say."""
     approval: str | None = None
-    """What its back end adds to the question where the user has to approve a call."""
+    """The text above the arguments when the user approves a call; `{name}` stands for an
+    argument."""
+    ask_for: Sequence[str] = ()
+    """Arguments for which the user is asked with a form when a call lacks them."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Values of arguments that a call lacks; the user is shown them before approving it."""
+    place: Sequence[str | int] = ()
+    """Where the tool is declared, below its back end's entry in gateway.yaml; for problems."""
+    is_described_remotely: bool = False
+    """Whether a service described the tool. A problem with it leaves it out and keeps nothing
+    else from being served."""
     max_result: int | None = None
     """Most characters of text that a result gives the model at once."""
     ask_in_words: bool | None = None
@@ -96,10 +108,9 @@ class Tool:
     `None`: as for all tools."""
     about: About = ToolAbout()
     approvable: CallTool | None = None
-    """The same call with the question whether to go ahead before it, for who wants it;
-    `None` where there is none."""
+    """The call with an approval question in front; the loader makes it."""
     asks_first: bool = False
-    """Whether `call` asks whether to go ahead."""
+    """Whether `call` asks for approval; the loader decides it."""
     may_ask: bool = False
     """Whether some calls are known to ask the client questions other than approvals."""
     cleans_up: bool = False
@@ -153,16 +164,11 @@ class Offering:
 
 
 class Backend(Protocol):
-    """One entry of `backends:` in gateway.yaml, ready to serve."""
+    """One entry of `backends:` in gateway.yaml, ready to serve.
 
-    @property
-    def name(self) -> str:
-        """Unique among the back ends; the prefix of its tools' and prompts' names unless
-        the config sets another."""
-
-    @property
-    def prefix(self) -> str:
-        """What stands before each name, separator included; empty for none."""
+    It offers plain tools. The loader selects and changes them, and puts forms, approvals and
+    bounds around their calls (`backends.shaping`), whatever kind the back end is of.
+    """
 
     async def offer(self) -> Offering:
         """Everything it offers now; may be asked again, and then says what has changed since.
@@ -176,6 +182,18 @@ class Backend(Protocol):
 
     async def aclose(self) -> None:
         """Let go of connections. Nothing is called afterwards."""
+
+
+class NamedBackend(Backend, Protocol):
+    """A back end under the name that gateway.yaml gives it."""
+
+    @property
+    def name(self) -> str:
+        """The unique name of the back end."""
+
+    @property
+    def prefix(self) -> str:
+        """The text before the names of its tools and prompts, separator included."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final, Generic, TypeVar, cast
 
 from roundgate.backends.base import (
-    Backend,
     Complete,
+    NamedBackend,
     Offering,
     Prompt,
     Resource,
@@ -294,7 +294,7 @@ class _Shelf(Generic[T]):
 
 
 async def build(
-    backends: Sequence[Backend],
+    backends: Sequence[NamedBackend],
     page_size: int,
     problems: Sequence[Problem] = (),
     missing: Mapping[str, Missing] | None = None,
@@ -323,7 +323,7 @@ async def build(
 
 
 async def _offer(
-    backend: Backend,
+    backend: NamedBackend,
     problems: list[Problem],
     missing: dict[str, Missing],
     may_be_missing: Collection[str],
@@ -355,7 +355,7 @@ def missing_for(name: str, prefix: str, error: Exception) -> Missing:
 
 
 def _merge(
-    offered: Sequence[tuple[Backend, Offering]],
+    offered: Sequence[tuple[NamedBackend, Offering]],
     page_size: int,
     problems: list[Problem],
     origins: Mapping[str, Origin],

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from roundgate.settings import Model, TaskMode, WhenGiven, WithoutTasks
+from roundgate.settings import Model, TaskMode, WithoutTasks
 
 
 class Selector(Model):
@@ -122,8 +122,9 @@ class ToolOverride(Model):
 
 
 class BackendConfig(Model):
-    """What all kinds of back end have."""
+    """The settings that all kinds of back end have. A kind derives its own model from it."""
 
+    kind: str = Field(description="The kind of back end.")
     name: str = Field(description="Unique name of the back end.", pattern=r"^[A-Za-z0-9_.-]{1,40}$")
     prefix: str | None = Field(
         None,
@@ -139,13 +140,9 @@ class BackendConfig(Model):
         "destructiveHint: false.",
     )
 
-    include: list[Annotated[Selector, WhenGiven()]] = Field(
-        [], description="The tools that are served; unset, all."
-    )
-    exclude: list[Annotated[Selector, WhenGiven()]] = Field(
-        [], description="Tools of these that are not served."
-    )
-    override: dict[str, Annotated[ToolOverride, WhenGiven()]] = Field(
+    include: list[Selector] = Field([], description="The tools that are served; unset, all.")
+    exclude: list[Selector] = Field([], description="Tools of these that are not served.")
+    override: dict[str, ToolOverride] = Field(
         {}, description="What is changed of tools, by their names without prefix."
     )
 
@@ -164,7 +161,8 @@ class BackendConfig(Model):
     @property
     def packed_modules(self) -> tuple[str, ...]:
         """Dotted names of modules, beside gateway.yaml or installed, that are loaded for it."""
-        return ()
+        module, colon, _ = self.kind.partition(":")
+        return (module,) if colon else ()
 
 
 class SearchConfig(Model):
@@ -207,13 +205,9 @@ class ViewConfig(Model):
     scopes: list[str] = Field(
         [], description="Scopes that every call of it needs, beside auth.scopes."
     )
-    include: list[Annotated[ViewSelector, WhenGiven()]] = Field(
-        [], description="The tools that it has; unset, all."
-    )
-    exclude: list[Annotated[ViewSelector, WhenGiven()]] = Field(
-        [], description="Tools of these that it does not have."
-    )
-    override: dict[str, Annotated[ToolOverride, WhenGiven()]] = Field(
+    include: list[ViewSelector] = Field([], description="The tools that it has; unset, all.")
+    exclude: list[ViewSelector] = Field([], description="Tools of these that it does not have.")
+    override: dict[str, ToolOverride] = Field(
         {}, description="What is changed of its tools, by their whole names."
     )
     search: SearchConfig | None = Field(

@@ -2,17 +2,19 @@
 and change nothing about it.
 
 A decorated function stays an ordinary function that a test can call. `backends.python` finds what
-they record when it loads a module named in gateway.yaml; there is no registry.
+they record when it loads a module named in gateway.yaml; there is no registry. A wrong option is
+found when a decorator is used and told when the module is served, so that one run of
+`roundgate check` names every mistake of a module, each at the line of its decorator.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Final, TypeAlias, TypeVar, overload
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias, TypedDict, TypeVar, Unpack, get_args, overload
 
-from roundgate.backends.decorator_arguments import Fault, faults_of, place_of_caller
-from roundgate.protocol import Annotations, Completion, Icon
+from roundgate.protocol import Annotations, Icon
 from roundgate.settings import TaskMode
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -22,77 +24,219 @@ Completer: TypeAlias = Sequence[str] | Callable[[str], Any]
 strings or a `Completion`."""
 
 ATTRIBUTE: Final = "__mcp_declarations__"
-_FOUND: Final = ("faults", "place")
-"""Fields that no argument is behind."""
+
+
+class Options(TypedDict, total=False):
+    """The options of all three decorators."""
+
+    name: str | None
+    """The name, without the prefix of its back end; by default the function's."""
+    title: str | None
+    """The name shown to people."""
+    description: str | None
+    """The description for the model; by default the docstring without its list of parameters."""
+    icons: Sequence[Icon]
+    """Icons shown to people."""
+    meta: Mapping[str, Any] | None
+    """The `_meta` of the entry in the list."""
+
+
+class ToolOptions(Options, total=False):
+    """The options of `@tool`; without one the function's name, docstring and signature count."""
+
+    input_schema: Mapping[str, Any] | None
+    """The JSON Schema of the arguments, served verbatim; by default derived from the signature."""
+    output_schema: Mapping[str, Any] | None
+    """The JSON Schema of `structuredContent`; by default derived from the return annotation."""
+    read_only: bool | None
+    """readOnlyHint of the tool's annotations."""
+    destructive: bool | None
+    """destructiveHint."""
+    idempotent: bool | None
+    """idempotentHint."""
+    open_world: bool | None
+    """openWorldHint."""
+    requires: Mapping[str, Any] | None
+    """Client capabilities, shaped as the schema's `ClientCapabilities` (`{"sampling": {}}`). A
+    request that does not declare them is refused with -32021, and the function is not run."""
+    scopes: Sequence[str]
+    """The scopes that the caller's token must grant to see and call the tool."""
+    once: bool
+    """Whether a round that is repeated because its answer was lost gets the first outcome instead
+    of running again."""
+    task: TaskMode
+    """Whether a call may outlive its request (`roundgate docs tasks`): "optional" if the client
+    knows tasks; "required" refuses one that does not with -32021. A function that takes a `Context`
+    says when, with `ctx.continue_as_task()`; any other becomes a task at once."""
+    unasked_answers: bool
+    """Whether to accept answers that a client sends before it is asked (`roundgate docs rounds`)."""
+    approval: str | None
+    """The text above the arguments when the user approves a call."""
+
+
+class PromptOptions(Options, total=False):
+    """The options of `@prompt`."""
+
+    complete: Mapping[str, Completer] | None
+    """Completions for arguments: `{"language": ["python", "rust"]}`, or a function of what was
+    typed."""
+
+
+class ResourceOptions(Options, total=False):
+    """The options of `@resource`, besides its URI."""
+
+    mime_type: str | None
+    """The media type of its contents."""
+    size: int | None
+    """The size of its contents in bytes, if known."""
+    annotations: Annotations | None
+    """For whom the resource is, and how important it is."""
+    complete: Mapping[str, Completer] | None
+    """Completions for variables of the template, as of a prompt's arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An argument of a decorator that cannot be what it is."""
+
+    decorator: str
+    argument: str
+    message: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Expected:
+    """What an argument may be: a test, and the words for it."""
+
+    fits: Callable[[Any], bool]
+    what: str
+    remedy: str
+
+
+def _is_texts(given: Any) -> bool:
+    return _is_list(given) and all(isinstance(one, str) and one for one in given)
+
+
+def _is_list(given: Any) -> bool:
+    return isinstance(given, Sequence | set | frozenset) and not isinstance(given, str | bytes)
+
+
+def _is_completions(given: Any) -> bool:
+    return isinstance(given, Mapping) and all(
+        isinstance(name, str) and (callable(one) or _is_texts(one) or one == [])
+        for name, one in given.items()
+    )
+
+
+def _is_object(given: Any) -> bool:
+    return isinstance(given, Mapping) and all(isinstance(name, str) for name in given)
+
+
+_TEXT: Final = _Expected(
+    lambda given: isinstance(given, str) and bool(given.strip()),
+    "a text",
+    "put it in quotes, or leave it out",
+)
+_OBJECT: Final = _Expected(
+    _is_object, "a mapping with texts as keys", 'write it as {"name": value}, or leave it out'
+)
+_SWITCH: Final = _Expected(
+    lambda given: isinstance(given, bool), "True or False", "write True or False, or leave it out"
+)
+_MODES: Final = " or ".join(f'"{mode}"' for mode in get_args(TaskMode))
+_ICONS: Final = _Expected(
+    lambda given: _is_list(given) and all(isinstance(one, Icon) for one in given),
+    "a list of Icon",
+    "write icons=[Icon(…)]",
+)
+_COMPLETE: Final = _Expected(
+    _is_completions,
+    "a mapping from names of arguments to lists of texts, or to functions",
+    'write complete={"language": ["python", "rust"]}',
+)
+_EXPECTED: Final[Mapping[str, _Expected]] = {
+    **dict.fromkeys(("name", "title", "description", "approval", "uri", "mime_type"), _TEXT),
+    **dict.fromkeys(("input_schema", "output_schema", "requires", "meta"), _OBJECT),
+    **dict.fromkeys(
+        ("read_only", "destructive", "idempotent", "open_world", "once", "unasked_answers"),
+        _SWITCH,
+    ),
+    "icons": _ICONS,
+    "scopes": _Expected(
+        lambda given: _is_texts(given) and not any(" " in one for one in given),
+        "a list of texts without blanks",
+        'write scopes=["a", "b"]',
+    ),
+    "task": _Expected(
+        lambda given: isinstance(given, str) and given in get_args(TaskMode),
+        _MODES,
+        f"write task={_MODES.rpartition(' or ')[2]}, or leave it out",
+    ),
+    "size": _Expected(
+        lambda given: isinstance(given, int) and not isinstance(given, bool) and given >= 0,
+        "a number of bytes",
+        "write a number, or leave it out",
+    ),
+    "annotations": _Expected(
+        lambda given: isinstance(given, Annotations),
+        "an Annotations",
+        "write annotations=Annotations(…)",
+    ),
+    "complete": _COMPLETE,
+}
+"""By the name of the option, which means the same for every decorator."""
+_SHOWN_CHARS: Final = 60
+
+
+def faults_of(decorator: str, given: Mapping[str, Any]) -> tuple[Fault, ...]:
+    """Return the faults of the options that a decorator was given."""
+    return tuple(
+        Fault(decorator, name, f"is {_shown(value)}; it has to be {expected.what}", expected.remedy)
+        for name, value in given.items()
+        if not (expected := _EXPECTED[name]).fits(value)
+    )
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}… ({type(value).__name__})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Described:
-    """What tools, prompts and resources have in common; `None` is filled in from the function."""
+class ToolDeclaration:
+    """A function's `@tool`."""
 
-    name: str | None = None
-    title: str | None = None
-    description: str | None = None
-    icons: Sequence[Icon] = ()
-    meta: Mapping[str, Any] | None = None
+    options: ToolOptions
     faults: Sequence[Fault] = ()
-    """What is wrong with what the decorator was given."""
     place: tuple[str, int] | None = None
-    """File and line of the decorator, if something is."""
+    """File and line of the decorator, if there are faults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolDeclaration(Described):
-    """What `@tool` was told."""
+class PromptDeclaration:
+    """A function's `@prompt`; fields as of a `ToolDeclaration`."""
 
-    input_schema: Mapping[str, Any] | None = None
-    output_schema: Mapping[str, Any] | None = None
-    read_only: bool | None = None
-    destructive: bool | None = None
-    idempotent: bool | None = None
-    open_world: bool | None = None
-    requires: Mapping[str, Any] | None = None
-    scopes: Sequence[str] = ()
-    once: bool = False
-    task: TaskMode = "forbidden"
-    unasked_answers: bool = False
-    approval: str | None = None
-
-    @property
-    def hints(self) -> Mapping[str, bool]:
-        """The annotations of the tool's entry, as far as it was told any."""
-        said = {
-            "readOnlyHint": self.read_only,
-            "destructiveHint": self.destructive,
-            "idempotentHint": self.idempotent,
-            "openWorldHint": self.open_world,
-        }
-        return {hint: value for hint, value in said.items() if value is not None}
+    options: PromptOptions
+    faults: Sequence[Fault] = ()
+    place: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PromptDeclaration(Described):
-    """What `@prompt` was told."""
-
-    complete: Mapping[str, Completer] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourceDeclaration(Described):
-    """What `@resource` was told."""
+class ResourceDeclaration:
+    """A function's `@resource`; fields as of a `ToolDeclaration`."""
 
     uri: str
-    mime_type: str | None = None
-    size: int | None = None
-    annotations: Annotations | None = None
-    complete: Mapping[str, Completer] | None = None
+    options: ResourceOptions
+    faults: Sequence[Fault] = ()
+    place: tuple[str, int] | None = None
 
 
 Declaration: TypeAlias = ToolDeclaration | PromptDeclaration | ResourceDeclaration
 
 
 def declarations_of(function: Any) -> Sequence[Declaration]:
-    """The declarations on a function, first applied first; empty for anything else."""
+    """Return the declarations on a function, first applied first; empty for anything else."""
     try:
         found = getattr(function, ATTRIBUTE, ())
     except Exception:  # framework proxies have attributes only during a request
@@ -100,11 +244,26 @@ def declarations_of(function: Any) -> Sequence[Declaration]:
     return found if isinstance(found, tuple) else ()
 
 
-def _attaching(decorator: str, declaration: Declaration) -> Callable[[F], F]:
-    """Called by a decorator itself: what is wrong with its arguments has the place
-    two calls above this one."""
-    if faults := faults_of(decorator, _arguments(declaration)):
-        declaration = replace(declaration, faults=faults, place=place_of_caller(3))
+def _attaching(
+    declare: Callable[..., Declaration],
+    decorator: str,
+    known: type,
+    options: Mapping[str, Any],
+    **more: Any,
+) -> Callable[[F], F]:
+    """Return what records a declaration on a function.
+
+    Called by a decorator itself: the place of a fault is two calls above this one.
+
+    Raises:
+        TypeError: the decorator has no such option.
+    """
+    if unknown := sorted(options.keys() - known.__annotations__.keys()):
+        raise TypeError(f"{decorator}() got an unexpected keyword argument {unknown[0]!r}")
+    given = {name: value for name, value in options.items() if value is not None}
+    faults = faults_of(decorator, {**more, **given})
+    place = _place_of_decorator() if faults else None
+    declaration = declare(options=given, faults=faults, place=place, **more)
 
     def attach(function: F) -> F:
         if isinstance(function, str):
@@ -119,186 +278,53 @@ def _attaching(decorator: str, declaration: Declaration) -> Callable[[F], F]:
     return attach
 
 
-def _arguments(declaration: Declaration) -> dict[str, Any]:
-    """What the decorator was given, by name."""
-    names = (field.name for field in fields(declaration))
-    return {name: getattr(declaration, name) for name in names if name not in _FOUND}
+def _place_of_decorator() -> tuple[str, int] | None:
+    """Return file and line of the first caller outside this module."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 @overload
 def tool(function: F, /) -> F: ...
 @overload
-def tool(
-    *,
-    name: str | None = None,
-    title: str | None = None,
-    description: str | None = None,
-    input_schema: Mapping[str, Any] | None = None,
-    output_schema: Mapping[str, Any] | None = None,
-    read_only: bool | None = None,
-    destructive: bool | None = None,
-    idempotent: bool | None = None,
-    open_world: bool | None = None,
-    icons: Sequence[Icon] = (),
-    requires: Mapping[str, Any] | None = None,
-    scopes: Sequence[str] = (),
-    once: bool = False,
-    task: TaskMode = "forbidden",
-    unasked_answers: bool = False,
-    approval: str | None = None,
-    meta: Mapping[str, Any] | None = None,
-) -> Callable[[F], F]: ...
-def tool(
-    function: F | None = None,
-    /,
-    *,
-    name: str | None = None,
-    title: str | None = None,
-    description: str | None = None,
-    input_schema: Mapping[str, Any] | None = None,
-    output_schema: Mapping[str, Any] | None = None,
-    read_only: bool | None = None,
-    destructive: bool | None = None,
-    idempotent: bool | None = None,
-    open_world: bool | None = None,
-    icons: Sequence[Icon] = (),
-    requires: Mapping[str, Any] | None = None,
-    scopes: Sequence[str] = (),
-    once: bool = False,
-    task: TaskMode = "forbidden",
-    unasked_answers: bool = False,
-    approval: str | None = None,
-    meta: Mapping[str, Any] | None = None,
-) -> F | Callable[[F], F]:
+def tool(**options: Unpack[ToolOptions]) -> Callable[[F], F]: ...
+def tool(function: F | None = None, /, **options: Unpack[ToolOptions]) -> F | Callable[[F], F]:
     """Offer a function as a tool (server/tools).
-
-    Every parameter is optional: without it the decorator takes the function's
-    name, docstring and signature.
 
     Args:
         function: the function, where the decorator is used without parentheses.
-        name: the tool's name, without its back end's prefix.
-        title: the name shown to people.
-        description: the description for the model; by default the docstring without its list of
-            parameters.
-        input_schema: the JSON Schema of the arguments, served verbatim; by default derived from the
-            signature.
-        output_schema: the JSON Schema of `structuredContent`; by default derived from the return
-            annotation.
-        read_only: readOnlyHint of the tool's annotations, and so on for the next three.
-        destructive: destructiveHint.
-        idempotent: idempotentHint.
-        open_world: openWorldHint.
-        icons: icons shown to people.
-        requires: client capabilities, shaped as the schema's `ClientCapabilities`
-            (`{"sampling": {}}`). A request that does not declare them is refused with -32021,
-            and the function is not run.
-        scopes: the scopes that the caller's token must grant to see and call the tool.
-        once: whether a round that is repeated because its answer was lost gets the first outcome
-            instead of running again.
-        task: whether a call may outlive its request (`roundgate docs tasks`): "optional" if the client knows
-            tasks; "required" refuses one that does not with -32021. A function that takes a
-            `Context` says when, with `ctx.continue_as_task()`; any other becomes a task at once.
-        unasked_answers: whether to accept answers that a client sends before it is asked
-            (`roundgate docs rounds`).
-        approval: the text above the arguments when the user approves a call.
-        meta: the `_meta` of the tool's entry in the list.
+        options: see `ToolOptions`.
 
     Raises:
         ValueError: both `unasked_answers` and `once` are set; a tool that runs once must ask its
             questions first.
     """
-    if unasked_answers and once:
+    if options.get("unasked_answers") and options.get("once"):
         raise ValueError(
             "unasked_answers and once exclude each other: what must happen once needs a question first"
         )
-    attach: Callable[[F], F] = _attaching(
-        "tool",
-        ToolDeclaration(
-            name=name,
-            title=title,
-            description=description,
-            input_schema=input_schema,
-            output_schema=output_schema,
-            read_only=read_only,
-            destructive=destructive,
-            idempotent=idempotent,
-            open_world=open_world,
-            icons=icons,
-            requires=requires,
-            scopes=scopes,
-            once=once,
-            task=task,
-            unasked_answers=unasked_answers,
-            approval=approval,
-            meta=meta,
-        ),
-    )
+    attach: Callable[[F], F] = _attaching(ToolDeclaration, "tool", ToolOptions, options)
     return attach if function is None else attach(function)
 
 
 @overload
 def prompt(function: F, /) -> F: ...
 @overload
-def prompt(
-    *,
-    name: str | None = None,
-    title: str | None = None,
-    description: str | None = None,
-    icons: Sequence[Icon] = (),
-    complete: Mapping[str, Completer] | None = None,
-    meta: Mapping[str, Any] | None = None,
-) -> Callable[[F], F]: ...
-def prompt(
-    function: F | None = None,
-    /,
-    *,
-    name: str | None = None,
-    title: str | None = None,
-    description: str | None = None,
-    icons: Sequence[Icon] = (),
-    complete: Mapping[str, Completer] | None = None,
-    meta: Mapping[str, Any] | None = None,
-) -> F | Callable[[F], F]:
+def prompt(**options: Unpack[PromptOptions]) -> Callable[[F], F]: ...
+def prompt(function: F | None = None, /, **options: Unpack[PromptOptions]) -> F | Callable[[F], F]:
     """Offer a function as a prompt (server/prompts); its parameters are the prompt's arguments.
 
     Args:
         function: the function, where the decorator is used without parentheses.
-        name: the prompt's name, without the prefix of its back end; unset, the function's.
-        title: another name, for people.
-        description: what it is for; unset, the docstring without its list of parameters.
-        icons: for people.
-        complete: completions for arguments: `{"language": ["python", "rust"]}`, or a
-            function of what was typed.
-        meta: `_meta` of its entry in the list.
+        options: see `PromptOptions`.
     """
-    attach: Callable[[F], F] = _attaching(
-        "prompt",
-        PromptDeclaration(
-            name=name,
-            title=title,
-            description=description,
-            icons=icons,
-            complete=complete,
-            meta=meta,
-        ),
-    )
+    attach: Callable[[F], F] = _attaching(PromptDeclaration, "prompt", PromptOptions, options)
     return attach if function is None else attach(function)
 
 
-def resource(
-    uri: str,
-    *,
-    name: str | None = None,
-    title: str | None = None,
-    description: str | None = None,
-    mime_type: str | None = None,
-    size: int | None = None,
-    annotations: Annotations | None = None,
-    icons: Sequence[Icon] = (),
-    complete: Mapping[str, Completer] | None = None,
-    meta: Mapping[str, Any] | None = None,
-) -> Callable[[F], F]:
+def resource(uri: str, **options: Unpack[ResourceOptions]) -> Callable[[F], F]:
     """Offer a function as a resource, or as a resource template if `uri` has RFC
     6570 variables (server/resources).
 
@@ -307,41 +333,6 @@ def resource(
 
     Args:
         uri: where clients read it.
-        name: its name; unset, the function's.
-        title: another name, for people.
-        description: what it is; unset, the docstring without its list of parameters.
-        mime_type: of its contents.
-        size: bytes of its contents, if that is known.
-        annotations: for whom it is, and how important.
-        icons: for people.
-        complete: completions for variables of the template.
-        meta: `_meta` of its entry in the list.
+        options: see `ResourceOptions`.
     """
-    return _attaching(
-        "resource",
-        ResourceDeclaration(
-            uri=uri,
-            name=name,
-            title=title,
-            description=description,
-            mime_type=mime_type,
-            size=size,
-            annotations=annotations,
-            icons=icons,
-            complete=complete,
-            meta=meta,
-        ),
-    )
-
-
-__all__ = [
-    "Completer",
-    "Completion",
-    "PromptDeclaration",
-    "ResourceDeclaration",
-    "ToolDeclaration",
-    "declarations_of",
-    "prompt",
-    "resource",
-    "tool",
-]
+    return _attaching(ResourceDeclaration, "resource", ResourceOptions, options, uri=uri)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from roundgate.auth import Principal
 from roundgate.backends.base import CallTool, Returned, Tool
@@ -31,36 +31,37 @@ _APPROVAL: Final = {
 }
 
 
-def with_approval(
-    tool: Tool, backend: BackendConfig, approve: Literal["never", "always"] | None = None
-) -> Tool:
-    """The tool, asking the user first if its back end's policy says so. A client
-    that cannot ask gets -32021.
-
-    Where the policy does not say so the question is made ready all the same,
-    for a view that wants it.
+def around_calls(tool: Tool, wrap: Callable[[CallTool], CallTool], **changes: Any) -> Tool:
+    """Return the tool with `wrap` around its call, with and without approval.
 
     Args:
-        tool: without the question.
-        backend: its settings; an override of the tool goes before everything else.
-        approve: what the tool's own declaration says.
+        tool: the tool.
+        wrap: makes the outer call of an inner one.
+        changes: other fields of `Tool`, by name.
+    """
+    approvable = None if tool.approvable is None else wrap(tool.approvable)
+    return replace(tool, call=wrap(tool.call), approvable=approvable, **changes)
+
+
+def with_approval(tool: Tool, backend: BackendConfig) -> Tool:
+    """Return the tool, asking the user first if the settings of its back end say so. A client that
+    cannot ask gets -32021.
+
+    Otherwise the question is made ready for a view that wants it. An override of the tool wins over
+    the tool's declaration, which wins over the back end's `approve`.
     """
     override = backend.override.get(tool.definition["name"])
-    if tool.approvable is None:
-        first = approved_first(tool.definition, tool.call, backend, tool.approval)
-        tool = replace(tool, approvable=first)
-    wanted = approve if override is None else override.approve or approve
+    tool = replace(tool, approvable=_approved_first(tool, backend))
+    wanted = tool.approve if override is None else override.approve or tool.approve
     return asking_first(tool) if _is_to_be_approved(tool, backend, override, wanted) else tool
 
 
-def approved_first(
-    definition: Mapping[str, Any], call: CallTool, backend: BackendConfig, text: str | None = None
-) -> CallTool:
-    """The call of a tool with the question before it, in which `text` is what its back end adds.
+def _approved_first(tool: Tool, backend: BackendConfig) -> CallTool:
+    """Return the tool's call with the approval question in front.
 
-    The definition is not parsed before a user is asked: a start makes this for
-    every tool that there is.
+    The definition is not parsed before a user is asked, because a start does this for every tool.
     """
+    definition, call, text = tool.definition, tool.call, tool.approval
     own = name = definition["name"]
     if (override := backend.override.get(own)) is not None:
         name = override.name or own
@@ -83,14 +84,14 @@ def approved_first(
 
 
 def asking_first(tool: Tool) -> Tool:
-    """The tool with the question before it, which `with_approval` has made ready.
+    """Return the tool with the approval question that `with_approval` has made ready.
 
     One approval is one run: the tool is `once`. And nothing counts as an approval but
     the answer to this question as it was shown, so answers that come unasked are not
     taken, whatever the tool says.
 
     Raises:
-        ValueError: nobody has made it ready.
+        ValueError: the tool is the gateway's own and cannot be approved.
     """
     if tool.asks_first:
         return tool
@@ -172,10 +173,10 @@ def _question(
 
 
 def check_approval(text: str | None, arguments: Sequence[str]) -> None:
-    """Do nothing if the text above an approval speaks of arguments that there are.
+    """Check that every `{name}` in the approval text is an argument of the tool.
 
     Raises:
-        ValueError: names those that there are not.
+        ValueError: names the unknown arguments.
     """
     named = set(_VARIABLE.findall(text or ""))
     if unknown := sorted(named - set(arguments)):
@@ -209,8 +210,7 @@ def with_defaults(tool: Tool, defaults: Mapping[str, Any]) -> Tool:
 
         return with_all
 
-    approvable = None if tool.approvable is None else completed(tool.approvable)
-    return replace(tool, call=completed(tool.call), approvable=approvable)
+    return around_calls(tool, completed)
 
 
 def with_questions(tool: Tool, ask: Sequence[str]) -> Tool:
@@ -239,12 +239,7 @@ def with_questions(tool: Tool, ask: Sequence[str]) -> Tool:
     def filled_in(call: CallTool) -> CallTool:
         return _asking(name, call, properties, ask, complete)
 
-    return replace(
-        tool,
-        definition={**tool.definition, "inputSchema": relaxed},
-        call=filled_in(tool.call),
-        approvable=None if tool.approvable is None else filled_in(tool.approvable),
-    )
+    return around_calls(tool, filled_in, definition={**tool.definition, "inputSchema": relaxed})
 
 
 def _asking(

@@ -22,7 +22,7 @@ from roundgate.backends.catalog import Catalog, ServedTool, serve
 from roundgate.backends.config import SearchConfig
 from roundgate.backends.definitions import encoded
 from roundgate.backends.ranking import Ranking
-from roundgate.backends.selection import is_known
+from roundgate.backends.shaping import is_known
 from roundgate.errors import ConfigError, Problem, ToolError
 from roundgate.protocol import Pages, TextContent, ToolResult
 from roundgate.replay import Context

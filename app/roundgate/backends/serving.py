@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
-from roundgate.backends.base import Backend
+from roundgate.backends.base import NamedBackend
 from roundgate.backends.catalog import Catalog
 
 log = logging.getLogger("roundgate.backends")
@@ -37,7 +37,7 @@ class Snapshot:
     waits for the last of them.
     """
 
-    def __init__(self, catalog: Catalog, backends: Sequence[Backend]) -> None:
+    def __init__(self, catalog: Catalog, backends: Sequence[NamedBackend]) -> None:
         self.catalog = catalog
         self._backends = backends
         self._users = 0

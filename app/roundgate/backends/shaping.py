@@ -1,4 +1,5 @@
-"""What the configuration changes of a back end's tools: `override`, whatever kind it is of.
+"""What the loader does with the tools of a back end, whatever kind it is of: it selects
+(`include`, `exclude`), changes (`override`), and puts forms and approvals around their calls.
 
     the model ──▶ form for what is missing ──▶ arguments: names, defaults, fixed ──▶ approval ──▶ the tool
     the model ◀── projection: `result`, `fields` ◀──────────────────────────────────────────────────┘
@@ -9,66 +10,68 @@ What the user approves is the call as it will be made, with what is fixed and hi
 from __future__ import annotations
 
 import json as standard_json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any, Final, TypeAlias
 
 from roundgate import json
 from roundgate.backends.base import Backend, CallTool, Offering, Returned, Tool
-from roundgate.backends.config import ArgumentOverride, BackendConfig, ToolOverride
-from roundgate.backends.policy import with_questions
-from roundgate.backends.selection import is_known, selected
+from roundgate.backends.config import ArgumentOverride, BackendConfig, Selector, ToolOverride
+from roundgate.backends.policy import (
+    around_calls,
+    check_approval,
+    with_approval,
+    with_defaults,
+    with_questions,
+)
 from roundgate.errors import ConfigError, Problem, ToolError
 from roundgate.protocol import ABSENT, Schema, TextContent, ToolResult
 from roundgate.replay import Context
 from roundgate.settings import Origin
 
-_HINTS: Final = {
-    "read_only": "readOnlyHint",
-    "destructive": "destructiveHint",
-    "idempotent": "idempotentHint",
-    "open_world": "openWorldHint",
+_HINTS: Final[Mapping[str, tuple[str, bool]]] = {
+    "read_only": ("readOnlyHint", False),
+    "destructive": ("destructiveHint", True),
+    "idempotent": ("idempotentHint", False),
+    "open_world": ("openWorldHint", True),
 }
+"""The hint of each name, and what holds where nobody gave it (schema: `ToolAnnotations`)."""
 
 
-class Shaped:
-    """A back end of which the configuration chooses tools and changes some
-    (`roundgate.backends.base.Backend`)."""
+class ConfiguredBackend:
+    """A back end under its name, whose tools are as its settings in gateway.yaml want them
+    (`roundgate.backends.base.NamedBackend`)."""
 
     def __init__(self, backend: Backend, config: BackendConfig, origin: Origin) -> None:
+        self.name = config.name
+        self.prefix = config.effective_prefix
         self._backend = backend
         self._config = config
         self._origin = origin
 
-    @property
-    def name(self) -> str:
-        """The back end's."""
-        return self._backend.name
-
-    @property
-    def prefix(self) -> str:
-        """The back end's."""
-        return self._backend.prefix
-
     async def offer(self) -> Offering:
-        """What the back end offers, as far as it is chosen, changed where
-        the configuration says so.
+        """Return the offering with the selected tools, changed and guarded as configured.
 
         Raises:
-            ConfigError: the back end cannot be served, or an override fits no tool.
+            ConfigError: the back end cannot be served, or a setting fits no tool.
         """
         offering = await self._backend.offer()
         chosen = selected(offering.tools, self._config)
         problems = [*self._unmatched(offering, chosen), *self._without_tool(offering, chosen)]
+        left_out = list(offering.left_out)
         tools: list[Tool] = []
         for tool in chosen:
+            try:
+                guarded = self._guarded(tool)
+            except ValueError as error:
+                found = left_out if tool.is_described_remotely else problems
+                found.append(self._problem(tool, str(error)))
+                continue
             name = tool.definition["name"]
             try:
-                tools.append(
-                    overridden(tool, self._config.override[name])
-                    if name in self._config.override
-                    else tool
-                )
+                override = self._config.override.get(name)
+                tools.append(guarded if override is None else overridden(guarded, override))
             except ValueError as error:
                 place = self._origin.at("override", name)
                 problems.append(
@@ -78,11 +81,32 @@ class Shaped:
                 )
         if problems:
             raise ConfigError(problems)
-        return replace(offering, tools=tools)
+        return replace(offering, tools=tools, left_out=left_out)
 
     async def aclose(self) -> None:
         """Close the back end."""
         await self._backend.aclose()
+
+    def _guarded(self, tool: Tool) -> Tool:
+        """Return the tool with its approval, its defaults and its form around the call.
+
+        The form comes first: the user approves the call with everything that was filled in.
+
+        Raises:
+            ValueError: the tool's `approval` or `ask_for` names an argument that does not exist.
+        """
+        if tool.approval is not None:
+            check_approval(
+                tool.approval, list(tool.definition["inputSchema"].get("properties", ()))
+            )
+        approved = with_approval(tool, self._config)
+        return with_questions(with_defaults(approved, tool.defaults), tool.ask_for)
+
+    def _problem(self, tool: Tool, message: str) -> Problem:
+        if len(tool.place) < 2:
+            message = f"tool {tool.definition['name']!r}: {message}"
+        remedy = "correct the tool's approval, ask_for or the schema of its arguments"
+        return self._origin.at(*tool.place).problem(message, remedy)
 
     def _unmatched(self, offering: Offering, chosen: list[Tool]) -> list[Problem]:
         """A problem for each name in `include` and `exclude` that no tool has: what is meant to
@@ -122,6 +146,59 @@ class Shaped:
         ]
 
 
+def selected(tools: Sequence[Tool], config: BackendConfig) -> list[Tool]:
+    """Those that the configuration wants: included, if it includes any, and not excluded."""
+    return [tool for tool in tools if is_selected(tool, config)]
+
+
+def is_selected(tool: Tool, config: BackendConfig) -> bool:
+    """Whether one is."""
+    if config.include and not any(matches(tool, one) for one in config.include):
+        return False
+    return not any(matches(tool, one) for one in config.exclude)
+
+
+def is_known(wanted: str, names: Collection[str], prefix: str = "") -> bool:
+    """Whether a name of a selector is one that a tool has, or a pattern that may match nothing:
+    one with the prefix never does where the names are without."""
+    if any(fnmatchcase(name, wanted) for name in names):
+        return True
+    is_prefixed = prefix != "" and wanted.startswith(prefix)
+    return any(sign in wanted for sign in "*?[") and not is_prefixed
+
+
+def matches(tool: Tool, wanted: Selector) -> bool:
+    """Whether everything that a selector gives holds for a tool."""
+    about = tool.about
+    return (
+        (wanted.name is None or fnmatchcase(tool.definition["name"], wanted.name))
+        and (wanted.tag is None or any(fnmatchcase(tag, wanted.tag) for tag in about.tags))
+        and (
+            wanted.path is None or (about.path is not None and fnmatchcase(about.path, wanted.path))
+        )
+        and (wanted.method is None or about.method == wanted.method.upper())
+        and (wanted.hint is None or _has_hint(tool, wanted.hint))
+        and (wanted.extension is None or _has_extension(about.extensions, wanted.extension))
+    )
+
+
+def _has_hint(tool: Tool, hint: str) -> bool:
+    name, usual = _HINTS[hint]
+    given = tool.definition.get("annotations") or {}
+    if hint == "destructive" and given.get("readOnlyHint") is True:
+        return False  # "meaningful only when readOnlyHint == false"
+    return bool(given.get(name, usual))
+
+
+def _has_extension(extensions: Mapping[str, Any], wanted: str) -> bool:
+    name, equals, value = wanted.partition("=")
+    if not equals:
+        return name in extensions and extensions[name] is not False
+    found = extensions.get(name)
+    text = str(found).lower() if isinstance(found, bool) else str(found)
+    return found is not None and fnmatchcase(text, value)
+
+
 def overridden(tool: Tool, override: ToolOverride) -> Tool:
     """The tool with what is changed.
 
@@ -135,9 +212,9 @@ def overridden(tool: Tool, override: ToolOverride) -> Tool:
         if (value := getattr(override, name)) is not None:
             definition[name] = value
     hints = {
-        _HINTS[name]: getattr(override, name)
-        for name in _HINTS
-        if getattr(override, name) is not None
+        hint: value
+        for name, (hint, _) in _HINTS.items()
+        if (value := getattr(override, name)) is not None
     }
     if hints:
         definition["annotations"] = {**(definition.get("annotations") or {}), **hints}
@@ -158,13 +235,7 @@ def overridden(tool: Tool, override: ToolOverride) -> Tool:
     def shaped_call(call: CallTool) -> CallTool:
         return _calling(call, arguments, override.timeout_s, project)
 
-    made = replace(
-        tool,
-        definition=definition,
-        call=shaped_call(tool.call),
-        approvable=None if tool.approvable is None else shaped_call(tool.approvable),
-        **changed,
-    )
+    made = around_calls(tool, shaped_call, definition=definition, **changed)
     return with_questions(made, override.ask_for)
 
 

@@ -19,8 +19,7 @@ from roundgate.backends.config import ToolOverride, ViewConfig, ViewSelector
 from roundgate.backends.definitions import encoded
 from roundgate.backends.policy import asking_first
 from roundgate.backends.search import not_pinned, with_search
-from roundgate.backends.selection import is_known, matches
-from roundgate.backends.shaping import overridden
+from roundgate.backends.shaping import is_known, matches, overridden
 from roundgate.errors import ConfigError, Problem
 from roundgate.protocol import Pages
 from roundgate.settings import Origin

@@ -10,7 +10,7 @@ Names that this package does not export may change between releases.
 
 from __future__ import annotations
 
-from roundgate.cassettes.differing import differences as differences
+from roundgate.cassettes.document import differences as differences
 from roundgate.cassettes.eras import in_another_era as in_another_era
 from roundgate.cassettes.faults import Faults as Faults
 from roundgate.cassettes.faults import parse_faults as parse_faults

@@ -3,9 +3,11 @@ what is usual left out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, Final
 
+from roundgate.cassettes.matching import Bindings, compare
 from roundgate.cassettes.model import (
     MESSAGE,
     RULES,
@@ -18,8 +20,7 @@ from roundgate.cassettes.model import (
     Response,
     Rule,
 )
-from roundgate.cassettes.paths import Path, steps
-from roundgate.cassettes.placeholders import parse
+from roundgate.cassettes.paths import Path, parse, steps
 
 ENDS: Final = ("server", "client", "cut")
 _ABSENT: Final = object()
@@ -308,3 +309,43 @@ _KINDS: Final = {
     dict: "a mapping",
     list: "a list",
 }
+
+
+def differences(recorded: Cassette, now: Cassette) -> list[str]:
+    """What to tell, a line each; empty if both say the same, whatever their
+    placeholders stand for."""
+    return list(_differences(recorded, now))
+
+
+def _differences(recorded: Cassette, now: Cassette) -> Iterator[str]:
+    bindings = Bindings()
+    pairs = zip_longest(recorded.interactions, now.interactions)
+    for number, (before, after) in enumerate(pairs, 1):
+        if before is None or after is None:
+            there = before or after
+            title = "" if there is None else there.title
+            yield f"{number}: {title} {'is new' if before is None else 'does not come any more'}"
+            continue
+        told = compare(
+            interaction_document(before),
+            _as_said(interaction_document(after)),
+            bindings,
+            (),
+            recorded.ignore,
+        )
+        for count, one in enumerate(told):
+            if count == 0:
+                yield f"{number}: {before.title}"
+            yield from (f"  {line}" for line in str(one).splitlines())
+
+
+def _as_said(value: Any) -> Any:
+    """A value of a cassette with its placeholders as if they were what was said."""
+    match value:
+        case str():
+            return "".join(map(str, parse(value)))
+        case dict():
+            return {key: _as_said(item) for key, item in value.items()}
+        case list():
+            return [_as_said(item) for item in value]
+    return value

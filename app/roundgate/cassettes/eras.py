@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from roundgate.cassettes.matching import Bindings, Difference, compare
 from roundgate.cassettes.model import Cassette, Interaction, Json
-from roundgate.cassettes.placeholders import Slot
+from roundgate.cassettes.paths import Slot
 from roundgate.cassettes.verify import Outcome, filled
 from roundgate.client import Client, Question
 from roundgate.errors import ClientError, RpcError

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from roundgate.cassettes.paths import Path, any_matches, dotted
-from roundgate.cassettes.placeholders import Slot, parse
+from roundgate.cassettes.paths import Path, Slot, any_matches, dotted, parse
 
 _LONGEST: Final = 300
 _MISSING: Final = object()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from roundgate.cassettes.model import Json, Rule
-from roundgate.cassettes.placeholders import escape
+from roundgate.cassettes.paths import escape
 from roundgate.cassettes.redacting import Hidden
 
 _MADE_BY_CLIENTS: Final = frozenset({"token"})

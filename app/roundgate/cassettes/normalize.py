@@ -11,19 +11,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from roundgate.cassettes.course import Course, envelope_of, without_envelope
 from roundgate.cassettes.model import (
     ENVELOPE,
     MESSAGE,
     META,
     RULES,
     Cassette,
+    Course,
     Event,
     Interaction,
     Json,
     Request,
     Response,
     Rule,
+    envelope_of,
+    without_envelope,
 )
 from roundgate.cassettes.naming import Namer
 from roundgate.cassettes.redacting import Redactor, said

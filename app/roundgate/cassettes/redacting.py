@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from roundgate.cassettes.paths import Path, any_matches
 from roundgate.cassettes.tape import Exchange, Tape, decoded_body
-from roundgate.settings.spellings import in_base64, in_digits, in_escapes, in_json, in_urls
+from roundgate.settings.spellings import in_base64, in_escapes, in_json, spellings
 
 _SHORTEST_ELSEWHERE: Final = 4
 _DEEPEST: Final = 8
@@ -140,12 +140,9 @@ class Redactor:
 
 
 def _forms(value: str) -> set[str]:
-    """A value as it is, in JSON, in JSON within JSON, in a URL, in digits, and what is
-    surely of it in base64."""
-    once = in_json(value)
-    twice = {json.dumps(one, ensure_ascii=False)[1:-1] for one in once}
-    coded = {core for core, _ in in_base64(value)} | in_digits(value)
-    return {value, *once, *twice, *in_urls(value), *coded}
+    """Return the spellings of a value, also in JSON within JSON, and its certain part in base64."""
+    twice = {json.dumps(one, ensure_ascii=False)[1:-1] for one in in_json(value)}
+    return {*spellings(value), *twice, *(core for core, _ in in_base64(value))}
 
 
 def _is_at(place: Path, path: Path) -> bool:

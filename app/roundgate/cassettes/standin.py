@@ -16,11 +16,18 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from roundgate.cassettes.course import without_envelope
 from roundgate.cassettes.faults import NO_FAULTS, Faults
 from roundgate.cassettes.matching import Bindings, Difference, compare, fill, slots
-from roundgate.cassettes.model import Cassette, Event, Interaction, Json, Response, named
-from roundgate.cassettes.placeholders import Slot
+from roundgate.cassettes.model import (
+    Cassette,
+    Event,
+    Interaction,
+    Json,
+    Response,
+    named,
+    without_envelope,
+)
+from roundgate.cassettes.paths import Slot
 from roundgate.clock import Clock, iso
 from roundgate.errors import ParseError, UnboundPlaceholder
 from roundgate.json import decode, encode

@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
 
-from roundgate.cassettes.course import Course, with_envelope
 from roundgate.cassettes.faults import NO_FAULTS, Faults
 from roundgate.cassettes.matching import Bindings, Difference, compare, fill, shown, slots
-from roundgate.cassettes.model import Cassette, Event, Interaction, Response
-from roundgate.cassettes.placeholders import Slot
+from roundgate.cassettes.model import Cassette, Course, Event, Interaction, Response, with_envelope
+from roundgate.cassettes.paths import Slot
 from roundgate.cassettes.standin import wire
 from roundgate.client import (
     Auth,

@@ -98,7 +98,7 @@ class _AtTheTerminal:
     async def __call__(self, question: Question) -> Any:
         if self._person is None:
             try:
-                from roundgate.cli.dialogue.person import Person
+                from roundgate.cli.dialogue import Person
             except ImportError:
                 raise UsageError(
                     "To be asked on a terminal: pip install 'roundgate[cli]', or give --answers "

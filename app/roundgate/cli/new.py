@@ -12,7 +12,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
-from roundgate.backends.openapi.glance import base_url_for
+from roundgate.backends.openapi.servers import base_url_for
 from roundgate.cli import schema
 from roundgate.deployment import samconfig
 from roundgate.errors import UnreadableDocument, UsageError

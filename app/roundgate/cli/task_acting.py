@@ -26,7 +26,7 @@ from roundgate.errors import NotRetryable, Unavailable
 from roundgate.protocol import OPEN, TERMINAL, Status
 from roundgate.runtime.startup import Stores
 from roundgate.storage import Cancelled, Ending, TaskRecord, TaskRef, Wanted
-from roundgate.tasks.retrying import retry
+from roundgate.tasks.operating import retry
 
 CANCELLED_BY_OPERATOR: Final = "The operator cancelled the task"
 PAGE: Final = 100

@@ -15,7 +15,7 @@ from roundgate.clock import iso
 from roundgate.json import decode
 from roundgate.protocol import Status
 from roundgate.storage import Ending, TaskRecord, TaskRef
-from roundgate.tasks.progress import StepDone
+from roundgate.tasks.operating import StepDone
 
 HEAD: Final = ("TASK", "TOOL", "STATUS", "OUTCOME", "AGE", "CHANGED", "ATTEMPTS", "DOING")
 

@@ -21,7 +21,7 @@ from roundgate.runtime.startup import Stores, make_stores
 from roundgate.settings import Settings, TasksConfig
 from roundgate.settings import process as settings
 from roundgate.storage import TaskRecord, TaskRef
-from roundgate.tasks.progress import steps_done
+from roundgate.tasks.operating import steps_done
 from roundgate.tasks.sweep import Sweep
 
 PLACEHOLDER: Final = "unset-while-tasks-are-looked-at"

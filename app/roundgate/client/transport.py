@@ -73,6 +73,12 @@ class Url:
             host if self.port == (443 if self.scheme == "https" else 80) else f"{host}:{self.port}"
         )
 
+    @property
+    def is_confidential(self) -> bool:
+        """Whether nobody on the network reads what is sent: https, or this machine by one of its
+        usual names. Other spellings of loopback are not trusted with credentials."""
+        return self.scheme == "https" or self.host in ("localhost", "127.0.0.1", "::1")
+
     def __str__(self) -> str:
         return f"{self.scheme}://{self.authority}{self.target}"
 

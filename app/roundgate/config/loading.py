@@ -93,7 +93,7 @@ def inspect(
         if (found := re.match(r"backends\[(\d+)\]", path))
     }
     try:
-        config = GatewayConfig.model_validate(value)
+        config = GatewayConfig.model_validate(value, context={"base_dir": origin.base_dir})
     except ValidationError as error:
         problems += [one for one in invalid(error, origin) if one.path not in told]
         details = error.errors(include_input=False, include_url=False)
@@ -143,7 +143,8 @@ def _rest(
     sections = {name: part for name, part in value.items() if name not in about_others}
     try:
         config = GatewayConfig.model_validate(
-            {**sections, "backends": [entries[index] for index in kept]}
+            {**sections, "backends": [entries[index] for index in kept]},
+            context={"base_dir": origin.base_dir},
         )
     except ValidationError:  # no back end is left, or parts do not go together
         return None

@@ -22,7 +22,6 @@ from roundgate.settings import (
     SessionsConfig,
     StateConfig,
     TasksConfig,
-    WhenGiven,
 )
 from roundgate.settings.environment import own_name
 
@@ -47,46 +46,40 @@ class GatewayConfig(Model):
     server: ServerConfig = Field(
         ServerConfig.model_construct(), description="Who the gateway says it is."
     )
-    http: Annotated[HttpConfig, WhenGiven()] = Field(
-        HttpConfig.model_construct(), description="The HTTP edge."
-    )
-    limits: Annotated[LimitsConfig, WhenGiven()] = Field(
-        LimitsConfig.model_construct(), description="Bounds on work."
-    )
+    http: HttpConfig = Field(HttpConfig.model_construct(), description="The HTTP edge.")
+    limits: LimitsConfig = Field(LimitsConfig.model_construct(), description="Bounds on work.")
     auth: Annotated[
         Annotated[Literal["none"], Tag("<none>")]
-        | Annotated[JwtAuthConfig, WhenGiven(), Tag("<jwt>")]
-        | Annotated[AuthorizerConfig, WhenGiven(), Tag("<authorizer>")],
+        | Annotated[JwtAuthConfig, Tag("<jwt>")]
+        | Annotated[AuthorizerConfig, Tag("<authorizer>")],
         Discriminator(_kind_of_auth),
     ] = Field(
         "none",
         description='Who may call: "none" (one local subject, for loopback addresses), bearer JWTs, or callers that an'
         " authorizer in front has verified.",
     )
-    state: Annotated[StateConfig, WhenGiven()] = Field(
+    state: StateConfig = Field(
         StateConfig.model_construct(), description="What a call remembers between its rounds."
     )
-    sessions: Annotated[SessionsConfig, WhenGiven()] = Field(
+    sessions: SessionsConfig = Field(
         SessionsConfig.model_construct(),
         description="Clients that speak a revision before 2026-07-28.",
     )
-    fallback: Annotated[FallbackConfig, WhenGiven()] = Field(
+    fallback: FallbackConfig = Field(
         FallbackConfig.model_construct(),
         description="Clients that cannot be asked, or know no tasks.",
     )
-    tasks: Annotated[TasksConfig, WhenGiven()] = Field(
+    tasks: TasksConfig = Field(
         TasksConfig.model_construct(), description="Calls that outlive their request."
     )
-    caching: Annotated[CachingConfig, WhenGiven()] = Field(
-        CachingConfig.model_construct(), description="Caching hints."
-    )
+    caching: CachingConfig = Field(CachingConfig.model_construct(), description="Caching hints.")
     backends: list[Annotated[BackendConfig, registry.ByKind()]] = Field(
         description="What is behind the gateway, in the order of the lists.", min_length=1
     )
-    search: Annotated[SearchConfig, WhenGiven()] | None = Field(
+    search: SearchConfig | None = Field(
         None, description="Search in place of the list of all tools."
     )
-    views: list[Annotated[ViewConfig, WhenGiven()]] = Field(
+    views: list[ViewConfig] = Field(
         [], description="Endpoints of their own for a part of what is behind the gateway."
     )
     env: dict[Annotated[str, AfterValidator(own_name)], str] = Field(
@@ -94,7 +87,7 @@ class GatewayConfig(Model):
         description="Variables for tools and ${NAME}, unless the environment has them: texts, ${secret:NAME} or"
         " ${ssm:NAME}. Parameters of the stack on AWS Lambda.",
     )
-    package: Annotated[PackageConfig, WhenGiven()] = Field(
+    package: PackageConfig = Field(
         PackageConfig.model_construct(), description="What `roundgate package` puts into functions."
     )
 

@@ -24,7 +24,7 @@ _SPELLING: Final = "remove it, or correct its spelling"
 _BY_TYPE: Final = {
     "missing": "add it",
     "union_tag_invalid": "use one of the kinds named",
-    "union_tag_not_found": "add " + " or ".join(f"kind: {kind}" for kind in registry.KINDS),
+    "own_kind": "correct the module, the class or `kind: module:Class`: see `roundgate docs own-kinds`",
     "string_pattern_mismatch": "see `roundgate docs configuration` for what it may be",
     "list_type": "write a list: each entry on a line of its own that begins with a hyphen, `- …`",
     "model_type": "write a mapping: `name: value`, each on a line of its own, indented",
@@ -122,6 +122,8 @@ def _remedy_for(detail: Mapping[str, Any], loc: Sequence[str | int], value: Any)
     """
     kind, given = detail["type"], detail["input"]
     match kind:
+        case "union_tag_not_found":
+            return "add " + " or ".join(f"kind: {one}" for one in registry.kind_names())
         case "extra_forbidden":
             return _of_unknown(loc, value)
         case "string_type" if isinstance(given, int | float):
@@ -133,7 +135,7 @@ def _remedy_for(detail: Mapping[str, Any], loc: Sequence[str | int], value: Any)
         case "literal_error" if isinstance(given, str) and f"'{given.upper()}'" in detail["msg"]:
             return f"write {given.upper()}"
         case "union_tag_invalid" if near := get_close_matches(
-            str(detail["ctx"]["tag"]).lower(), registry.KINDS, 1
+            str(detail["ctx"]["tag"]).lower(), registry.kind_names(), 1
         ):
             return f"use one of the kinds named: is {near[0]} meant?"
         case "int_parsing" | "float_parsing" if (seconds := _seconds(loc, given)) is not None:
@@ -170,8 +172,7 @@ def _models_at(loc: Sequence[str | int], value: Any) -> Sequence[type[BaseModel]
 
 
 def _of_entry(value: Any, index: Any) -> Sequence[type[BaseModel]]:
-    kind = registry.KINDS.get(value["backends"][index].get("kind"))
-    return () if kind is None else (kind.model(),)
+    return (registry.kind_named(value["backends"][index]["kind"]).model(),)
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from roundgate.deployment import granting, judging
-from roundgate.deployment.invoked import Named, arn_of, functions_of, unqualified
-from roundgate.deployment.referred import resources_of
+from roundgate.deployment.granting import Named, arn_of, functions_of, resources_of, unqualified
 from roundgate.deployment.stack.template import Template
 from roundgate.errors import UsageError
 from roundgate.settings import kept_at_aws, yaml_file

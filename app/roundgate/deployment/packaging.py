@@ -116,7 +116,7 @@ def compile_documents(file: ConfigFile, say: Say = print) -> None:
     for index, backend in enumerate(file.config.backends):
         compile_with = kind_of(backend).compile_with()
         if compile_with is not None:
-            say(compile_with(backend, file.origin.at("backends", index)))
+            say(compile_with(backend, file.backend_origin(index)))
 
 
 def stood_for(file: ConfigFile) -> list[Problem]:

@@ -3,15 +3,15 @@ already; and pip, told of it."""
 
 from __future__ import annotations
 
+import os
 import platform
+import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
-
-from roundgate.deployment.interpreter import find_interpreter
 
 PYTHON: Final = "3.13"
 PLATFORMS: Final[Mapping[str, str]] = MappingProxyType({"arm64": "aarch64", "x86_64": "x86_64"})
@@ -54,3 +54,26 @@ def try_pip(arguments: Sequence[str], directory: Path | None = None) -> str | No
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
     return None if done.returncode == 0 else done.stderr or f"pip failed: {done.returncode}"
+
+
+def find_interpreter(version: str) -> Path | None:
+    """Return an interpreter of a version such as `3.12`, on the PATH or under pyenv."""
+    return next((path for path in _candidates(version) if _is_of_version(path, version)), None)
+
+
+def _candidates(version: str) -> Iterator[Path]:
+    if found := shutil.which(f"python{version}"):
+        yield Path(found)
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    yield from sorted(root.glob(f"versions/{version}.*/bin/python"), reverse=True)
+
+
+def _is_of_version(python: Path, version: str) -> bool:
+    """Return whether an interpreter runs and has the version; a pyenv shim may do neither."""
+    command = [str(python), "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() == version
+
+
+if __name__ == "__main__":
+    print(find_interpreter(sys.argv[1]) or sys.exit(1))

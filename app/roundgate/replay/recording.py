@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 
+from roundgate.aio import to_its_end
 from roundgate.errors import NondeterminismError, Suspend
 from roundgate.replay.branches import Branch, inside
 from roundgate.replay.journal import Entry, Told
@@ -77,12 +78,7 @@ async def write(run: Run, entry: Entry) -> None:
     run.unwritten.clear()
     with inside(None):
         writing = asyncio.ensure_future(run.checkpointer.checkpoint(*entries))
-    cancelled: asyncio.CancelledError | None = None
-    while not writing.done():
-        try:
-            await asyncio.wait([writing])
-        except asyncio.CancelledError as error:
-            cancelled = error
+    cancelled = await to_its_end(writing)
     writing.result()
     if cancelled is not None:
         raise cancelled

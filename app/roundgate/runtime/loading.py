@@ -14,13 +14,13 @@ from typing import Any, Final, TypeVar
 
 from roundgate.aio import Threads
 from roundgate.backends import catalog
-from roundgate.backends.base import Backend, MakeBackend, Shared
+from roundgate.backends.base import MakeBackend, NamedBackend, Shared
 from roundgate.backends.catalog import Catalog, Missing, missing_for
-from roundgate.backends.config import BackendConfig
 from roundgate.backends.fallback import check_names
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.registry import kind_of
 from roundgate.backends.serving import Snapshot
+from roundgate.backends.shaping import ConfiguredBackend
 from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem
 from roundgate.settings import Origin
@@ -95,7 +95,7 @@ def tell_missing(catalog: Catalog) -> None:
 class _Made:
     """The back ends that could be made, and what is wrong with the others."""
 
-    backends: list[Backend] = field(default_factory=list)
+    backends: list[NamedBackend] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     missing: dict[str, Missing] = field(default_factory=dict)
     origins: dict[str, Origin] = field(default_factory=dict)
@@ -120,8 +120,10 @@ def _make(
     for index, entry in enumerate(file.config.backends):
         origin = made.origins[entry.name] = file.backend_origin(index)
         try:
+            if ":" in entry.kind:  # a module of the user's, which a reload imports anew
+                modules.named(entry.kind.partition(":")[0], file.origin.base_dir)
             make: MakeBackend = kind_of(entry).factory()
-            made.backends.append(_shaped(make(entry, origin, shared), entry, origin))
+            made.backends.append(ConfiguredBackend(make(entry, origin, shared), entry, origin))
         except Exception as error:
             if entry.name in may_be_missing:
                 made.missing[entry.name] = missing_for(entry.name, entry.effective_prefix, error)
@@ -130,16 +132,6 @@ def _make(
             else:
                 raise
     return made
-
-
-def _shaped(backend: Backend, config: BackendConfig, origin: Origin) -> Backend:
-    """The back end with the selection and the overrides of its settings;
-    itself where there are none."""
-    if not (config.include or config.exclude or config.override):
-        return backend
-    from roundgate.backends.shaping import Shaped
-
-    return Shaped(backend, config, origin)
 
 
 async def _offered(made: _Made, file: ConfigFile, may_be_missing: Collection[str]) -> Snapshot:

@@ -26,7 +26,7 @@ from roundgate.settings import process as settings
 from roundgate.storage import OnceStore, SessionStore, TaskQueue, TaskStore
 
 if TYPE_CHECKING:  # who works on tasks is imported where there are tools with tasks
-    from roundgate.tasks.clock_trust import ClockTrust
+    from roundgate.tasks.lease import ClockTrust
     from roundgate.tasks.pool import Pool
     from roundgate.tasks.sweep import Sweep
     from roundgate.tasks.watchdog import Watchdog
@@ -86,7 +86,7 @@ class Core:
 
     def trust(self, config: GatewayConfig, clock: Clock) -> ClockTrust:
         """Return the judgement of this process's clock."""
-        from roundgate.tasks.clock_trust import ClockTrust
+        from roundgate.tasks.lease import ClockTrust
 
         skew_ms = config.tasks.skew_ms(self.stores.clock_skew_s)
         return ClockTrust(clock, int(config.tasks.lease_s * 1000), skew_ms)
@@ -158,7 +158,7 @@ class Core:
         """What ends a process whose event loop stands still."""
         if self.stores.again is None:
             return None
-        from roundgate.tasks.rescue import watchdog_of
+        from roundgate.tasks.pool import watchdog_of
 
         limit_s = config.tasks.stall_part * config.tasks.lease_s
         bound_s = (config.tasks.lease_s - limit_s) * LETTING_GO_PART

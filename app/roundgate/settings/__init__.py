@@ -10,7 +10,6 @@ from roundgate.settings import yaml_file as yaml_file
 from roundgate.settings.base import Model as Model
 from roundgate.settings.base import Origin as Origin
 from roundgate.settings.base import TaskMode as TaskMode
-from roundgate.settings.base import WhenGiven as WhenGiven
 from roundgate.settings.base import WithoutTasks as WithoutTasks
 from roundgate.settings.environment import KEPT as KEPT
 from roundgate.settings.process import Settings as Settings

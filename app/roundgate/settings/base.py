@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
-from pydantic_core import core_schema
+from pydantic import BaseModel, ConfigDict
 
 from roundgate.errors import Problem
 from roundgate.settings.yaml_file import Located, dotted
@@ -21,30 +20,6 @@ class Model(BaseModel):
     """Base: frozen, and a misspelt setting is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, defer_build=True)
-
-
-class WhenGiven:
-    """The annotation of a section that most files leave out: its validator is made for
-    the first file that has it.
-
-    To make those of all sections was 2 % of a start (docs/decisions/0045).
-    """
-
-    _model: type[BaseModel]
-
-    def __get_pydantic_core_schema__(
-        self, source: type[BaseModel], handler: GetCoreSchemaHandler
-    ) -> core_schema.CoreSchema:
-        self._model = source
-        return core_schema.no_info_plain_validator_function(source.model_validate)
-
-    def __get_pydantic_json_schema__(
-        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        self._model.model_rebuild()
-        # within another schema, so that it becomes a definition and is not
-        # repeated wherever it may be
-        return handler(core_schema.definitions_schema(self._model.__pydantic_core_schema__, []))
 
 
 TaskMode: TypeAlias = Literal["forbidden", "optional", "required"]

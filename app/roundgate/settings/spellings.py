@@ -24,6 +24,12 @@ _CHARACTER: Final = r"(?:[A-Za-z0-9+/_-]|%2[BbFf])?"
 _PADDING: Final = r"(?:=|%3[Dd]){0,2}"
 
 
+def spellings(secret: str) -> set[str]:
+    """Return the secret as it is, in JSON, in URLs and in hexadecimal digits. Search for these
+    besides `in_base64` and `in_escapes`, which are patterns."""
+    return {secret, *in_json(secret), *in_urls(secret), *in_digits(secret)}
+
+
 def in_urls(secret: str) -> set[str]:
     """In a path, a query or a form, with escapes in capital and in small letters."""
     usual = {quote(secret, safe=""), quote(secret), quote_plus(secret)}

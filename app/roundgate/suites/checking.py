@@ -11,7 +11,7 @@ from typing import Any, Final
 from roundgate.errors import ParseError, Problem
 from roundgate.protocol import Schema
 from roundgate.settings import Origin
-from roundgate.suites import paths, patterns, regexes, variables
+from roundgate.suites import paths, patterns, variables
 from roundgate.suites.models import ACTIONS, AnswerRule, Expect, Save, SnapshotOf, Step, Suite
 
 _PATTERNS: Final = (
@@ -177,7 +177,7 @@ def _answers(given: Any, at: Origin) -> Iterator[Problem]:
 
 
 def _regex(rule: AnswerRule, at: Origin) -> Iterator[Problem]:
-    if (problem := regexes.problem(rule.message or "")) is not None:
+    if (problem := patterns.regex_problem(rule.message or "")) is not None:
         yield at.at("message").problem(problem, "correct it")
 
 

@@ -242,3 +242,9 @@ class Suite(SuiteModel):
     answers: AnswersGiven = Field({}, description="For what a step does not answer itself.")
     timeout_s: float = Field(60.0, gt=0, description="For how long each step may take.")
     cases: list[Case] = Field(min_length=1, description="Each with a client of its own.")
+
+
+def schema_of_suites() -> dict[str, Any]:
+    """The schema, in draft 2020-12."""
+    made = Suite.model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}

@@ -11,11 +11,11 @@ import difflib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 from roundgate.protocol import Schema
-from roundgate.suites import regexes
 
 MAX_SHOWN: Final = 2_000
 MAX_DIFFERENCES: Final = 20
@@ -317,7 +317,7 @@ def _want(kind: str, words: str) -> Callable[[Any], str | None]:
 def _regex(operand: Any) -> str | None:
     if not isinstance(operand, str):
         return "needs a regular expression as text"
-    return regexes.problem(operand)
+    return regex_problem(operand)
 
 
 def _size(operand: Any) -> str | None:
@@ -395,7 +395,7 @@ MATCHERS: Final[Mapping[str, Matcher]] = MappingProxyType(
         ),
         "$regex": _simple(
             "text that matches /{}/",
-            lambda operand, value: isinstance(value, str) and regexes.is_found(operand, value),
+            lambda operand, value: isinstance(value, str) and regex_matches(operand, value),
             _regex,
         ),
         "$schema": Matcher("what the schema {} allows", _schema, _usable),
@@ -412,3 +412,27 @@ MATCHERS: Final[Mapping[str, Matcher]] = MappingProxyType(
     }
 )
 """What a `$word` in a pattern asks for."""
+
+
+def regex_problem(pattern: str) -> str | None:
+    """Return the problem of a regular expression, `None` if it can be used.
+
+    Expressions are those of JSON Schema's `pattern` (ECMA 262). The engine bounds its effort, where
+    Python's own can take years for `(a+)+$`: a suite may be a stranger's, and a server sends the
+    text.
+    """
+    try:
+        _compiled(pattern)
+    except ValueError:
+        return f"is no regular expression: {pattern!r}"
+    return None
+
+
+def regex_matches(pattern: str, text: str) -> bool:
+    """Return whether a usable expression matches anywhere in a text; not if the engine gives up."""
+    return _compiled(pattern).is_valid(text)
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> Schema:
+    return Schema.compile({"type": "string", "pattern": pattern})

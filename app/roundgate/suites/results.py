@@ -1,10 +1,15 @@
-"""What a run has found: a verdict for each case, and where it failed."""
+"""The results of a run: a verdict for each case, where it failed, and reports as JUnit's XML and
+TAP, version 14."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+from xml.etree import ElementTree as Xml
 
 from roundgate.suites.patterns import Difference
 
@@ -55,3 +60,102 @@ class SuiteResult:
     def count(self, verdict: Verdict) -> int:
         """How many cases ended so."""
         return sum(case.verdict is verdict for case in self.cases)
+
+
+_NOT_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML 1.0 cannot have, not even as references."""
+
+
+def junit(suites: Sequence[SuiteResult]) -> str:
+    """One document for all suites: a `testsuite` each, a `testcase` a case."""
+    root = Xml.Element("testsuites", _totals(suites))
+    for suite in suites:
+        element = Xml.SubElement(
+            root, "testsuite", {"name": _clean(suite.name), "file": suite.path, **_totals([suite])}
+        )
+        for case in suite.cases:
+            _junit_case(element, suite, case)
+    Xml.indent(root)
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{Xml.tostring(root, encoding="unicode")}\n'
+
+
+def _junit_case(parent: Xml.Element, suite: SuiteResult, case: CaseResult) -> None:
+    about = {
+        "classname": _clean(suite.name),
+        "name": _clean(case.name),
+        "file": suite.path,
+        "time": f"{case.duration_ms / 1_000:.3f}",
+    }
+    if case.line is not None:
+        about["line"] = str(case.line)
+    element = Xml.SubElement(parent, "testcase", about)
+    if case.verdict is Verdict.SKIPPED:
+        Xml.SubElement(element, "skipped", {"message": _clean(case.reason)})
+    if case.failure is not None:
+        lines = list(told(case.failure))
+        failure = Xml.SubElement(element, "failure", {"message": _clean(lines[0])})
+        failure.text = _clean("\n".join(lines))
+
+
+def _totals(suites: Sequence[SuiteResult]) -> dict[str, str]:
+    def count(verdict: Verdict) -> str:
+        return str(sum(suite.count(verdict) for suite in suites))
+
+    return {
+        "tests": str(sum(len(suite.cases) for suite in suites)),
+        "failures": count(Verdict.FAILED),
+        "skipped": count(Verdict.SKIPPED),
+        "time": f"{sum(suite.duration_ms for suite in suites) / 1_000:.3f}",
+    }
+
+
+def tap(suites: Sequence[SuiteResult]) -> str:
+    """All cases of all suites, numbered through; what failed has a block of YAML."""
+    cases = [(suite, case) for suite in suites for case in suite.cases]
+    lines = ["TAP version 14", f"1..{len(cases)}"]
+    for number, (suite, case) in enumerate(cases, 1):
+        word = "not ok" if case.verdict is Verdict.FAILED else "ok"
+        name = _tap_text(f"{suite.name}: {case.name}")
+        skipped = f" # SKIP {_tap_text(case.reason)}" if case.verdict is Verdict.SKIPPED else ""
+        lines.append(f"{word} {number} - {name}{skipped}")
+        if case.failure is not None:
+            lines += ["  ---", *_tap_block(suite, case, case.failure), "  ..."]
+    return "\n".join(lines) + "\n"
+
+
+def _tap_block(suite: SuiteResult, case: CaseResult, failure: Failure) -> Iterator[str]:
+    place = f"{suite.path}:{failure.line}" if failure.line else suite.path
+    members = {
+        "message": failure.message,
+        "severity": "fail",
+        "at": place,
+        "step": f"{failure.step}: {failure.title}",
+        "duration_ms": round(case.duration_ms, 3),
+    }
+    for name, value in members.items():  # JSON is YAML
+        yield f"  {name}: {json.dumps(value)}"
+    if failure.differences:
+        yield "  differences:"
+    for one in failure.differences:
+        said = {"path": one.path, "expected": one.expected, "actual": one.actual}
+        yield f"    - {json.dumps(said)}"
+
+
+def told(failure: Failure) -> Iterator[str]:
+    """A failure as plain lines, for people."""
+    yield f"step {failure.step}: {failure.title}: {failure.message}"
+    for one in failure.differences:
+        yield one.path
+        if one.lines:
+            yield from (f"    {line}" for line in one.lines)
+        else:
+            yield f"    expected  {one.expected}"
+            yield f"    actual    {one.actual}"
+
+
+def _tap_text(text: str) -> str:
+    return _clean(" ".join(text.split())).replace("\\", "\\\\").replace("#", "\\#")
+
+
+def _clean(text: str) -> str:
+    return _NOT_XML.sub("\ufffd", text)

@@ -40,15 +40,13 @@ from roundgate.errors import (
     UsageError,
 )
 from roundgate.suites import paths
-from roundgate.suites.expecting import unmet
+from roundgate.suites.expecting import Snapshots, unmet
 from roundgate.suites.loading import SuiteFile
 from roundgate.suites.models import AnswerRule, Case, Save, Step
 from roundgate.suites.patterns import Difference
 from roundgate.suites.results import CaseResult, Failure, Verdict
 from roundgate.suites.script import Given, Script
-from roundgate.suites.secrets import Secrets
-from roundgate.suites.snapshots import Snapshots
-from roundgate.suites.variables import Variables
+from roundgate.suites.variables import Secrets, Variables
 
 MAX_NOTED: Final = 10_000
 """How many notifications of one step are kept."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from roundgate.client import ACCEPT, Answers, Kind, Question, by_schema
-from roundgate.suites import regexes
+from roundgate.suites import patterns
 from roundgate.suites.models import AnswerRule
-from roundgate.suites.secrets import Secrets
+from roundgate.suites.variables import Secrets
 
 Given: TypeAlias = Mapping[str, Any] | list[AnswerRule]
 
@@ -72,7 +72,7 @@ def _fits(rule: AnswerRule, question: Question) -> bool:
         rule.key in (None, question.key)
         and rule.round in (None, question.round)
         and rule.kind in (None, question.kind.value)
-        and (rule.message is None or regexes.is_found(rule.message, question.message))
+        and (rule.message is None or patterns.regex_matches(rule.message, question.message))
     )
 
 

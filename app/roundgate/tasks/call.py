@@ -10,6 +10,8 @@ from roundgate import json
 from roundgate.auth import Principal
 from roundgate.json import digest
 from roundgate.protocol import ClientCapabilities, Meta
+from roundgate.replay import Journal, from_row
+from roundgate.storage import Claimed
 
 
 def owner_of(principal: Principal, view: str = "") -> str:
@@ -84,3 +86,17 @@ class TaskCall:
             log_level=None,
             progress_token=None,
         )
+
+
+def journal_of(claimed: Claimed, task_call: TaskCall) -> Journal:
+    """Return the journal of a task, with the answers that were taken. The keys of a task are never
+    used twice, so old answers find no question any more.
+
+    Raises:
+        ParseError, ValueError, TypeError, KeyError: this version cannot read the journal.
+    """
+    journal = Journal(state=json.decode(claimed.state), generation=task_call.generation)
+    for entry in claimed.journal:
+        journal.add(from_row(json.decode(entry)))
+    journal.receive({key: json.decode(answer) for key, answer in claimed.answers.items()})
+    return journal

@@ -18,7 +18,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NoReturn
 
-from roundgate import json
 from roundgate.clock import Clock
 from roundgate.errors import LeaseLost, NotJson, Suspend, ToolError
 from roundgate.json import encode
@@ -29,19 +28,16 @@ from roundgate.replay import (
     Asked,
     Call,
     Entry,
-    Journal,
     Run,
     Stop,
     Unanswered,
-    from_row,
     plain,
     row,
 )
 from roundgate.settings import TasksConfig
 from roundgate.storage import Added, Claimed, Lease, TaskRef, TaskStore
-from roundgate.tasks.call import TaskCall
-from roundgate.tasks.clock_trust import ClockTrust
-from roundgate.tasks.lease import LeaseTime, Moment
+from roundgate.tasks.call import TaskCall, journal_of
+from roundgate.tasks.lease import ClockTrust, LeaseTime, Moment
 from roundgate.tasks.outcome import Ended
 from roundgate.tasks.patience import Patience, to_its_end
 
@@ -82,19 +78,10 @@ class Checkpointer:
         self.lost = False
         self.fault: Exception | None = None
         self._task_call = task_call
-        self.run = self._begin(claimed, call)
+        self.run = Run(call, journal_of(claimed, task_call), self, self._message)
         # what is there at the beginning is there the next time too, answers by way of their
         # questions
         self._saved = {_place(entry): entry for entry in self.run.journal.entries()}
-
-    def _begin(self, claimed: Claimed, call: Call) -> Run:
-        generation = self._task_call.generation
-        journal = Journal(state=json.decode(claimed.state), generation=generation)
-        for entry in claimed.journal:
-            journal.add(_entry(entry))
-        # the keys of a task are never used twice, so old answers find no question any more
-        journal.receive({key: json.decode(answer) for key, answer in claimed.answers.items()})
-        return Run(call, journal, self, self._message)
 
     @property
     def ref(self) -> TaskRef:
@@ -378,10 +365,6 @@ _QUESTIONS: Final = (Asked, Answered, Unanswered)
 def _place(entry: Entry) -> tuple[bool, str]:
     """Where an entry stands in the journal: one place can hold one."""
     return isinstance(entry, _QUESTIONS), entry.key
-
-
-def _entry(data: bytes) -> Entry:
-    return from_row(json.decode(data))
 
 
 def _shown(message: str) -> str:

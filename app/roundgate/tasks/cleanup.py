@@ -22,14 +22,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from roundgate import json
 from roundgate.clock import Clock, Deadline
 from roundgate.errors import CleanedUp, NotCancelled, NotServedHere
 from roundgate.observability.metrics import Metrics
 from roundgate.protocol import Status
-from roundgate.replay import Cleanup, Failed, Journal, Suspended, from_row
+from roundgate.replay import Cleanup, Failed, Suspended
 from roundgate.storage import Claimed, TaskRef, TaskStore
-from roundgate.tasks.call import TaskCall
 from roundgate.tasks.ending import Endings, Turn
 from roundgate.tasks.patience import Patience
 from roundgate.tasks.turn import Outcome
@@ -185,19 +183,6 @@ def _turn_of(error: Exception, *, is_last: bool) -> Turn:
     if isinstance(error, CleanedUp):
         return Turn.CLEANED_UP
     return Turn.NOT_CLEANED_UP if is_last else Turn.TO_CLEAN_UP
-
-
-def journal_of(claimed: Claimed, task_call: TaskCall) -> Journal:
-    """Return the journal of a task, with the answers that were taken.
-
-    Raises:
-        ParseError, ValueError, TypeError, KeyError: this version cannot read the journal.
-    """
-    journal = Journal(state=json.decode(claimed.state), generation=task_call.generation)
-    for entry in claimed.journal:
-        journal.add(from_row(json.decode(entry)))
-    journal.receive({key: json.decode(answer) for key, answer in claimed.answers.items()})
-    return journal
 
 
 def _end_of(outcome: Outcome) -> Exception:

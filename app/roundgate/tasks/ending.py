@@ -45,8 +45,8 @@ from roundgate.storage import (
     TaskStore,
 )
 from roundgate.tasks.checkpointer import Checkpointer
-from roundgate.tasks.clock_trust import ClockTrust
 from roundgate.tasks.hints import wake
+from roundgate.tasks.lease import ClockTrust
 from roundgate.tasks.outcome import Ended, ended, failed, log_failure
 from roundgate.tasks.turn import Outcome
 

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
+from roundgate import aio
 from roundgate.errors import LeaseLost
 from roundgate.replay import inside
 
@@ -24,12 +25,7 @@ async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
     """What the work returns. A cancellation meanwhile does not reach it; it is raised
     when the work is done."""
     task = _apart(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
+    cancelled = await aio.to_its_end(task)
     if cancelled is None or task.cancelled():
         return task.result()
     # seen to by whoever did the work; here it only must not be reported as forgotten

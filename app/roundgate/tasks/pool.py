@@ -8,16 +8,18 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
+from roundgate.clock import Clock
 from roundgate.errors import Unavailable
 from roundgate.observability.metrics import Metrics
 from roundgate.settings import TasksConfig
-from roundgate.storage import Claimed, Message, NotClaimed, TaskQueue, TaskRef
+from roundgate.storage import Claimed, Message, NotClaimed, TaskQueue, TaskRef, TaskStore
 from roundgate.tasks.isolation import END_GRACE_S, Children, Quarantine
 from roundgate.tasks.sweep import Sweep
-from roundgate.tasks.watchdog import Watchdog
+from roundgate.tasks.turn import Running
+from roundgate.tasks.watchdog import Held, LetGo, Watchdog
 from roundgate.tasks.worker import Worker
 
 WAIT_MS: Final = 10_000
@@ -278,3 +280,32 @@ def _trouble(what: str, error: Exception) -> None:
         log.warning("%s has to wait", what, extra={"fields": {"error": str(error)}})
     else:
         log.error("%s failed", what, exc_info=error)
+
+
+def watchdog_of(
+    worker: Worker, make_store: Callable[[], TaskStore], clock: Clock, **limits: float
+) -> Watchdog:
+    """Return a watchdog over the leases of a worker. Before it ends its process it ends the leases,
+    in an event loop of its own, for which `make_store` makes a store."""
+    return Watchdog(
+        limits["limit_s"], worker.held, _let_go_with(make_store, clock), bound_s=limits["bound_s"]
+    )
+
+
+def _let_go_with(make_store: Callable[[], TaskStore], clock: Clock) -> LetGo:
+    async def let_go(held: Sequence[Held], guilty: Held | None) -> None:
+        store, now_ms = make_store(), clock.now_ms()
+
+        async def one(running: Running) -> Any:
+            lease = running.checkpointer.lease
+            # whose fault it is may not be known: then each of them is run alone
+            blame = guilty is None or guilty is running
+            return await store.let_go(lease.ref, lease.fence, now_ms, now_ms, blame=blame)
+
+        await asyncio.gather(
+            *(one(running) for running in held if isinstance(running, Running)),
+            return_exceptions=True,
+        )
+        await store.aclose()
+
+    return let_go

@@ -30,7 +30,7 @@ from roundgate.observability.metrics import Census
 from roundgate.protocol import OPEN, Event, Status, sources
 from roundgate.settings import TasksConfig
 from roundgate.storage import Move, OpenTask, Postponed, TaskQueue, TaskRef, TaskStore
-from roundgate.tasks.clock_trust import LONGEST_LEASE_MS, ClockTrust
+from roundgate.tasks.lease import LONGEST_LEASE_MS, ClockTrust
 
 AT_ONCE: Final = 200
 PULLED: Final = 10_000

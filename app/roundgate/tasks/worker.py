@@ -48,11 +48,11 @@ from roundgate.storage import (
     TaskRef,
     TaskStore,
 )
-from roundgate.tasks.call import TaskCall
+from roundgate.tasks.call import TaskCall, journal_of
 from roundgate.tasks.checkpointer import Checkpointer
-from roundgate.tasks.cleanup import Cleaning, Left, doubt, journal_of
-from roundgate.tasks.clock_trust import ClockTrust
+from roundgate.tasks.cleanup import Cleaning, Left, doubt
 from roundgate.tasks.ending import Endings, Turn
+from roundgate.tasks.lease import ClockTrust
 from roundgate.tasks.outcome import reason_of
 from roundgate.tasks.patience import to_its_end
 from roundgate.tasks.turn import Outcome, Running

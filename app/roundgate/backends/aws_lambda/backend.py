@@ -1,8 +1,8 @@
 """Functions of AWS Lambda as tools.
 
-A call becomes one invocation: `payload` and `context` make what is sent (pure), `Functions.invoke`
-does the I/O within the back end's limits, `results` reads what comes back (pure). `dialogue`, `job`
-and `durable` make more of it, where the tool says so.
+A call becomes one invocation: `payload` makes what is sent (pure), `Functions.invoke`
+does the I/O within the back end's limits, `results` reads what comes back (pure). `calling` and
+`job` make dialogues and jobs of it, where the tool says so.
 """
 
 from __future__ import annotations
@@ -13,18 +13,58 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from roundgate.backends.aws_lambda import describing
 from roundgate.backends.aws_lambda.calling import Calling, caller_of
-from roundgate.backends.aws_lambda.command import unasked
 from roundgate.backends.aws_lambda.config import LambdaBackendConfig, LambdaToolConfig
-from roundgate.backends.aws_lambda.index import index_path, read
-from roundgate.backends.aws_lambda.invoking import Functions
-from roundgate.backends.aws_lambda.target import target_of
-from roundgate.backends.aws_lambda.tools import definition_of
+from roundgate.backends.aws_lambda.describing import ask, index_path, read_index, tools_of, unasked
+from roundgate.backends.aws_lambda.invoking import Functions, target_of
+from roundgate.backends.aws_lambda.job import check_job
+from roundgate.backends.aws_lambda.payload import RESPONSES
 from roundgate.backends.base import CallTool, Offering, Shared, Tool
-from roundgate.backends.policy import with_approval, with_questions
 from roundgate.errors import BackendError, ConfigError, Problem, UnusableIndex
+from roundgate.protocol import Schema, without_none
 from roundgate.settings import Origin
+
+
+def definition_of(tool: LambdaToolConfig) -> dict[str, Any]:
+    """The schema's `Tool`.
+
+    Raises:
+        ValueError: a schema is not usable, or the tool contradicts itself.
+    """
+    _check(tool)
+    hints = without_none(
+        readOnlyHint=tool.read_only,
+        destructiveHint=tool.destructive,
+        idempotentHint=tool.idempotent,
+    )
+    return {
+        "name": tool.name,
+        **without_none(title=tool.title),
+        "description": tool.description,
+        "inputSchema": tool.input_schema,
+        **without_none(outputSchema=tool.output_schema),
+        "annotations": {**hints, "openWorldHint": True},
+    }
+
+
+def _check(tool: LambdaToolConfig) -> None:
+    schema = tool.input_schema
+    if schema.get("type") != "object":
+        raise ValueError('input_schema: has to be of "type": "object", as arguments are')
+    Schema.compile(schema)
+    arguments = set(schema.get("properties", {}))
+    if tool.payload.arguments_in is None:
+        more = {*tool.payload.fixed, *filter(None, [tool.payload.context_in])}
+        if tool.interactive:
+            more |= {RESPONSES}
+        if taken := sorted(arguments & more):
+            raise ValueError(
+                f"input_schema: {', '.join(taken)} is the gateway's own name; use another, or "
+                "payload.arguments_in"
+            )
+    if tool.job is not None:
+        check_job(tool.job, arguments)
+
 
 log = logging.getLogger("roundgate.backends")
 
@@ -34,7 +74,6 @@ class LambdaBackend:
 
     def __init__(self, config: LambdaBackendConfig, origin: Origin, shared: Shared) -> None:
         self.name = config.name
-        self.prefix = config.effective_prefix
         self._config = config
         self._origin = origin
         self._shared = shared
@@ -82,12 +121,12 @@ class LambdaBackend:
             return [], [], frozenset()
         path = index_path(config, self._origin)
         try:
-            told = read(path, config)
+            told = read_index(path, config)
         except UnusableIndex as error:
             told = await self._asked(path, str(error))
         except OSError:
             told = await self._asked(path, f"is no index of {config.function}: it is not there")
-        return *describing.read(told, config, self._origin), frozenset({path})
+        return *tools_of(told, config, self._origin), frozenset({path})
 
     async def _asked(self, path: Path, why: str) -> list[Any]:
         """What the function tells when it is asked now; `why` is what is wrong with the index.
@@ -102,7 +141,7 @@ class LambdaBackend:
             )
             raise ConfigError([problem])
         try:
-            return await describing.ask(self._config)
+            return await ask(self._config)
         except BackendError as error:
             raise ConfigError([unasked(error, self._config, self._origin)]) from None
 
@@ -114,7 +153,7 @@ class LambdaBackend:
         problems: list[Problem] = []
         for index, config in enumerate(tools):
             try:
-                made.append(self._tool(config))
+                made.append(self._tool(config, None if place is None else index))
             except ValueError as error:
                 if place is None:
                     where, said = self._origin.at("describe"), f"tool {config.name!r}: {error}"
@@ -123,18 +162,19 @@ class LambdaBackend:
                 problems.append(where.problem(said, "correct the tool's schemas, payload or job"))
         return made, problems
 
-    def _tool(self, config: LambdaToolConfig) -> Tool:
-        tool = Tool(
+    def _tool(self, config: LambdaToolConfig, index: int | None) -> Tool:
+        return Tool(
             definition_of(config),
             self._caller(config),
             scopes=frozenset(config.scopes),
             once=config.once,
             task=config.task,
             approval=config.approval,
+            ask_for=config.ask_for,
+            place=("describe",) if index is None else ("tools", index),
+            is_described_remotely=index is None,
             cleans_up=config.cleans_up,
         )
-        # the form first: what the user approves is the call with everything that was filled in
-        return with_questions(with_approval(tool, self._config), config.ask_for)
 
     def _caller(self, config: LambdaToolConfig) -> CallTool:
         calling = Calling.of(self._functions, config, self._config)

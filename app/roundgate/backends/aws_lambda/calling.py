@@ -1,34 +1,95 @@
-"""One call of a tool: its invocations, from the arguments to the result."""
+"""One call of a tool: its invocations, from the arguments to the result.
+
+A function may ask for input, and receives its own state back (`roundgate docs rounds`):
+
+    function → gateway   {"inputRequests": {"size": {"method": "elicitation/create", "params": {…}}}, "state": anything}
+    gateway → function   {"payload": that of the first exchange, "inputResponses": {"size": {"action": …}}, "state": …}
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+from roundgate import json
 from roundgate.backends.aws_lambda.config import (
     LambdaBackendConfig,
     LambdaToolConfig,
 )
-from roundgate.backends.aws_lambda.context import encoded, facts
-from roundgate.backends.aws_lambda.dialogue import exchange_of
-from roundgate.backends.aws_lambda.durable import Execution, config_of
-from roundgate.backends.aws_lambda.http_event import endpoint_of, http_event
-from roundgate.backends.aws_lambda.invoking import Functions, Invocation, Invoked
-from roundgate.backends.aws_lambda.job import LambdaJob
-from roundgate.backends.aws_lambda.payload import bytes_of, payload_of, secrets_of
+from roundgate.backends.aws_lambda.invoking import (
+    Functions,
+    Invocation,
+    Invoked,
+    Target,
+    target,
+    target_of,
+)
+from roundgate.backends.aws_lambda.job import Execution, config_of, lambda_job
+from roundgate.backends.aws_lambda.payload import (
+    RESPONSES,
+    bytes_of,
+    encoded,
+    endpoint_of,
+    facts,
+    http_event,
+    payload_of,
+    secrets_of,
+)
 from roundgate.backends.aws_lambda.results import answer_of, failure_of
-from roundgate.backends.aws_lambda.target import Target, target, target_of
 from roundgate.backends.base import CallTool
-from roundgate.backends.exchange import dialogue, follow
+from roundgate.backends.exchange import Answering, Exchange, Kept, asked, dialogue, follow
 from roundgate.backends.http.answers import result_of
 from roundgate.backends.http.endpoint import Endpoint
 from roundgate.backends.http.messages import Answer
 from roundgate.backends.http.secrets import Redactor
+from roundgate.errors import ParseError, ToolError
 from roundgate.protocol import Schema, TextContent, ToolResult
 from roundgate.replay import Context, run_of
+
+Say: TypeAlias = Callable[[Any, int], Awaitable[Answer]]
+"""Invokes the function with a payload, as the nth exchange from 1."""
+
+
+def exchange_of(say: Say, payload: Mapping[str, Any]) -> Exchange:
+    """The exchanges that a call with this first payload consists of.
+
+    Raises:
+        ToolError: the payload looks like that of a later one: an argument must not pass
+            for what the user answered.
+    """
+    if RESPONSES in payload:
+        raise ToolError(f"{RESPONSES}: is the gateway's own; leave it out")
+
+    async def exchange(number: int, answering: Answering | None) -> Kept:
+        sent = payload if answering is None else _answering(payload, answering)
+        answer = await say(sent, number)
+        envelope = _envelope(answer)
+        return answer.kept() if envelope is None else asked(envelope)
+
+    return exchange
+
+
+def _answering(payload: Mapping[str, Any], answering: Answering) -> dict[str, Any]:
+    return {
+        "payload": dict(payload),
+        RESPONSES: dict(answering.responses),
+        "state": answering.state,
+    }
+
+
+def _envelope(answer: Answer) -> Any:
+    """What asks, if the answer does."""
+    if b'"inputRequests"' not in answer.body:
+        return None
+    try:
+        value = json.decode(answer.body)
+    except ParseError:
+        return None
+    return value if isinstance(value, dict) and "inputRequests" in value else None
+
 
 _LARGE: Final = 262_144
 """Answers of more bytes are read in a thread: they would keep everybody else waiting."""
@@ -182,7 +243,8 @@ async def _answered(one: OneCall, context: Context) -> Answer:
         if known is not None:
             asked = target(known, None, calling.backend.region)
         begin, look = partial(one.say, payload), partial(one.look, asked)
-        job = LambdaJob(tool.job, begin, look, one.arguments, tool.idempotent is True)
+        once = tool.idempotent is True
+        job = lambda_job(tool.job, begin, look, one.arguments, starts_once=once)
         return Answer.revived(await follow(job, context))
     if tool.durable is not None:
         return Answer.revived(await follow(_execution(one), context))

@@ -4,13 +4,17 @@ gateway → function   {"roundgate": "describe", "version": 1}
 function → gateway   {"tools": [{"name": "find", "description": "…", "inputSchema": {…}, "call": {…}}]}
 
 A tool is the protocol's `Tool`; `call` says how it is invoked, as in gateway.yaml. The gateway
-invokes such a function with `{"tool": "find", "arguments": {…}}`.
+invokes such a function with `{"tool": "find", "arguments": {…}}`. `roundgate compile` keeps the
+answer in a file, the index, because a cold start invokes nothing (docs/decisions/0026).
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -24,11 +28,56 @@ from roundgate.backends.aws_lambda.config import (
     LambdaToolConfig,
     PayloadConfig,
 )
-from roundgate.backends.aws_lambda.invoking import Functions, Invocation
+from roundgate.backends.aws_lambda.invoking import Functions, Invocation, target
 from roundgate.backends.aws_lambda.results import answer_of, failure_of
-from roundgate.backends.aws_lambda.target import target
-from roundgate.errors import BackendError, ParseError, Problem
+from roundgate.errors import (
+    BackendError,
+    ConfigError,
+    IndexOfAnotherVersion,
+    ParseError,
+    Problem,
+    UnusableIndex,
+)
+from roundgate.json import decode, digest, encode
 from roundgate.settings import Origin
+
+KIND: Final = "roundgate lambda index "
+FORMAT: Final = f"{KIND}1"
+
+
+def index_path(config: LambdaBackendConfig, origin: Origin) -> Path:
+    """Where the index of a back end is kept."""
+    return origin.base_dir / (config.index or f"{config.name}.index")
+
+
+def write_index(told: list[Any], config: LambdaBackendConfig) -> bytes:
+    """An index as a file has it."""
+    return encode({"format": FORMAT, "of": _of(config), "tools": told})
+
+
+def read_index(path: Path, config: LambdaBackendConfig) -> list[Any]:
+    """What the function told, from a file.
+
+    Raises:
+        IndexOfAnotherVersion: another version has written it.
+        UnusableIndex: it is none, or of another function.
+        OSError: there is none.
+    """
+    try:
+        found = decode(path.read_bytes())
+        if found["format"] == FORMAT and found["of"] == _of(config):
+            return list(found["tools"])
+        if found["format"] != FORMAT and str(found["format"]).startswith(KIND):
+            raise IndexOfAnotherVersion()
+    except (ParseError, KeyError, TypeError):
+        pass
+    raise UnusableIndex(f"is no index of {config.function}")
+
+
+def _of(config: LambdaBackendConfig) -> str:
+    """Which function was asked."""
+    return digest([config.function, config.qualifier, config.region])
+
 
 EVENT: Final = {"roundgate": "describe", "version": 1}
 MOST_TOOLS: Final = 1_000
@@ -96,7 +145,7 @@ def _tools(body: bytes) -> list[Any]:
     return tools
 
 
-def read(
+def tools_of(
     told: Sequence[Any], config: LambdaBackendConfig, origin: Origin
 ) -> tuple[list[LambdaToolConfig], list[Problem]]:
     """The tools that a function has told of, without those that are declared under the same name;
@@ -148,3 +197,33 @@ def _first(error: Exception) -> str:
         place = ".".join(map(str, one["loc"]))
         return f"{place}: {one['msg']}"[:300] if place else one["msg"][:300]
     return str(error)[:300]
+
+
+def compile_to_file(config: LambdaBackendConfig, origin: Origin) -> str:
+    """Write the index of a back end; returns what to tell the user of it.
+
+    Raises:
+        ConfigError: the function cannot be asked.
+    """
+    if not config.describe:
+        return f"{config.name}: its tools are in gateway.yaml, there is nothing to compile"
+    try:
+        told = asyncio.run(ask(config))
+    except BackendError as error:
+        raise ConfigError([unasked(error, config, origin)]) from None
+    tools, problems = tools_of(told, config, origin)
+    path = index_path(config, origin)
+    # a gateway that starts meanwhile reads the old one, or the new one
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.write_bytes(write_index(told, config))
+    os.replace(fresh, path)
+    summary = f"{config.name}: {len(tools)} tools, {len(problems)} left out: {path}"
+    return "\n".join([*map(str, problems), summary])
+
+
+def unasked(error: BackendError, config: LambdaBackendConfig, origin: Origin) -> Problem:
+    """The function did not tell its tools."""
+    return origin.at("function").problem(
+        f"{config.function} did not tell its tools: {error}",
+        "correct the function or the gateway's permissions, and run `roundgate compile` again",
+    )

@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from roundgate import json
-from roundgate.backends.aws_lambda.target import Target
+from roundgate.backends.aws_lambda.invoking import Target
 from roundgate.backends.http.messages import Answer
 from roundgate.errors import BackendError, FunctionFailed, ParseError
 

@@ -19,17 +19,11 @@ from roundgate.backends.http.declared import endpoint_of, taken_by
 from roundgate.backends.http.dialogue import exchange_of
 from roundgate.backends.http.endpoint import Endpoint
 from roundgate.backends.http.files import with_resources
-from roundgate.backends.http.job import HttpJob, check_job, parents
+from roundgate.backends.http.job import Requests, check_job, parents
 from roundgate.backends.http.keys import KEYED, key_of, with_key
 from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.service import Service
 from roundgate.backends.http.tls import Certificates
-from roundgate.backends.policy import (
-    check_approval,
-    with_approval,
-    with_defaults,
-    with_questions,
-)
 from roundgate.errors import ConfigError
 from roundgate.protocol import ToolResult
 from roundgate.replay import Context
@@ -44,7 +38,6 @@ class HttpBackend:
 
     def __init__(self, config: HttpBackendConfig, origin: Origin, shared: Shared) -> None:
         self.name = config.name
-        self.prefix = config.effective_prefix
         self._config = config
         self._origin = origin
         more = [tool.headers for tool in config.tools]
@@ -69,7 +62,7 @@ class HttpBackend:
         problems = await self._accesses.problems(self._certificates)
         for index, config in enumerate(self._config.tools):
             try:
-                tools.append(self._tool(config))
+                tools.append(self._tool(config, index))
             except ValueError as error:
                 place = self._origin.at("tools", index)
                 problems.append(
@@ -84,23 +77,23 @@ class HttpBackend:
         await self._service.aclose()
         await self._accesses.aclose()
 
-    def _tool(self, config: HttpToolConfig) -> Tool:
+    def _tool(self, config: HttpToolConfig, index: int) -> Tool:
         endpoint = endpoint_of(config, taken_by(self._config, config))
         if config.job is not None:
             check_job(config.job, endpoint.arguments)
-        made = Tool(
+        return Tool(
             endpoint.definition(),
             self._caller(config, endpoint),
             scopes=frozenset(config.scopes),
             once=config.once,
             task=config.task,
+            approve=config.approve,
             approval=config.approval,
+            ask_for=config.ask_for,
+            defaults=endpoint.defaults,
+            place=("tools", index),
             cleans_up=config.job is not None and config.job.cancel is not None,
         )
-        check_approval(config.approval, [one.name for one in endpoint.arguments])
-        # the form first: what the user approves is the call with everything that was filled in
-        approved = with_approval(made, self._config, config.approve)
-        return with_questions(with_defaults(approved, endpoint.defaults), config.ask_for)
 
     def _caller(self, config: HttpToolConfig, endpoint: Endpoint) -> CallTool:
         timeout_s = config.timeout_s or self._config.timeout_s
@@ -123,8 +116,8 @@ class HttpBackend:
                 return Answer.revived(await dialogue(exchange_of(send, outgoing, key), context))
             if config.job is not None:
                 query = tuple(config.query.items())
-                job = HttpJob(config.job, send, outgoing, key, given, query, arguments)
-                return Answer.revived(await follow(job, context))
+                requests = Requests(config.job, send, outgoing, key, given, query, arguments)
+                return Answer.revived(await follow(requests.job(), context))
             answer = await send(with_key(outgoing, key))
             await context.log(
                 "debug", {"upstream": self.name, "method": outgoing.method, "status": answer.status}

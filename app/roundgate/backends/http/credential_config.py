@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
 from roundgate.backends.http.tls import TlsConfig
-from roundgate.settings import Model, Secret, WhenGiven, checked
+from roundgate.settings import Model, Secret, checked
 
 HeaderName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
 """An HTTP header name: a token (RFC 9110 section 5.1)."""
@@ -174,7 +174,7 @@ class ClientCredentials(CredentialConfig):
         None,
         description="`aud` of the assertion. Unset: token_url; some servers want their issuer.",
     )
-    tls: Annotated[TlsConfig, WhenGiven()] | None = Field(
+    tls: TlsConfig | None = Field(
         None,
         description="TLS of requests for tokens: a private authority, and the client's certificate.",
     )
@@ -281,13 +281,13 @@ def _tag(given: Any) -> str | None:
 
 
 Credential: TypeAlias = Annotated[
-    Annotated[BearerCredential, WhenGiven(), Tag("<bearer>")]
-    | Annotated[BasicCredential, WhenGiven(), Tag("<basic>")]
-    | Annotated[HeaderCredential, WhenGiven(), Tag("<header>")]
-    | Annotated[QueryCredential, WhenGiven(), Tag("<query>")]
-    | Annotated[CookieCredential, WhenGiven(), Tag("<cookie>")]
-    | Annotated[ClientCredentials, WhenGiven(), Tag("<client_credentials>")]
-    | Annotated[AwsCredential, WhenGiven(), Tag("<sigv4>")],
+    Annotated[BearerCredential, Tag("<bearer>")]
+    | Annotated[BasicCredential, Tag("<basic>")]
+    | Annotated[HeaderCredential, Tag("<header>")]
+    | Annotated[QueryCredential, Tag("<query>")]
+    | Annotated[CookieCredential, Tag("<cookie>")]
+    | Annotated[ClientCredentials, Tag("<client_credentials>")]
+    | Annotated[AwsCredential, Tag("<sigv4>")],
     Discriminator(
         _tag,
         custom_error_type="credential",

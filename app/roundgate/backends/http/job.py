@@ -4,10 +4,11 @@ its result or cancels it."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from roundgate.backends.exchange import Kept, is_in_doubt, is_none_left, is_passing
+from roundgate.backends.answered_job import AnsweredJob
 from roundgate.backends.http.arguments import PATH_VARIABLE, Argument
 from roundgate.backends.http.config import HttpCancelConfig, HttpJobConfig
 from roundgate.backends.http.keys import Key, with_key
@@ -16,14 +17,7 @@ from roundgate.backends.http.messages import Answer, Outgoing, Send
 from roundgate.backends.http.paths import path_text
 from roundgate.backends.http.template import Template
 from roundgate.backends.http.writing import BodyPlan, body_of
-from roundgate.errors import (
-    BackendError,
-    NoAnswer,
-    NotNow,
-    ParseError,
-    ToolError,
-    UnexpectedAnswer,
-)
+from roundgate.errors import BackendError, NotNow, ToolError, UnexpectedAnswer
 from roundgate.protocol import ABSENT
 
 
@@ -89,103 +83,51 @@ def _names_in(cancel: HttpCancelConfig | None) -> frozenset[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class HttpJob:
-    """A job that a request starts (`roundgate.backends.exchange.Job`)."""
+class Requests:
+    """The requests about a job of one call."""
 
     config: HttpJobConfig
     send: Send
-    outgoing: Outgoing
-    key: Key | None = None
-    parents: Mapping[str, str] = field(default_factory=dict)
-    """Of the call's arguments those that paths need, as they stand there."""
-    query: Sequence[tuple[str, str]] = ()
-    """What every request has, such as the version of the service's API."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Of the call, for what a cancel says besides its path."""
+    started: Outgoing
+    """The request that starts the job, without its key."""
+    key: Key | None
+    parents: Mapping[str, str]
+    """The arguments of the call that paths need, as they stand there."""
+    query: Sequence[tuple[str, str]]
+    """The query of every request, such as the version of the service's API."""
+    arguments: Mapping[str, Any]
+    """The arguments of the call, for query and body of a cancel."""
 
-    @property
-    def has_result(self) -> bool:
-        """Whether there is a path to fetch it from."""
-        return self.config.fetch is not None
+    def job(self) -> AnsweredJob:
+        """Return the job."""
+        config, start = self.config, with_key(self.started, self.key)
+        return AnsweredJob(
+            config,
+            "service",
+            begin=lambda: self.send(start),
+            look=partial(self._get, config.poll),
+            result=None if config.fetch is None else partial(self._get, config.fetch),
+            end=None if config.cancel is None else partial(self._cancel, config.cancel),
+            starts_once=start.is_repeatable,
+        )
 
-    async def start(self) -> Any:
-        """Send the request.
-
-        Raises:
-            NotNow: the service may have received the request, but its response does not confirm it.
-            BackendError: the service refused the request, or its response is not JSON.
-        """
-        doing = "starting the job"
+    async def _get(self, template: str, values: Mapping[str, str]) -> Answer:
+        request = _request(template, values, self.parents, self.started)
         try:
-            answer = await self.send(with_key(self.outgoing, self.key))
-            if is_in_doubt(answer.status):
-                raise NotNow(f"The service answered {answer.status_line} to {doing}")
-            return _good(answer, doing).value()
-        except NoAnswer as error:
-            if error.reached:
-                raise NotNow(str(error)) from None
-            raise
-        except ParseError:
-            raise BackendError(
-                "The service started a job but did not say where to follow it"
-            ) from None
+            return await self.send(replace(request, query=list(self.query)))
+        except UnexpectedAnswer:
+            raise  # it would be the same the next time
+        except BackendError as error:
+            raise NotNow(str(error)) from None
 
-    async def poll(self, values: Mapping[str, str]) -> tuple[Any, Kept]:
-        """Ask how it is.
-
-        Raises:
-            NotNow: the service cannot be reached, or has a trouble of its own.
-            BackendError: it does not know the job, or does not answer with JSON.
-        """
-        answer = await self._get(self.config.poll, values)
-        try:
-            return _good(answer, "following the job").value(), answer.kept()
-        except ParseError:
-            raise BackendError(
-                "The service told of the job in something that is not JSON"
-            ) from None
-
-    async def fetch(self, values: Mapping[str, str]) -> Kept:
-        """Ask for the result.
-
-        Raises:
-            NotNow: it cannot be had just now.
-            UnexpectedAnswer: it is longer than answers may be, or elsewhere.
-        """
-        answer = await self._get(self.config.fetch or self.config.poll, values)
-        return answer.kept()
-
-    @property
-    def is_cancellable(self) -> bool:
-        """Whether there is a request for it."""
-        return self.config.cancel is not None
-
-    @property
-    def starts_once(self) -> bool:
-        """Return whether a start can be repeated safely, with its key or without one."""
-        return with_key(self.outgoing, self.key).is_repeatable
-
-    async def cancel(self, values: Mapping[str, str]) -> bool:
-        """Send the request that ends the job; return `False` if there is no job to end.
-
-        Raises:
-            BackendError: the service cannot be reached, or refuses.
-        """
-        assert self.config.cancel is not None, "only what is cancellable is cancelled"
-        answer = await self.send(self._cancelling(self.config.cancel, values))
-        if is_none_left(answer.status):
-            return False
-        _good(answer, "cancelling the job")
-        return True
-
-    def _cancelling(self, cancel: HttpCancelConfig, values: Mapping[str, str]) -> Outgoing:
+    async def _cancel(self, cancel: HttpCancelConfig, values: Mapping[str, str]) -> Answer:
         known = {**self.arguments, **values}
-        request = _request(cancel.path, values, self.parents, self.outgoing)
+        request = _request(cancel.path, values, self.parents, self.started)
         named = Template(cancel.query).filled(known).items()
         raw_query = [one for name, value in named for one in _pairs(name, value)]
         body, content_type = _body(cancel, known)
         typed = {} if content_type is None else {"content-type": content_type}
-        return replace(
+        sent = replace(
             request,
             method=cancel.method,
             query=list(self.query),
@@ -193,19 +135,7 @@ class HttpJob:
             headers={**request.headers, **typed},
             body=body,
         )
-
-    async def _get(self, template: str, values: Mapping[str, str]) -> Answer:
-        request = _request(template, values, self.parents, self.outgoing)
-        request = replace(request, query=list(self.query))
-        try:
-            answer = await self.send(request)
-        except UnexpectedAnswer:
-            raise  # it would be the same the next time
-        except BackendError as error:
-            raise NotNow(str(error)) from None
-        if is_passing(answer.status):
-            raise NotNow(answer.status_line)
-        return answer
+        return await self.send(sent)
 
 
 def _pairs(name: str, value: Any) -> list[str]:
@@ -219,15 +149,6 @@ def _body(cancel: HttpCancelConfig, known: Mapping[str, Any]) -> tuple[bytes | N
     if cancel.body is not None:
         return body_of(BodyPlan(template=Template(cancel.body)), (), known)
     return None, None
-
-
-def _good(answer: Answer, doing: str) -> Answer:
-    if answer.status >= 300:
-        raise BackendError(
-            f"The service answered {answer.status_line} to {doing}",
-            reason=f"upstream {answer.status}",
-        )
-    return answer
 
 
 def _request(

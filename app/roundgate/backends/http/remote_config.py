@@ -16,7 +16,6 @@ from roundgate.backends.http.reliability import (
     TimeoutsConfig,
 )
 from roundgate.backends.http.tls import TlsConfig
-from roundgate.settings import WhenGiven
 
 
 def usable_base_url(value: str) -> str:
@@ -45,16 +44,16 @@ class RemoteConfig(BackendConfig):
         {}, description="Fixed headers of every request."
     )
     credential: Credential | None = Field(None, description="How the gateway authenticates itself.")
-    tls: Annotated[TlsConfig, WhenGiven()] | None = Field(
+    tls: TlsConfig | None = Field(
         None, description="A private authority, and the gateway's own certificate (mutual TLS)."
     )
     timeout_s: float = Field(
         15, description="Seconds for connecting and for the whole answer.", gt=0
     )
-    timeouts: Annotated[TimeoutsConfig, WhenGiven()] | None = Field(
+    timeouts: TimeoutsConfig | None = Field(
         None, description="Seconds for parts of a request, within timeout_s."
     )
-    retry: Annotated[RetryConfig, WhenGiven()] | None = Field(
+    retry: RetryConfig | None = Field(
         None, description="When a request is sent again. Unset: never, once it has been sent."
     )
     idempotency_key: HeaderName | None = Field(
@@ -62,10 +61,10 @@ class RemoteConfig(BackendConfig):
         description="Header that takes a key by which the service knows a POST or PATCH again, such as"
         " Idempotency-Key; sent with each.",
     )
-    limit: Annotated[LimitConfig, WhenGiven()] | None = Field(
+    limit: LimitConfig | None = Field(
         None, description="How many requests one process has under way to one host."
     )
-    breaker: Annotated[BreakerConfig, WhenGiven()] | None = Field(
+    breaker: BreakerConfig | None = Field(
         None, description="When a host that fails is left alone for a while."
     )
     max_response_bytes: int = Field(1_000_000, description="Larger answers are a tool error.", ge=1)

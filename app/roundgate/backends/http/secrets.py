@@ -18,7 +18,7 @@ from roundgate.backends.http.credential_config import Credential
 from roundgate.backends.http.messages import Answer
 from roundgate.backends.secret_reading import Secrets
 from roundgate.settings import Secret
-from roundgate.settings.spellings import Escaped, in_base64, in_digits, in_json, in_urls
+from roundgate.settings.spellings import Escaped, in_base64, spellings
 
 PLACEHOLDER: Final = b"[redacted]"
 MIN_CHARS: Final = 8
@@ -115,7 +115,7 @@ def parted(values: Iterable[str]) -> set[str]:
 def _spellings(secret: str) -> Iterator[tuple[bytes, bytes]]:
     """How a secret may come back whole, each with what stands in its place: in UTF-8, and
     as Windows writes text."""
-    texts = {secret, *in_json(secret), *in_urls(secret), *in_digits(secret)}
+    texts = spellings(secret)
     for encoding in ("utf-8", "utf-16-le", "utf-16-be"):
         placeholder = PLACEHOLDER.decode().encode(encoding)
         yield from ((one.encode(encoding), placeholder) for one in texts)

@@ -17,12 +17,17 @@ from roundgate.backends.http.access import Accesses
 from roundgate.backends.http.credential_config import Credential
 from roundgate.backends.http.tls import Certificates
 from roundgate.backends.openapi.config import OpenApiBackendConfig
-from roundgate.backends.openapi.fingerprint import fingerprint, index_path, is_current
-from roundgate.backends.openapi.hints import hints
-from roundgate.backends.openapi.index import Index, Row, read
+from roundgate.backends.openapi.index import (
+    Index,
+    Row,
+    fingerprint,
+    hints,
+    index_path,
+    is_current,
+    read,
+)
 from roundgate.backends.openapi.security import Slot, chosen
-from roundgate.backends.policy import approved_first, with_approval
-from roundgate.backends.selection import is_selected
+from roundgate.backends.shaping import is_selected
 from roundgate.errors import ConfigError, Problem, UnusableIndex
 from roundgate.replay import Context
 from roundgate.settings import Origin
@@ -41,7 +46,6 @@ class OpenApiBackend:
 
     def __init__(self, config: OpenApiBackendConfig, origin: Origin, shared: Shared) -> None:
         self.name = config.name
-        self.prefix = config.effective_prefix
         self._config = config
         self._origin = origin
         self._fetches = shared.fetches
@@ -129,8 +133,7 @@ class OpenApiBackend:
     def _tool(self, index: Index, row: Row) -> Tool:
         definition = index.definition(row, hints(row.method))
         operation = _Operation(self, index, row, definition)
-        first = approved_first(definition, operation, self._config)
-        return with_approval(Tool(definition, operation, about=row, approvable=first), self._config)
+        return Tool(definition, operation, about=row)
 
     def service(self, base_url: str, names: frozenset[str]) -> Service:
         """The service at a base URL, with the credentials of the schemes

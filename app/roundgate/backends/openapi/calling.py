@@ -16,9 +16,8 @@ from roundgate.backends.http.service import Service
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.openapi.index import Index, Row
 from roundgate.backends.openapi.plan import Plan
-from roundgate.backends.openapi.requests import request
+from roundgate.backends.openapi.requests import clashing, request
 from roundgate.backends.openapi.security import chosen
-from roundgate.backends.openapi.styles import clashing
 from roundgate.errors import ToolError
 from roundgate.protocol import Schema, ToolResult
 from roundgate.replay import Context

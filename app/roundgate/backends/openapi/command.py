@@ -7,8 +7,7 @@ from contextlib import nullcontext
 
 from roundgate.backends.openapi.compiling import compile_index, documents_of
 from roundgate.backends.openapi.config import OpenApiBackendConfig
-from roundgate.backends.openapi.fingerprint import index_path
-from roundgate.backends.openapi.index import Index, write
+from roundgate.backends.openapi.index import Index, index_path, write
 from roundgate.clock import Clock
 from roundgate.errors import ConfigError, Problem
 from roundgate.settings import Origin

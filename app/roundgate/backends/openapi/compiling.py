@@ -15,9 +15,15 @@ from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
 
 from roundgate.backends.openapi.config import OpenApiBackendConfig
-from roundgate.backends.openapi.fingerprint import fingerprint, taken_names
-from roundgate.backends.openapi.hints import hints
-from roundgate.backends.openapi.index import Index, Row, Span, Writer
+from roundgate.backends.openapi.index import (
+    Index,
+    Row,
+    Span,
+    Writer,
+    fingerprint,
+    hints,
+    taken_names,
+)
 from roundgate.backends.openapi.names import Identity, tool_names
 from roundgate.backends.openapi.overlays import Action, actions_of, overlaid
 from roundgate.backends.openapi.reading import Document, Found, Operation

@@ -3,6 +3,7 @@
 Requests carry credentials, so a document alone cannot choose their destination. They go to
 `base_url`, to `origins`, and without `base_url` to the origin that the document came from. A
 document from a file has no origin: its first server is used if that is on the public internet.
+`base_url_for` says the same of a document for which nothing is configured yet.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
 
-from roundgate.errors import UnusableOperation
+from roundgate.backends.openapi import sources, swagger2
+from roundgate.errors import UnreadableDocument, UnusableOperation
 from roundgate.net.addresses import host_of, is_public, origin_of
 
 _VARIABLE: Final = re.compile(r"\{([^{}]+)\}")
@@ -132,3 +134,38 @@ def _matches(url: str, allowed: str) -> bool:
     origin = origin_of(f"{scheme}://{domain}")
     host = f".{host_of(origin)}"
     return host_of(url).endswith(host) and origin_of(url).replace(host_of(url), host[1:]) == origin
+
+
+def base_url_for(raw: bytes, name: str, otherwise: str) -> tuple[str, str] | None:
+    """Return the `base_url` that a document in a file needs, and the reason; `None` if the
+    document's own server can be used.
+
+    Args:
+        raw: the document.
+        name: the file's name.
+        otherwise: the URL if the document names none.
+
+    Raises:
+        UnreadableDocument: the file is no OpenAPI document.
+    """
+    value = sources.parsed(raw, name)
+    if not isinstance(value, dict) or not ({"openapi", "swagger"} & value.keys()):
+        raise UnreadableDocument(
+            f"{name} is no OpenAPI document: it says neither `openapi` nor `swagger`"
+        )
+    servers = swagger2.servers(value) if "swagger" in value else value.get("servers")
+    chosen, place = Servers(None), f"file:///{name}"
+    try:
+        chosen.of(None, servers, place)
+    except UnusableOperation:
+        pass
+    else:
+        return None
+    try:
+        url = chosen.first(servers, place)
+    except UnusableOperation:
+        return otherwise, "where the service is; the document does not say it"
+    return (
+        url,
+        "from the document, whose server is used without this line only if it is on the internet",
+    )

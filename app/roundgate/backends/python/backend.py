@@ -4,30 +4,30 @@ decorators of `declare`."""
 from __future__ import annotations
 
 import inspect
+import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import CodeType, ModuleType
+from typing import Any, Final
 
+import roundgate
 from roundgate.aio import Threads
 from roundgate.auth import Principal
-from roundgate.backends import returned
+from roundgate.backends import declare, returned
 from roundgate.backends.base import Complete, Offering, Prompt, Resource, Shared, Tool
 from roundgate.backends.declare import (
     Completer,
     Declaration,
-    Described,
+    Options,
     PromptDeclaration,
     ResourceDeclaration,
     ToolDeclaration,
 )
-from roundgate.backends.policy import with_approval
 from roundgate.backends.python import modules
-from roundgate.backends.python.asking import may_ask
 from roundgate.backends.python.config import PythonBackendConfig
-from roundgate.backends.python.importing import remedy_for
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.python.remarks import declared_in
 from roundgate.backends.returned import ToolReturn
@@ -57,8 +57,6 @@ class PythonBackend:
         Raises:
             ConfigError: it cannot be imported.
         """
-        self.name = config.name
-        self.prefix = config.effective_prefix
         self._config = config
         self._origin = origin
         self._threads = shared.threads
@@ -78,7 +76,7 @@ class PythonBackend:
                 callee = Callee(function, describe(function), self._threads)
                 match declaration:
                     case ToolDeclaration():
-                        tools.append(with_approval(_tool(callee, declaration), self._config))
+                        tools.append(_tool(callee, declaration))
                     case PromptDeclaration():
                         prompts.append(_prompt(callee, declaration))
                     case ResourceDeclaration():
@@ -155,23 +153,29 @@ class Callee:
 
 
 def _tool(callee: Callee, declaration: ToolDeclaration) -> Tool:
-    signature = callee.signature
-    verbatim = None if declaration.output_schema is None else dict(declaration.output_schema)
+    signature, options = callee.signature, declaration.options
+    schema, output_schema = options.get("input_schema"), options.get("output_schema")
+    verbatim = None if output_schema is None else dict(output_schema)
     returns = ToolReturn.of(signature.returns, verbatim)
     definition = {
-        **_described(callee, declaration),
-        "inputSchema": signature.input_schema()
-        if declaration.input_schema is None
-        else dict(declaration.input_schema),
+        **_described(callee, options),
+        "inputSchema": signature.input_schema() if schema is None else dict(schema),
         **without_none(
             outputSchema=returns.schema,
-            annotations=dict(declaration.hints) or None,
-            _meta=declaration.meta,
+            annotations=without_none(
+                readOnlyHint=options.get("read_only"),
+                destructiveHint=options.get("destructive"),
+                idempotentHint=options.get("idempotent"),
+                openWorldHint=options.get("open_world"),
+            )
+            or None,
+            _meta=options.get("meta"),
         ),
     }
 
+    task = options.get("task", "forbidden")
     # without a context it cannot say when
-    becomes_task_at_once = signature.takes_context is None and declaration.task != "forbidden"
+    becomes_task_at_once = signature.takes_context is None and task != "forbidden"
 
     async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:
         try:
@@ -185,25 +189,25 @@ def _tool(callee: Callee, declaration: ToolDeclaration) -> Tool:
     return Tool(
         definition,
         call,
-        requires=declaration.requires or {},
-        scopes=frozenset(declaration.scopes),
-        once=declaration.once,
-        task=declaration.task,
-        unasked_answers=declaration.unasked_answers,
-        approval=declaration.approval,
+        requires=options.get("requires") or {},
+        scopes=frozenset(options.get("scopes", ())),
+        once=options.get("once", False),
+        task=task,
+        unasked_answers=options.get("unasked_answers", False),
+        approval=options.get("approval"),
         may_ask=signature.takes_context is not None and may_ask(callee.function),
     )
 
 
 def _prompt(callee: Callee, declaration: PromptDeclaration) -> Prompt:
-    signature = callee.signature
+    signature, options = callee.signature, declaration.options
     arguments = [
         {"name": p.name, **without_none(description=p.description), "required": p.required}
         for p in signature.parameters
     ]
     definition = {
-        **_described(callee, declaration),
-        **without_none(arguments=arguments or None, _meta=declaration.meta),
+        **_described(callee, options),
+        **without_none(arguments=arguments or None, _meta=options.get("meta")),
     }
 
     async def get(context: Context, arguments: dict[str, str]) -> Sequence[PromptMessage]:
@@ -213,26 +217,28 @@ def _prompt(callee: Callee, declaration: PromptDeclaration) -> Prompt:
             raise InvalidParams(f"Invalid params: {error}") from None
         return returned.prompt_messages(await callee(context, keywords))
 
-    _check_names("complete", declaration.complete or {}, [p.name for p in signature.parameters])
-    return Prompt(definition, get, _completers(declaration.complete, callee.threads))
+    _check_names("complete", options.get("complete") or {}, [p.name for p in signature.parameters])
+    return Prompt(definition, get, _completers(options.get("complete"), callee.threads))
 
 
 def _resource(callee: Callee, declaration: ResourceDeclaration) -> Resource:
-    signature, template = callee.signature, UriTemplate.parse(declaration.uri)
+    signature, options = callee.signature, declaration.options
+    template = UriTemplate.parse(declaration.uri)
     names = [p.name for p in signature.parameters]
     if not signature.takes_any and set(names) != set(template.variables):
         raise ValueError(
             f"parameters {names} must be the variables of {declaration.uri!r}: {list(template.variables)}"
         )
-    _check_names("complete", declaration.complete or {}, template.variables)
+    _check_names("complete", options.get("complete") or {}, template.variables)
+    annotations, mime_type = options.get("annotations"), options.get("mime_type")
     definition = {
         "uriTemplate" if template.variables else "uri": declaration.uri,
-        **_described(callee, declaration),
+        **_described(callee, options),
         **without_none(
-            mimeType=declaration.mime_type,
-            size=declaration.size,
-            annotations=declaration.annotations and declaration.annotations.to_wire(),
-            _meta=declaration.meta,
+            mimeType=mime_type,
+            size=options.get("size"),
+            annotations=None if annotations is None else annotations.to_wire(),
+            _meta=options.get("meta"),
         ),
     }
 
@@ -243,20 +249,18 @@ def _resource(callee: Callee, declaration: ResourceDeclaration) -> Resource:
             keywords = signature.bind(values)
         except ValueError:
             raise ResourceNotFound(uri) from None
-        return returned.resource_contents(
-            await callee(context, keywords), uri, declaration.mime_type
-        )
+        return returned.resource_contents(await callee(context, keywords), uri, mime_type)
 
-    return Resource(definition, read, _completers(declaration.complete, callee.threads))
+    return Resource(definition, read, _completers(options.get("complete"), callee.threads))
 
 
-def _described(callee: Callee, declaration: Described) -> dict[str, Any]:
+def _described(callee: Callee, options: Options) -> dict[str, Any]:
     return {
-        "name": declaration.name or callee.function.__name__,
+        "name": options.get("name") or callee.function.__name__,
         **without_none(
-            title=declaration.title,
-            description=declaration.description or callee.signature.summary,
-            icons=[icon.to_wire() for icon in declaration.icons] or None,
+            title=options.get("title"),
+            description=options.get("description") or callee.signature.summary,
+            icons=[icon.to_wire() for icon in options.get("icons", ())] or None,
         ),
     }
 
@@ -301,5 +305,88 @@ def _place(error: BaseException) -> str:
         for index, frame in enumerate(frames)
         if frame.filename in (__file__, modules.__file__)
     )
-    theirs = [frame for frame in frames[ours + 1 :] if "importlib" not in frame.filename]
+    theirs = [
+        frame
+        for frame in frames[ours + 1 :]
+        if "importlib" not in frame.filename and frame.filename != declare.__file__
+    ]
     return f" ({Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else ""
+
+
+_ASKING: Final = frozenset({"elicit", "elicit_url", "sample", "roots", "ask", "request_input"})
+"""The methods of `Context` that ask the client."""
+
+
+def may_ask(function: Callable[..., Any]) -> bool:
+    """Return whether a function that takes a context names one of its asking methods.
+
+    The functions that it calls are not examined. A function that checks `ctx.supports` can do
+    without an answer, so it does not count.
+    """
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    names = frozenset(_names(code)) if isinstance(code, CodeType) else frozenset()
+    return bool(names & _ASKING) and "supports" not in names
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Yield the names of attributes in a function and in those defined within it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+_USUAL: Final = "mend the module, or point `path` (a file beside gateway.yaml) or `module` (a dotted name) at another"
+_ARGUMENTS: Final = {
+    "tool": declare.ToolOptions.__annotations__,
+    "prompt": declare.PromptOptions.__annotations__,
+    "resource": declare.ResourceOptions.__annotations__,
+}
+
+
+def remedy_for(error: BaseException, config: PythonBackendConfig, base: Path) -> str:
+    """What to do."""
+    said = str(error)
+    match error:
+        case TypeError() if found := re.match(r"(\w+)\(\) .*keyword argument '(\w+)'", said):
+            return _of_argument(found[1], found[2])
+        case ModuleNotFoundError() if (config.module or "").endswith(".py"):
+            return f"a module is a dotted name: write path: {config.module}"
+        case ModuleNotFoundError():
+            return "install it and add it to your dependencies, or correct its name"
+        case ImportError() if "relative import" in said:
+            return (
+                "import modules that are beside it by their names (import other), or name the package: module:"
+                " package.module in place of path"
+            )
+        case ImportError(name="roundgate") if found := re.match(r".*?name '(\w+)'", said):
+            near = get_close_matches(found[1].lower(), _exported_names(), 1)
+            return (
+                f"is {near[0]} meant?"
+                if near
+                else "see `roundgate docs reference` for what there is"
+            )
+        case FileNotFoundError() if config.path and (base / f"{config.path}.py").is_file():
+            return f"write path: {config.path}.py"
+        case FileNotFoundError() if re.search(r"\$\w", config.path or ""):
+            return "write a variable in braces: ${NAME}"
+        case SystemExit():
+            return 'put what a script does below `if __name__ == "__main__":`'
+    return _USUAL
+
+
+def _of_argument(function: str, name: str) -> str:
+    known = _ARGUMENTS.get(function)
+    if known is None:
+        return _USUAL
+    near = get_close_matches(name.replace("_", ""), [one.replace("_", "") for one in known], 1)
+    meant = next((one for one in known if near and one.replace("_", "") == near[0]), None)
+    listed = ", ".join(known)
+    return (
+        f"is {meant} meant? @{function} takes {listed}" if meant else f"@{function} takes {listed}"
+    )
+
+
+def _exported_names() -> list[str]:
+    """Return the names that a module of tools can import from `roundgate`."""
+    return [name for name, value in vars(roundgate).items() if not isinstance(value, ModuleType)]

@@ -66,7 +66,7 @@ class Modules:
         Raises whatever the module raises.
         """
         began_ns = self._begin(base)
-        _prepend_path(base)
+        prepend_path(base)
         module = self._named[name] = importlib.import_module(name)
         if file := module.__dict__.get("__file__"):
             self._roots.add(Path(file).resolve().parent)
@@ -86,7 +86,7 @@ class Modules:
         began_ns = self._begin(file.parent)
         if not file.is_file():
             raise FileNotFoundError(f"there is no Python file {file.name} in {file.parent}")
-        _prepend_path(file.parent)
+        prepend_path(file.parent)
         module = _imported(file) or _execute(file, name)
         self._named[name] = sys.modules[name] = module
         self._note(began_ns)
@@ -230,7 +230,7 @@ def _forget_bytecode(file: Path) -> None:
         Path(importlib.util.cache_from_source(str(file))).unlink()
 
 
-def _prepend_path(directory: Path) -> None:
+def prepend_path(directory: Path) -> None:
     """Let a tool module import its neighbours, as a script could."""
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))

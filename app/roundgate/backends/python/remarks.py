@@ -91,14 +91,14 @@ def _is_ours(decorator: ast.expr) -> bool:
 
 def _of_tool(function: Callable[..., Any], declaration: ToolDeclaration) -> Iterator[Problem]:
     path = f"{getattr(function, '__name__', '')}()"
-    if not (declaration.description or inspect.getdoc(function)):
+    if not (declaration.options.get("description") or inspect.getdoc(function)):
         message = "has no description, and models choose by it"
         yield _at(function, path, message, "write a docstring: what it does, and when to use it")
     hints = get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
             continue
-        if name not in hints and declaration.input_schema is None:
+        if name not in hints and "input_schema" not in declaration.options:
             message = f"parameter {name!r} has no annotation, and takes anything"
             yield _at(function, path, message, f"write its type: {name}: str")
         elif not _fits(parameter.default, hints.get(name, Any)):

@@ -69,16 +69,9 @@ class Bearer:
         return False
 
 
-LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-
-
 def refuse_plain(url: Url) -> None:
-    """Credentials do not travel unencrypted, except within this machine.
-
-    Raises:
-        ClientError: they would.
-    """
-    if url.scheme != "https" and url.host not in LOOPBACK:
+    """Raise `ClientError` if credentials would travel unencrypted to another machine."""
+    if not url.is_confidential:
         raise ClientError(
             f"Credentials are not sent to {url.authority} over plain http: use an https:// URL"
         )

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
-from roundgate.client.auth.base import LOOPBACK
 from roundgate.client.limits import Limits
 from roundgate.client.transport import HttpRequest, Transport, Url, read_body
 from roundgate.client.types import Json
@@ -141,7 +140,7 @@ def safe_url(value: str, what: str, is_near: bool = True) -> Url:
         raise AuthorizationFailed(
             401, f"The {what} of the authorization server is no URL"
         ) from None
-    if url.scheme != "https" and url.host not in LOOPBACK:
+    if not url.is_confidential:
         raise AuthorizationFailed(
             401, f"The {what} of the authorization server is plain http, so nothing is sent to it"
         )

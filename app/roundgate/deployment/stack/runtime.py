@@ -1,12 +1,11 @@
-"""awslambdaric, the runtime of Python functions, told of the trace header: the emulator does not
-pass it on. What the client context was is beside it.
+"""awslambdaric, the runtime of Python functions, with the trace header.
 
     python …/deployment/stack/runtime.py roundgate.lambda_worker.handler
 
-AWS puts the header of an invocation into `_X_AMZN_TRACE_ID`, from where boto3 sends it on. Here it
-arrives in the client context, which the emulator does pass on, and which is the caller's own again
-before the handler sees it. Runs in the runtime's Python, beside the code of a zip: it imports
-nothing of this repository.
+AWS gives a function the header of its invocation in `_X_AMZN_TRACE_ID`, from where boto3 sends it
+on. The emulator drops the header, so the stack sends it in the client context, beside the caller's
+own; this runtime separates them again. It runs in the runtime's Python, beside the code of a zip,
+and imports nothing of this repository.
 """
 
 import json
@@ -14,27 +13,35 @@ import os
 import sys
 from typing import Any
 
-CLIENT_CONTEXT = 5
-"""Place among the arguments of `handle_event_request`."""
+
+class Client:
+    """The runtime's client of the emulator; takes the header out of the client context."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def wait_next_invocation(self) -> Any:
+        """Wait for an invocation and return it as AWS would send it."""
+        invocation = self._client.wait_next_invocation()
+        sent = json.loads(invocation.client_context or "{}")
+        invocation.x_amzn_trace_id = sent.get("trace")
+        invocation.client_context = sent.get("client")
+        return invocation
 
 
 def main() -> None:
     """Serve the handler that the command line names."""
     sys.path[0] = os.getcwd()  # as `python -m awslambdaric` has it
-    from awslambdaric import __main__ as runtime
     from awslambdaric import bootstrap
+    from awslambdaric.lambda_config import LambdaConfigProvider
+    from awslambdaric.lambda_runtime_client import LambdaRuntimeClient
 
-    handle = bootstrap.handle_event_request
-
-    def traced(*arguments: Any, **more: Any) -> Any:
-        """An invocation, with the header where AWS has it."""
-        told = json.loads(arguments[CLIENT_CONTEXT] or "{}")
-        bootstrap.update_xray_env_variable(told.get("trace"))
-        own = told.get("client")
-        return handle(*arguments[:CLIENT_CONTEXT], own, *arguments[CLIENT_CONTEXT + 1 :], **more)
-
-    bootstrap.handle_event_request = traced
-    runtime.main(sys.argv)
+    config = LambdaConfigProvider(sys.argv)
+    client = LambdaRuntimeClient(config.api_address, config.use_thread_polling)
+    bootstrap.run(config.handler, Client(client))
 
 
 if __name__ == "__main__":

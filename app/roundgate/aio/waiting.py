@@ -1,4 +1,7 @@
-"""One run of something for all who ask for it while it is under way.
+"""Waits for work that a cancellation of the waiter does not reach.
+
+`to_its_end` waits until a task has ended. `Flight` is one run of something for all who ask for it
+while it is under way:
 
 first ──▶ begins ────────────────▶ result for everybody
 others ─────▶ wait ──────────────▶
@@ -13,6 +16,18 @@ from contextvars import Context
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+
+async def to_its_end(work: asyncio.Future[Any]) -> asyncio.CancelledError | None:
+    """Wait until `work` has ended. Return the cancellation that came meanwhile, for the caller to
+    raise when it has seen to the result."""
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.wait([work])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    return cancelled
 
 
 class Flight(Generic[T]):

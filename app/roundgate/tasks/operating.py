@@ -1,4 +1,7 @@
-"""Retries of tasks that a failed step ended, at that step.
+"""What an operator sees of a task, and does with one that a failed step ended.
+
+`steps_done` names steps, pauses and questions, without values, arguments and answers: those belong
+to the task's owner. `retry` retries a task at the step that failed.
 
 A terminal task never changes, so the work continues in another task of the same owner: the same
 call, with the journal as it was when the step failed (`replay.retry`). The new id is derived from
@@ -12,13 +15,28 @@ The handler and its services still see A (`TaskCall.continues`), so idempotency 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from roundgate import json
 from roundgate.errors import NotRetryable, ParseError
 from roundgate.json import digest, encode
-from roundgate.replay import Journal, before_failure, from_row, row
+from roundgate.replay import (
+    Answered,
+    Asked,
+    Began,
+    Cut,
+    Entry,
+    Finished,
+    Journal,
+    Raised,
+    Slept,
+    Tried,
+    Unanswered,
+    before_failure,
+    from_row,
+    row,
+)
 from roundgate.storage import Ending, NewTask, TaskQueue, TaskRecord, TaskRef, TaskStore, Work
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.hints import wake
@@ -85,3 +103,60 @@ def _journal(record: TaskRecord, work: Work) -> Journal:
         journal.add(entry)
     journal.receive({key: json.decode(answer) for key, answer in work.answers.items()})
     return journal
+
+
+_STATES: Final[dict[type, str]] = {
+    Finished: "done",
+    Raised: "failed",
+    Tried: "failed, is tried again",
+    Began: "begun",
+    Cut: "cancelled by its handler",
+    Slept: "pause begun",
+    Asked: "asked",
+    Answered: "answered",
+    Unanswered: "not answered in time",
+}
+"""The kinds of entries that an operator sees. Other kinds only keep branches in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """A step, pause or question that a task has done or begun."""
+
+    name: str
+    """The place in the handler."""
+    state: str
+    attempts: int | None = None
+    """The number of failed attempts; `None` without any."""
+    again_ms: int | None = None
+    """The time of the retry, in milliseconds since the epoch."""
+
+
+def steps_done(work: Work) -> list[StepDone] | None:
+    """Return the progress of a task in order; `None` if a later version of Roundgate wrote the
+    journal."""
+    try:
+        entries = [from_row(json.decode(entry)) for entry in work.journal]
+        journal = Journal()
+        for entry in entries:
+            journal.add(entry)
+        journal.receive({key: json.decode(answer) for key, answer in work.answers.items()})
+    except _OF_ANOTHER_VERSION:
+        return None
+    known = {entry.key: entry for entry in journal.entries()}
+    order = reversed(dict.fromkeys(entry.key for entry in reversed(entries)))
+    return [_step(known[key]) for key in order if _is_shown(known[key])]
+
+
+def _is_shown(entry: Entry) -> bool:
+    return type(entry) in _STATES and not entry.key.rpartition("/")[2].startswith("key:")
+
+
+def _step(entry: Entry) -> StepDone:
+    state = _STATES[type(entry)]
+    match entry:
+        case Raised(attempts=attempts):
+            return StepDone(entry.key, state, attempts or 1)
+        case Tried(attempts=attempts, again_ms=again_ms):
+            return StepDone(entry.key, state, attempts, again_ms)
+    return StepDone(entry.key, state)

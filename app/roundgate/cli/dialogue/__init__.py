@@ -1,1 +1,0 @@
-"""Questions of a server, asked on a terminal."""
