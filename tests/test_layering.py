@@ -43,7 +43,7 @@ HOMES = {
             "settings.yaml_budget",
             "settings.yaml_file",
             "backends.openapi.sources",
-            "suites.snapshots",
+            "suites.expecting",
         ),
         *("deployment.placing", "deployment.stack"),
     },

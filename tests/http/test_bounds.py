@@ -370,8 +370,8 @@ def test_as_many_connections_as_there_are_descriptors_for() -> None:
     limited = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
-from roundgate.config import HttpConfig
-from roundgate.http import Bounds
+from roundgate.settings import HttpConfig
+from roundgate.http.connections import Bounds
 bounds = Bounds.from_config(HttpConfig())
 print(bounds.connections, bounds.per_address)
 """
