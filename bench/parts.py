@@ -52,7 +52,6 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "envelope: _meta, capabilities, version, mirrored headers": (
         "/roundgate/protocol/v2026_07_28/requests.py",
-        "/roundgate/protocol/v2026_07_28/requests.py",
         "/roundgate/protocol/inbound.py",
     ),
     "method: parameters, the tool found, scopes, the call": (

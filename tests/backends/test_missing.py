@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI
 
 from roundgate import config
-from roundgate.backends.python.backend import PythonBackend
+from roundgate.backends.shaping import ConfiguredBackend
 from roundgate.errors import ConfigError
 from roundgate.main import build_app
 from roundgate.runtime import loading, reload
@@ -149,14 +149,14 @@ async def test_an_unexpected_failure_is_told_without_its_text(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / "ill.py").write_text(GOOD)
-    offer = PythonBackend.offer
+    offer = ConfiguredBackend.offer
 
-    async def broken(backend: PythonBackend) -> Any:
+    async def broken(backend: ConfiguredBackend) -> Any:
         if backend.name == "ill":
             raise RuntimeError("with a secret")
         return await offer(backend)
 
-    monkeypatch.setattr(PythonBackend, "offer", broken)
+    monkeypatch.setattr(ConfiguredBackend, "offer", broken)
     file = config.load(folder / "gateway.yaml")
     served = loading.load(file, may_be_missing=["ill"]).catalog
     [problem] = served.missing["ill"].problems

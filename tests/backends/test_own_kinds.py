@@ -122,7 +122,7 @@ def test_an_installed_package_gives_it_a_name(folder: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("kind", "module", "said"),
     [
-        ("other:Notes", "", "No module named 'other'"),
+        ("absent_kind:Notes", "", "No module named 'absent_kind'"),
         ("notes:Other", MODULE, "has no attribute 'Other'"),
         ("notes:Notes", "class Notes: pass", "it needs a class attribute `Config`"),
         ("notes:Notes", MODULE.replace("def offer", "def offers"), "it has no method 'offer'"),

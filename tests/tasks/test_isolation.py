@@ -176,7 +176,7 @@ async def test_a_process_for_a_suspect_ends_whatever_its_suspect_does(
     shop = share(Clock()).workshop(innocent=None, poison=None)
     children = Children(child_command())
     ref = await suspected(shop, await shop.begin("poison", kind=kind))
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(120):
         turn = asyncio.create_task(children.run(ref))
         pid = await begun(environment)
         if kind == "hang":
@@ -191,7 +191,7 @@ async def test_a_process_for_a_suspect_that_is_told_to_stop_frees_its_task_witho
     shop = share(Clock()).workshop(poison=None)
     children = Children(child_command())
     ref = await suspected(shop, await shop.begin("poison", kind="sleep"))
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(120):
         turn = asyncio.create_task(children.run(ref))
         await begun(environment)
         children.request_stop()
@@ -209,7 +209,7 @@ async def test_a_process_for_a_suspect_ends_with_the_one_that_began_it(
         pid = await begun(environment)
         assert pid != one.process.pid
         one.process.kill()
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(120):
             while is_running(pid):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
     record = await shop.record(ref)
@@ -218,7 +218,7 @@ async def test_a_process_for_a_suspect_ends_with_the_one_that_began_it(
 
 async def begun(environment: dict[str, str]) -> int:
     """The id of the process that runs the task, once it does."""
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(120):
         while not effects(environment):  # noqa: ASYNC110 (another process writes them)
             await asyncio.sleep(0.05)
     return int(effects(environment)[0][0])

@@ -14,7 +14,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from roundgate.cassettes.standin import Reply
-from roundgate.errors import TransportError, UsageError
+from roundgate.errors import RequestMalformed, UsageError
 
 _MAX_HEAD: Final = 64 * 1024
 _MAX_BODY: Final = 32 * 1024 * 1024
@@ -79,7 +79,7 @@ class _Server:
         self._open.add(task)
         try:
             if len(self._open) > _MAX_CONNECTIONS:
-                await _refuse(writer, TransportError(503, "too many connections"))
+                await _refuse(writer, RequestMalformed(503, "too many connections"))
             else:
                 await self._converse(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
@@ -94,21 +94,21 @@ class _Server:
         await asyncio.gather(*self._open, return_exceptions=True)
 
     def _check(self, asked: Asked) -> None:
-        """Raises TransportError: a page from elsewhere sends it, under its own name or one that
+        """Raises RequestMalformed: a page from elsewhere sends it, under its own name or one that
         it has made lead here (DNS rebinding)."""
         origin, host = asked.headers.get("origin"), asked.headers.get("host")
         is_foreign = origin is not None and _name_in(origin) not in _HERE
         if self._is_local and host is not None:
             is_foreign = is_foreign or _name_in(f"//{host}") not in _HERE
         if is_foreign:
-            raise TransportError(403, "pages of other origins may not send requests here")
+            raise RequestMalformed(403, "pages of other origins may not send requests here")
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(_READ_S):
                 asked = await _read(reader)
                 self._check(asked)
-        except TransportError as error:
+        except RequestMalformed as error:
             await _refuse(writer, error)
             return
         reply = await _or_hung_up(self._answer(asked), reader)
@@ -149,12 +149,12 @@ async def _read(reader: asyncio.StreamReader) -> Asked:
     method, _, rest = first.partition(" ")
     target, _, version = rest.partition(" ")
     if not version.startswith("HTTP/1.") or not target.startswith("/"):
-        raise TransportError(400, "this is no HTTP/1.1 request")
+        raise RequestMalformed(400, "this is no HTTP/1.1 request")
     headers: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(":")
         if not colon or name.strip() != name or not name:
-            raise TransportError(400, "a header is malformed")
+            raise RequestMalformed(400, "a header is malformed")
         headers[name.lower()] = value.strip()
     return Asked(method, target, headers, await _body(reader, headers))
 
@@ -164,7 +164,7 @@ async def _body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> byt
         return await _chunked(reader)
     length = headers.get("content-length", "0")
     if not length.isascii() or not length.isdigit() or int(length[:12]) > _MAX_BODY:
-        raise TransportError(413, "the body is too long")
+        raise RequestMalformed(413, "the body is too long")
     return await reader.readexactly(int(length))
 
 
@@ -174,16 +174,16 @@ async def _chunked(reader: asyncio.StreamReader) -> bytes:
         try:
             size = int((await reader.readuntil(b"\r\n")).split(b";")[0].strip(), 16)
         except ValueError:
-            raise TransportError(400, "a chunk is malformed") from None
+            raise RequestMalformed(400, "a chunk is malformed") from None
         if size < 0 or len(body) + size > _MAX_BODY:
-            raise TransportError(413, "the body is too long")
+            raise RequestMalformed(413, "the body is too long")
         body += await reader.readexactly(size)
         await reader.readuntil(b"\r\n")
         if size == 0:
             return bytes(body)
 
 
-async def _refuse(writer: asyncio.StreamWriter, error: TransportError) -> None:
+async def _refuse(writer: asyncio.StreamWriter, error: RequestMalformed) -> None:
     kind = {"content-type": "text/plain"}
     await _send_whole(writer, Reply(error.status, kind, f"{error}\n".encode()))
 

@@ -74,6 +74,7 @@ The package imports only the standard library. Each file has a theme: `requests`
         ├── NotRetryable                  a call that a failed step ended cannot be retried there
         ├── NotServedHere                 this worker cannot serve a task, another may
         ├── OAuthRefused                  an authorization server's answer that is no success
+        ├── RequestMalformed              a request that a stand-in or a recording proxy does not take
         ├── SealBroken                    a token that cannot be opened
         ├── SessionOver                   an older server has forgotten the client's session
         ├── TaskGivenUp                   a task fails now, whatever its handler would do
@@ -143,6 +144,7 @@ from roundgate.errors.inside import NotRetryable as NotRetryable
 from roundgate.errors.inside import NotServedHere as NotServedHere
 from roundgate.errors.inside import OAuthRefused as OAuthRefused
 from roundgate.errors.inside import PayloadTooLarge as PayloadTooLarge
+from roundgate.errors.inside import RequestMalformed as RequestMalformed
 from roundgate.errors.inside import SealBroken as SealBroken
 from roundgate.errors.inside import SessionOver as SessionOver
 from roundgate.errors.inside import TaskGivenUp as TaskGivenUp

@@ -77,6 +77,14 @@ class OAuthRefused(Inside):
         self.nonce = nonce
 
 
+class RequestMalformed(Inside):
+    """A request that a stand-in or a recording proxy does not take; `status` is its HTTP status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class SealBroken(Inside):
     """A token that cannot be opened. The reason is for the log; whoever sent it is told nothing."""
 

@@ -25,7 +25,10 @@ from roundgate.http.bodies import SMALL, BodyBudget
 from roundgate.http.exchange import Exchange
 from roundgate.http.request import EVENT_STREAM
 from roundgate.http.responder import DisconnectWatch, Responder, State
-from roundgate.methods import ROUTES, CurrentMethods, Reply, RequestContext, Stream
+from roundgate.methods.extensions import ROUTES
+from roundgate.methods.results import Reply, Stream
+from roundgate.methods.rounds import RequestContext
+from roundgate.methods.table import CurrentMethods
 from roundgate.observability.correlation import CORRELATION
 from roundgate.observability.tracing import Tracing, context_of
 from roundgate.protocol import Meta, Notification, RequestId, is_older, jsonrpc, may_be_older

@@ -184,13 +184,15 @@ def _is_loopback(server: Any) -> bool:
     return _is_own(server[0])
 
 
-_FORWARDED: Final = (b"forwarded", b"x-forwarded-for", b"x-real-ip", b"cf-connecting-ip")
+_FORWARDED: Final = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip", b"cf-connecting-ip"})
 _ADDRESS: Final = re.compile(r"[0-9A-Fa-f.:]*[.:][0-9A-Fa-f.:]*")
 
 
 def _is_from_here(headers: Headers) -> bool:
     """Return whether no proxy on this machine reports that the request came from another one. A
     proxy appends to a client's value, so a value too long to read whole does not count as local."""
+    if _FORWARDED.isdisjoint(headers):
+        return True
     values = [headers[name] for name in _FORWARDED if name in headers]
     return all(len(value) <= MAX_KEPT_BYTES for value in values) and all(
         _is_own(one.rpartition(":")[0] if one.count(":") == 1 else one)

@@ -95,9 +95,11 @@ class ToolMethods:
             and (known := await self._known_task(served, round_, call)) is not None
         ):
             return known
-        return await self._answer(
-            await self._rounds.run_or_defer(round_, call, handler), served, round_, call
-        )
+        outcome = await self._rounds.run_or_defer(round_, call, handler)
+        match outcome:
+            case Completed(ToolResult() as result) if served.tool.task != "required":
+                return self._results.tool(result)
+        return await self._answer(outcome, served, round_, call)
 
     async def _answer(
         self,
@@ -109,8 +111,6 @@ class ToolMethods:
         """What is said of how a round ended; a task where it has to go on as one, or must be
         one."""
         match outcome:
-            case Completed(ToolResult() as result) if served.tool.task != "required":
-                return self._results.tool(result)  # nearly always
             case InputRequired():
                 return self._results.input_required(outcome)
             case BecomesTask(journal, message):

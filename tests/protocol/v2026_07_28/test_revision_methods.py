@@ -6,7 +6,7 @@ import pytest
 from mcp.shared.inbound import NAME_BEARING_METHODS
 from mcp_types.methods import CLIENT_REQUESTS
 
-from roundgate.methods import ROUTES
+from roundgate.methods.extensions import ROUTES
 from roundgate.protocol.inbound import SUPPORTED_VERSIONS
 from roundgate.protocol.v2026_07_28.requests import METHODS, PROTOCOL_VERSION, SUCCESSORS, not_found
 

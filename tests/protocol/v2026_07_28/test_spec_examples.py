@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from roundgate import errors
-from roundgate.methods import ROUTES
+from roundgate.methods.extensions import ROUTES
 from roundgate.protocol import jsonrpc, params
 from roundgate.protocol.content import (
     Annotations,

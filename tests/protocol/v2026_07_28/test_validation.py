@@ -21,7 +21,7 @@ from roundgate.errors import (
     ProtocolError,
     UnsupportedVersion,
 )
-from roundgate.methods import ROUTES
+from roundgate.methods.extensions import ROUTES
 from roundgate.protocol import jsonrpc
 from roundgate.protocol.inbound import LOG_LEVELS, SUPPORTED_VERSIONS, Headers, Inbound
 from roundgate.protocol.jsonrpc import Notification

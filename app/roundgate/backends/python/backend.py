@@ -4,13 +4,16 @@ decorators of `declare`."""
 from __future__ import annotations
 
 import inspect
+import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import CodeType, ModuleType
+from typing import Any, Final
 
+import roundgate
 from roundgate.aio import Threads
 from roundgate.auth import Principal
 from roundgate.backends import declare, returned
@@ -24,9 +27,7 @@ from roundgate.backends.declare import (
     ToolDeclaration,
 )
 from roundgate.backends.python import modules
-from roundgate.backends.python.asking import may_ask
 from roundgate.backends.python.config import PythonBackendConfig
-from roundgate.backends.python.importing import remedy_for
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.python.remarks import declared_in
 from roundgate.backends.returned import ToolReturn
@@ -56,7 +57,6 @@ class PythonBackend:
         Raises:
             ConfigError: it cannot be imported.
         """
-        self.name = config.name
         self._config = config
         self._origin = origin
         self._threads = shared.threads
@@ -311,3 +311,82 @@ def _place(error: BaseException) -> str:
         if "importlib" not in frame.filename and frame.filename != declare.__file__
     ]
     return f" ({Path(theirs[-1].filename).name}:{theirs[-1].lineno})" if theirs else ""
+
+
+_ASKING: Final = frozenset({"elicit", "elicit_url", "sample", "roots", "ask", "request_input"})
+"""The methods of `Context` that ask the client."""
+
+
+def may_ask(function: Callable[..., Any]) -> bool:
+    """Return whether a function that takes a context names one of its asking methods.
+
+    The functions that it calls are not examined. A function that checks `ctx.supports` can do
+    without an answer, so it does not count.
+    """
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    names = frozenset(_names(code)) if isinstance(code, CodeType) else frozenset()
+    return bool(names & _ASKING) and "supports" not in names
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Yield the names of attributes in a function and in those defined within it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+_USUAL: Final = "mend the module, or point `path` (a file beside gateway.yaml) or `module` (a dotted name) at another"
+_ARGUMENTS: Final = {
+    "tool": declare.ToolOptions.__annotations__,
+    "prompt": declare.PromptOptions.__annotations__,
+    "resource": declare.ResourceOptions.__annotations__,
+}
+
+
+def remedy_for(error: BaseException, config: PythonBackendConfig, base: Path) -> str:
+    """What to do."""
+    said = str(error)
+    match error:
+        case TypeError() if found := re.match(r"(\w+)\(\) .*keyword argument '(\w+)'", said):
+            return _of_argument(found[1], found[2])
+        case ModuleNotFoundError() if (config.module or "").endswith(".py"):
+            return f"a module is a dotted name: write path: {config.module}"
+        case ModuleNotFoundError():
+            return "install it and add it to your dependencies, or correct its name"
+        case ImportError() if "relative import" in said:
+            return (
+                "import modules that are beside it by their names (import other), or name the package: module:"
+                " package.module in place of path"
+            )
+        case ImportError(name="roundgate") if found := re.match(r".*?name '(\w+)'", said):
+            near = get_close_matches(found[1].lower(), _exported_names(), 1)
+            return (
+                f"is {near[0]} meant?"
+                if near
+                else "see `roundgate docs reference` for what there is"
+            )
+        case FileNotFoundError() if config.path and (base / f"{config.path}.py").is_file():
+            return f"write path: {config.path}.py"
+        case FileNotFoundError() if re.search(r"\$\w", config.path or ""):
+            return "write a variable in braces: ${NAME}"
+        case SystemExit():
+            return 'put what a script does below `if __name__ == "__main__":`'
+    return _USUAL
+
+
+def _of_argument(function: str, name: str) -> str:
+    known = _ARGUMENTS.get(function)
+    if known is None:
+        return _USUAL
+    near = get_close_matches(name.replace("_", ""), [one.replace("_", "") for one in known], 1)
+    meant = next((one for one in known if near and one.replace("_", "") == near[0]), None)
+    listed = ", ".join(known)
+    return (
+        f"is {meant} meant? @{function} takes {listed}" if meant else f"@{function} takes {listed}"
+    )
+
+
+def _exported_names() -> list[str]:
+    """Return the names that a module of tools can import from `roundgate`."""
+    return [name for name, value in vars(roundgate).items() if not isinstance(value, ModuleType)]

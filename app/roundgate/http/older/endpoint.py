@@ -39,8 +39,10 @@ from roundgate.http.older.stream import SessionStream
 from roundgate.http.older.unheard import UnheardWatch
 from roundgate.http.request import EVENT_STREAM
 from roundgate.http.responder import DisconnectWatch, State, headers_of
-from roundgate.methods import Changes, CurrentMethods, capabilities, server_info
+from roundgate.methods import Changes
+from roundgate.methods.discovery import capabilities, server_info
 from roundgate.methods.sessions import Sessions
+from roundgate.methods.table import CurrentMethods
 from roundgate.protocol import SESSION_HEADER as SESSION
 from roundgate.protocol import (
     SUPPORTED_VERSIONS,
@@ -257,7 +259,7 @@ class OlderEndpoint:
         value: Any,
         caller: Caller,
         stream: SessionStream,
-        element: Exchange,
+        exchange: Exchange,
         *,
         has_room: bool,
     ) -> bytes | None:
@@ -269,8 +271,8 @@ class OlderEndpoint:
             if not isinstance(message, Request):
                 await self._take(message, caller)
                 return None
-            element.request_id, element.method = message.id, message.method
-            element.name = name_of(message)
+            exchange.request_id, exchange.method = message.id, message.method
+            exchange.name = name_of(message)
             if message.method == "initialize":
                 raise InvalidRequest("initialize must not be part of a batch")
             if not has_room:
@@ -281,19 +283,19 @@ class OlderEndpoint:
             own = await self._own.result(message, caller)
             if own is not None:
                 return jsonrpc.result_response(message.id, own)
-            responded = await self._calls.respond(message, caller, stream, element.correlation)
-            element.label, element.reason = responded.label, responded.reason
+            responded = await self._calls.respond(message, caller, stream, exchange.correlation)
+            exchange.label, exchange.reason = responded.label, responded.reason
             return responded.response
         except AuthError as error:  # the status is one for all of them
-            element.label, element.error = "unauthorized", str(error)
-            return jsonrpc.error_response(element.request_id, -32600, str(error))
+            exchange.label, exchange.error = "unauthorized", str(error)
+            return jsonrpc.error_response(exchange.request_id, -32600, str(error))
         except GatewayError as error:
-            element.label, element.error = "error", str(error)
-            element.code = wire_errors.look_up(error).code
-            return wire_errors.render(error, element.request_id)[1]
+            exchange.label, exchange.error = "error", str(error)
+            exchange.code = wire_errors.look_up(error).code
+            return wire_errors.render(error, exchange.request_id)[1]
         finally:
-            if element.method is not None:
-                element.write_line(self._clock.monotonic_ms() - began_ms)
+            if exchange.method is not None:
+                exchange.write_line(self._clock.monotonic_ms() - began_ms)
 
     async def _send_batch(
         self, answers: list[bytes], stream: SessionStream, exchange: Exchange
