@@ -20,6 +20,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from roundgate.http.room import SETTLED_S
 from tests.support import wire
 from tests.support.asgi import Client, client
 from tests.support.server import Server, running
@@ -278,6 +279,7 @@ async def test_who_sends_half_requests_makes_room_for_who_sends_whole_ones(
     async with Crowd(small) as crowd:
         for number in range(2 * PLACES):
             await crowd.open(f"127.0.0.{2 + number % 4}", part)
+        await asyncio.sleep(SETTLED_S)  # until the server has read what they sent
         for number in range(2 * PLACES):
             assert await sum_of(await crowd.open("127.0.0.1"), number) == number + 1
 
