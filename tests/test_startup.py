@@ -1,5 +1,7 @@
 """The stores that a process begins with are those of its settings."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,13 @@ def test_what_is_made_ahead_of_calls_is_what_is_at_aws(tmp_path: Path) -> None:
     both = Settings(store="dynamodb://tasks", queue="sqs://sqs.example/1/tasks")
     assert len(make_stores(local, Clock()).prepares) == 0
     assert len(make_stores(both, Clock()).prepares) == 2
+
+
+def test_a_store_of_another_version_is_refused_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.sqlite3"
+    with closing(sqlite3.connect(file)) as db:
+        db.execute("pragma user_version = 7")
+    using = Settings(store=f"sqlite:///{file}")
+    with pytest.raises(ConfigError, match="was written by another version") as refused:
+        make_stores(using, Clock())
+    assert refused.value.problems[0].path == "GATEWAY_STORE"

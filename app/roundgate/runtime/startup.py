@@ -316,8 +316,11 @@ def _in_sqlite(using: Settings, clock: Clock) -> _Kept:
         SqliteQueue,
         SqliteSessions,
         SqliteTasks,
+        other_version,
     )
 
+    if reason := other_version(using.sqlite_path):
+        raise ConfigError([Problem("environment", "GATEWAY_STORE", reason, "name another file")])
     database = Database(using.sqlite_path)
     return _Kept(
         SqliteOnce(database, clock),

@@ -19,7 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
@@ -427,14 +427,30 @@ def _make_tables(db: sqlite3.Connection, path: Path) -> bool:
         if version == VERSION:
             return False
         if version:
-            raise sqlite3.OperationalError(
-                f"{path.name} was written by another version of the gateway (file version {version},"
-                f" this one reads {VERSION}); use that version, or another file"
-            )
+            raise sqlite3.OperationalError(_of_another(path, version))
         for statement in filter(str.strip, SCHEMA.split(";")):
             db.execute(statement)
         db.execute(f"pragma user_version = {VERSION}")
     return True
+
+
+def _of_another(path: Path, version: int) -> str:
+    return (
+        f"{path.name} was written by another version of the gateway (file version {version},"
+        f" this one reads {VERSION}); use that version, or another file"
+    )
+
+
+def other_version(path: Path) -> str | None:
+    """Return why this version cannot use an existing file; `None` if it can, or has yet to try."""
+    if not path.is_file():
+        return None
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            version = _version(db)
+    except sqlite3.Error:
+        return None
+    return None if version in (0, VERSION) else _of_another(path, version)
 
 
 def _version(db: sqlite3.Connection) -> int:
