@@ -1,7 +1,7 @@
 """The kinds of back end: one entry each, with its config model and what makes it.
 
 `KINDS` has the gateway's own. A user's kind is a class, named by an entry point of the group
-`roundgate.backends` or by `kind: module:Class` in gateway.yaml (docs/own-kinds.md). How an entry
+`roundgate.backends` or by `kind: module:Class` in gateway.yaml (`roundgate docs own-kinds`). How an entry
 of `backends:` is read, its JSON Schema and the making of back ends follow from these. Importing
 this module loads no kind: the model and the code of one are imported when a configuration has a
 back end of that kind.
