@@ -1,7 +1,9 @@
 """Which way imports point: this test owns the rule, so a module that breaks it says so here."""
 
 import ast
+import importlib.util
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -331,3 +333,15 @@ def test_every_public_name_of_the_package_can_be_imported() -> None:
     for package, name in EXPORTS:
         if package == "roundgate":
             assert getattr(roundgate, name).__name__ == name
+
+
+def test_every_module_that_a_script_runs_exists() -> None:
+    root = APP.parents[1]
+    scripts = [path for path in [*root.glob("scripts/*"), root / ".ci/run"] if path.is_file()]
+    run = {
+        name
+        for path in scripts
+        for name in re.findall(r" -m ((?:roundgate|tests|bench|infra)[\w.]*)", path.read_text())
+    }
+    assert len(run) > 5
+    assert [name for name in sorted(run) if importlib.util.find_spec(name) is None] == []
