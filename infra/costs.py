@@ -2,7 +2,7 @@
 
     python -m infra.costs                                   the tables
     python -m infra.costs --set gateway_ms=80 --set api=1.11   with your durations, and the prices of your region
-    python -m infra.costs --write                           the tables into docs/deploy.md
+    python -m infra.costs --write                           the tables into docs/appendix-aws.md
 
 What is counted is in infra/measured.json: tests/functions/test_costs_at_aws.py lets both functions
 work and counts, and with MEASURE=1 in its environment writes what it has counted. What is assumed
@@ -193,7 +193,7 @@ class Measured:
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "infra/measured.json"
-DOCUMENT = ROOT / "docs/deploy.md"
+DOCUMENT = ROOT / "docs/appendix-aws.md"
 
 
 def plain_call() -> Units:
@@ -409,7 +409,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="NAME=VALUE",
         help=f"one of {', '.join(known)}",
     )
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/deploy.md")
+    parser.add_argument(
+        "--write", action="store_true", help="put the tables into docs/appendix-aws.md"
+    )
     arguments = parser.parse_args(argv)
     if arguments.write:
         DOCUMENT.write_text(documented(DOCUMENT.read_text("utf-8")), "utf-8")

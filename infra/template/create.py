@@ -2,7 +2,7 @@
 every update.
 
 moto knows tables, queues, functions, roles, event sources and schedules, and says so of what it
-does not know. What it does not do is in docs/deploy.md, with the command that shows it in an
+does not know. What it does not do is in docs/appendix-aws.md, with the command that shows it in an
 account.
 """
 
