@@ -28,7 +28,7 @@ PAGES = sorted(
         *ROOT.glob("*.md"),
         *ROOT.glob("docs/**/*.md"),
         *ROOT.glob("examples/*/README.md"),
-        ROOT / "bench" / "README.md",
+        *ROOT.glob("bench/*.md"),
         ROOT / "tests" / "README.md",
     }
 )

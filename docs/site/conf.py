@@ -19,7 +19,7 @@ include_patterns = [
     "CONTRIBUTING.md",
     "SECURITY.md",
     "docs/**",
-    "bench/README.md",
+    "bench/*.md",
     "examples/**",
     "tests/README.md",
 ]

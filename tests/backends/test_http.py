@@ -76,7 +76,7 @@ async def test_each_method_is_used(httpbin_url: str) -> None:
 async def test_a_request_looks_for_no_module(
     httpbin_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An import that fails is tried again each time, and asks the disk (docs/decisions/0050)."""
+    """An import that fails is tried again each time, and asks the disk (docs/decisions/0003)."""
     sought: list[str] = []
 
     class Finder:
