@@ -15,6 +15,7 @@ import pytest
 from roundgate.config import load
 from roundgate.errors import ConfigError
 from roundgate.main import build_app
+from roundgate.runtime import loading
 from tests.support.asgi import Client, client, stoppable
 from tests.support.command import roundgate
 from tests.support.documents import ROOT
@@ -141,6 +142,45 @@ def test_a_broken_one_is_a_problem_at_its_line(
     assert problem.message.startswith(f"{kind} is no kind of back end: ")
     assert said in problem.message
     assert "module:Class" in problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (("async def offer", "def offer"), "TypeError: object Offering can't be used in 'await'"),
+        (("return Offering([", "return (["), "TypeError: offer() returned list, not an Offering"),
+        (
+            ("async def offer(self):", "async def offer(self):\n        1 / 0"),
+            "ZeroDivisionError: ",
+        ),
+        (("self._folder, self", "raise SystemExit(3); self._folder, self"), "SystemExit: 3"),
+    ],
+)
+def test_one_that_fails_later_is_a_problem_at_its_line_too(
+    folder: Path, changed: tuple[str, str], said: str
+) -> None:
+    (folder / "notes.py").write_text(MODULE.replace(*changed))
+    file = load(written(folder))
+    with pytest.raises(ConfigError) as caught:
+        loading.load(file)
+    (problem,) = caught.value.problems
+    assert problem.path == "backends[0].kind"
+    assert problem.message.startswith(f"notes:Notes failed: {said}")
+
+
+async def test_a_tool_that_returns_no_result_is_named_in_the_log(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong = MODULE.replace("return ToolResult([", "return ([").replace(
+        "await context.continue_as_task()", "pass"
+    )
+    (folder / "notes.py").write_text(wrong)
+    async with served(written(folder)) as tasks:
+        answer = await tasks.mcp.post(
+            "tools/call", {"name": "notes__read", "arguments": {"name": "milk"}}
+        )
+    assert answer.json()["result"]["isError"]
+    assert "it returned list; a tool of a back end returns a ToolResult" in caplog.text
 
 
 def test_its_settings_are_checked_as_any_other(folder: Path) -> None:

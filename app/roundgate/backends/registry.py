@@ -9,7 +9,10 @@ back end of that kind.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+from asyncio import CancelledError
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -23,7 +26,8 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, PydanticKnownEr
 
 from roundgate.backends.config import BackendConfig
 from roundgate.backends.python.modules import prepend_path
-from roundgate.errors import Problem
+from roundgate.errors import ConfigError, Problem
+from roundgate.observability import place_of
 from roundgate.settings import Origin
 
 
@@ -161,6 +165,29 @@ def own_kind(place: str) -> Kind:
     )
 
 
+@contextmanager
+def failures_told(config: BackendConfig, origin: Origin) -> Iterator[None]:
+    """Report a failure of a user's kind as a problem of its entry, with the line of its code.
+
+    Raises:
+        ConfigError: the code of the kind raised anything else than a `ConfigError`, or exited.
+    """
+    try:
+        yield
+    except (ConfigError, KeyboardInterrupt, CancelledError, TimeoutError):
+        raise
+    except BaseException as error:
+        if config.kind in KINDS:
+            raise
+        place = place_of(error)
+        where = f" ({place})" if place else ""
+        problem = origin.at("kind").problem(
+            f"{config.kind} failed: {type(error).__name__}: {error}{where}",
+            "correct the class: see `roundgate docs own-kinds`",
+        )
+        raise ConfigError([problem]) from error
+
+
 class ByKind:
     """The annotation of an entry of `backends:`: the model of its kind reads it.
 
@@ -194,7 +221,7 @@ def _own_kinds() -> dict[str, Any]:
         "properties": {
             "kind": {
                 "type": "string",
-                "pattern": "|".join([":", *(f"^{name}$" for name in installed)]),
+                "pattern": "|".join([":", *(f"^{re.escape(name)}$" for name in installed)]),
             },
             "name": {"type": "string"},
         },

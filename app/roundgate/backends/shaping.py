@@ -25,6 +25,7 @@ from roundgate.backends.policy import (
     with_defaults,
     with_questions,
 )
+from roundgate.backends.registry import failures_told
 from roundgate.errors import ConfigError, Problem, ToolError
 from roundgate.protocol import ABSENT, Schema, TextContent, ToolResult
 from roundgate.replay import Context
@@ -56,7 +57,10 @@ class ConfiguredBackend:
         Raises:
             ConfigError: the back end cannot be served, or a setting fits no tool.
         """
-        offering = await self._backend.offer()
+        with failures_told(self._config, self._origin):
+            offering: Any = await self._backend.offer()
+            if not isinstance(offering, Offering):
+                raise TypeError(f"offer() returned {type(offering).__name__}, not an Offering")
         chosen = selected(offering.tools, self._config)
         problems = [*self._unmatched(offering, chosen), *self._without_tool(offering, chosen)]
         left_out = list(offering.left_out)

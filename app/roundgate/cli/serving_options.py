@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from roundgate.cli.arguments import add_examples, port
+from roundgate.cli.arguments import add_examples, port, task_ref
 
 if TYPE_CHECKING:
     from roundgate.cli.arguments import Commands
@@ -156,7 +156,7 @@ def _add_worker(commands: Commands) -> None:
     _add_log(worker)
     worker.add_argument("--reload", action="store_true", help="as for serve")
     # for processes that this program begins
-    worker.add_argument("--suspect", help=argparse.SUPPRESS)
+    worker.add_argument("--suspect", type=task_ref, help=argparse.SUPPRESS)
 
 
 def _add_schema(commands: Commands) -> None:

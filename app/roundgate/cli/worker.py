@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.suspect is None:
         asyncio.run(_work(parts, file, watches=using.reload))
     else:
-        asyncio.run(_work_alone(parts, file.config, TaskRef.parse(arguments.suspect)))
+        asyncio.run(_work_alone(parts, file.config, arguments.suspect))
     return 0
 
 

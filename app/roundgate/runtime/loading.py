@@ -18,7 +18,7 @@ from roundgate.backends.base import MakeBackend, NamedBackend, Shared
 from roundgate.backends.catalog import Catalog, Missing, missing_for
 from roundgate.backends.fallback import check_names
 from roundgate.backends.python.modules import Modules
-from roundgate.backends.registry import kind_of
+from roundgate.backends.registry import failures_told, kind_of
 from roundgate.backends.serving import Snapshot
 from roundgate.backends.shaping import ConfiguredBackend
 from roundgate.config import ConfigFile
@@ -123,7 +123,9 @@ def _make(
             if ":" in entry.kind:  # a module of the user's, which a reload imports anew
                 modules.named(entry.kind.partition(":")[0], file.origin.base_dir)
             make: MakeBackend = kind_of(entry).factory()
-            made.backends.append(ConfiguredBackend(make(entry, origin, shared), entry, origin))
+            with failures_told(entry, origin):
+                backend = make(entry, origin, shared)
+            made.backends.append(ConfiguredBackend(backend, entry, origin))
         except Exception as error:
             if entry.name in may_be_missing:
                 made.missing[entry.name] = missing_for(entry.name, entry.effective_prefix, error)

@@ -24,6 +24,7 @@ from roundgate.errors import (
 )
 from roundgate.observability import place_of
 from roundgate.protocol import NEWEST, Status, ToolResult
+from roundgate.protocol.tasks import TaskView
 from roundgate.replay import Completed, Failed, failed_steps_of
 from roundgate.storage import Ending
 
@@ -42,11 +43,8 @@ def tool_result(
     match outcome:
         case Completed(ToolResult() as result):
             return result
-        case Completed():
-            error = RuntimeError(
-                "it returned a task of its service for a call that could not go on as one"
-            )
-            return tool_result(Failed(error), tool, clock, shows_errors=shows_errors)
+        case Completed(returned):
+            return tool_result(Failed(_unusable(returned)), tool, clock, shows_errors=shows_errors)
         case Failed(ProtocolError() as error):
             raise error
         case Failed(ToolError() as error):
@@ -153,3 +151,13 @@ def _encoded(result: ToolResult, tool: str, clock: Clock) -> bytes:
 def failed(error: GatewayError) -> Ended:
     """The end of a task with a JSON-RPC error."""
     return Ended(Status.FAILED, NEWEST.kept_error(error), str(error), Ending.ERROR)
+
+
+def _unusable(returned: object) -> Exception:
+    """Return the error of a call that returned something else than its result."""
+    if isinstance(returned, TaskView):
+        return RuntimeError(
+            "it returned a task of its service for a call that could not go on as one"
+        )
+    kind = type(returned).__name__
+    return TypeError(f"it returned {kind}; a tool of a back end returns a ToolResult")
