@@ -18,8 +18,9 @@ from typing import Any
 
 import httpx
 
-from roundgate.deployment.stack.loops import MOST
-from roundgate.deployment.stack.stack import build_zips, running, why_not
+from roundgate.deployment.stack.functions import MOST_IN_CHAIN as MOST
+from roundgate.deployment.stack.functions import why_not
+from roundgate.deployment.stack.stack import build_zips, running
 from tests.chaos.orders import CONFIG, Client, table
 
 PAUSE_S = 1.1

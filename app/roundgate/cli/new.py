@@ -14,7 +14,7 @@ from typing import Final
 
 from roundgate.backends.openapi.servers import base_url_for
 from roundgate.cli import schema
-from roundgate.deployment import samconfig
+from roundgate.deployment import options
 from roundgate.errors import UnreadableDocument, UsageError
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
@@ -74,7 +74,7 @@ def write(directory: Path, openapi: Path | None, *, aws: bool = False) -> list[P
         "package": name.replace("-", "_"),
         "backends": "".join(_backend(name, raw) for name, raw in document.items()),
         "aws_extra": '\naws = ["roundgate[aws]"]' if aws else "",
-        "parameters": samconfig.commented() if aws else "",
+        "parameters": options.commented() if aws else "",
     }
     wanted = _FILES | _FILES_FOR_AWS if aws else _FILES
     contents = {place: _filled(file, values).encode() for file, place in wanted.items()}

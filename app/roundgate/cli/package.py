@@ -10,7 +10,7 @@ from pathlib import Path
 
 from roundgate import config
 from roundgate.cli.arguments import configuration_file
-from roundgate.deployment import packaging, placing
+from roundgate.deployment import packaging, template
 from roundgate.errors import ConfigError
 from roundgate.runtime import loading
 
@@ -29,25 +29,20 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def planned_from(
-    path: Path, arch: str, *, anew: bool = False, is_compiled: bool = False
-) -> packaging.Plan:
+def planned_from(path: Path, arch: str, *, anew: bool = False) -> packaging.Plan:
     """Return the package plan of a configuration that has passed `roundgate check`.
 
     Args:
         path: the configuration.
         arch: the architecture of the functions.
         anew: whether to resolve package versions again.
-        is_compiled: whether the indexes beside the configuration are current; then their source
-            documents are not needed.
 
     Raises:
         ConfigError: as `run`.
     """
     file = config.load(path, placeholder=packaging.PLACEHOLDER)
     with _environment_as_before():
-        if not is_compiled:
-            packaging.compile_documents(file)
+        packaging.compile_documents(file)
         try:
             loading.load(file, fetches=True)
         except ConfigError as error:
@@ -74,6 +69,6 @@ def make(planned: packaging.Plan, out: Path) -> Path:
         ConfigError: as `run`.
     """
     packaging.package(planned, out)
-    template = placing.write(planned, out)
-    print(template)
-    return template
+    written = template.write(planned.file, planned.arch, out)
+    print(written)
+    return written

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from roundgate import config
 from roundgate.cli import package
 from roundgate.cli.arguments import configuration_file
-from roundgate.deployment import packaging, runtime, tools
+from roundgate.deployment import machine, packaging
 from roundgate.errors import UsageError
 from roundgate.settings import KEPT
 
@@ -29,16 +29,23 @@ def run(arguments: argparse.Namespace) -> int:
         ConfigError: something is wrong with the configuration, or with what would be packed.
         UsageError: what it needs cannot be had on this machine.
     """
-    variables = _variables(configuration_file(arguments.config))
-    tools.emulator()
-    tools.dynamodb()
-    tools.provide_moto()
+    from roundgate.deployment.stack import demo
+    from roundgate.deployment.stack.stack import build_with_functions, find_tools
+
+    path = demo.CONFIG if arguments.demo else configuration_file(arguments.config)
+    variables = _variables(path)
+    find_tools()
     # as Ctrl-C, so that nothing stays behind
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as temporary:
         directory: Path = (arguments.directory or Path(temporary)).resolve()
-        prefix = _package(arguments, directory, Path(temporary, "shown"))
-        return asyncio.run(_run(arguments, directory, prefix, variables))
+        if arguments.functions is not None:
+            asyncio.run(build_with_functions(path, arguments.functions, directory))
+        else:
+            planned = package.planned_from(path, machine.architecture())
+            print(*planned.lines(), sep="\n")
+            packaging.package(planned, directory / "zips")
+        return asyncio.run(_run(arguments, directory, variables))
 
 
 def _variables(path: Path) -> dict[str, str]:
@@ -49,8 +56,6 @@ def _variables(path: Path) -> dict[str, str]:
         ConfigError: something is wrong with the configuration.
         UsageError: one that is kept at AWS is not set.
     """
-    if not path.is_file():
-        return {}  # the demonstration's has none
     env = config.load(path, placeholder=packaging.PLACEHOLDER).config.env
     unset = [name for name, text in env.items() if KEPT.search(text) and name not in os.environ]
     if unset:
@@ -58,29 +63,7 @@ def _variables(path: Path) -> dict[str, str]:
     return {name: os.environ[name] for name in env if name in os.environ}
 
 
-def _package(arguments: argparse.Namespace, directory: Path, folder: Path) -> str:
-    """Make the zips; returns what stands before the names of the demonstration's tools in them."""
-    from roundgate.deployment.stack import demo
-    from roundgate.deployment.stack.stack import build_with_functions
-
-    path = configuration_file(arguments.config)
-    if arguments.functions is not None:
-        asyncio.run(build_with_functions(path, arguments.functions, directory))
-        return ""
-    has_own = path.is_file() or not arguments.demo
-    planned, prefix = package.planned_from(path if has_own else demo.CONFIG, runtime.here()), ""
-    print(*planned.lines(), sep="\n")
-    if arguments.demo and has_own:
-        beside = demo.beside(planned, folder)  # has the indexes but not their documents
-        planned = package.planned_from(beside, runtime.here(), is_compiled=True)
-        prefix = demo.PREFIX + "__"
-    packaging.package(planned, directory / "zips")
-    return prefix
-
-
-async def _run(
-    arguments: argparse.Namespace, directory: Path, prefix: str, more: dict[str, str]
-) -> int:
+async def _run(arguments: argparse.Namespace, directory: Path, more: dict[str, str]) -> int:
     from roundgate.deployment.stack import demo
     from roundgate.deployment.stack.stack import running
 
@@ -88,7 +71,7 @@ async def _run(
     others = {"port": arguments.port, "functions": arguments.functions, "more": more}
     async with running(directory, directory / "zips", **counts, **others) as stack:
         if arguments.demo:
-            return await demo.show(stack, prefix)
+            return await demo.show(stack)
         await _serve(stack)
     return 0
 

@@ -1,11 +1,9 @@
-"""`roundgate stack --demo`: one call with two rounds, and one task with a
-question, replica by replica."""
+"""`roundgate stack --demo`: one call with two rounds and one task with a question, replica by
+replica. The tools are in demo_tools.py."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import shutil
 import sys
 import time
 from dataclasses import dataclass, field
@@ -15,15 +13,9 @@ from typing import Any
 import httpx
 
 from roundgate.client import envelope, headers_of, message
-from roundgate.deployment import locking
-from roundgate.deployment.packaging import Plan
 from roundgate.deployment.stack.stack import Stack
-from roundgate.settings import yaml_file
 
-CONFIG = Path(__file__).with_name("gateway.yaml")
-"""What the demonstration serves by itself."""
-PREFIX = "demo"
-"""Stands before the names of its tools in another configuration."""
+CONFIG = Path(__file__).with_name("demo.yaml")
 
 CAPABILITIES: dict[str, Any] = {
     "elicitation": {},
@@ -44,7 +36,7 @@ BOLD, DIM, GREEN, YELLOW, RED, PLAIN = (
 
 @dataclass
 class Stage:
-    """What is on it, and what the audience sees."""
+    """The stack, and the lines that the audience reads."""
 
     stack: Stack
     http: httpx.AsyncClient
@@ -57,7 +49,7 @@ class Stage:
         )
 
     async def ask(self, method: str, params: dict[str, Any], told: str) -> dict[str, Any]:
-        """One request through the API, and which replica answered it."""
+        """Send a request through the API; say which replica answered it."""
         asked = message(method, params, 1, META)
         self.say("client", f"{method} {told}", BOLD)
         response = await self.http.post(
@@ -68,57 +60,24 @@ class Stage:
         return result
 
     def kill(self, number: int) -> None:
-        """Take a replica away."""
+        """Kill a replica."""
         victim = self.stack.gateways.environments[number]
         victim.kill()
         self.say(victim.name, "is killed", RED)
 
 
-def beside(planned: Plan, directory: Path) -> Path:
-    """A configuration with the tools of the demonstration beside those of a repository,
-    in a folder that has the files of both; returns its path. Whoever can reach this
-    machine's loopback may call it."""
-    directory.mkdir()
-    for name in planned.contents.files:
-        (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(planned.contents.base / name, directory / name)
-    for name in ("uv.lock", "requirements.txt", "pyproject.toml", locking.NAME):
-        if (planned.contents.base / name).is_file():
-            shutil.copyfile(planned.contents.base / name, directory / name)
-    value = {**yaml_file.read(planned.path).value}
-    value.pop("auth", None)
-    shutil.copyfile(CONFIG.with_name("travel.py"), directory / "roundgate_demo.py")
-    shown = {
-        "kind": "python",
-        "name": "roundgate-demo",
-        "prefix": PREFIX,
-        "path": "roundgate_demo.py",
-    }
-    value["backends"] = [*value["backends"], shown]
-    target = directory / "gateway.json"
-    target.write_text(json.dumps(value), "utf-8")
-    return target
-
-
-async def show(stack: Stack, prefix: str = "") -> int:
-    """The demonstration; returns an exit status.
-
-    Args:
-        stack: which is up.
-        prefix: stands before the names of the tools.
-    """
+async def show(stack: Stack) -> int:
+    """Run the demonstration on a stack; return an exit status."""
     async with httpx.AsyncClient(trust_env=False) as http:
         stage = Stage(stack, http)
         print(
             f"\n{BOLD}A call with two rounds.{PLAIN} Nothing is kept between them: any replica goes on.\n"
         )
-        if prefix:
-            await listed(stage)
-        booked = await rounds(stage, f"{prefix}book")
+        booked = await rounds(stage)
         print(
             f"\n{BOLD}A task with a question.{PLAIN} A worker carries it, and is free while it sleeps and asks.\n"
         )
-        travelled = await task(stage, f"{prefix}travel")
+        travelled = await task(stage)
     right = booked == "a room in Lisbon, 240 EUR" and travelled == "Ada goes to Porto for 200 EUR"
     print(
         f"\n{GREEN if right else RED}{'all as it should be' if right else 'that is not right'}{PLAIN}"
@@ -126,14 +85,8 @@ async def show(stack: Stack, prefix: str = "") -> int:
     return 0 if right else 1
 
 
-async def listed(stage: Stage) -> None:
-    """What the functions serve: that they list it shows that they could load it."""
-    found = await stage.ask("tools/list", {}, "of this repository")
-    stage.say("", ", ".join(tool["name"] for tool in found["tools"]), YELLOW)
-
-
-async def rounds(stage: Stage, tool: str) -> str:
-    params: dict[str, Any] = {"name": tool, "arguments": {}}
+async def rounds(stage: Stage) -> str:
+    params: dict[str, Any] = {"name": "book", "arguments": {}}
     for number in range(3):
         result = await stage.ask(
             "tools/call", params, "book" if number == 0 else "book, with the answer and the state"
@@ -155,9 +108,9 @@ async def rounds(stage: Stage, tool: str) -> str:
     return text
 
 
-async def task(stage: Stage, tool: str) -> str:
+async def task(stage: Stage) -> str:
     created = await stage.ask(
-        "tools/call", {"name": tool, "arguments": {"city": "Porto"}}, "travel to Porto"
+        "tools/call", {"name": "travel", "arguments": {"city": "Porto"}}, "travel to Porto"
     )
     stage.say("", f"has become task {created['taskId']}", YELLOW)
     seen: tuple[Any, Any] | None = None
