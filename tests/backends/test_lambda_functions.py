@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from roundgate.backends.aws_lambda.config import MAX_PAYLOAD_BYTES
-from roundgate.backends.aws_lambda.payload import MAX_EVENT_BYTES
+from roundgate.backends.aws_lambda.messages import MAX_EVENT_BYTES
 from roundgate.cli import main
 from roundgate.deployment.stack.functions import Pool, Tools, why_not
 from roundgate.deployment.stack.lambda_api import LambdaApi, functions_at
