@@ -4,7 +4,7 @@ The built zips run under AWS's Runtime Interface Emulator on the template's Pyth
 Local and moto's SQS where they are asked. The emulator is up already when the clock starts: it
 starts the process of the function with the first event. So the time is that of the init phase and
 of the first invocation, on one core. All of the functions are packaged alike: once with byte code
-in the zip, as `scripts/package` makes them, once without, as most tools do. The runtime's own boto3
+in the zip, as `roundgate package` makes them, once without, as most tools do. The runtime's own boto3
 has its byte code either way.
 
 Run with the gateway's own Python; prints a `Sample` a line, as JSON.

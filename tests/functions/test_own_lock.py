@@ -1,4 +1,4 @@
-"""`scripts/package --lock`."""
+"""`scripts/tools lambda-lock`."""
 
 from __future__ import annotations
 

@@ -269,7 +269,7 @@ def test_the_lock_can_be_installed_for_the_other_machine(tmp_path: Path) -> None
     wheels = locking.wheels(
         locking.for_repository(Requirements(None), tmp_path, "x86_64"), "x86_64"
     )
-    package.unpack_wheels(wheels, tmp_path)
+    package.unpack_wheels(wheels.values(), tmp_path)
     native = [path.name for path in tmp_path.rglob("*.so")]
     assert native
     assert all("x86_64" in name or ".abi3." in name for name in native), native

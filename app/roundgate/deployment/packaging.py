@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from email.parser import BytesHeaderParser
 from importlib import metadata
@@ -34,13 +35,11 @@ from roundgate.backends import kind_of
 from roundgate.config import ConfigFile
 from roundgate.deployment import contents, literals, locking, machine
 from roundgate.deployment.contents import Contents, imported, in_src
-from roundgate.deployment.locking import Lock, Requirements, name_of, normalized
+from roundgate.deployment.locking import Lock, Requirements, name_of
 from roundgate.deployment.template import undeclared
 from roundgate.errors import ConfigError, Problem
 from roundgate.settings import yaml_file
 
-MAX_UNZIPPED_BYTES: Final = 250 * 1024 * 1024
-"""The limit on a function's code (AWS Lambda quotas)."""
 GATEWAYS_NEED: Final = frozenset(
     {
         *("annotated-doc", "cffi", "cryptography", "fastapi", "mangum", "opentelemetry-api"),
@@ -153,8 +152,7 @@ def package(planned: Plan, out: Path, say: Say = print) -> None:
     """Write both zips into a folder. Older zips stay if this fails.
 
     Raises:
-        ConfigError: an imported module is not packed, gateway.yaml cannot be loaded, or a zip is
-            too large.
+        ConfigError: an imported module is not packed, or gateway.yaml cannot be loaded.
     """
     out.mkdir(parents=True, exist_ok=True)
     wheels = locking.wheels(planned.lock, planned.arch)
@@ -181,9 +179,7 @@ def _staged(
 ) -> list[Problem]:
     """Fill the folder that becomes a function's zip; return its problems."""
     staging.mkdir()
-    unpack_wheels(wheels, staging)
-    for name in function.does_without - _needed_by(planned.wanted.names, staging):
-        _remove_distribution(name, staging)
+    unpack_wheels(_wheels_of(function, planned, wheels), staging)
     for pattern in _UNNEEDED:
         for path in staging.glob(pattern):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -195,13 +191,13 @@ def _staged(
     if found := list(unloadable(staging, planned.arch, planned.path, PLACEHOLDER, given)):
         return [*found, *stood_for(planned.file)]
     compile_code(staging)
-    return list(_too_large(function, staging, planned.path))
+    return []
 
 
-def unpack_wheels(wheels: Mapping[str, Path], staging: Path) -> None:
+def unpack_wheels(wheels: Iterable[Path], staging: Path) -> None:
     """Install wheels as an installer would, without scripts (Binary distribution format,
     "Installing a wheel")."""
-    for wheel in wheels.values():
+    for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(staging)
     for data in staging.glob("*.data"):
@@ -211,39 +207,24 @@ def unpack_wheels(wheels: Mapping[str, Path], staging: Path) -> None:
         shutil.rmtree(data)
 
 
-def _needed_by(names: Collection[str], staging: Path) -> frozenset[str]:
-    """Return all dependencies of the packages of a repository, whatever their markers."""
-    needs = {name: set(_requires(info)) for name, info in _distributions(staging).items()}
-    found, queue = set[str](), list(names)
+def _wheels_of(function: Function, planned: Plan, wheels: Mapping[str, Path]) -> list[Path]:
+    """Return the wheels of a function: all but those that it does without and that no package of
+    the repository requires, whatever its markers."""
+    required, queue = set[str](), list(planned.wanted.names)
     while queue:
-        if (name := queue.pop()) not in found:
-            found.add(name)
-            queue.extend(needs.get(name, ()))
-    return frozenset(found)
+        name = queue.pop()
+        if name in wheels and name not in required:
+            required.add(name)
+            queue.extend(_requirements(wheels[name]))
+    left_out = function.does_without - required
+    return [wheel for name, wheel in wheels.items() if name not in left_out]
 
 
-def _requires(info: Path) -> Iterable[str]:
-    header = BytesHeaderParser().parsebytes((info / "METADATA").read_bytes())
+def _requirements(wheel: Path) -> Iterable[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (one for one in archive.namelist() if re.fullmatch(r"[^/]+info/METADATA", one))
+        header = BytesHeaderParser().parsebytes(archive.read(name))
     return filter(None, map(name_of, header.get_all("Requires-Dist", [])))
-
-
-def _distributions(staging: Path) -> dict[str, Path]:
-    return {normalized(info.name.split("-")[0]): info for info in staging.glob("*.dist-info")}
-
-
-def _remove_distribution(name: str, staging: Path) -> None:
-    info = _distributions(staging).get(name)
-    if info is None:
-        return
-    for line in (info / "RECORD").read_text("utf-8").splitlines():
-        path = staging / line.rsplit(",", 2)[0].strip('"')
-        if path.resolve().is_relative_to(staging.resolve()):
-            path.unlink(missing_ok=True)
-    shutil.rmtree(info)
-    folders = [path for path in staging.rglob("*") if path.is_dir()]
-    for folder in sorted(folders, reverse=True):
-        if not any(folder.iterdir()):
-            folder.rmdir()
 
 
 def _copy_roundgate(function: Function, planned: Plan, staging: Path) -> None:
@@ -293,24 +274,6 @@ def compile_code(staging: Path) -> None:
 
 def _size(staging: Path) -> int:
     return sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
-
-
-def _too_large(function: Function, staging: Path, config: Path) -> Iterable[Problem]:
-    size = _size(staging)
-    if size > MAX_UNZIPPED_BYTES:
-        tops = {
-            path.name: _size(path) if path.is_dir() else path.stat().st_size
-            for path in staging.iterdir()
-        }
-        largest = sorted(tops, key=lambda name: -tops[name])[:3]
-        said = ", ".join(f"{name} {tops[name] / 1e6:.0f} MB" for name in largest)
-        message = f"{function.name}.zip has {size / 1e6:.0f} MB unzipped, and AWS Lambda takes 262"
-        yield Problem(
-            str(config),
-            "package",
-            f"{message}. Largest: {said}",
-            "leave some out, or use the container",
-        )
 
 
 def _pack(staging: Path, target: Path) -> int:
