@@ -6,6 +6,7 @@ RequestMiddleware ─makes it, media types, principal→ McpEndpoint
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, MutableMapping
 from copy import copy
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from starlette.types import Scope
 
 from roundgate.auth import Principal
 from roundgate.http.responder import Responder
-from roundgate.observability import RequestLog
+from roundgate.observability import REQUESTS
 from roundgate.observability.correlation import Correlation
 from roundgate.protocol import NEWEST, Headers, RequestId, Revision
 
@@ -46,7 +47,7 @@ def hosting_of(scope: Mapping[str, Any]) -> Hosting:
     return found if isinstance(found, Hosting) else _NONE
 
 
-log: Final = RequestLog()
+log: Final = logging.getLogger(REQUESTS)
 
 _KEY: Final = "roundgate.exchange"
 _HEADERS: Final = "roundgate.headers"
@@ -113,7 +114,7 @@ class Exchange:
     def write_line(self, took_ms: float) -> None:
         """Write the log line of this request, without what callers said to tools or tools to
         callers."""
-        if not log.is_on:
+        if not log.isEnabledFor(logging.INFO):
             return
         fields: dict[str, Any] = {}
         if self.view:
@@ -146,7 +147,7 @@ class Exchange:
         fields["ms"] = round(took_ms, 2)
         if not self.is_element:
             fields["bytes"] = self.responder.bytes_sent
-        log.write(fields)
+        log.info("request", extra={"fields": fields})
 
 
 def of(scope: Scope) -> Exchange:
