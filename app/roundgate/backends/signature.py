@@ -14,6 +14,7 @@ import json
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import (
     Annotated,
     Any,
@@ -29,13 +30,12 @@ from typing import (
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
-from pydantic.json_schema import GenerateJsonSchema
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import CoreSchema, to_jsonable_python
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
-from roundgate.backends.type_branching import branching_of
 from roundgate.json import fresh
-from roundgate.protocol import Branching
+from roundgate.protocol import Readings
 from roundgate.replay import Context, SyncContext
 
 
@@ -45,6 +45,13 @@ class WithoutTitles(GenerateJsonSchema):
 
     def field_title_should_be_set(self, schema: CoreSchema | Any) -> bool:
         return False
+
+
+class _WithEveryChoice(WithoutTitles):
+    """Keeps the alternatives of a union whose schemas are alike: pydantic tries each of them."""
+
+    def get_flattened_anyof(self, schemas: list[JsonSchemaValue]) -> JsonSchemaValue:
+        return {"anyOf": schemas}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +64,7 @@ class Parameter:
     required: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Signature:
     """What `describe` found out about a function."""
 
@@ -74,15 +81,17 @@ class Signature:
     _defaults: Mapping[str, Any]
     _changeable: Mapping[str, Any]
     """Defaults that a call could change for all that come after it, by the function's own names."""
-    _branching: Branching | None
-    """The branching of the arguments, if the cost of a value depends on more than its size."""
 
     def input_schema(self) -> dict[str, Any]:
-        """JSON Schema 2020-12 of the arguments, an object.
+        """Return the JSON Schema 2020-12 of the arguments, an object.
 
         Raises:
             TypeError: a parameter's type has none.
         """
+        return self._schema
+
+    @cached_property
+    def _schema(self) -> dict[str, Any]:
         try:
             schema = self._adapter.json_schema(schema_generator=WithoutTitles)
         except PydanticInvalidForJsonSchema as error:
@@ -98,6 +107,11 @@ class Signature:
                 shown.setdefault("default", self._defaults[parameter.name])
         return schema
 
+    @cached_property
+    def _readings(self) -> Readings:
+        schema = self._adapter.json_schema(schema_generator=_WithEveryChoice)
+        return Readings(schema, of_pydantic=True)
+
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return keyword arguments, converted to the annotated types. Lists and dicts, including
         defaults, are copies: a handler that changes one does not change the call or its task.
@@ -107,7 +121,7 @@ class Signature:
                 validation would take too many readings.
         """
         arguments = dict(arguments)
-        if self._branching and self._branching.price(arguments, MAX_READINGS) > MAX_READINGS:
+        if self._readings.may_exceed(MAX_READINGS, arguments):
             raise ValueError(
                 f"they can be read in more than {MAX_READINGS:,} ways; send less, or nest it less deeply"
             )
@@ -132,11 +146,6 @@ _MAX_ERRORS: Final = 1_000
 MAX_READINGS: Final = 100_000
 """Attempts that validating one call's arguments may take, including missing members: some 50 ms,
 during which the event loop is blocked."""
-_MAX_BRANCHES: Final = 10_000
-"""Attempts that one value may take. Only a type that branches at every level needs more."""
-_FEW_BRANCHES: Final = 16
-_FEW_MISSING: Final = 64
-_MAX_STATES: Final = 2_000
 _CHANGEABLE: Final = (list, dict, set, bytearray)
 _CONTEXTS: Final = (Context, SyncContext)
 
@@ -191,7 +200,6 @@ def describe(function: Callable[..., Any]) -> Signature:
         _adapter=adapter,
         _defaults=defaults,
         _changeable=changeable,
-        _branching=_branching(adapter, fields),
     )
 
 
@@ -242,34 +250,6 @@ def _adapter(name: str, fields: dict[str, Any], closed: bool) -> TypeAdapter[dic
     except Exception as error:
         said = str(error).splitlines()[0].partition(". Set `")[0]
         raise TypeError(f"a parameter has no JSON Schema: {said}. {_TYPES}") from error
-
-
-def _branching(adapter: TypeAdapter[dict[str, Any]], fields: Mapping[str, Any]) -> Branching | None:
-    """Return the branching of the arguments, or `None` if it does not matter.
-
-    Raises:
-        TypeError: a parameter's type branches without bound.
-    """
-    branching = branching_of(adapter.core_schema)
-    most = branching.most(_MAX_BRANCHES, states=_MAX_STATES)
-    missing = branching.missing(_FEW_MISSING, states=_MAX_STATES)
-    is_small = missing is not None and missing <= _FEW_MISSING
-    if is_small and most is not None and most <= _FEW_BRANCHES:
-        return None
-    if most is not None and most > _MAX_BRANCHES:
-        names = [name for name, hint in fields.items() if _is_unbounded(name, hint)]
-        raise TypeError(
-            f"the type of {', '.join(map(repr, names))} is a union whose alternatives have members in common and"
-            " contain the union again, so each level of a value doubles the time that it takes. Give the union a"
-            " discriminator: Annotated[A | B, Field(discriminator='kind')]"
-        )
-    return branching
-
-
-def _is_unbounded(name: str, hint: Any) -> bool:
-    branching = branching_of(_adapter(name, {name: hint}, closed=True).core_schema)
-    most = branching.most(_MAX_BRANCHES, states=_MAX_STATES)
-    return most is None or most > _MAX_BRANCHES
 
 
 def _public_name(name: str, hint: Any) -> str:

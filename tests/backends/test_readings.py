@@ -161,24 +161,31 @@ def tool_of(hint: Any) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    "hint",
+    ("hint", "member"),
     [
-        Filter,
-        list[Filter],
-        Filter | None,
-        dict[str, Filter],
-        Undiscriminated,
-        Both,
-        Listed,
-        Opened,
-        Annotated[And | Or, Field(union_mode="left_to_right")],
+        (Filter, "left"),
+        (Filter | None, "left"),
+        (Undiscriminated, "inner"),
+        (Opened, "others"),
+        (Annotated[And | Or, Field(union_mode="left_to_right")], "left"),
     ],
 )
-def test_a_union_that_branches_at_every_level_is_refused_with_the_remedy(hint: Any) -> None:
-    with pytest.raises(
-        TypeError, match=r"the type of 'where' is a union .* Give .* a discriminator"
-    ):
-        describe(tool_of(hint))
+def test_a_deep_value_of_a_union_that_branches_at_every_level_is_refused(
+    hint: Any, member: str
+) -> None:
+    value: Any = 1
+    for _ in range(40):
+        value = {member: {"key": value} if member == "others" else value}
+    with pytest.raises(ValueError, match=f"in more than {MAX_READINGS:,} ways"):
+        describe(tool_of(hint)).bind({"where": value})
+
+
+def test_a_deep_value_of_lists_in_a_union_is_refused() -> None:
+    value: Any = 1
+    for _ in range(40):
+        value = {"items": [value]}
+    with pytest.raises(ValueError, match=f"in more than {MAX_READINGS:,} ways"):
+        describe(tool_of(Listed)).bind({"where": value})
 
 
 @pytest.mark.parametrize(
