@@ -292,7 +292,6 @@ NOT_FOR_PYTHON_TOOLS = {
     "roundgate.tasks.pool",
     "roundgate.tasks.watchdog",
     "roundgate.tasks.worker",
-    "roundgate.tokens.session_ids",
 }
 """What a gateway with Python tools pays nothing for until somebody needs it."""
 
