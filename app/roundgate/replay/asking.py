@@ -15,10 +15,9 @@ from roundgate.errors import UnfitAnswer
 from roundgate.json import fresh
 from roundgate.protocol import merged
 from roundgate.replay.asyncio_internals import engine_call
-from roundgate.replay.cuts import be_cut_if_before, noting_cut
 from roundgate.replay.journal import Answered, Asked, Unanswered, plain, wire_key
 from roundgate.replay.questions import Answer, Form, Question, digest_of
-from roundgate.replay.recording import learn
+from roundgate.replay.recording import be_cut_if_before, learn, noting_cut
 from roundgate.replay.run import Run
 from roundgate.replay.waiting import within_scopes
 

@@ -25,12 +25,9 @@ from collections.abc import Generator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from roundgate.replay.asyncio_internals import Timer, name_of, state
-
-if TYPE_CHECKING:
-    from roundgate.replay.run import Run
 
 _PREFIXES: Final = MappingProxyType(
     {kind: f"{kind}:" for kind in ("sleep", "shed", "task", "timeout", "key", "cut")}
@@ -46,8 +43,9 @@ class Owner:
     def __init__(self) -> None:
         self.resumed = 0
         """The number of times that a branch began, or resumed from a wait outside of ctx."""
-        self.run: Run | None = None
-        """The run while its handler runs; a reference cycle would wait for the garbage collector."""
+        self.run: Any = None
+        """The `run.Run` while its handler runs, then `None`: a reference cycle would wait for the
+        garbage collector."""
         self.begun_ms = 0.0
         """When the run began, in milliseconds on its clock's monotonic scale."""
 

@@ -35,11 +35,9 @@ from roundgate.clock import Deadline
 from roundgate.errors import MissingCapability
 from roundgate.json import fresh
 from roundgate.protocol import LOG_LEVELS, PromptMessage, notifications, without_none
-from roundgate.replay import asking, stepping, waiting
+from roundgate.replay import asking, steps, waiting
 from roundgate.replay.branches import Branch, here, inside
-from roundgate.replay.call import Call
-from roundgate.replay.fan_out import branches, side_by_side
-from roundgate.replay.limits import TimeLimit
+from roundgate.replay.driving import item_branches, side_by_side
 from roundgate.replay.questions import (
     Answer,
     Form,
@@ -51,8 +49,9 @@ from roundgate.replay.questions import (
     Sampled,
     Url,
 )
-from roundgate.replay.run import Run
+from roundgate.replay.run import Call, Run
 from roundgate.replay.steps import Options
+from roundgate.replay.waiting import TimeLimit
 
 I = TypeVar("I")  # noqa: E741  # an item
 M = TypeVar("M", bound=BaseModel)
@@ -371,7 +370,7 @@ class Context(CallFacts):
             OutcomeUnknown: see above.
         """
         options = Options(timeout_s, retries, backoff, at_most_once)
-        return await stepping.step(self._run, name, function, args, kwargs, options)
+        return await steps.step(self._run, name, function, args, kwargs, options)
 
     async def idempotency_key(self, name: str) -> str:
         """A key for a service that does a thing once however often it is asked: the same
@@ -382,7 +381,7 @@ class Context(CallFacts):
         Args:
             name: its place in the handler, as for `step`.
         """
-        return await stepping.key_for(self._run, name)
+        return await steps.key_for(self._run, name)
 
     # side by side
 
@@ -451,7 +450,7 @@ class Context(CallFacts):
             async with slots:
                 return await function(item)
 
-        placed = branches(parent, name, items, key)
+        placed = item_branches(parent, name, items, key)
         return await side_by_side([(branch, one(item)) for item, branch in placed])
 
     @asynccontextmanager
@@ -548,7 +547,7 @@ class Context(CallFacts):
         Raises:
             StepFailed, NotJson: as `step`.
         """
-        return await stepping.poll(self._run, name, function, args, every_s)
+        return await steps.poll(self._run, name, function, args, every_s)
 
     # telling
 

@@ -15,10 +15,10 @@ import atexit
 import logging
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NoReturn, TypeAlias, TypeVar
 
 import anyio
 
@@ -33,11 +33,11 @@ from roundgate.replay.asyncio_internals import (
     waits_alone,
 )
 from roundgate.replay.branches import END, Branch, Owner, here, inside
-from roundgate.replay.cuts import cut_wait, was_cut_here
+from roundgate.replay.recording import cut_wait, was_cut_here
+from roundgate.replay.run import NAME, Run
+from roundgate.replay.values import digest_of_value
 
-if TYPE_CHECKING:
-    from roundgate.replay.run import Run
-
+I = TypeVar("I")  # noqa: E741  # an item
 T = TypeVar("T")
 
 Factory: TypeAlias = Callable[..., Any]
@@ -94,7 +94,7 @@ class Driven(Coroutine[Any, Any, T]):
         # anyio cancels repeatedly until the coroutine has seen the cancellation
         if self._noting is not None:
             return self._raise_once_noted(self._noting)
-        run = self._owner.run
+        run: Run | None = self._owner.run
         if (
             run is not None
             and run.stopped is None
@@ -329,3 +329,36 @@ class InOwnContext(Generic[T]):
 async def awaiting(awaitable: Awaitable[T]) -> T:
     """Await an awaitable from a coroutine."""
     return await awaitable
+
+
+def item_branches(
+    parent: Branch, name: str, items: Iterable[I], key: Callable[[I], Any] | None
+) -> list[tuple[I, Branch]]:
+    """Each item with its branch: `name.7` for an item 7, `name.Xy3…` for one that is no name;
+    twice the same is numbered."""
+    own = parent.named(name)
+    return [(item, own.named(_segment(item if key is None else key(item)))) for item in items]
+
+
+def _segment(item: Any) -> str:
+    text = str(item) if isinstance(item, (str, int)) and not isinstance(item, bool) else ""
+    return text if NAME.fullmatch(text) else digest_of_value(item)
+
+
+async def side_by_side(placed: Sequence[tuple[Branch, Coroutine[Any, Any, T]]]) -> list[T]:
+    """Run each coroutine as its branch; return their results in order.
+
+    If one raises, the others are cancelled, and its error is raised.
+    """
+    tasks = [spawn(branch, coroutine) for branch, coroutine in placed]
+    try:
+        if tasks:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in tasks:
+            if task.done() and not task.cancelled() and task.exception() is not None:
+                task.result()
+        return [task.result() for task in tasks]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

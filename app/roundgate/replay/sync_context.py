@@ -11,16 +11,21 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial, wraps
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar, overload
+from threading import Lock
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
+from weakref import WeakKeyDictionary
 
-from anyio import from_thread
+from anyio import CapacityLimiter, from_thread
 from pydantic import BaseModel
 
-from roundgate.replay import fan_out, waiting
+from roundgate.aio import in_thread
+from roundgate.replay import waiting
 from roundgate.replay.branches import Branch, InStep, here, inside
 from roundgate.replay.context import CallFacts, Context, run_of
-from roundgate.replay.fan_out import Items, ThreadLimit, helper
+from roundgate.replay.driving import item_branches
+from roundgate.replay.run import Run
 
 HOPELESS_PAUSE_S: Final = 1.0
 
@@ -123,7 +128,7 @@ class SyncContext(CallFacts):
         if at_most < 1:
             raise ValueError(f"at_most is {at_most}; at least one item has to run")
         parent = self._wait(self._run.enter, "map", name)
-        return self._run_items(Items(function, fan_out.branches(parent, name, items, key)), at_most)
+        return self._run_items(Items(function, item_branches(parent, name, items, key)), at_most)
 
     def gather(self, *functions: Callable[[], Any]) -> list[Any]:
         """Run functions without arguments side by side, in threads as those of `map`; return their
@@ -198,3 +203,89 @@ class SyncContext(CallFacts):
 
 def _call(function: Callable[[], T]) -> T:
     return function()
+
+
+HELPERS: Final = 40
+"""Threads that help at once, in one event loop."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ThreadLimit:
+    """A durable time limit of a thread. A thread cannot be cancelled, so the limit is
+    checked at each engine call."""
+
+    until_ms: int
+    is_left: bool = False
+    has_fired: bool = False
+
+    async def wait_until_settled(self) -> None:
+        """Nobody waits: see `fire`."""
+
+    @property
+    def is_pending(self) -> bool:
+        """It ends nothing by itself."""
+        return False
+
+    def fire(self) -> None:
+        """Nothing: the engine raises where it looks."""
+
+
+@dataclass(slots=True)
+class Items(Generic[I, T]):
+    """What is left to do, and what came of the rest. Any number of threads may work on it."""
+
+    function: Callable[[I], T]
+    placed: list[tuple[I, Branch]]
+    _next: int = 0
+    _values: dict[int, T] = field(default_factory=dict)
+    _errors: dict[int, BaseException] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    def __len__(self) -> int:
+        return len(self.placed)
+
+    def work(self) -> None:
+        """Run one item after the other until none is left, or one has raised."""
+        while (index := self._take()) is not None:
+            item, branch = self.placed[index]
+            try:
+                with inside(branch):
+                    self._values[index] = self.function(item)
+            except (
+                BaseException
+            ) as error:  # it belongs to who asked for the map, not to this thread
+                self._errors[index] = error
+
+    def _take(self) -> int | None:
+        with self._lock:
+            if self._errors or self._next == len(self.placed):
+                return None
+            self._next += 1
+            return self._next - 1
+
+    def results(self) -> list[T]:
+        """What the function returned, in the order of the items.
+
+        Raises:
+            BaseException: what it raised for the first of those for which it did.
+        """
+        for _, error in sorted(self._errors.items()):
+            raise error
+        return [self._values[index] for index in range(len(self.placed))]
+
+
+_limiters: WeakKeyDictionary[asyncio.AbstractEventLoop, CapacityLimiter] = WeakKeyDictionary()
+
+
+def helper(work: Callable[[], None], run: Run) -> asyncio.Future[None] | None:
+    """Start a thread that does the work, or return `None` if none is free."""
+    limiter = _limiters.setdefault(asyncio.get_running_loop(), CapacityLimiter(HELPERS))
+    if limiter.available_tokens < 1:
+        return None
+    with inside(None):
+        return asyncio.ensure_future(_help(work, run, limiter))
+
+
+async def _help(work: Callable[[], Any], run: Run, limiter: CapacityLimiter) -> None:
+    with run.quiescence.moving():
+        await in_thread(work, limiter)
