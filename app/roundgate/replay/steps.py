@@ -93,21 +93,21 @@ class Options:
 ONCE: Final = Options()
 
 
-class StepWatch(Protocol):
-    """Is told of each step of the runs in its context. It is for tests: one that does not return
-    has ended the run's process, as far as its steps can tell."""
+class StepWatch:
+    """Observes the steps of the runs in its context, for tests. A method that never returns has
+    ended the run's process, as far as its steps can tell."""
 
     async def begins(self, key: str, what: str | None) -> None:
-        """Note that the step's function is about to be called; `what` is the step's identity."""
+        """Handle that a step's function is about to be called; `what` is the step's identity."""
 
     async def has_run(self, key: str) -> None:
-        """It has ended, and nothing is remembered of it yet."""
+        """Handle that a step has ended. Its outcome is not recorded yet."""
 
     async def is_remembered(self, key: str) -> None:
-        """Its outcome is remembered."""
+        """Handle that a step's outcome is recorded."""
 
     def run_ended(self, run: Run) -> None:
-        """Note that a run has ended, with any outcome."""
+        """Handle the end of a run, with any outcome."""
 
 
 WATCH: Final[ContextVar[StepWatch | None]] = ContextVar("roundgate_step_watch", default=None)
