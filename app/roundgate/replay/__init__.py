@@ -1,8 +1,6 @@
-"""Running a handler: the one engine through which every tool, prompt and resource function goes.
+"""The engine that runs every tool, prompt and resource function.
 
-Pure: knows neither tokens nor tables nor HTTP. What a handler sees of its
-call is `context.Context`.
-"""
+It knows neither tokens nor tables nor HTTP."""
 
 from __future__ import annotations
 

@@ -1,21 +1,15 @@
-"""Branches: the places in a handler under which results are recorded, however its parts are
-interleaved.
+"""Branches: the places in a handler under which results are recorded, however its parts interleave.
 
-A handler may run parts of itself side by side. Each asyncio task that it creates is a branch,
-known by the name of its coroutine function and by the order in which its parent created it, which
-is the same in every run:
+Each asyncio task that a handler creates is a branch, known by the name of its coroutine function
+and by the order in which its parent created it, which is the same in every run:
 
     await gather(order(ctx, 7), order(ctx, 9))      order@0/charge   order@0/ship
                                                     order@1/charge   order@1/ship
     async with ctx.branch("refund"):                refund/charge
 
 The key of a step or question is the path of its branch, its name, and the number of that name's use
-in the branch unless it is the first. So the order in which branches progress does not matter. Tasks
-that a library creates in the handler have other names, so they do not change the numbers; tasks
-created in a step have no branch.
-
-Tasks get their branches where they are created (`branch_tasks`).
-"""
+in the branch unless it is the first. Tasks that a library creates in the handler have other names,
+so they do not change the numbers; tasks created in a step have no branch."""
 
 from __future__ import annotations
 
@@ -35,19 +29,18 @@ _PREFIXES: Final = MappingProxyType(
 
 
 class Owner:
-    """The object that stands for a run in its branches and counts how often they resumed by
-    themselves."""
+    """Stands for a run in its branches."""
 
     __slots__ = ("begun_ms", "resumed", "run")
 
     def __init__(self) -> None:
         self.resumed = 0
-        """The number of times that a branch began, or resumed from a wait outside of ctx."""
+        """How often a branch began, or resumed from a wait outside of ctx."""
         self.run: Any = None
         """The `run.Run` while its handler runs, then `None`: a reference cycle would wait for the
         garbage collector."""
         self.begun_ms = 0.0
-        """When the run began, in milliseconds on its clock's monotonic scale."""
+        """When the run began, on its clock's monotonic scale."""
 
     def elapsed_ms(self) -> int:
         """Return the age of the run in milliseconds."""
@@ -55,8 +48,7 @@ class Owner:
 
 
 class Scope(Protocol):
-    """A durable time limit around a part of a handler; over at `until_ms`, in
-    milliseconds since the epoch."""
+    """A durable time limit around a part of a handler."""
 
     @property
     def until_ms(self) -> int:
@@ -75,17 +67,14 @@ class Scope(Protocol):
         """Return whether the limit has ended the block, or is about to."""
 
     def fire(self) -> None:
-        """End that part."""
+        """End the block."""
 
     async def wait_until_settled(self) -> None:
         """Return once the limit has fired, its block has been left, or its run has ended."""
 
 
 class Branch:
-    """A concurrent part of a handler.
-
-    `owner` identifies its run. `path` is empty, or segments that each end in a slash.
-    """
+    """A concurrent part of a handler. `path` is empty, or segments that each end in a slash."""
 
     __slots__ = (
         "awaited",
@@ -103,47 +92,43 @@ class Branch:
         self.owner = owner
         self.path = path
         self.scopes: tuple[Scope, ...] = ()
-        """The durable time limits around whatever it does now, outermost first."""
+        """The durable time limits around its current code, outermost first."""
         self.is_thread = False
-        """Whether its code runs in a thread: between two calls of the engine it is
-        busy, and nobody sees that."""
+        """Whether its code runs in a thread, which is busy between two calls of the engine."""
         self.uses: dict[tuple[str, str], int] = {}
         self.children: dict[str, int] = {}
         self.has_branched = False
-        """Whether another branch was ever made of this one."""
+        """Whether the branch has children."""
         self.timeouts: Timeouts | None = None
-        """Those of `asyncio.timeout` that its run has entered, in case one has to be waited for."""
+        """The timers of `asyncio.timeout` that the run has entered."""
         self.awaited: dict[int, Branch] = {}
         """The branches of coroutines of `as_completed` whose tasks are not created yet, by id."""
 
     @property
     def limits(self) -> list[Scope]:
-        """Return the durable time limits around the branch. It may have outlived a block in which
-        it was created."""
+        """Return the limits whose blocks are open. A branch may outlive the block that created it."""
         return [scope for scope in self.scopes if not scope.is_left]
 
     def key(self, kind: str, name: str) -> str:
-        """The place of a use of a name: `order@1/charge`, the second time `order@1/charge#2`.
+        """Return the place of the next use of a name: `order@1/charge`, then `order@1/charge#2`.
 
-        What is neither a step nor a question has its kind before its name: `order@1/sleep:sleep`.
-        """
+        A kind other than step and question stands before the name: `order@1/sleep:sleep`."""
         count = self.uses[kind, name] = self.uses.get((kind, name), 0) + 1
         place = f"{self.path}{_PREFIXES.get(kind, '')}{name}"
         return place if count == 1 else f"{place}#{count}"
 
     def named(self, name: str) -> Branch:
-        """The branch that its author has given a name: it keeps its place whatever
-        else there is beside it."""
+        """Return the branch that its author has named."""
         return self._child(self.key("branch", name).removeprefix(self.path))
 
     def created(self, coroutine: object) -> Branch:
-        """The branch of a task that is being created."""
+        """Return the branch of a task that is being created."""
         function = name_of(coroutine)
         number = self.children[function] = self.children.get(function, -1) + 1
         return self._child(f"{function}@{number}")
 
     def notice(self, timer: Timer, task: asyncio.Task[Any]) -> None:
-        """Keep a timer that its code has set, and the task whose wait it ends."""
+        """Record a timer that this branch has set, and the task whose wait it ends."""
         if self.timeouts is None:
             self.timeouts = Timeouts()
         self.timeouts.add(timer, self.path, task)
@@ -158,13 +143,12 @@ class Branch:
 
 
 JUST_FIRED_S: Final = 1.0
-"""For how long after its moment a timer that has fired may be about to end a wait. Its
-block may take longer."""
+"""For how long after its moment a timer that has fired may still be about to end a wait."""
 
 
 class _Set(NamedTuple):
-    """A timer that a handler has set: the path of its branch, and the task whose wait it ends.
-    Two tasks share a branch in `asyncio.wait_for` of Python 3.11."""
+    """A timer, the path of the branch that set it, and the task whose wait it ends. Two tasks share a
+    branch in `asyncio.wait_for` of Python 3.11."""
 
     timer: Timer
     path: str
@@ -176,8 +160,7 @@ class _Set(NamedTuple):
 
 
 class Timeouts:
-    """The timers that one run has set. They are gone through when it comes to rest; those
-    that are over are dropped."""
+    """The timers that one run has set, without most of those that are over."""
 
     __slots__ = ("_timers", "_watermark")
 
@@ -186,15 +169,13 @@ class Timeouts:
         self._watermark = 16
 
     def add(self, timer: Timer, path: str, task: asyncio.Task[Any]) -> None:
-        """Add a timer, the path of the branch that set it, and the task whose wait it ends."""
         self._timers.append(_Set(timer, path, weakref.ref(task)))
         if len(self._timers) > self._watermark:
             self._timers = [one for one in self._timers if one.state in ("active", "expiring")]
             self._watermark = 16 + 2 * len(self._timers)
 
     def whens(self, now_s: float) -> list[float]:
-        """When they end what they are around, on the loop's clock: those that have
-        not fired, or only just."""
+        """Return the deadlines of the timers that are to end a wait, on the loop's clock."""
         whens = [(one.state, one.timer.when()) for one in self._timers]
         return [
             when
@@ -204,14 +185,13 @@ class Timeouts:
         ]
 
     def has_ended_a_wait_of(self, task: asyncio.Task[Any] | None) -> bool:
-        """Return whether a timer that ends waits of the task has fired and its block has not been
-        left."""
+        """Return whether a timer of the task has fired and its block is still open."""
         return task is not None and any(
             one.task() is task and one.state == "expiring" for one in self._timers
         )
 
     def is_ending(self, path: str) -> bool:
-        """Whether one of them has fired, and what it ends contains this branch."""
+        """Return whether a timer has fired around the branch at `path`."""
         return any(path.startswith(one.path) and one.state == "expiring" for one in self._timers)
 
 
@@ -226,11 +206,11 @@ class InStep:
 Here: TypeAlias = Branch | InStep | None
 
 here: Final[ContextVar[Here]] = ContextVar("here", default=None)
-"""The branch, or the step, in which code runs; `None` outside of every run."""
+"""The branch or step in which code runs; `None` outside of every run."""
 
 
 class inside:  # noqa: N801  # reads as what it does: `with inside(branch): …`
-    """Run a block as that place; with `None`, as code that belongs to no handler."""
+    """Run a block at a place; with `None`, as code that belongs to no handler."""
 
     __slots__ = ("_place", "_token")
 
@@ -245,8 +225,7 @@ class inside:  # noqa: N801  # reads as what it does: `with inside(branch): …`
 
 
 class _End:
-    """Awaited by an engine call of a handler that goes on although its run has ended:
-    whoever drives it stops."""
+    """Awaited by a handler that continues after its run's end: its driver never resumes it."""
 
     def __await__(self) -> Generator[Any, None, None]:
         while True:

@@ -1,12 +1,10 @@
 """The tasks and coroutines of a handler.
 
-Each asyncio task that a handler creates is a branch of it: `TaskFactory`, which the first run sets
-on the event loop, gives it its place. A task of other code costs one look at a context variable.
+Each asyncio task that a handler creates is a branch: `TaskFactory`, which the first run sets on the
+event loop, gives it its place. A task of other code costs one look at a context variable.
 
-Every resumption of a branch passes through `Driven`. So it can record the events that no call of
-ctx sees: a branch that resumes by itself (`Owner.resumed`), and a cancelled wait outside of ctx
-(`cuts`).
-"""
+Every resumption of a branch passes through `Driven`, which records the events that no call of ctx
+sees: a branch that resumes by itself (`Owner.resumed`), and a cancelled wait outside of ctx."""
 
 from __future__ import annotations
 
@@ -44,17 +42,15 @@ Factory: TypeAlias = Callable[..., Any]
 
 
 _given_up: Final[deque[Any]] = deque(maxlen=64)
-"""Handlers that are no longer resumed. Python would close a released one, and such a handler
-refuses to be closed."""
+"""Handlers that are never resumed. Python would close a released one, and it refuses to close."""
 
 
 @atexit.register
 def _never_close_them() -> None:
-    """Keep abandoned handlers alive beyond the end of the process, if there are any.
+    """Keep abandoned handlers alive beyond the end of the process.
 
-    At exit Python empties the modules and closes the remaining coroutines. Every call of such a
-    handler would then fail, the handler would catch the error, and the process would never end.
-    """
+    At exit Python closes the remaining coroutines. Every call of such a handler would then fail, the
+    handler would catch the error, and the process would never end."""
     if _given_up:
         import ctypes
 
@@ -67,12 +63,10 @@ log = logging.getLogger("roundgate.replay")
 class Driven(Coroutine[Any, Any, T]):
     """A handler's coroutine, driven so that it cannot end the process.
 
-    `while True: try: await ctx.elicit(…) except BaseException: pass` catches everything that should
-    end it: once it awaits `END`, it is never resumed. `sys.exit()` in a task would stop the event
-    loop; it becomes an error of the handler.
+    A handler that catches everything that should end it awaits `END` in the end, and is never resumed.
+    `sys.exit()` in a task would stop the event loop; it becomes an error of the handler.
 
-    The cancellation of a wait outside of ctx is recorded first (`_noting`), then raised.
-    """
+    The cancellation of a wait outside of ctx is recorded first (`_noting`), then raised."""
 
     __slots__ = ("_cancellation", "_coroutine", "_is_alone", "_noting", "_owner")
 
@@ -126,8 +120,7 @@ class Driven(Coroutine[Any, Any, T]):
         return awaited
 
     def _raise_once_noted(self, noting: asyncio.Task[None]) -> Any:
-        """Raise the cancellation in the coroutine once it is recorded; return the object that is
-        awaited next."""
+        """Raise the cancellation in the coroutine once it is recorded."""
         if not noting.done():
             return next(asyncio.shield(noting).__await__())
         failed = None if noting.cancelled() else noting.exception()
@@ -157,11 +150,10 @@ class Driven(Coroutine[Any, Any, T]):
 
 
 def _may_be_a_limit(run: Run, branch: Branch) -> bool:
-    """Return whether a cancellation may come from a limit of asyncio or anyio rather than from
-    another branch.
+    """Return whether a limit of asyncio or anyio, rather than another branch, may be the cause of a
+    cancellation.
 
-    An ordinary call runs in the task of its request, whose cancellations have an unknown source.
-    """
+    An ordinary call runs in the task of its request, whose cancellations have an unknown source."""
     task = asyncio.current_task()
     if run.root_task is task and not run.has_own_task:
         return True
@@ -186,8 +178,7 @@ def _end(error: BaseException) -> NoReturn:
 
 
 class TaskFactory:
-    """A task factory that gives each task of a handler its branch. Other tasks are created as
-    before."""
+    """A task factory that gives each task of a handler its branch."""
 
     def __init__(self, before: Factory | None) -> None:
         self._before = before
@@ -235,8 +226,8 @@ class TaskFactory:
 
 
 class BranchTask(asyncio.Task[Any]):
-    """A task of a handler. Detects `asyncio.timeout`, which calls `cancelling`, and `as_completed`,
-    which calls `add_done_callback`."""
+    """A task of a handler. Detects `asyncio.timeout`, which calls `cancelling`, and `as_completed`, which
+    calls `add_done_callback`."""
 
     def cancelling(self) -> int:
         place, timer = here.get(), entered_timeout()
@@ -268,7 +259,6 @@ def number_tasks(loop: asyncio.AbstractEventLoop) -> None:
 def _branch_of(
     parent: Branch, maker: ByWaitFor | ByAsCompleted | None, coroutine: object
 ) -> Branch:
-    """Return the branch of a new task."""
     match maker:
         case ByWaitFor():
             # a journal may move from Python 3.11 to later versions, which create no task here
@@ -302,8 +292,7 @@ class InOwnContext(Generic[T]):
     """An awaitable that runs a coroutine in a copy of the current context, in the current task.
 
     A replay does not run a step again, so a handler must not see a context variable that a step has
-    set, nor the next run one that the handler has set.
-    """
+    set, nor the next run one that the handler has set."""
 
     __slots__ = ("_context", "_coroutine")
 
@@ -334,8 +323,7 @@ async def awaiting(awaitable: Awaitable[T]) -> T:
 def item_branches(
     parent: Branch, name: str, items: Iterable[I], key: Callable[[I], Any] | None
 ) -> list[tuple[I, Branch]]:
-    """Each item with its branch: `name.7` for an item 7, `name.Xy3…` for one that is no name;
-    twice the same is numbered."""
+    """Return each item with its branch: `name.7` for an item 7, a digest for other kinds of items."""
     own = parent.named(name)
     return [(item, own.named(_segment(item if key is None else key(item)))) for item in items]
 
@@ -348,8 +336,7 @@ def _segment(item: Any) -> str:
 async def side_by_side(placed: Sequence[tuple[Branch, Coroutine[Any, Any, T]]]) -> list[T]:
     """Run each coroutine as its branch; return their results in order.
 
-    If one raises, the others are cancelled, and its error is raised.
-    """
+    If one raises, cancel the others and raise its error."""
     tasks = [spawn(branch, coroutine) for branch, coroutine in placed]
     try:
         if tasks:

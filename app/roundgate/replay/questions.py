@@ -1,9 +1,7 @@
-"""The questions a handler can ask, as values: how each looks on the wire, what it needs of the
-client, what it takes for an answer (client/elicitation, client/sampling, client/roots).
+"""The questions that a handler can ask, as values (client/elicitation, client/sampling, client/roots).
 
-A question is pinned by the digest of what is shown. An answer that does not fit
-(`UnfitAnswer`) is asked for again.
-"""
+A question is identified by the digest of what is shown. An answer that does not fit (`UnfitAnswer`)
+is asked for again."""
 
 from __future__ import annotations
 
@@ -20,16 +18,12 @@ from roundgate.protocol import PromptMessage, Schema, page_host, without_none
 from roundgate.replay.journal import plain
 
 Action: TypeAlias = Literal["accept", "decline", "cancel", "timeout"]
-"""What a client can say, and "timeout" where it said nothing in time."""
+"""What a client can answer, and "timeout" if it did not in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back: `action` is "accept", "decline" or "cancel"; `value` is
-    there for "accept" alone.
-
-    "timeout" if the question had a time limit and no answer came: `value` is then its default.
-    """
+    """An answer. `value` is set for "accept", and is the default for "timeout"."""
 
     name: str
     action: Action
@@ -40,11 +34,11 @@ class Answer:
         return self.action == "accept"
 
     def get(self) -> Any:
-        """The value.
+        """Return the value.
 
         Raises:
             Declined: the user declined or dismissed the question.
-            TimeoutError: there was no answer in time, and no default either.
+            TimeoutError: there was no answer in time, and there is no default.
         """
         if self.action == "timeout":
             if self.value is None:
@@ -56,18 +50,15 @@ class Answer:
 
 
 class Question(Protocol):
-    """Anything that can be asked."""
-
     @property
     def requires(self) -> Mapping[str, Any]:
-        """The client capabilities without which it must not be asked, shaped as
-        `ClientCapabilities`."""
+        """Return the client capabilities that the question needs, shaped as `ClientCapabilities`."""
 
     def to_wire(self, problem: str | None = None) -> dict[str, Any]:
-        """The `InputRequest`; `problem` tells what was wrong with the answer before."""
+        """Return the `InputRequest`; `problem` is the fault of the last answer."""
 
     def read(self, name: str, response: Any) -> Answer:
-        """The answer in an `InputResponse`.
+        """Return the answer in an `InputResponse`.
 
         Raises:
             UnfitAnswer: it does not fit.
@@ -75,23 +66,23 @@ class Question(Protocol):
 
 
 def digest_of(name: str, question: Question) -> str:
-    """What stands for a question as it is shown.
+    """Return the digest of a question as it is shown.
 
     Raises:
-        NotJson: it holds what cannot be shown to a client.
+        NotJson: it holds something that JSON cannot.
     """
     return digest(plain(question.to_wire(), f"question {name!r}"))
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Ask the user to fill in a form: a pydantic model of flat fields, or a JSON Schema
-    of the permitted subset."""
+    """Ask the user to fill in a form: a pydantic model of flat fields, or a JSON Schema of the permitted
+    subset."""
 
     message: str
     fields: type[BaseModel] | Mapping[str, Any]
     is_approval: bool = False
-    """Whether a person has to answer, in a form that the client shows: never by other means."""
+    """Whether a person has to answer, in a form that the client shows."""
     _schema: dict[str, Any] = field(init=False, repr=False, compare=False)
     _checker: Schema = field(init=False, repr=False, compare=False)
 
@@ -133,8 +124,8 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """Send the user to a page, for what the client must not see. Accepting says that they
-    went, not how it ended."""
+    """Send the user to a page, for what the client must not see. Accepting says that they went, not how it
+    ended."""
 
     message: str
     url: str
@@ -156,7 +147,7 @@ class Url:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What the client's model said."""
+    """The answer of the client's model."""
 
     role: str
     content: Sequence[Mapping[str, Any]]
@@ -166,14 +157,14 @@ class Sampled:
 
     @property
     def text(self) -> str:
-        """All text blocks together."""
+        """Return the text of all text blocks."""
         return "".join(block["text"] for block in self.content if block.get("type") == "text")
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Ask the client's model. `messages` is one user message, or messages as
-    `PromptMessage` or wire objects."""
+    """Ask the client's model. `messages` is one user message, or messages as `PromptMessage` or wire
+    objects."""
 
     messages: str | Sequence[PromptMessage | Mapping[str, Any]]
     max_tokens: int
@@ -259,7 +250,7 @@ class Roots:
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """An `InputRequest` given as it stands on the wire; its answer is handed over as it came."""
+    """An `InputRequest` as it stands on the wire; its answer is returned as it came."""
 
     request: Mapping[str, Any]
 
@@ -335,7 +326,7 @@ _FORMATS: Final = ("email", "uri", "date", "date-time")
 
 
 def compiled(fields: type[BaseModel] | Mapping[str, Any]) -> tuple[dict[str, Any], Schema]:
-    """The schema of a form as clients are shown it, and what an answer is held to.
+    """Return the schema of a form as clients are shown it, and the checker of its answers.
 
     Raises:
         ValueError: see `form_schema`.
@@ -353,8 +344,7 @@ def _of_model(model: type[BaseModel]) -> tuple[dict[str, Any], Schema]:
 
 
 def form_schema(fields: type[BaseModel] | Mapping[str, Any]) -> dict[str, Any]:
-    """The `requestedSchema` of a form: a flat object of the primitive
-    schemas that clients can show.
+    """Return the `requestedSchema` of a form (client/elicitation, "Requested Schema").
 
     Raises:
         ValueError: names the field that a form cannot have, and what to do instead.
@@ -403,8 +393,8 @@ def _field(name: str, schema: Any, definitions: Mapping[str, Any]) -> dict[str, 
 
 
 def _resolve(found: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """Follow pydantic's `$ref` to an enum, and unwrap `X | None`: an optional field is
-    one that may be left out."""
+    """Follow pydantic's `$ref` to an enum, and unwrap `X | None`: an optional field is one that may be
+    left out."""
     # `true` is a schema too
     schema: dict[str, Any] = dict(found) if isinstance(found, Mapping) else {}
     if "anyOf" in schema:

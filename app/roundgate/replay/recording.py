@@ -1,11 +1,14 @@
-"""What the engine finds out: made durable, and given to the branches in order.
+"""The results of a run: recorded, and given to the branches in order.
 
-An entry is durable before the handler goes on. If something else is at its place, the run ends.
+A result is durable before the handler continues. If something else is recorded at its place, the
+run ends. A handler may depend on which of two steps ended first. So each result has a rank, and in
+a replay a branch gets its value only after all values of lower ranks have been delivered, and the
+code that follows them has run.
 
-A handler may depend on which of two steps ended first. So everything recorded has a rank, and in a
-replay a branch gets its value only after all values of lower ranks have been given, and the code
-that follows them has run.
-"""
+A *cut* is a cancellation that the handler itself caused, by a timeout or a failed sibling. A replay
+repeats it; otherwise a step that was cancelled in the first run could be found finished in the next
+one. A call of ctx records its own cancellation. If a limit of asyncio or anyio ends another wait
+(an event, a queue, a request of the handler's own), `driving` records it."""
 
 from __future__ import annotations
 
@@ -34,12 +37,7 @@ async def be_admitted(run: Run) -> None:
 
 
 def compare(run: Run, key: str, what: str | None) -> None:
-    """End the run if something else is remembered at a place.
-
-    Args:
-        run: the run.
-        key: the place.
-        what: the identity of what the handler does there now.
+    """End the run if something else than `what`, the identity of an action, is recorded at a place.
 
     Raises:
         Suspend: the run has ended with `NondeterminismError`.
@@ -52,11 +50,9 @@ def compare(run: Run, key: str, what: str | None) -> None:
 
 
 async def remember(run: Run, entry: Entry, told_to: Branch | None = None) -> None:
-    """Make an entry durable, then wait for the turn of the branch that gets it, if `told_to` is
-    one.
+    """Make an entry durable, then wait for the turn of the branch that gets it, if there is one.
 
-    If the handler is cancelled meanwhile, that is raised only once the entry is durable.
-    """
+    A cancellation of the handler is raised only once the entry is durable."""
     if told_to is None or not run.root.has_branched:
         await write(run, entry)
         return
@@ -70,10 +66,9 @@ async def remember(run: Run, entry: Entry, told_to: Branch | None = None) -> Non
 
 
 async def write(run: Run, entry: Entry) -> None:
-    """Write an entry durably, with all unwritten ones.
+    """Make an entry durable, with all unwritten ones.
 
-    A cancellation of the caller is raised only once the entry is durable.
-    """
+    A cancellation of the caller is raised only once the entry is durable."""
     run.journal.add(entry)
     if run.checkpointer is None:
         return
@@ -88,11 +83,10 @@ async def write(run: Run, entry: Entry) -> None:
 
 
 async def in_order(run: Run, branch: Branch, key: str) -> None:
-    """Wait until every branch has what became known before this entry, and has run on from there.
+    """Wait until every branch has received all earlier results, and has run on from there.
 
-    If the branch was cancelled in an earlier run after it had got a value, it gets the
-    value first in this run too.
-    """
+    If the branch was cancelled in an earlier run after it had got a value, it gets the value first in
+    this run too."""
     order = run.order
     if order is None or (order.is_over and order.is_new(key)):
         return
@@ -113,8 +107,7 @@ async def in_order(run: Run, branch: Branch, key: str) -> None:
 
 
 async def learn(run: Run, branch: Branch, place: str) -> None:
-    """Wait for the turn of something that has no entry of its own: the end of
-    a sleep, or an answer."""
+    """Wait for the turn of an event without an entry of its own: the end of a sleep, or answers."""
     if run.order is None and not run.root.has_branched:
         return
     entry = Told.of(place)
@@ -126,7 +119,7 @@ async def learn(run: Run, branch: Branch, place: str) -> None:
 
 
 async def tell(run: Run, branch: Branch, rank: float) -> None:
-    """Wait for the turn of a rank. If the branch is cancelled before, the rank is dropped."""
+    """Wait for the turn of a rank. If the branch is cancelled before, drop the rank."""
     try:
         await _turn(run, branch, run.order_here, rank)
     except BaseException:
@@ -163,9 +156,9 @@ async def turn_though_cancelled(run: Run, rank: float) -> None:
 
 
 CUT_GRACE_S: Final = 5.0
-"""For how much longer than the first time a step that was cut waits to be cut again."""
+"""How much longer than in the first run a cut step waits to be cut again, in seconds."""
 CUT_HOLD_S: Final = 0.5
-"""For how much of that it holds up a run that is at rest otherwise."""
+"""For how many of these seconds it holds up a run that is at rest otherwise."""
 
 CUT_EARLY: Final = (
     "the handler went on here in an earlier run, and now a limit of asyncio or anyio has ended "
@@ -176,12 +169,10 @@ CUT_EARLY: Final = (
 
 @asynccontextmanager
 async def noting_cut(run: Run, key: str, what: str | None = None) -> AsyncIterator[None]:
-    """Remember that the handler cancelled what is inside (`asyncio.timeout`, a failed sibling), so
-    that every replay does the same, however much is known by then.
+    """Record that the handler cancelled the block, so that every replay does the same.
 
-    A value that became durable during the cancellation is replaced, because
-    the handler has not seen it.
-    """
+    A value that became durable during the cancellation is replaced, because the handler has not seen
+    it."""
     begun_ms = run.clock.monotonic_ms()
     try:
         yield
@@ -198,7 +189,7 @@ async def noting_cut(run: Run, key: str, what: str | None = None) -> AsyncIterat
 
 
 async def _remember_cut(run: Run, cut: Cut) -> None:
-    """Record a cancellation and wait for its turn, also if another cancellation comes meanwhile."""
+    """Record a cancellation and wait for its turn, also if another one comes meanwhile."""
     if not run.root.has_branched:
         await write(run, cut)
         return
@@ -213,8 +204,7 @@ async def _remember_cut(run: Run, cut: Cut) -> None:
 
 
 def _is_cut_as_before(run: Run, branch: Branch) -> bool:
-    """Whether the cancellation only repeats one of an earlier run. One by a
-    time limit never does."""
+    """Return whether a cancellation only repeats one of an earlier run. That of a limit never does."""
     if run.order is None or run.order.is_over or not run.root.has_branched:
         return False
     is_timer = run.root.timeouts is not None and run.root.timeouts.is_ending(branch.path)
@@ -222,8 +212,7 @@ def _is_cut_as_before(run: Run, branch: Branch) -> bool:
 
 
 def _drop_cut_wait(run: Run, branch: Branch) -> None:
-    """Drop the recorded cancellation of a wait outside of ctx; in this run it reached a call of
-    ctx."""
+    """Drop the recorded cancellation of a wait outside of ctx; in this run it reached a call of ctx."""
     order = run.order_here
     upcoming = order.upcoming(branch.path)
     if upcoming is not None and is_cut_wait(run.journal.steps.get(upcoming[1])):
@@ -232,20 +221,18 @@ def _drop_cut_wait(run: Run, branch: Branch) -> None:
 
 
 def was_cut_here(run: Run, branch: Branch) -> bool:
-    """Return whether an earlier run recorded next that a wait of this branch outside of ctx was
-    cancelled, perhaps by a limit and something else at once."""
+    """Return whether the next recorded event of a branch is the cancellation of a wait outside of ctx."""
     order = run.order
     upcoming = None if order is None or order.is_over else order.upcoming(branch.path)
     return upcoming is not None and is_cut_wait(run.journal.steps.get(upcoming[1]))
 
 
 async def cut_wait(run: Run, branch: Branch) -> None:
-    """Record that a limit cancelled a wait outside of ctx, before the branch sees the cancellation;
-    in a later run, wait for its place in the order.
+    """Record that a limit cancelled a wait outside of ctx, before the branch sees the cancellation; in a
+    later run, wait for its place in the order.
 
-    The end of a `ctx.timeout` has an entry of its own. A branch that is cancelled where it received
-    a result in an earlier run ends the run with `NondeterminismError`.
-    """
+    The end of a `ctx.timeout` has an entry of its own. A branch that is cancelled where it received a
+    result in an earlier run ends the run with `NondeterminismError`."""
     if run.is_being_ended or any(scope.has_fired for scope in branch.limits):
         return
     order = run.order
@@ -272,10 +259,10 @@ async def be_cut_if_before(run: Run, branch: Branch, key: str) -> None:
 
 
 async def be_cut_again(run: Run, branch: Branch, cut: Cut) -> NoReturn:
-    """Wait to be cancelled as in the run in which it was cut, by the same
-    time-out or the same sibling.
+    """Wait to be cancelled by the same timeout or sibling as in the earlier run.
 
-    If that does not happen any more, it raises after `CUT_GRACE_S`.
+    Raises:
+        StepFailed: that does not happen within `CUT_GRACE_S`.
     """
     order = run.order_here
     order.drop(order.rank(Told.of(cut.key).key))

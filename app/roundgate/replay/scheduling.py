@@ -1,12 +1,30 @@
-"""Coming to rest: when all branches of a handler wait for something outside of it.
+"""When a run is at rest, and in which order its branches receive results.
 
-Branches *park* at what cannot be had now. The run is suspended once all have come to rest, so that
-questions asked side by side go out together, and so that a step that is being run is not cut.
+Branches *park* at anything that is not available now. The run is suspended once all have come to
+rest, so that questions asked side by side are sent together, and no running step is cut:
 
     branch 1   ask a ──────── parked ───────────────┐
-    branch 2   step s ─── runs to its end ─ ask b ──┤ nothing moves any more: a and b go out
-    branch 3   sleep ── parked until its time ──────┘ (its time comes first: it goes on)
-"""
+    branch 2   step s ─── runs to its end ─ ask b ──┤ nothing moves any more: a and b are sent
+    branch 3   sleep ── parked until its time ──────┘ (its time comes first: it continues)
+
+Branches receive results one by one, in every run as in the first:
+
+    run 1   quote b finished ── "b was first": use b ── the answer came ── quote a finished
+    run 2   all three are known: b first, then all its consequences, then the answer, then a
+
+So `asyncio.as_completed`, `asyncio.wait(…, FIRST_COMPLETED)` and cancellations by a failed sibling
+have the same effect in every run. A result is the outcome of a step, the end of a sleep, answers,
+the passing of a time limit, or a cancellation. Each has a *rank*: the place of its entry in the
+journal; a new result ranks behind all others.
+
+The consequences of a result are complete once no branch has resumed by itself for `TURNS` turns of
+the event loop (`Owner.resumed`). A branch that resumes endlessly ends the run with an error.
+
+All recorded results are delivered before new ones. A new version of the handler may have dropped
+some. A result that its branch has passed is skipped, because the places of a branch come in order.
+A result that no branch asks for delays the others by `GRACE_S`, once in a run, because branches may
+be waiting outside of the engine. Branches that ask later than that still get their results in
+order. A recorded cancellation of such a wait (`recording.cut_wait`) must happen again."""
 
 from __future__ import annotations
 
@@ -26,14 +44,12 @@ from roundgate.replay.branches import Branch, Owner
 from roundgate.replay.journal import Cut, Entry, Finished, Raised, Told
 
 QUIET_TURNS: Final = 10
-"""Turns of the event loop without any engine call after which the handler's
-branches count as at rest."""
+"""Turns of the event loop without any engine call after which branches count as at rest."""
 
 
 @dataclass(slots=True, eq=False)
 class Parked:
-    """A branch that waits. `until_ms` is when its wait is over whatever happens, in
-    milliseconds since the epoch."""
+    """A branch that waits, at most until `until_ms`, in milliseconds since the epoch."""
 
     branch: Branch
     until_ms: int | None
@@ -57,13 +73,12 @@ class Quiescence:
     def __init__(
         self, on_rest: Callable[[], None], hold_s: Callable[[], float], clock: Clock
     ) -> None:
-        """A watch over one run.
+        """Watch over one run.
 
         Args:
             on_rest: called once all branches wait.
-            hold_s: says for how many more seconds it is worth waiting before that, because
-                something will go on soon.
-            clock: whose time passes meanwhile.
+            hold_s: returns for how many more seconds to wait before that.
+            clock: the clock of these waits.
         """
         self._on_rest = on_rest
         self._hold_s = hold_s
@@ -76,7 +91,7 @@ class Quiescence:
 
     @contextmanager
     def moving(self) -> Iterator[None]:
-        """Count as busy while the block runs, though it does not call the engine."""
+        """Count as busy while the block runs without calling the engine."""
         self.begin()
         try:
             yield
@@ -84,16 +99,14 @@ class Quiescence:
             self.end()
 
     def begin(self) -> None:
-        """Something is busy from now on."""
         self._in_flight += 1
 
     def end(self) -> None:
-        """It is busy no more."""
         self._in_flight -= 1
         self.stir()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait in this process. It counts as busy: the run does not come to rest before."""
+        """Wait in this process. The wait counts as busy: the run does not come to rest before its end."""
         self._in_flight += 1
         self._sleeping += 1
         self.stir()
@@ -129,20 +142,19 @@ class Quiescence:
             self.stir()
 
     def unpark(self, error: Callable[[], BaseException]) -> None:
-        """End every wait."""
+        """End every wait with an error."""
         for one in self.parked:
             if not one.future.done():
                 one.future.set_exception(error())
 
     def close(self) -> None:
-        """Call nobody any more, and cancel every wait."""
+        """Stop watching, and cancel every wait."""
         self._on_rest, self._hold_s = _nothing, _no_time
         for one in self.parked:
             one.future.cancel()
 
     def stir(self) -> None:
-        """Something happened: count quiet turns of the event loop from the
-        start, if any branch waits."""
+        """Restart counting quiet turns of the event loop, if any branch waits."""
         self._activity += 1
         if (self.parked or self._sleeping) and not self._watching:
             self._watching = True
@@ -167,8 +179,7 @@ class Quiescence:
             self._on_rest()
 
 
-def _nothing() -> None:
-    """Do nothing."""
+def _nothing() -> None: ...
 
 
 def _no_time() -> float:
@@ -176,24 +187,20 @@ def _no_time() -> float:
 
 
 def wake(future: asyncio.Future[None]) -> None:
-    """Have whoever waits for it go on, if that was not done already."""
+    """Complete a future, unless that is done."""
     if not future.done():
         future.set_result(None)
 
 
 TURNS: Final = 15
-"""Turns of the event loop within which an action of one branch reaches the next one, with a
-margin."""
+"""Turns of the event loop within which an action of one branch reaches the next one, with a margin."""
 MAX_TURNS: Final = 100_000
-"""The most turns in which branches may resume by themselves while another one waits for a
-result."""
+"""The most turns in which branches may resume by themselves while another one waits for a result."""
 GRACE_S: Final = 0.5
 LIMIT_GRACE_S: Final = 5.0
-"""Seconds for which a time limit that passed in an earlier run waits for missing results while its
-block goes on."""
+"""Seconds for which a passed time limit waits for missing results while its block continues."""
 CUT_GRACE_S: Final = 1.0
-"""How much later than in the recorded run a wait outside of ctx may be cancelled again, in
-seconds."""
+"""How many seconds later than in the recorded run a wait outside of ctx may be cancelled again."""
 
 
 CUT_IS_MISSING: Final = (
@@ -226,7 +233,7 @@ def _path_of(key: str) -> str:
 
 
 class Order:
-    """Whose turn it is to learn something. Without branches it is always the caller's."""
+    """The order in which the branches of one run receive results."""
 
     def __init__(self, entries: Iterable[Entry], owner: Owner) -> None:
         """`entries` are those of the journal as the run begins."""
@@ -259,39 +266,36 @@ class Order:
 
     @property
     def is_over(self) -> bool:
-        """Whether all that was remembered when the run began has been told."""
+        """Whether all results that were recorded when the run began have been delivered."""
         return self._next >= self._known
 
     def rank(self, key: str) -> float:
-        """Of what was remembered under a key when the run began; else infinite: it comes
-        when that has been told."""
+        """Return the rank of a recorded result; infinite if it is new."""
         return self._ranks.get(key, math.inf)
 
     def is_new(self, key: str) -> bool:
-        """Whether nothing was remembered under a key when the run began."""
+        """Return whether nothing was recorded under a key when the run began."""
         return key not in self._ranks
 
     def pass_by(self, key: str) -> None:
-        """The only line of the handler learns something: there is nobody to wait for."""
+        """Deliver a result to the only branch, without waiting."""
         self._next = max(self._next, self._ranks.get(key, -1) + 1)
         if self._waiting:
             self._settle()
 
     def leave_behind(self, path: str, rank: float) -> None:
-        """Drop everything of a branch that has a lower rank: the branch has passed these places,
-        which come in order."""
+        """Drop everything of a branch that has a lower rank: the branch has passed these places."""
         ranks = self._of_branch[path]
         while ranks and ranks[0] < rank:
             self.drop(ranks.popleft())
 
     def new_rank(self) -> int:
-        """The rank of something that has just become known. It has to be given
-        to `turn` or to `drop`."""
+        """Return the rank of a new result. It has to be given to `turn` or to `drop`."""
         self._issued += 1
         return self._issued - 1
 
     def drop(self, rank: float) -> None:
-        """Nobody will be told what has this rank."""
+        """Skip a rank: no branch receives its result."""
         if rank < self._next or rank == math.inf:
             return
         self._gone.add(int(rank))
@@ -300,8 +304,7 @@ class Order:
 
     @contextmanager
     def expected(self, rank: float) -> Iterator[None]:
-        """Somebody is there to be told, who waits for something else inside the block:
-        nobody is told before."""
+        """Deliver no later result while the block is open: the branch of this rank waits for something else."""
         if rank == math.inf:
             yield
             return
@@ -313,11 +316,9 @@ class Order:
             self._settle()
 
     async def turn(self, rank: float) -> None:
-        """Return when a branch may receive the result of a rank; an infinite rank means a new
-        result.
+        """Return when a branch may receive the result of a rank; an infinite rank means a new result.
 
-        Everything that the handler can do without the result happens before, in every run.
-        """
+        Everything that the handler can do without the result happens before, in every run."""
         if self._is_open or (rank == math.inf and self.is_over):
             return
         if rank < self._next:
@@ -326,14 +327,13 @@ class Order:
         await self._wait(rank)
 
     async def reach(self, rank: float) -> None:
-        """Return when all results of a lower rank have been delivered, or `LIMIT_GRACE_S` have
-        passed. With an infinite rank, also wait until nothing waits for its turn."""
+        """Return when all results of a lower rank have been delivered, or `LIMIT_GRACE_S` have passed. With an
+        infinite rank, also wait until nothing waits for its turn."""
         if not self._is_open:
             await self._wait(rank, is_patient=True)
 
     def upcoming(self, path: str) -> tuple[float, str] | None:
-        """Return the rank and key of the next recorded result of the branch at `path`, or
-        `None`."""
+        """Return the rank and key of the next recorded result of the branch at `path`, or `None`."""
         left = (
             (rank, key)
             for key, rank in self._ranks.items()
@@ -346,7 +346,7 @@ class Order:
         return any(self._next <= cut < rank and cut not in self._gone for cut in self._cut_waits)
 
     def open(self) -> None:
-        """The run has ended: nobody waits any more."""
+        """End every wait: the run has ended."""
         self._is_open = True
         for *_, future in self._waiting:
             wake(future)
@@ -362,8 +362,7 @@ class Order:
         await future
 
     def _settle(self) -> None:
-        """Look who is next when whatever follows from the last thing told has happened,
-        and nobody new has come."""
+        """Look for the next waiter once the consequences of the last result are complete."""
         self._is_settling = True
         self._generation += 1
         # as when Python closes what is left of a handler
@@ -410,7 +409,7 @@ class Order:
         return True
 
     def _patience_s(self) -> float:
-        """Return how long waiters are held up by results that are not asked for, in seconds."""
+        """Return for how many seconds results that no branch asks for delay the waiters."""
         cut = self._cut_waits.get(self._next)
         if cut is None:
             if not any(map(_is_impatient, self._waiting)):
@@ -420,8 +419,8 @@ class Order:
         return max(GRACE_S, again_s + CUT_GRACE_S)
 
     def _skip(self) -> None:
-        """Wake the first waiter although earlier results are not asked for. Cancellations are not
-        skipped, nor are results that a branch is about to receive."""
+        """Wake the first waiter although earlier results are not asked for. Cancellations are not skipped, nor
+        are results that a branch is about to receive."""
         self._has_waited = True
         waiting = [one for one in self._waiting if not one[-1].done()]
         rank, *_, future = first = min(filter(_is_impatient, waiting), default=min(waiting))

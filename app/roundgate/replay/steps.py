@@ -1,5 +1,4 @@
-"""One step: its function called once, within its time, and what came of it as
-an entry of the journal."""
+"""Steps: a function runs once and its outcome is recorded; later runs get the recorded outcome."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from roundgate.aio import Threads, of_this_loop
@@ -64,14 +63,11 @@ MAX_BACKOFF_S: Final = 300.0
 SLOW_S: Final = 30.0
 """Seconds after which a running step is logged."""
 THREADS: Final = 40
-"""Plain functions of steps that one event loop runs at once, and one caller half as many, unless
-the call brings a bound of its own."""
+"""Plain functions of steps that one event loop runs at once, unless the call brings its own bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a step is run."""
-
     timeout_s: float | None = None
     retries: int = 0
     backoff: float = 1.0
@@ -86,7 +82,7 @@ class Options:
             raise ValueError("a step is either at_most_once or has retries")
 
     def pause_ms(self, attempts: int) -> int:
-        """How long to wait after so many failed attempts: twice as long after each."""
+        """Return the pause after so many failed attempts: twice as long after each."""
         return round(min(self.backoff * 2.0 ** min(attempts - 1, 30), MAX_BACKOFF_S) * 1000)
 
 
@@ -115,8 +111,7 @@ WATCH: Final[ContextVar[StepWatch | None]] = ContextVar("roundgate_step_watch", 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a step does: a function and what it is called with. `key` and `what` are its
-    place and its identity."""
+    """A step: its place, its identity, and the function with its arguments."""
 
     key: str
     what: str | None
@@ -128,8 +123,8 @@ class Task:
 async def attempt(
     task: Task, timeout_s: float | None, threads: Threads | None, caller: Principal
 ) -> tuple[Finished | Raised, BaseException | None]:
-    """Call the function once. Return the outcome as an entry, with the exception whose traceback
-    belongs in the log, if any. Only a cancellation is raised."""
+    """Call the function once. Return the outcome as an entry, with the exception whose traceback belongs
+    in the log, if any. Only a cancellation is raised."""
     try:
         async with asyncio.timeout(timeout_s) as limit:
             value = await _call(task, threads or _of_this_loop(), caller)
@@ -153,7 +148,11 @@ async def attempt(
 
 
 def _remembered(task: Task, value: Any) -> Any:
-    """What the journal keeps of a value: JSON. Raises NotJson: it cannot be had back from there."""
+    """Return the JSON form of a value.
+
+    Raises:
+        NotJson: it has none.
+    """
     where = f"the value of step {task.key!r}"
     conversion = conversion_of(task.function)
     if conversion is not None:
@@ -170,11 +169,11 @@ def _remembered(task: Task, value: Any) -> Any:
 
 
 def outcome_of(entry: Step, name: str) -> Any:
-    """What a step returned.
+    """Return the result of a step.
 
     Raises:
         ToolError, StepFailed, StepTimeout, NotJson: it raised.
-        OutcomeUnknown: it was begun, and whoever ran it died.
+        OutcomeUnknown: it was begun by a worker that died.
     """
     if isinstance(entry, Finished):
         return entry.value
@@ -203,10 +202,10 @@ def _error_of(entry: Step, name: str) -> RoundgateError:
 def log_failed(
     entry: Raised, error: BaseException | None, attempt: int, again_ms: int | None
 ) -> None:
-    """Log an attempt that failed.
+    """Log an attempt that failed. The text of the entry is left out: it may be meant for the caller.
 
     Args:
-        entry: the outcome. Its text is not logged, because it may be meant for the caller.
+        entry: the outcome.
         error: the exception whose traceback belongs in the log, if any.
         attempt: the number of the attempt, from 1.
         again_ms: the time of the retry in milliseconds since the epoch; `None` if there is none.
@@ -228,13 +227,11 @@ def _reason(entry: Raised) -> str:
 
 
 class Running:
-    """A running step: counted among the running steps, and logged if it takes longer than
-    `SLOW_S`."""
+    """Counts a running step, and logs it if it takes longer than `SLOW_S`."""
 
     __slots__ = ("_attempt", "_correlation", "_key", "_steps", "_timer")
 
     def __init__(self, key: str, attempt: int, steps: set[str]) -> None:
-        """Make the record of an attempt; `steps` are the places of the running steps."""
         self._key = key
         self._attempt = attempt
         self._steps = steps
@@ -287,11 +284,10 @@ def _of_this_loop() -> Threads:
 
 
 def check_return(function: Callable[..., Any], name: str) -> None:
-    """Refuse a function that says it returns what JSON cannot hold, before it is
-    called and has an effect.
+    """Refuse a function before it is called and has an effect.
 
     Raises:
-        NotJson: its annotation is a class that JSON cannot hold.
+        NotJson: it is annotated to return a class that JSON cannot hold.
     """
     if conversion_of(function) is not None:
         return
@@ -311,8 +307,7 @@ _HELD: Final = (dict, list, tuple, str, int, float, bool, type(None))
 
 @lru_cache(maxsize=512)
 def _unheld(function: Callable[..., Any]) -> str | None:
-    """The name of the class that a function says to return, if JSON cannot
-    hold any of its values."""
+    """Return the name of the annotated return class, if JSON can hold none of its values."""
     try:
         hint = typing.get_type_hints(function).get("return")
     except Exception:  # no function, or names that are not to be had
@@ -333,8 +328,7 @@ def _unheld(function: Callable[..., Any]) -> str | None:
 
 
 SLOWER: Final = 1.25
-"""What a step is expected to take: the longest so far times this. Steps of seconds differ
-by more than a margin."""
+"""The expected duration of a step, as a multiple of the longest one so far."""
 
 
 @engine_call
@@ -346,8 +340,7 @@ async def step(
     kwargs: Mapping[str, Any] | None = None,
     options: Options = ONCE,
 ) -> Any:
-    """What the function returned, now or in an earlier run. It is run once,
-    and its outcome remembered.
+    """Return the result of a step, of this run or an earlier one.
 
     Args:
         run: the run of the handler.
@@ -355,11 +348,11 @@ async def step(
         function: called with `args` and `kwargs`, in a thread if it is a plain function.
         args: must be the same in every run.
         kwargs: the same.
-        options: time limit, retries, and whether it may be run again after a crash.
+        options: time limit, retries, and whether it may run again after a crash.
 
     Raises:
         StepFailed: it raised, now or then. (A `ToolError` is raised again as such.)
-        NotJson: what it returned cannot be remembered.
+        NotJson: the result cannot be recorded.
         OutcomeUnknown: an `at_most_once` step was begun by a worker that died.
     """
     branch = await run.enter("step", name)
@@ -389,8 +382,7 @@ async def step(
 async def poll(
     run: Run, name: str, function: Callable[..., Any], args: tuple[Any, ...], every_s: float
 ) -> Any:
-    """Call a function every `every_s` seconds until it returns something other than
-    `None`; that is remembered.
+    """Call a function every `every_s` seconds until it returns something other than `None`.
 
     Raises:
         StepFailed, NotJson: as `step`.
@@ -417,8 +409,7 @@ def _value_of(
     """Return the handler's own copy of a recorded value, converted by the function's annotation.
 
     Raises:
-        Suspend: the value does not fit the annotation; the run has ended with
-            `NondeterminismError`.
+        Suspend: the value does not fit the annotation; the run has ended.
     """
     run.has_learned(entry.key)
     value, conversion = outcome_of(entry, name), conversion_of(function)
@@ -440,7 +431,7 @@ def _task(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> Task:
-    """The step at its place; ends the run if something else was there before."""
+    """Return the step at its place; end the run if another action is recorded there."""
     key = run.come_to(branch, "step", name)
     what = identity(kind, function, args, kwargs)
     compare(run, key, what)
@@ -448,8 +439,7 @@ def _task(
 
 
 async def _before_step(run: Run, branch: Branch, *, needs_task: bool = False) -> None:
-    """At the boundary of a step: stop if there is no time for it, or no
-    certainty that it may begin."""
+    """Suspend if there is no time for a step, or no certainty that it may begin."""
     if run.stopped is not None:  # while it waited
         await run.refuse()
     await within_scopes(run, branch)
@@ -457,7 +447,7 @@ async def _before_step(run: Run, branch: Branch, *, needs_task: bool = False) ->
     remaining_ms = run.call.deadline.remaining_ms()
     short = remaining_ms is not None and remaining_ms < run.longest_ms * SLOWER + SHED_MARGIN_MS
     if run.stop_requested or becomes_task or (short and run.steps_run > 0):
-        run.want_task()
+        run.wants_task = True
         await run.park(branch)
     await be_admitted(run)
 
@@ -471,8 +461,8 @@ async def _run_step(
     *,
     only_values: bool = False,
 ) -> Entry | None:
-    """Run a step; returns what is remembered of it, or `None` if nothing is."""
-    run.go_beyond()
+    """Run a step; return its entry, or `None` if there is nothing to record."""
+    run.is_beyond = True
     run.new_steps.append(task.key)
     running = Running(task.key, attempts + 1, run.running_steps)
     with run.quiescence.moving(), running:
@@ -489,7 +479,8 @@ async def _run_step(
                     task, options.timeout_s, run.call.step_threads, run.call.principal
                 )
         finally:
-            run.note_step(run.clock.monotonic_ms() - begun_ms, has_ended=entry is not None)
+            run.longest_ms = max(run.longest_ms, run.clock.monotonic_ms() - begun_ms)
+            run.steps_run += entry is not None
         if watch is not None:
             await watch.has_run(task.key)
         noted = await _note(
@@ -531,8 +522,7 @@ async def _note(
 
 @engine_call
 async def key_for(run: Run, name: str) -> str:
-    """An idempotency key: the same in every run of the call, another for
-    each place in its handler."""
+    """Return an idempotency key for a place in the handler."""
     branch = await run.enter("key", name)
     key = run.come_to(branch, "key", name)
     known = run.journal.steps.get(key)

@@ -1,9 +1,8 @@
-"""`Context` for a handler that is a plain function: it runs in a thread, and each
-method blocks until it is done.
+"""`Context` for a handler that is a plain function: it runs in a thread, and each method blocks.
 
-The thread is the branch of its handler. It cannot create tasks; `SyncContext.map` gives it
-threads that are branches.
-"""
+The thread is the branch of its handler. It cannot create tasks; `SyncContext.map` and `gather` give
+it threads that are branches. The handler's thread works on items too, so it never waits for a
+thread that only itself could free."""
 
 from __future__ import annotations
 
@@ -48,14 +47,15 @@ def _blocking(
 
 
 class SyncContext(CallFacts):
-    """The same call, the same names; see `Context` for what each does."""
+    """The same call and names as `Context`."""
 
     __slots__ = ("_context",)
 
     def __init__(self, context: Context) -> None:
         super().__init__(run_of(context))
         self._context = context
-        self._run.begin_thread()
+        self._run.root.is_thread = True  # busy between two calls of the engine
+        self._run.quiescence.begin()
 
     @overload
     def elicit(
@@ -86,7 +86,6 @@ class SyncContext(CallFacts):
         timeout_s: float | None = None,
         default: Any = None,
     ) -> Any:
-        """`Context.elicit`, blocking."""
         ask = partial(
             self._context.elicit, name, message, fields, timeout_s=timeout_s, default=default
         )
@@ -123,8 +122,8 @@ class SyncContext(CallFacts):
         name: str = "map",
         key: Callable[[I], Any] | None = None,
     ) -> list[T]:
-        """`Context.map` for plain functions: this thread runs items, and others beside it
-        while there are any free."""
+        """`Context.map` for plain functions: this thread runs items, and so do others while there are free
+        ones."""
         if at_most < 1:
             raise ValueError(f"at_most is {at_most}; at least one item has to run")
         parent = self._wait(self._run.enter, "map", name)
@@ -162,8 +161,7 @@ class SyncContext(CallFacts):
 
     @contextmanager
     def timeout(self, seconds: float, name: str = "timeout") -> Iterator[None]:
-        """`Context.timeout`: looked at whenever the handler asks something, because no
-        thread can be interrupted."""
+        """`Context.timeout`, checked at each call of the engine, because no thread can be interrupted."""
         branch, begun = self._wait(waiting.begin_limit, self._run, name, seconds)
         outside, limit = branch.scopes, ThreadLimit(begun.until_ms)
         branch.scopes = (*outside, limit)
@@ -175,7 +173,7 @@ class SyncContext(CallFacts):
             self._run.limits.discard(limit)
 
     def _wait(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        """What the engine answers, asked from this thread as the branch that it is."""
+        """Call the engine from this thread, as the branch that it is."""
         place = here.get()
         if place is None:
             raise RuntimeError(
@@ -206,33 +204,30 @@ def _call(function: Callable[[], T]) -> T:
 
 
 HELPERS: Final = 40
-"""Threads that help at once, in one event loop."""
+"""The most threads that help at once, in one event loop."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ThreadLimit:
-    """A durable time limit of a thread. A thread cannot be cancelled, so the limit is
-    checked at each engine call."""
+    """A durable time limit of a thread, checked at each engine call."""
 
     until_ms: int
     is_left: bool = False
     has_fired: bool = False
 
-    async def wait_until_settled(self) -> None:
-        """Nobody waits: see `fire`."""
+    async def wait_until_settled(self) -> None: ...
 
     @property
     def is_pending(self) -> bool:
-        """It ends nothing by itself."""
+        """Return False: it ends nothing by itself."""
         return False
 
-    def fire(self) -> None:
-        """Nothing: the engine raises where it looks."""
+    def fire(self) -> None: ...
 
 
 @dataclass(slots=True)
 class Items(Generic[I, T]):
-    """What is left to do, and what came of the rest. Any number of threads may work on it."""
+    """Items and their results. Any number of threads may work on them."""
 
     function: Callable[[I], T]
     placed: list[tuple[I, Branch]]
@@ -264,11 +259,7 @@ class Items(Generic[I, T]):
             return self._next - 1
 
     def results(self) -> list[T]:
-        """What the function returned, in the order of the items.
-
-        Raises:
-            BaseException: what it raised for the first of those for which it did.
-        """
+        """Return the results in the order of the items; raise the first error."""
         for _, error in sorted(self._errors.items()):
             raise error
         return [self._values[index] for index in range(len(self.placed))]

@@ -1,12 +1,15 @@
-"""What a remembered thing was: its kind, the function behind it, and a digest of
-what that was called with.
+"""The values of steps and arguments: how they are identified, and how they are recorded.
 
-It is kept with each step in the journal. A replay that finds another function or other arguments at
-the same place has taken another path than the run before. It ends with
-`errors.NondeterminismError`, and is not given a value that belongs to something else.
+The `identity` of a step is kept with it: its kind, its function, and a digest of its arguments. A
+replay that finds another one at the same place has taken another path. Only values are compared;
+of a client, a file or a lock only the type counts, because each run has another one.
 
-Only values are compared. Of a client, a file or a lock only the type counts, because
-each run has another one.
+A recorded value is JSON. The handler gets a value made of that JSON by the function's annotation,
+also in the run in which the step ran, so its type is the same in every run:
+
+    async def quote(order: int) -> Quote: ...
+
+    function ──▶ Quote ──▶ {"total": "9.90", …} ──▶ journal ──▶ Quote      in the first run as in each replay
 """
 
 from __future__ import annotations
@@ -33,12 +36,12 @@ from roundgate.errors import NondeterminismError, NotJson
 from roundgate.json import digest, encode
 
 DIGEST_CHARS: Final = 11
-"""64 bits: enough to tell two calls at one place apart, and little to carry."""
+"""64 bits: enough to tell two calls at one place apart."""
 MAX_DEPTH: Final = 40
-"""Levels of an argument that are looked at."""
+"""Levels of an argument that are compared."""
 
 MAX_BITS: Final = 4_096
-"""Of an integer that is written in decimal: Python refuses to for large ones."""
+"""Larger integers are written in hexadecimal: Python refuses to write them in decimal."""
 
 _AS_TEXT: Final = (datetime, date, time, timedelta, Decimal, UUID, PurePath, complex)
 
@@ -46,7 +49,7 @@ _AS_TEXT: Final = (datetime, date, time, timedelta, Decimal, UUID, PurePath, com
 def identity(
     kind: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str:
-    """`step charge Xy3…`: a kind, a function's name, and a digest of arguments if there are any."""
+    """Return `step charge Xy3…`: a kind, a function's name, and a digest of arguments if there are any."""
     name, bound = _named(function)
     if not (args or kwargs or bound):
         return f"{kind} {name}"
@@ -54,13 +57,12 @@ def identity(
 
 
 def digest_of_value(value: Any) -> str:
-    """What stands for any value, in this process and in others."""
+    """Return a digest of any value that is the same in every process."""
     return digest(_values(value))
 
 
 def _named(function: Callable[..., Any]) -> tuple[str, list[Any]]:
-    """The name of a function, wherever it is defined, and what `partial` has bound to it
-    already."""
+    """Return the name of a function, and the arguments that `partial` has bound to it."""
     bound: list[Any] = []
     while isinstance(function, functools.partial):
         bound.append([list(function.args), dict(function.keywords)])
@@ -78,7 +80,7 @@ def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _values(value: Any, room: int = MAX_DEPTH) -> Any:
-    """What of a value can be compared between two runs, as JSON."""
+    """Return the part of a value that two runs can compare, as JSON."""
     if isinstance(value, int) and value.bit_length() > MAX_BITS:
         return hex(value)
     if value is None or (isinstance(value, (bool, str, int)) and not isinstance(value, Enum)):
@@ -99,7 +101,6 @@ def _values(value: Any, room: int = MAX_DEPTH) -> Any:
 
 
 def _inside(value: Any, room: int) -> Any:
-    """What of an object can be compared between two runs; of most, nothing."""
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -126,23 +127,21 @@ _CONVERTED: Final = (
     *(bytes, bytearray, set, frozenset),
 )
 _MAX_DEPTH: Final = 10
-"""Levels of an annotation that are looked at."""
+"""Levels of an annotation that are read."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Conversion:
-    """To JSON and back, as an annotation says."""
+    """The conversion between a type and JSON. `name` is the annotation, for people."""
 
     adapter: TypeAdapter[Any]
     name: str
-    """The annotation, for people."""
 
     def to_json(self, value: Any, where: str) -> Any:
-        """What is remembered of a value.
+        """Return the JSON form of a value.
 
         Raises:
-            NotJson: it is none of the annotation's values, or could not be had back.
-                Says nothing of the value.
+            NotJson: it is no value of the type, or could not be read back. The value is not shown.
         """
         try:
             (written,) = self.adapter.dump_python(
@@ -158,10 +157,10 @@ class Conversion:
         return written
 
     def from_json(self, written: Any, key: str) -> Any:
-        """The value that is remembered.
+        """Return the recorded value.
 
         Raises:
-            NondeterminismError: the annotation is another one by now, and has no such value.
+            NondeterminismError: the annotation has changed, and has no such value.
         """
         try:
             (value,) = self.adapter.validate_json(encode([written]))
@@ -171,7 +170,7 @@ class Conversion:
 
 
 def conversion_of(function: Callable[..., Any]) -> Conversion | None:
-    """How values of a function are remembered; `None` for plain JSON."""
+    """Return how results of a function are recorded; `None` for plain JSON."""
     try:
         return _conversion(_returned(function))
     except (
@@ -182,18 +181,16 @@ def conversion_of(function: Callable[..., Any]) -> Conversion | None:
 
 
 def is_converted(value: Any) -> bool:
-    """Whether a value could be remembered if its function said what it returns."""
+    """Return whether a value could be recorded if its function were annotated."""
     return _names_one(type(value))
 
 
 _known: Final[WeakKeyDictionary[Any, Any]] = WeakKeyDictionary()
-"""What functions say to return. Weak: a step is often a `lambda` that holds
-all that its call has."""
+"""The return annotations of functions. Weak: a step is often a `lambda` that holds its call's data."""
 
 
 def _returned(function: Any) -> Any:
-    """What a function says to return, without what has to be awaited for it;
-    `None` if nobody knows."""
+    """Return a function's return annotation, without `Awaitable`; `None` if there is none."""
     while isinstance(function, functools.partial):
         function = function.func
     function = getattr(function, "__func__", function)  # a bound method is made anew each time
@@ -229,7 +226,7 @@ def _conversion(hint: Any) -> Conversion | None:
 
 
 def _names_one(hint: Any, room: int = _MAX_DEPTH) -> bool:
-    """Whether an annotation names a type that JSON does not have."""
+    """Return whether an annotation names a type that JSON does not have."""
     if room == 0:
         return False
     origin = typing.get_origin(hint)
@@ -243,7 +240,6 @@ def _names_one(hint: Any, room: int = _MAX_DEPTH) -> bool:
 
 
 def _is_typed_dict(hint: Any) -> bool:
-    """A `TypedDict`, of whichever module."""
     return isinstance(hint, type) and issubclass(hint, dict) and hasattr(hint, "__required_keys__")
 
 

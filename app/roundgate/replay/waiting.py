@@ -1,9 +1,17 @@
-"""Waiting: sleeps, time limits, and the places where a handler ends its
-round or turn, to go on later.
+"""Sleeps, time limits, and the places where a handler ends its round or turn to continue later.
 
 A short wait holds the round or the worker. A longer one ends it: an ordinary call answers its
 client or becomes a task, a task frees its worker.
-"""
+
+A time limit (`async with ctx.timeout(3600): …`) begins when the handler first reaches it and passes
+its number of seconds later, whichever process runs the handler then. Its end is recorded:
+
+    passed     an entry with a place in the order, written before the block ends with `TimeoutError`;
+               later runs end the block at that place, whatever their clock says
+    left       the block was left in time; the limit passes in no later run
+
+A limit that has passed without a recorded end first lets the branches receive everything recorded,
+and ends its block when that asks for something new."""
 
 from __future__ import annotations
 
@@ -33,14 +41,12 @@ from roundgate.replay.run import HOLD_MS, Run
 from roundgate.replay.scheduling import wake
 
 SHED_MARGIN_MS: Final = 250
-"""What has to be left of the time, beyond what a step is expected to take,
-for another to be begun."""
+"""The time that must be left, beyond a step's expected duration, for another one to begin."""
 
 
 @engine_call
 async def shed(run: Run, name: str) -> None:
-    """End this round or turn once; the client's next retry, or another
-    worker, goes on from here."""
+    """End this round or turn once; the client's next retry, or another worker, continues here."""
     branch = await run.enter("shed", name)
     key = run.come_to(branch, "shed", name)
     if key not in run.journal.steps:
@@ -52,19 +58,18 @@ async def shed(run: Run, name: str) -> None:
 
 @engine_call
 async def continue_as_task(run: Run) -> None:
-    """End the ordinary call here, if it may go on as a task; nothing happens if it may
-    not, or already is one."""
+    """End an ordinary call that may become a task; otherwise do nothing."""
     branch = await run.enter("task")
     key = run.come_to(branch, "task", "task")
     if run.call.may_become_task:
-        run.want_task()
+        run.wants_task = True
         async with noting_cut(run, key):
             await run.park(branch)
     await _pass(run, branch, key)
 
 
 async def _pass(run: Run, branch: Branch, key: str) -> None:
-    """Go on after a place where a round or turn ended."""
+    """Continue after a place where a round or turn ended."""
     await be_cut_if_before(run, branch, key)
     async with noting_cut(run, key):
         await learn(run, branch, key)
@@ -73,16 +78,15 @@ async def _pass(run: Run, branch: Branch, key: str) -> None:
 
 @engine_call
 async def restart(run: Run, arguments: Mapping[str, Any]) -> NoReturn:
-    """End this run, and begin another with a fresh journal and these arguments."""
+    """End this run; the handler begins again with an empty journal and these arguments."""
     branch = await run.enter("restart")
-    run.begin_anew(plain(arguments, "the arguments of ctx.restart"))
+    run.restart_arguments = plain(arguments, "the arguments of ctx.restart")
     await run.park(branch)
 
 
 @engine_call
 async def sleep(run: Run, name: str, seconds: float) -> None:
-    """Wait `seconds` once; a later run waits for what is left of them. A task
-    holds no worker meanwhile."""
+    """Wait `seconds` once; a later run waits for the rest."""
     branch = await run.enter("sleep", name)
     key = run.come_to(branch, "sleep", name)
     until_ms = _time_of(run, key, "sleep", seconds)
@@ -112,8 +116,7 @@ async def _sleep(run: Run, branch: Branch, key: str, until_ms: int) -> None:
 
 @engine_call
 async def begin_limit(run: Run, name: str, seconds: float) -> tuple[Branch, Slept]:
-    """Begin a time limit; return its branch and entry. The entry is written with the next step, so
-    the limit outlives the process."""
+    """Begin a time limit; return its branch and entry, which is written with the next step."""
     branch = await run.enter("timeout", name)
     key = run.come_to(branch, "timeout", name)
     is_new = key not in run.journal.steps
@@ -125,8 +128,8 @@ async def begin_limit(run: Run, name: str, seconds: float) -> tuple[Branch, Slep
 
 
 def _time_of(run: Run, key: str, kind: str, seconds: float) -> int:
-    """When a sleep or time limit is over, in milliseconds since the epoch. A new one is written
-    with whatever the run writes next; if that is nothing, no later run depends on it."""
+    """Return the end of a sleep, in milliseconds since the epoch. A new one is written with the run's next
+    entry; without one, no later run depends on it."""
     compare(run, key, _time_identity(kind, seconds))
     if isinstance(run.journal.steps.get(key), Cut):
         return run.clock.now_ms()
@@ -147,12 +150,11 @@ def _time_identity(kind: str, seconds: float) -> str:
 
 
 async def wait_until(run: Run, branch: Branch, until_ms: int) -> None:
-    """Wait until `until_ms` (milliseconds since the epoch): here if that is soon, else by
-    ending the round or turn.
+    """Wait until `until_ms` (milliseconds since the epoch): here if that is soon, else by ending the round
+    or turn.
 
-    An ordinary call that may become a task does so if the moment is beyond its deadline. One that
-    may not ends its round just before the deadline, and goes on waiting in the next one.
-    """
+    An ordinary call that may become a task does so if the moment is beyond its deadline. One that may
+    not ends its round just before the deadline, and waits on in the next one."""
     if until_ms <= run.clock.now_ms() and all(
         until_ms <= scope.until_ms for scope in branch.limits
     ):
@@ -177,7 +179,7 @@ async def _wait(run: Run, branch: Branch, until_ms: int) -> None:
         return
     if run.call.task_id is None and not run.call.may_become_task:
         await _wait_here(run, here_ms)
-    run.want_task()
+    run.wants_task = True
     await run.quiescence.park(branch, until_ms, until_ms - run.clock.now_ms())
 
 
@@ -188,9 +190,9 @@ async def _wait_here(run: Run, for_ms: float) -> None:
 async def within_scopes(run: Run, branch: Branch) -> None:
     """Return once no durable time limit around the branch is about to end its block.
 
-    A limit that has passed usually cancels the branch here, by itself or by way of the task that
-    entered its block. If that task goes on in the block (it catches the cancellation, or waits for
-    this branch in a `finally`), the branch goes on too, as inside `asyncio.timeout`.
+    A limit that has passed usually cancels the branch here, by itself or by the task that entered its
+    block. If that task continues in the block (it catches the cancellation, or waits for this branch in
+    a `finally`), the branch continues too, as inside `asyncio.timeout`.
 
     Raises:
         Suspend: the run has ended meanwhile.
@@ -211,7 +213,7 @@ async def within_scopes(run: Run, branch: Branch) -> None:
 
 
 def fire_scopes(run: Run, branch: Branch) -> list[Scope]:
-    """Let the limits that are over pass; return those that have not ended their blocks yet."""
+    """Fire the limits that are over; return those that have not ended their blocks yet."""
     now_ms = run.clock.now_ms()
     over = [s for s in branch.limits if s.until_ms <= now_ms and not s.has_fired]
     for scope in over:
@@ -220,12 +222,11 @@ def fire_scopes(run: Run, branch: Branch) -> list[Scope]:
 
 
 LATE_S: Final = 1.0
-"""How long a limit that was over before its block began leaves to code that does not ask
-the engine for anything."""
+"""Seconds that a limit which was over before its block began leaves to code without calls of ctx."""
 
 
 class TimeLimit:
-    """`until_ms` is the moment at which it is over, in milliseconds since the epoch."""
+    """A durable time limit around a block; over at `until_ms`, in milliseconds since the epoch."""
 
     def __init__(self, run: Run, name: str, seconds: float) -> None:
         self._run = run
@@ -253,16 +254,13 @@ class TimeLimit:
 
     @property
     def is_left(self) -> bool:
-        """Whether the block has ended."""
         return self._is_left
 
     @property
     def is_pending(self) -> bool:
-        """Whether it is about to end its block, now or later."""
         return not self.has_fired and not self.is_left
 
     async def wait_until_settled(self) -> None:
-        """Return once the limit has fired, its block has been left, or its run has ended."""
         await self._settled.wait()
 
     async def __aenter__(self) -> TimeLimit:
@@ -320,8 +318,7 @@ class TimeLimit:
             await order.turn(order.rank(self._told.key))
 
     def fire(self) -> None:
-        """Let the limit pass now, unless its block ends before everything recorded has been
-        delivered."""
+        """Let the limit pass now, unless its block ends before all recorded results are delivered."""
         if self._hurry is not None:
             wake(self._hurry)
         elif self.is_pending and self._passing is None and self._run.stopped is None:
@@ -329,7 +326,7 @@ class TimeLimit:
 
     @property
     def _told(self) -> Told:
-        """Return the entry that records that the limit passed."""
+        """The entry that records that the limit passed."""
         return Told.of("" if self._begun is None else self._begun.key)
 
     def _begin_passing(self, passing: Callable[[], Awaitable[None]]) -> None:
@@ -363,8 +360,8 @@ class TimeLimit:
             raise
 
     async def _pass_first(self) -> None:
-        """Wait until everything recorded has been delivered and nothing waits for its turn; record
-        that the limit passes; return at the place of that entry in the order."""
+        """Wait until everything recorded has been delivered and nothing waits for its turn; record that the
+        limit passes; return at the place of that entry in the order."""
         if self._hurry is not None:
             await asyncio.wait([self._hurry], timeout=LATE_S)
         order = self._run.order_here
@@ -392,8 +389,7 @@ class TimeLimit:
             self._branch.scopes = tuple(scope for scope in self._branch.scopes if scope is not self)
 
     def _may_note(self, kind: type[BaseException] | None) -> bool:
-        """Return whether the handler itself left the block, rather than the end of its run or of
-        the loop."""
+        """Return whether the handler itself left the block, rather than the end of its run or of the loop."""
         is_own = _is_own_end(kind) or (kind is not None and issubclass(kind, CancelledError))
         return is_own and self._run.stopped is None and not self._run.is_being_ended
 

@@ -22,12 +22,7 @@ from roundgate.auth import LOCAL, Principal
 from roundgate.client import AnswersLike, CallResult, Client, Task
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
-from roundgate.errors import (
-    ClientError,
-    NondeterminismError,
-    NothingGoesOn,
-    Unauthenticated,
-)
+from roundgate.errors import ClientError, NondeterminismError, NothingGoesOn, Unauthenticated
 from roundgate.main import build_app
 from roundgate.replay import WATCH, Run, StepWatch
 from roundgate.runtime.startup import Core, build_core
