@@ -491,7 +491,7 @@ class Context(CallFacts):
         Raises:
             StepFailed, NotJson: as `step`.
         """
-        return await steps.poll(self._run, name, function, args, every_s)
+        return await steps.step(self._run, name, function, args, every_s=every_s)
 
     # telling
 

@@ -94,8 +94,7 @@ async def run_handler(handler: Callable[[], Awaitable[T]], run: Run) -> Outcome[
             outcome = Completed(value) if run.stopped is None else _suspended(run)
         except BaseException as error:
             outcome = _ended_by(error, run, limit)
-        if (watch := WATCH.get()) is not None:
-            watch.run_ended(run)
+        WATCH.get().run_ended(run)
         if _shows_what_is_gone(run, outcome):
             _warn_of_unasked(run)
         return outcome
