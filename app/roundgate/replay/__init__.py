@@ -1,6 +1,7 @@
 """The engine that runs every tool, prompt and resource function.
 
-It knows neither tokens nor tables nor HTTP."""
+It knows neither tokens nor tables nor HTTP.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Questions: known answers are returned, the others are asked of the client.
 
 An answer counts for the question as it was shown. If the handler asks something else by now, the
-question is asked again under a new key."""
+question is asked again under a new key.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ MAX_CHANGES: Final = 3
 async def ask(
     run: Run, asked: Mapping[str, Question], timeout_s: float | None = None, default: Any = None
 ) -> dict[str, Answer]:
-    """Return the answers by name once all are known. Until then, ask the open questions and suspend the
-    run.
+    """Return the answers by name once all are known. Until then, ask the open questions and suspend
+    the run.
 
     Args:
         run: the run of the handler that asks.
@@ -154,7 +155,8 @@ def _open(
 ) -> int | None:
     """Send questions to the client: all of them, or none if it lacks a capability for any.
 
-    Return the earliest end of their time limits in milliseconds since the epoch, or `None`."""
+    Return the earliest end of their time limits in milliseconds since the epoch, or `None`.
+    """
     names = ", ".join(entry.key for _, entry, _ in opened)
     required = merged(question.requires for _, _, question in opened)
     capabilities, what_for = run.call.capabilities, f"asking {names}"

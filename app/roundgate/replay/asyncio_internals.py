@@ -96,8 +96,8 @@ class ByAsCompleted:
 
 
 def creator() -> ByWaitFor | ByAsCompleted | None:
-    """Return the function of asyncio that creates a task by calling the caller, a task factory; `None` if
-    the handler creates it.
+    """Return the function of asyncio that creates a task by calling the caller, a task factory;
+    `None` if the handler creates it.
 
     Raises:
         RuntimeError: the function has a limit whose end no later run could repeat.

@@ -9,7 +9,8 @@ and by the order in which its parent created it, which is the same in every run:
 
 The key of a step or question is the path of its branch, its name, and the number of that name's use
 in the branch unless it is the first. Tasks that a library creates in the handler have other names,
-so they do not change the numbers; tasks created in a step have no branch."""
+so they do not change the numbers; tasks created in a step have no branch.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from collections.abc import Generator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from roundgate.replay.asyncio_internals import Timer, name_of, state
 
@@ -28,127 +29,13 @@ _PREFIXES: Final = MappingProxyType(
 )
 
 
-class Owner:
-    """Stands for a run in its branches."""
-
-    __slots__ = ("begun_ms", "resumed", "run")
-
-    def __init__(self) -> None:
-        self.resumed = 0
-        """How often a branch began, or resumed from a wait outside of ctx."""
-        self.run: Any = None
-        """The `run.Run` while its handler runs, then `None`: a reference cycle would wait for the
-        garbage collector."""
-        self.begun_ms = 0.0
-        """When the run began, on its clock's monotonic scale."""
-
-    def elapsed_ms(self) -> int:
-        """Return the age of the run in milliseconds."""
-        return 0 if self.run is None else round(self.run.clock.monotonic_ms() - self.begun_ms)
-
-
-class Scope(Protocol):
-    """A durable time limit around a part of a handler."""
-
-    @property
-    def until_ms(self) -> int:
-        """Return when the limit passes, in milliseconds since the epoch."""
-
-    @property
-    def is_left(self) -> bool:
-        """Return whether the block has ended."""
-
-    @property
-    def is_pending(self) -> bool:
-        """Return whether the limit may still end the block."""
-
-    @property
-    def has_fired(self) -> bool:
-        """Return whether the limit has ended the block, or is about to."""
-
-    def fire(self) -> None:
-        """End the block."""
-
-    async def wait_until_settled(self) -> None:
-        """Return once the limit has fired, its block has been left, or its run has ended."""
-
-
-class Branch:
-    """A concurrent part of a handler. `path` is empty, or segments that each end in a slash."""
-
-    __slots__ = (
-        "awaited",
-        "children",
-        "has_branched",
-        "is_thread",
-        "owner",
-        "path",
-        "scopes",
-        "timeouts",
-        "uses",
-    )
-
-    def __init__(self, owner: Owner, path: str = "") -> None:
-        self.owner = owner
-        self.path = path
-        self.scopes: tuple[Scope, ...] = ()
-        """The durable time limits around its current code, outermost first."""
-        self.is_thread = False
-        """Whether its code runs in a thread, which is busy between two calls of the engine."""
-        self.uses: dict[tuple[str, str], int] = {}
-        self.children: dict[str, int] = {}
-        self.has_branched = False
-        """Whether the branch has children."""
-        self.timeouts: Timeouts | None = None
-        """The timers of `asyncio.timeout` that the run has entered."""
-        self.awaited: dict[int, Branch] = {}
-        """The branches of coroutines of `as_completed` whose tasks are not created yet, by id."""
-
-    @property
-    def limits(self) -> list[Scope]:
-        """Return the limits whose blocks are open. A branch may outlive the block that created it."""
-        return [scope for scope in self.scopes if not scope.is_left]
-
-    def key(self, kind: str, name: str) -> str:
-        """Return the place of the next use of a name: `order@1/charge`, then `order@1/charge#2`.
-
-        A kind other than step and question stands before the name: `order@1/sleep:sleep`."""
-        count = self.uses[kind, name] = self.uses.get((kind, name), 0) + 1
-        place = f"{self.path}{_PREFIXES.get(kind, '')}{name}"
-        return place if count == 1 else f"{place}#{count}"
-
-    def named(self, name: str) -> Branch:
-        """Return the branch that its author has named."""
-        return self._child(self.key("branch", name).removeprefix(self.path))
-
-    def created(self, coroutine: object) -> Branch:
-        """Return the branch of a task that is being created."""
-        function = name_of(coroutine)
-        number = self.children[function] = self.children.get(function, -1) + 1
-        return self._child(f"{function}@{number}")
-
-    def notice(self, timer: Timer, task: asyncio.Task[Any]) -> None:
-        """Record a timer that this branch has set, and the task whose wait it ends."""
-        if self.timeouts is None:
-            self.timeouts = Timeouts()
-        self.timeouts.add(timer, self.path, task)
-
-    def _child(self, segment: str) -> Branch:
-        self.has_branched = True
-        if self.timeouts is None:
-            self.timeouts = Timeouts()
-        child = Branch(self.owner, f"{self.path}{segment}/")
-        child.scopes, child.is_thread, child.timeouts = self.scopes, self.is_thread, self.timeouts
-        return child
-
-
 JUST_FIRED_S: Final = 1.0
 """For how long after its moment a timer that has fired may still be about to end a wait."""
 
 
 class _Set(NamedTuple):
-    """A timer, the path of the branch that set it, and the task whose wait it ends. Two tasks share a
-    branch in `asyncio.wait_for` of Python 3.11."""
+    """A timer, the path of the branch that set it, and the task whose wait it ends. Two tasks share
+    a branch in `asyncio.wait_for` of Python 3.11."""
 
     timer: Timer
     path: str
@@ -193,6 +80,113 @@ class Timeouts:
     def is_ending(self, path: str) -> bool:
         """Return whether a timer has fired around the branch at `path`."""
         return any(path.startswith(one.path) and one.state == "expiring" for one in self._timers)
+
+
+class Owner:
+    """Stands for a run in its branches."""
+
+    __slots__ = ("begun_ms", "resumed", "run", "timeouts")
+
+    def __init__(self) -> None:
+        self.resumed = 0
+        """How often a branch began, or resumed from a wait outside of ctx."""
+        self.run: Any = None
+        """The `run.Run` while its handler runs, then `None`: a reference cycle would wait for the
+        garbage collector."""
+        self.begun_ms = 0.0
+        """When the run began, on its clock's monotonic scale."""
+        self.timeouts = Timeouts()
+        """The timers of `asyncio.timeout` that the run has entered."""
+
+    def elapsed_ms(self) -> int:
+        """Return the age of the run in milliseconds."""
+        return 0 if self.run is None else round(self.run.clock.monotonic_ms() - self.begun_ms)
+
+
+class Scope:
+    """A durable time limit around a part of a handler.
+
+    A limit of a thread only passes: a thread cannot be cancelled, so the engine checks the limit at
+    each call. `waiting.TimeLimit` ends its block.
+    """
+
+    def __init__(self, until_ms: int = 0) -> None:
+        self.until_ms = until_ms
+        """When the limit passes, in milliseconds since the epoch."""
+        self.is_left = False
+        """Whether the block has ended."""
+        self.has_fired = False
+        """Whether the limit has ended the block, or is about to."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Return whether the limit may still end the block."""
+        return False
+
+    def fire(self) -> None:
+        """End the block."""
+
+    async def wait_until_settled(self) -> None:
+        """Return once the limit has fired, its block has been left, or its run has ended."""
+
+
+class Branch:
+    """A concurrent part of a handler. `path` is empty, or segments that each end in a slash."""
+
+    __slots__ = (
+        "awaited",
+        "children",
+        "has_branched",
+        "is_thread",
+        "owner",
+        "path",
+        "scopes",
+        "uses",
+    )
+
+    def __init__(self, owner: Owner, path: str = "") -> None:
+        self.owner = owner
+        self.path = path
+        self.scopes: tuple[Scope, ...] = ()
+        """The durable time limits around its current code, outermost first."""
+        self.is_thread = False
+        """Whether its code runs in a thread, which is busy between two calls of the engine."""
+        self.uses: dict[tuple[str, str], int] = {}
+        self.children: dict[str, int] = {}
+        self.has_branched = False
+        """Whether the branch has children."""
+        self.awaited: dict[int, Branch] = {}
+        """The branches of coroutines of `as_completed` whose tasks are not created yet, by id."""
+
+    @property
+    def limits(self) -> list[Scope]:
+        """Return the limits whose blocks are open. A branch may outlive the block in which it began."""
+        return [scope for scope in self.scopes if not scope.is_left]
+
+    def key(self, kind: str, name: str) -> str:
+        """Return the place of the next use of a name: `order@1/charge`, then `order@1/charge#2`.
+
+        A kind other than step and question stands before the name: `order@1/sleep:sleep`.
+        """
+        count = self.uses[kind, name] = self.uses.get((kind, name), 0) + 1
+        place = f"{self.path}{_PREFIXES.get(kind, '')}{name}"
+        return place if count == 1 else f"{place}#{count}"
+
+    def named(self, name: str) -> Branch:
+        """Return the branch that its author has named."""
+        return self._child(self.key("branch", name).removeprefix(self.path))
+
+    def created(self, coroutine: object) -> Branch:
+        """Return the branch of a task that is being created."""
+        function = name_of(coroutine)
+        number = self.children[function] = self.children.get(function, -1) + 1
+        return self._child(f"{function}@{number}")
+
+    def _child(self, segment: str) -> Branch:
+        self.has_branched = True
+        child = Branch(self.owner, f"{self.path}{segment}/")
+        child.scopes, child.is_thread = self.scopes, self.is_thread
+        return child
 
 
 @dataclass(frozen=True, slots=True)

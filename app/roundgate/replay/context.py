@@ -7,7 +7,8 @@
 
 The handler runs from the top in every round, so its actions between these calls must depend on its
 arguments, on answers and on steps alone. A handler that is a plain function runs in a thread and
-gets a `SyncContext`, whose methods of the same names block."""
+gets a `SyncContext`, whose methods of the same names block.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +94,7 @@ class CallFacts:
 
     @property
     def client_capabilities(self) -> Mapping[str, Any]:
-        """The capabilities that this request declares, shaped as the schema's `ClientCapabilities`."""
+        """The capabilities that this request declares, as the schema's `ClientCapabilities`."""
         return self._call.meta.capabilities.declared
 
     @property
@@ -102,8 +103,8 @@ class CallFacts:
         return self._call.meta.client_info
 
     def supports(self, *required: Question | Mapping[str, Any]) -> bool:
-        """Return whether the client can answer all of these questions, or has all of these capabilities,
-        shaped as `ClientCapabilities`, such as `{"sampling": {}}`."""
+        """Return whether the client can answer all of these questions, or has all of these
+        capabilities, shaped as `ClientCapabilities`, such as `{"sampling": {}}`."""
         try:
             for one in required:
                 self._call.meta.capabilities.require(
@@ -124,7 +125,8 @@ class CallFacts:
         """Return the client's last response under a key as it came, or `None`: the low-level form.
 
         A response to a question that was not asked is returned only if the tool takes such
-        (`unasked_answers`)."""
+        (`unasked_answers`).
+        """
         self._run.decide_by_state()
         response = self._run.journal.response(key)
         if response is None and self._call.takes_unasked:
@@ -194,7 +196,8 @@ class Context(CallFacts):
         return answers[name].get()
 
     async def elicit_url(self, name: str, message: str, url: str) -> None:
-        """Send the user to a page, for anything the client must not see; return when they agree to go there.
+        """Send the user to a page, for anything the client must not see; return when they agree to
+        go there.
 
         Args:
             name: the key of the question, as for `elicit`.
@@ -210,8 +213,9 @@ class Context(CallFacts):
     async def elicit_url_done(self, name: str) -> None:
         """Tell the client that its user has finished with the last page asked for under a name.
 
-        A client of revision 2025-11-25 receives `notifications/elicitation/complete` on the stream of its
-        call. Nothing is sent to clients of other revisions, or from a task, which has no stream.
+        A client of revision 2025-11-25 receives `notifications/elicitation/complete` on the stream
+        of its call. Nothing is sent to clients of other revisions, or from a task, which has no
+        stream.
 
         Raises:
             ValueError: no page was asked for under the name, or it has not been answered.
@@ -280,7 +284,8 @@ class Context(CallFacts):
         timeout_s: float | None = None,
         default: Any = None,
     ) -> dict[str, Answer]:
-        """Ask several questions at once; each `Answer` says whether it was accepted, declined or cancelled.
+        """Ask several questions at once; each `Answer` says whether it was accepted, declined or
+        cancelled.
 
         Args:
             questions: `Form`, `Url`, `Sample` or `Roots` by name; names as for `elicit`.
@@ -294,8 +299,8 @@ class Context(CallFacts):
         return await asking.ask(self._run, questions, timeout_s, default)
 
     async def request_input(self, requests: Mapping[str, Mapping[str, Any]]) -> NoReturn:
-        """End this round with the schema's `InputRequest` objects by key: the low-level form. `state` is kept
-        for the next round.
+        """End this round with the schema's `InputRequest` objects by key: the low-level form.
+        `state` is kept for the next round.
 
         Raises:
             MissingCapability: the client did not declare a capability that one of them needs.
@@ -320,14 +325,16 @@ class Context(CallFacts):
     ) -> Any:
         """Run a function once and record its result for the rest of this call, across processes.
 
-        The result is converted to JSON and back, or to the type of the function's return annotation: a
-        pydantic model, a dataclass, a date, a decimal, bytes and the like (`roundgate docs handlers`). It
-        is the same in every run. A plain function runs in a thread. An exception is recorded, too.
+        The result is converted to JSON and back, or to the type of the function's return
+        annotation: a pydantic model, a dataclass, a date, a decimal, bytes and the like (`roundgate
+        docs handlers`). It is the same in every run. A plain function runs in a thread. An
+        exception is recorded, too.
 
-        The function runs at least once: it runs again if the process dies before the result is recorded.
-        With `at_most_once` its beginning is recorded first, and a death in between raises `OutcomeUnknown`.
-        An ordinary call becomes a task for that if it may. If not, it has no journal of its own: a client
-        that repeats a lost request repeats the step, unless the tool is `once`.
+        The function runs at least once: it runs again if the process dies before the result is
+        recorded. With `at_most_once` its beginning is recorded first, and a death in between raises
+        `OutcomeUnknown`. An ordinary call becomes a task for that if it may. If not, it has no
+        journal of its own: a client that repeats a lost request repeats the step, unless the tool
+        is `once`.
 
         Args:
             name: the step's place in the handler; a second use in the same branch is another step.
@@ -350,8 +357,8 @@ class Context(CallFacts):
         return await steps.step(self._run, name, function, args, kwargs, options)
 
     async def idempotency_key(self, name: str) -> str:
-        """Return a key for a service that deduplicates requests: the same in every run of this call, another
-        for other calls, names and branches. Pass it to a step."""
+        """Return a key for a service that deduplicates requests: the same in every run of this
+        call, another for other calls, names and branches. Pass it to a step."""
         return await steps.key_for(self._run, name)
 
     # side by side
@@ -373,8 +380,8 @@ class Context(CallFacts):
     async def gather(self, *coroutines: Coroutine[Any, Any, Any]) -> Any:
         """Run coroutines side by side; return their results in their order.
 
-        Each is a branch of the handler, named after its function and numbered. To add items later, use
-        `map`, whose branches are named after the items.
+        Each is a branch of the handler, named after its function and numbered. To add items later,
+        use `map`, whose branches are named after the items.
 
         Raises:
             Exception: one of them raised it; the others were cancelled.
@@ -398,7 +405,8 @@ class Context(CallFacts):
     ) -> list[T]:
         """Call a function for each item side by side; return the results in the order of the items.
 
-        Each item is a branch named after it, so its records stay with it when other items come or go.
+        Each item is a branch named after it, so its records stay with it when other items come or
+        go.
 
         Args:
             function: an async function of one item, which uses this context.
@@ -424,15 +432,16 @@ class Context(CallFacts):
 
     @asynccontextmanager
     async def branch(self, name: str) -> AsyncIterator[None]:
-        """Name a part of the handler: `async with ctx.branch("refund"): …`. The places in it do not depend on
-        its surroundings."""
+        """Name a part of the handler: `async with ctx.branch("refund"): …`. The places in it do not
+        depend on its surroundings."""
         parent = await self._run.enter("branch", name)
         with inside(parent.named(name)):
             yield
 
     def timeout(self, seconds: float, name: str = "timeout") -> TimeLimit:
         """Return a time limit that outlives its process: `async with ctx.timeout(3600): …` raises
-        `TimeoutError` when it is over, also during a question or a sleep. It holds no worker meanwhile.
+        `TimeoutError` when it is over, also during a question or a sleep. It holds no worker
+        meanwhile.
 
         Args:
             seconds: from the first entry of the block; the same in every run.
@@ -449,12 +458,14 @@ class Context(CallFacts):
     async def continue_as_task(self) -> None:
         """Continue the call on a worker, while the client has a task.
 
-        Nothing happens unless the tool says `task="optional"` or `"required"` and the client declares the
-        tasks extension."""
+        Nothing happens unless the tool says `task="optional"` or `"required"` and the client
+        declares the tasks extension.
+        """
         await waiting.continue_as_task(self._run)
 
     async def restart(self, /, **arguments: Any) -> NoReturn:
-        """Begin the handler anew with other arguments and an empty journal: for a task that would never end.
+        """Begin the handler anew with other arguments and an empty journal: for a task that would
+        never end.
 
         Running steps end first. Clients know its questions by new keys.
 
@@ -464,8 +475,8 @@ class Context(CallFacts):
         await waiting.restart(self._run, arguments)
 
     async def sleep(self, seconds: float, name: str = "sleep") -> None:
-        """Wait for seconds, the same in every run. A task holds no worker meanwhile, and wakes on time even if
-        processes die. `name` is its place in the handler, as for `step`."""
+        """Wait for seconds, the same in every run. A task holds no worker meanwhile, and wakes on
+        time even if processes die. `name` is its place in the handler, as for `step`."""
         await waiting.sleep(self._run, name, seconds)
 
     async def sleep_until(self, moment: datetime, name: str = "sleep") -> None:
@@ -483,8 +494,8 @@ class Context(CallFacts):
     async def poll(
         self, name: str, function: Callable[..., Any], *args: Any, every_s: float
     ) -> Any:
-        """Call a function every `every_s` seconds until it returns something other than `None`; record that
-        result as a step does.
+        """Call a function every `every_s` seconds until it returns something other than `None`;
+        record that result as a step does.
 
         A task holds no worker between two calls. The function must be safe to call again.
 
@@ -496,7 +507,8 @@ class Context(CallFacts):
     # telling
 
     async def status(self, message: str) -> None:
-        """Set the `statusMessage` of the task that the call is or becomes, cut after 1,000 characters."""
+        """Set the `statusMessage` of the task that the call is or becomes, cut after 1,000
+        characters."""
         self._run.message = message.encode(errors="replace").decode()[:MAX_STATUS_CHARS]
 
     async def progress(
@@ -526,10 +538,11 @@ class Context(CallFacts):
         await self._call.notify(notifications.PROGRESS, params)
 
     async def log(self, level: str, data: Any, logger: str | None = None) -> None:
-        """Send a log message to the client, if it asked for messages of this level or below with `logLevel`.
+        """Send a log message to the client, if it asked for messages of this level or below with
+        `logLevel`.
 
-        In a task the message goes to the server's log. A replay does not repeat the messages of earlier
-        runs.
+        In a task the message goes to the server's log. A replay does not repeat the messages of
+        earlier runs.
 
         Args:
             level: one of RFC 5424's names, "debug" to "emergency".
@@ -571,7 +584,8 @@ class Context(CallFacts):
         await self._call.publish(notifications.RESOURCES_CHANGED, None)
 
     async def resource_updated(self, uri: str) -> None:
-        """Notify clients that subscribed to this URI, at all replicas, that its content has changed."""
+        """Notify clients that subscribed to this URI, at all replicas, that its content has
+        changed."""
         await self._call.publish(notifications.RESOURCE_UPDATED, uri)
 
 

@@ -4,7 +4,8 @@ Each asyncio task that a handler creates is a branch: `TaskFactory`, which the f
 event loop, gives it its place. A task of other code costs one look at a context variable.
 
 Every resumption of a branch passes through `Driven`, which records the events that no call of ctx
-sees: a branch that resumes by itself (`Owner.resumed`), and a cancelled wait outside of ctx."""
+sees: a branch that resumes by itself (`Owner.resumed`), and a cancelled wait outside of ctx.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +50,9 @@ _given_up: Final[deque[Any]] = deque(maxlen=64)
 def _never_close_them() -> None:
     """Keep abandoned handlers alive beyond the end of the process.
 
-    At exit Python closes the remaining coroutines. Every call of such a handler would then fail, the
-    handler would catch the error, and the process would never end."""
+    At exit Python closes the remaining coroutines. Every call of such a handler would then fail,
+    the handler would catch the error, and the process would never end.
+    """
     if _given_up:
         import ctypes
 
@@ -63,10 +65,11 @@ log = logging.getLogger("roundgate.replay")
 class Driven(Coroutine[Any, Any, T]):
     """A handler's coroutine, driven so that it cannot end the process.
 
-    A handler that catches everything that should end it awaits `END` in the end, and is never resumed.
-    `sys.exit()` in a task would stop the event loop; it becomes an error of the handler.
+    A handler that catches everything that should end it awaits `END` in the end, and is never
+    resumed. `sys.exit()` in a task would stop the event loop; it becomes an error of the handler.
 
-    The cancellation of a wait outside of ctx is recorded first (`_noting`), then raised."""
+    The cancellation of a wait outside of ctx is recorded first (`_noting`), then raised.
+    """
 
     __slots__ = ("_cancellation", "_coroutine", "_is_alone", "_noting", "_owner")
 
@@ -153,11 +156,12 @@ def _may_be_a_limit(run: Run, branch: Branch) -> bool:
     """Return whether a limit of asyncio or anyio, rather than another branch, may be the cause of a
     cancellation.
 
-    An ordinary call runs in the task of its request, whose cancellations have an unknown source."""
+    An ordinary call runs in the task of its request, whose cancellations have an unknown source.
+    """
     task = asyncio.current_task()
     if run.root_task is task and not run.has_own_task:
         return True
-    has_fired = branch.timeouts is not None and branch.timeouts.has_ended_a_wait_of(task)
+    has_fired = run.owner.timeouts.has_ended_a_wait_of(task)
     return has_fired or -math.inf < anyio.current_effective_deadline() <= anyio.current_time()
 
 
@@ -208,7 +212,7 @@ class TaskFactory:
         if isinstance(maker, ByWaitFor):
             made_by_wait_for.add(task)
             if maker.timer is not None:
-                place.notice(maker.timer, task)
+                place.owner.timeouts.add(maker.timer, place.path, task)
         return task
 
     def _make(
@@ -226,13 +230,13 @@ class TaskFactory:
 
 
 class BranchTask(asyncio.Task[Any]):
-    """A task of a handler. Detects `asyncio.timeout`, which calls `cancelling`, and `as_completed`, which
-    calls `add_done_callback`."""
+    """A task of a handler. Detects `asyncio.timeout`, which calls `cancelling`, and `as_completed`,
+    which calls `add_done_callback`."""
 
     def cancelling(self) -> int:
         place, timer = here.get(), entered_timeout()
         if timer is not None and isinstance(place, Branch):
-            place.notice(timer, self)
+            place.owner.timeouts.add(timer, place.path, self)
         return super().cancelling()
 
     def add_done_callback(self, *given: Any, **options: Any) -> None:
@@ -292,7 +296,8 @@ class InOwnContext(Generic[T]):
     """An awaitable that runs a coroutine in a copy of the current context, in the current task.
 
     A replay does not run a step again, so a handler must not see a context variable that a step has
-    set, nor the next run one that the handler has set."""
+    set, nor the next run one that the handler has set.
+    """
 
     __slots__ = ("_context", "_coroutine")
 
@@ -323,7 +328,7 @@ async def awaiting(awaitable: Awaitable[T]) -> T:
 def item_branches(
     parent: Branch, name: str, items: Iterable[I], key: Callable[[I], Any] | None
 ) -> list[tuple[I, Branch]]:
-    """Return each item with its branch: `name.7` for an item 7, a digest for other kinds of items."""
+    """Return each item with its branch: `name.7` for an item 7, a digest for other kinds."""
     own = parent.named(name)
     return [(item, own.named(_segment(item if key is None else key(item)))) for item in items]
 
@@ -336,7 +341,8 @@ def _segment(item: Any) -> str:
 async def side_by_side(placed: Sequence[tuple[Branch, Coroutine[Any, Any, T]]]) -> list[T]:
     """Run each coroutine as its branch; return their results in order.
 
-    If one raises, cancel the others and raise its error."""
+    If one raises, cancel the others and raise its error.
+    """
     tasks = [spawn(branch, coroutine) for branch, coroutine in placed]
     try:
         if tasks:

@@ -52,7 +52,8 @@ class Suspended:
     wants_task: bool = False
     """See `Run.wants_task`."""
     wake_ms: int | None = None
-    """The earliest time of the next turn, unless questions are answered, in milliseconds since the epoch."""
+    """The earliest time of the next turn, unless questions are answered, in milliseconds since the
+    epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,8 @@ Outcome: TypeAlias = Completed[T] | Suspended | Restarted | Failed
 async def run_handler(handler: Callable[[], Awaitable[T]], run: Run) -> Outcome[T]:
     """Run a handler to its end, to its next question, or to its deadline; then close the run.
 
-    A cancellation of the call is raised, not returned."""
+    A cancellation of the call is raised, not returned.
+    """
     number_tasks(asyncio.get_running_loop())
     remaining_ms = run.call.deadline.remaining_ms()
     limit = Limit(None if remaining_ms is None else remaining_ms / 1000)
@@ -193,7 +195,8 @@ def _look_at(task: asyncio.Task[Any]) -> None:
 
 
 def _failed(error: Exception, run: Run) -> Suspended | Restarted | Failed:
-    """Return the outcome of a handler that raised. After a suspension its exception follows from that."""
+    """Return the outcome of a handler that raised. After a suspension its exception follows from
+    that."""
     return Failed(error) if run.stopped is None else _suspended(run)
 
 
@@ -206,7 +209,8 @@ def _suspended(run: Run) -> Suspended | Restarted | Failed:
 
 
 def _cause_in(group: BaseExceptionGroup[BaseException]) -> Exception:
-    """Return the error of a TaskGroup: the first one if all are meant for the caller, else the group."""
+    """Return the error of a TaskGroup: the first one if all are meant for the caller, else the
+    group."""
     leaves = list(_leaves(group))
     missing = [leaf for leaf in leaves if isinstance(leaf, MissingCapability)]
     if len(missing) == len(leaves):
@@ -235,8 +239,8 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 
 
 def _was_enforced(run: Run) -> bool:
-    """Return whether the engine cancelled the handler, which continued after its run's end; undo the
-    cancellation."""
+    """Return whether the engine cancelled the handler, which continued after its run's end; undo
+    the cancellation."""
     task = asyncio.current_task()
     if not run.is_enforced or task is None:
         return False

@@ -73,7 +73,8 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A step that the handler itself cancelled (`asyncio.timeout`, a failed sibling) after some time."""
+    """A step that the handler itself cancelled (`asyncio.timeout`, a failed sibling) after some
+    time."""
 
     key: str
     after_ms: int
@@ -82,7 +83,8 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """An `at_most_once` step that is about to be called. If nothing follows, its outcome is unknown."""
+    """An `at_most_once` step that is about to be called. If nothing follows, its outcome is
+    unknown."""
 
     key: str
     what: str | None = None
@@ -96,8 +98,8 @@ class Asked:
     digest: str
     attempt: int = 1
     changed: int = 0
-    """How many rounds in a row it read differently: once for a new version of the handler, often for a
-    clock in it."""
+    """How many rounds in a row it read differently: once for a new version of the handler, often
+    for a clock in it."""
     problem: str | None = None
     wire: str | None = None
     """The wire name, if it is not the key."""
@@ -136,8 +138,8 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class Slept:
-    """A sleep or time limit that began, and its end in milliseconds since the epoch. `was_left` is `True`
-    once the block of a limit was left in time: the limit passes in no later run."""
+    """A sleep or time limit that began, and its end in milliseconds since the epoch. `was_left` is
+    `True` once the block of a limit was left in time: the limit passes in no later run."""
 
     key: str
     until_ms: int
@@ -147,9 +149,9 @@ class Slept:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The place in the order of an event without an outcome of its own: a sleep ended, questions were
-    answered, a time limit passed. Recorded for time limits always, for other events if the handler has
-    branches."""
+    """The place in the order of an event without an outcome of its own: a sleep ended, questions
+    were answered, a time limit passed. Recorded for time limits always, for other events if the
+    handler has branches."""
 
     PREFIX: ClassVar[str] = "told:"
     key: str
@@ -189,7 +191,8 @@ MAX_DEPTH: Final = 100
 
 
 def wire_key(key: str, attempt: int) -> str:
-    """Return the key of a question on the wire: its name, and its attempt if not the first. Never reused."""
+    """Return the key of a question on the wire: its name, and its attempt if not the first. Never
+    reused."""
     return key if attempt == 1 else f"{key}~{attempt}"
 
 
@@ -226,11 +229,12 @@ class Journal:
     unasked: Mapping[str, Any] = field(default_factory=dict)
     """Responses that came without a state. Not stored."""
     received: set[str] = field(default_factory=set)
-    """The places of questions whose answers arrived with this request or were read with this claim. Not
-    stored."""
+    """The places of questions whose answers arrived with this request or were read with this claim.
+    Not stored."""
 
     def add(self, entry: Entry) -> None:
-        """Record an entry in place of the one with its key. Steps are kept in the order of their outcomes."""
+        """Record an entry in place of the one with its key. Steps are kept in the order of their
+        outcomes."""
         if isinstance(entry, (Asked, Answered, Unanswered)):
             self.questions[entry.key] = entry
         else:
@@ -273,8 +277,8 @@ class Journal:
         yield from self.questions.values()
 
     def to_json(self) -> Any:
-        """Return `[[[tag, key, …], …], state, version, generation, arguments]`, the last two only after a
-        restart."""
+        """Return `[[[tag, key, …], …], state, version, generation, arguments]`, the last two only
+        after a restart."""
         rows = [row(entry) for entry in self.entries()]
         restarted = [] if self.generation == 1 else [self.generation, self.arguments]
         return [rows, plain(self.state, "ctx.state"), JOURNAL_VERSION, *restarted]
@@ -393,7 +397,8 @@ _ASKED: Final = (Asked, Answered, Unanswered)
 def failed_steps_of(error: BaseException) -> tuple[str, ...]:
     """Return the places of the steps whose failure is this error, or caused it.
 
-    In a chain of causes the nearest failed step counts; in a group, that of each member."""
+    In a chain of causes the nearest failed step counts; in a group, that of each member.
+    """
     return tuple(dict.fromkeys(_failures(error, MAX_CAUSES)))
 
 
@@ -411,8 +416,8 @@ def _failures(error: BaseException | None, left: int) -> Iterator[str]:
 
 
 def before_failure(entries: Sequence[Entry], failed: Collection[str]) -> list[Entry]:
-    """Return the entries of a journal without the failure of some steps and its consequences. Results of
-    steps that ran beside them are kept.
+    """Return the entries of a journal without the failure of some steps and its consequences.
+    Results of steps that ran beside them are kept.
 
     Args:
         entries: every entry of the journal, in order.

@@ -1,7 +1,9 @@
-"""The questions that a handler can ask, as values (client/elicitation, client/sampling, client/roots).
+"""The questions that a handler can ask, as values (client/elicitation, client/sampling,
+client/roots).
 
 A question is identified by the digest of what is shown. An answer that does not fit (`UnfitAnswer`)
-is asked for again."""
+is asked for again.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ class Answer:
 class Question(Protocol):
     @property
     def requires(self) -> Mapping[str, Any]:
-        """Return the client capabilities that the question needs, shaped as `ClientCapabilities`."""
+        """Return the client capabilities that the question needs, as `ClientCapabilities`."""
 
     def to_wire(self, problem: str | None = None) -> dict[str, Any]:
         """Return the `InputRequest`; `problem` is the fault of the last answer."""
@@ -76,8 +78,8 @@ def digest_of(name: str, question: Question) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Ask the user to fill in a form: a pydantic model of flat fields, or a JSON Schema of the permitted
-    subset."""
+    """Ask the user to fill in a form: a pydantic model of flat fields, or a JSON Schema of the
+    permitted subset."""
 
     message: str
     fields: type[BaseModel] | Mapping[str, Any]
@@ -124,8 +126,8 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """Send the user to a page, for what the client must not see. Accepting says that they went, not how it
-    ended."""
+    """Send the user to a page, for what the client must not see. Accepting says that they went, not
+    how it ended."""
 
     message: str
     url: str
@@ -163,8 +165,8 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Ask the client's model. `messages` is one user message, or messages as `PromptMessage` or wire
-    objects."""
+    """Ask the client's model. `messages` is one user message, or messages as `PromptMessage` or
+    wire objects."""
 
     messages: str | Sequence[PromptMessage | Mapping[str, Any]]
     max_tokens: int
@@ -393,8 +395,8 @@ def _field(name: str, schema: Any, definitions: Mapping[str, Any]) -> dict[str, 
 
 
 def _resolve(found: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """Follow pydantic's `$ref` to an enum, and unwrap `X | None`: an optional field is one that may be
-    left out."""
+    """Follow pydantic's `$ref` to an enum, and unwrap `X | None`: an optional field is one that may
+    be left out."""
     # `true` is a schema too
     schema: dict[str, Any] = dict(found) if isinstance(found, Mapping) else {}
     if "anyOf" in schema:

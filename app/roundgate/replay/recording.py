@@ -8,7 +8,8 @@ code that follows them has run.
 A *cut* is a cancellation that the handler itself caused, by a timeout or a failed sibling. A replay
 repeats it; otherwise a step that was cancelled in the first run could be found finished in the next
 one. A call of ctx records its own cancellation. If a limit of asyncio or anyio ends another wait
-(an event, a queue, a request of the handler's own), `driving` records it."""
+(an event, a queue, a request of the handler's own), `driving` records it.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def compare(run: Run, key: str, what: str | None) -> None:
 async def remember(run: Run, entry: Entry, told_to: Branch | None = None) -> None:
     """Make an entry durable, then wait for the turn of the branch that gets it, if there is one.
 
-    A cancellation of the handler is raised only once the entry is durable."""
+    A cancellation of the handler is raised only once the entry is durable.
+    """
     if told_to is None or not run.root.has_branched:
         await write(run, entry)
         return
@@ -68,7 +70,8 @@ async def remember(run: Run, entry: Entry, told_to: Branch | None = None) -> Non
 async def write(run: Run, entry: Entry) -> None:
     """Make an entry durable, with all unwritten ones.
 
-    A cancellation of the caller is raised only once the entry is durable."""
+    A cancellation of the caller is raised only once the entry is durable.
+    """
     run.journal.add(entry)
     if run.checkpointer is None:
         return
@@ -85,8 +88,9 @@ async def write(run: Run, entry: Entry) -> None:
 async def in_order(run: Run, branch: Branch, key: str) -> None:
     """Wait until every branch has received all earlier results, and has run on from there.
 
-    If the branch was cancelled in an earlier run after it had got a value, it gets the value first in
-    this run too."""
+    If the branch was cancelled in an earlier run after it had got a value, it gets the value first
+    in this run too.
+    """
     order = run.order
     if order is None or (order.is_over and order.is_new(key)):
         return
@@ -171,8 +175,9 @@ CUT_EARLY: Final = (
 async def noting_cut(run: Run, key: str, what: str | None = None) -> AsyncIterator[None]:
     """Record that the handler cancelled the block, so that every replay does the same.
 
-    A value that became durable during the cancellation is replaced, because the handler has not seen
-    it."""
+    A value that became durable during the cancellation is replaced, because the handler has not
+    seen it.
+    """
     begun_ms = run.clock.monotonic_ms()
     try:
         yield
@@ -204,15 +209,16 @@ async def _remember_cut(run: Run, cut: Cut) -> None:
 
 
 def _is_cut_as_before(run: Run, branch: Branch) -> bool:
-    """Return whether a cancellation only repeats one of an earlier run. That of a limit never does."""
+    """Return whether a cancellation repeats one of an earlier run. That of a limit never does."""
     if run.order is None or run.order.is_over or not run.root.has_branched:
         return False
-    is_timer = run.root.timeouts is not None and run.root.timeouts.is_ending(branch.path)
+    is_timer = run.owner.timeouts.is_ending(branch.path)
     return not is_timer and not any(scope.has_fired for scope in branch.limits)
 
 
 def _drop_cut_wait(run: Run, branch: Branch) -> None:
-    """Drop the recorded cancellation of a wait outside of ctx; in this run it reached a call of ctx."""
+    """Drop the recorded cancellation of a wait outside of ctx; in this run it reached a call of
+    ctx."""
     order = run.order_here
     upcoming = order.upcoming(branch.path)
     if upcoming is not None and is_cut_wait(run.journal.steps.get(upcoming[1])):
@@ -221,18 +227,20 @@ def _drop_cut_wait(run: Run, branch: Branch) -> None:
 
 
 def was_cut_here(run: Run, branch: Branch) -> bool:
-    """Return whether the next recorded event of a branch is the cancellation of a wait outside of ctx."""
+    """Return whether the next recorded event of a branch is the cancellation of a wait outside of
+    ctx."""
     order = run.order
     upcoming = None if order is None or order.is_over else order.upcoming(branch.path)
     return upcoming is not None and is_cut_wait(run.journal.steps.get(upcoming[1]))
 
 
 async def cut_wait(run: Run, branch: Branch) -> None:
-    """Record that a limit cancelled a wait outside of ctx, before the branch sees the cancellation; in a
-    later run, wait for its place in the order.
+    """Record that a limit cancelled a wait outside of ctx, before the branch sees the cancellation;
+    in a later run, wait for its place in the order.
 
-    The end of a `ctx.timeout` has an entry of its own. A branch that is cancelled where it received a
-    result in an earlier run ends the run with `NondeterminismError`."""
+    The end of a `ctx.timeout` has an entry of its own. A branch that is cancelled where it received
+    a result in an earlier run ends the run with `NondeterminismError`.
+    """
     if run.is_being_ended or any(scope.has_fired for scope in branch.limits):
         return
     order = run.order

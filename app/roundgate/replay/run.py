@@ -84,7 +84,8 @@ Publish: TypeAlias = Callable[[str, str | None], Awaitable[None]]
 Read: TypeAlias = Callable[[Any, str], Awaitable[Sequence[ResourceContents]]]
 """Reads a resource by its URI, as the caller of the handler whose context is given.
 
-Raises ResourceNotFound."""
+Raises ResourceNotFound.
+"""
 
 
 async def publish_nowhere(method: str, uri: str | None) -> None:
@@ -144,7 +145,8 @@ class Round(Protocol):
 class Call:
     """The facts of one call, gathered by the dispatcher or by a task's worker; immutable.
 
-    Immutability is not enforced: a frozen class takes five times as long to make, a tenth of a call.
+    Immutability is not enforced: a frozen class takes five times as long to make, a tenth of a
+    call.
     """
 
     principal: Principal
@@ -518,9 +520,10 @@ class Run:
         these limits, so this one waits."""
         now_s = asyncio.get_running_loop().time()
         longest_s = max((self._wait_s(one) for one in self._parked), default=0.0)
-        whens = [] if self.root.timeouts is None else self.root.timeouts.whens(now_s)
         left = [
-            max(when - now_s, 0.0) + _TICK_MS / 1000 for when in whens if when - now_s < longest_s
+            max(when - now_s, 0.0) + _TICK_MS / 1000
+            for when in self.owner.timeouts.whens(now_s)
+            if when - now_s < longest_s
         ]
         if any(left_s > HOLD_FOR_TIMEOUTS_S for left_s in left):
             log.warning(

@@ -24,7 +24,8 @@ All recorded results are delivered before new ones. A new version of the handler
 some. A result that its branch has passed is skipped, because the places of a branch come in order.
 A result that no branch asks for delays the others by `GRACE_S`, once in a run, because branches may
 be waiting outside of the engine. Branches that ask later than that still get their results in
-order. A recorded cancellation of such a wait (`recording.cut_wait`) must happen again."""
+order. A recorded cancellation of such a wait (`recording.cut_wait`) must happen again.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +107,8 @@ class Quiescence:
         self.stir()
 
     async def sleep(self, seconds: float) -> None:
-        """Wait in this process. The wait counts as busy: the run does not come to rest before its end."""
+        """Wait in this process. The wait counts as busy: the run does not come to rest before its
+        end."""
         self._in_flight += 1
         self._sleeping += 1
         self.stir()
@@ -193,9 +195,11 @@ def wake(future: asyncio.Future[None]) -> None:
 
 
 TURNS: Final = 15
-"""Turns of the event loop within which an action of one branch reaches the next one, with a margin."""
+"""Turns of the event loop within which an action of one branch reaches the next one, with a margin.
+"""
 MAX_TURNS: Final = 100_000
-"""The most turns in which branches may resume by themselves while another one waits for a result."""
+"""The most turns in which branches may resume by themselves while another one waits for a result.
+"""
 GRACE_S: Final = 0.5
 LIMIT_GRACE_S: Final = 5.0
 """Seconds for which a passed time limit waits for missing results while its block continues."""
@@ -304,7 +308,8 @@ class Order:
 
     @contextmanager
     def expected(self, rank: float) -> Iterator[None]:
-        """Deliver no later result while the block is open: the branch of this rank waits for something else."""
+        """Deliver no later result while the block is open: the branch of this rank waits for
+        something else."""
         if rank == math.inf:
             yield
             return
@@ -316,9 +321,11 @@ class Order:
             self._settle()
 
     async def turn(self, rank: float) -> None:
-        """Return when a branch may receive the result of a rank; an infinite rank means a new result.
+        """Return when a branch may receive the result of a rank; an infinite rank means a new
+        result.
 
-        Everything that the handler can do without the result happens before, in every run."""
+        Everything that the handler can do without the result happens before, in every run.
+        """
         if self._is_open or (rank == math.inf and self.is_over):
             return
         if rank < self._next:
@@ -327,13 +334,13 @@ class Order:
         await self._wait(rank)
 
     async def reach(self, rank: float) -> None:
-        """Return when all results of a lower rank have been delivered, or `LIMIT_GRACE_S` have passed. With an
-        infinite rank, also wait until nothing waits for its turn."""
+        """Return when all results of a lower rank have been delivered, or `LIMIT_GRACE_S` have
+        passed. With an infinite rank, also wait until nothing waits for its turn."""
         if not self._is_open:
             await self._wait(rank, is_patient=True)
 
     def upcoming(self, path: str) -> tuple[float, str] | None:
-        """Return the rank and key of the next recorded result of the branch at `path`, or `None`."""
+        """Return rank and key of the next recorded result of the branch at `path`, or `None`."""
         left = (
             (rank, key)
             for key, rank in self._ranks.items()
@@ -419,8 +426,8 @@ class Order:
         return max(GRACE_S, again_s + CUT_GRACE_S)
 
     def _skip(self) -> None:
-        """Wake the first waiter although earlier results are not asked for. Cancellations are not skipped, nor
-        are results that a branch is about to receive."""
+        """Wake the first waiter although earlier results are not asked for. Cancellations are not
+        skipped, nor are results that a branch is about to receive."""
         self._has_waited = True
         waiting = [one for one in self._waiting if not one[-1].done()]
         rank, *_, future = first = min(filter(_is_impatient, waiting), default=min(waiting))

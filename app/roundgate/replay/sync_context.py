@@ -2,7 +2,8 @@
 
 The thread is the branch of its handler. It cannot create tasks; `SyncContext.map` and `gather` give
 it threads that are branches. The handler's thread works on items too, so it never waits for a
-thread that only itself could free."""
+thread that only itself could free.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from pydantic import BaseModel
 
 from roundgate.aio import in_thread
 from roundgate.replay import waiting
-from roundgate.replay.branches import Branch, InStep, here, inside
+from roundgate.replay.branches import Branch, InStep, Scope, here, inside
 from roundgate.replay.context import CallFacts, Context, run_of
 from roundgate.replay.driving import item_branches
 from roundgate.replay.run import Run
@@ -122,8 +123,8 @@ class SyncContext(CallFacts):
         name: str = "map",
         key: Callable[[I], Any] | None = None,
     ) -> list[T]:
-        """`Context.map` for plain functions: this thread runs items, and so do others while there are free
-        ones."""
+        """`Context.map` for plain functions: this thread runs items, and so do others while there
+        are free ones."""
         if at_most < 1:
             raise ValueError(f"at_most is {at_most}; at least one item has to run")
         parent = self._wait(self._run.enter, "map", name)
@@ -161,9 +162,10 @@ class SyncContext(CallFacts):
 
     @contextmanager
     def timeout(self, seconds: float, name: str = "timeout") -> Iterator[None]:
-        """`Context.timeout`, checked at each call of the engine, because no thread can be interrupted."""
+        """`Context.timeout`, checked at each call of the engine, because no thread can be
+        interrupted."""
         branch, begun = self._wait(waiting.begin_limit, self._run, name, seconds)
-        outside, limit = branch.scopes, ThreadLimit(begun.until_ms)
+        outside, limit = branch.scopes, Scope(begun.until_ms)
         branch.scopes = (*outside, limit)
         self._run.limits.add(limit)
         try:
@@ -205,24 +207,6 @@ def _call(function: Callable[[], T]) -> T:
 
 HELPERS: Final = 40
 """The most threads that help at once, in one event loop."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ThreadLimit:
-    """A durable time limit of a thread, checked at each engine call."""
-
-    until_ms: int
-    is_left: bool = False
-    has_fired: bool = False
-
-    async def wait_until_settled(self) -> None: ...
-
-    @property
-    def is_pending(self) -> bool:
-        """Return False: it ends nothing by itself."""
-        return False
-
-    def fire(self) -> None: ...
 
 
 @dataclass(slots=True)

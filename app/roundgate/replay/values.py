@@ -49,7 +49,8 @@ _AS_TEXT: Final = (datetime, date, time, timedelta, Decimal, UUID, PurePath, com
 def identity(
     kind: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> str:
-    """Return `step charge Xy3…`: a kind, a function's name, and a digest of arguments if there are any."""
+    """Return `step charge Xy3…`: a kind, a function's name, and a digest of arguments if there are
+    any."""
     name, bound = _named(function)
     if not (args or kwargs or bound):
         return f"{kind} {name}"
@@ -186,7 +187,8 @@ def is_converted(value: Any) -> bool:
 
 
 _known: Final[WeakKeyDictionary[Any, Any]] = WeakKeyDictionary()
-"""The return annotations of functions. Weak: a step is often a `lambda` that holds its call's data."""
+"""The return annotations of functions. Weak: a step is often a `lambda` that holds its call's data.
+"""
 
 
 def _returned(function: Any) -> Any:

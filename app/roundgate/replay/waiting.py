@@ -11,7 +11,8 @@ its number of seconds later, whichever process runs the handler then. Its end is
     left       the block was left in time; the limit passes in no later run
 
 A limit that has passed without a recorded end first lets the branches receive everything recorded,
-and ends its block when that asks for something new."""
+and ends its block when that asks for something new.
+"""
 
 from __future__ import annotations
 
@@ -128,8 +129,8 @@ async def begin_limit(run: Run, name: str, seconds: float) -> tuple[Branch, Slep
 
 
 def _time_of(run: Run, key: str, kind: str, seconds: float) -> int:
-    """Return the end of a sleep, in milliseconds since the epoch. A new one is written with the run's next
-    entry; without one, no later run depends on it."""
+    """Return the end of a sleep, in milliseconds since the epoch. A new one is written with the
+    run's next entry; without one, no later run depends on it."""
     compare(run, key, _time_identity(kind, seconds))
     if isinstance(run.journal.steps.get(key), Cut):
         return run.clock.now_ms()
@@ -150,11 +151,12 @@ def _time_identity(kind: str, seconds: float) -> str:
 
 
 async def wait_until(run: Run, branch: Branch, until_ms: int) -> None:
-    """Wait until `until_ms` (milliseconds since the epoch): here if that is soon, else by ending the round
-    or turn.
+    """Wait until `until_ms` (milliseconds since the epoch): here if that is soon, else by ending
+    the round or turn.
 
-    An ordinary call that may become a task does so if the moment is beyond its deadline. One that may
-    not ends its round just before the deadline, and waits on in the next one."""
+    An ordinary call that may become a task does so if the moment is beyond its deadline. One that
+    may not ends its round just before the deadline, and waits on in the next one.
+    """
     if until_ms <= run.clock.now_ms() and all(
         until_ms <= scope.until_ms for scope in branch.limits
     ):
@@ -190,9 +192,9 @@ async def _wait_here(run: Run, for_ms: float) -> None:
 async def within_scopes(run: Run, branch: Branch) -> None:
     """Return once no durable time limit around the branch is about to end its block.
 
-    A limit that has passed usually cancels the branch here, by itself or by the task that entered its
-    block. If that task continues in the block (it catches the cancellation, or waits for this branch in
-    a `finally`), the branch continues too, as inside `asyncio.timeout`.
+    A limit that has passed usually cancels the branch here, by itself or by the task that entered
+    its block. If that task continues in the block (it catches the cancellation, or waits for this
+    branch in a `finally`), the branch continues too, as inside `asyncio.timeout`.
 
     Raises:
         Suspend: the run has ended meanwhile.
@@ -222,13 +224,15 @@ def fire_scopes(run: Run, branch: Branch) -> list[Scope]:
 
 
 LATE_S: Final = 1.0
-"""Seconds that a limit which was over before its block began leaves to code without calls of ctx."""
+"""Seconds that a limit which was over before its block began leaves to code without calls of ctx.
+"""
 
 
-class TimeLimit:
+class TimeLimit(Scope):
     """A durable time limit around a block; over at `until_ms`, in milliseconds since the epoch."""
 
     def __init__(self, run: Run, name: str, seconds: float) -> None:
+        super().__init__()
         self._run = run
         self._name = name
         self._seconds = seconds
@@ -245,16 +249,7 @@ class TimeLimit:
         self._is_ending = False
         self._is_noted = False
         """Whether it is recorded, or about to be, that the limit passed."""
-        self.has_fired = False
-        """Whether it has ended its block, or is about to."""
-        self._is_left = False
         self._settled = asyncio.Event()
-        """Set once the limit has fired, its block has been left, or its run has ended."""
-        self.until_ms = 0
-
-    @property
-    def is_left(self) -> bool:
-        return self._is_left
 
     @property
     def is_pending(self) -> bool:
@@ -318,7 +313,7 @@ class TimeLimit:
             await order.turn(order.rank(self._told.key))
 
     def fire(self) -> None:
-        """Let the limit pass now, unless its block ends before all recorded results are delivered."""
+        """Let the limit pass, unless its block ends before all recorded results are delivered."""
         if self._hurry is not None:
             wake(self._hurry)
         elif self.is_pending and self._passing is None and self._run.stopped is None:
@@ -360,8 +355,8 @@ class TimeLimit:
             raise
 
     async def _pass_first(self) -> None:
-        """Wait until everything recorded has been delivered and nothing waits for its turn; record that the
-        limit passes; return at the place of that entry in the order."""
+        """Wait until everything recorded has been delivered and nothing waits for its turn; record
+        that the limit passes; return at the place of that entry in the order."""
         if self._hurry is not None:
             await asyncio.wait([self._hurry], timeout=LATE_S)
         order = self._run.order_here
@@ -378,7 +373,7 @@ class TimeLimit:
             raise
 
     def _leave(self) -> None:
-        self._is_left = True
+        self.is_left = True
         self._settled.set()
         if self._timer is not None:
             self._timer.cancel()
@@ -389,7 +384,8 @@ class TimeLimit:
             self._branch.scopes = tuple(scope for scope in self._branch.scopes if scope is not self)
 
     def _may_note(self, kind: type[BaseException] | None) -> bool:
-        """Return whether the handler itself left the block, rather than the end of its run or of the loop."""
+        """Return whether the handler itself left the block, rather than the end of its run or of
+        the loop."""
         is_own = _is_own_end(kind) or (kind is not None and issubclass(kind, CancelledError))
         return is_own and self._run.stopped is None and not self._run.is_being_ended
 

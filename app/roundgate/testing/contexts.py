@@ -4,7 +4,8 @@
         assert await refund(ctx, order=7) == "refunded"
 
 It runs the real engine, but questions are answered at once, so the handler runs only once, and the
-clock advances when the handler waits for nothing else."""
+clock advances when the handler waits for nothing else.
+"""
 
 from __future__ import annotations
 

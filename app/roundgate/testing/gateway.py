@@ -6,7 +6,8 @@
 
 As in a deployment, each request reaches a new instance, and each turn of a task runs on another
 worker. Instances share only a memory, and the clock advances when everything waits: a `ctx.sleep`
-of a day takes no time."""
+of a day takes no time.
+"""
 
 from __future__ import annotations
 

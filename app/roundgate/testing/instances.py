@@ -177,7 +177,8 @@ class VirtualClock(Clock):
     """Advances only while everything waits: an hour of `ctx.sleep` takes no time.
 
     It starts at the present moment. Code that reads another clock (`time.time()`,
-    `datetime.now()`) sees real time."""
+    `datetime.now()`) sees real time.
+    """
 
     def __init__(self, now_ms: int | None = None) -> None:
         """`now_ms` is the first moment, in milliseconds since the epoch; by default the present."""
@@ -210,7 +211,8 @@ class VirtualClock(Clock):
         """Wait until so much of this clock's time has passed.
 
         In a handler, that is once all of it waits. Elsewhere it passes at once, unless another
-        instance is at work, for which the caller may be waiting."""
+        instance is at work, for which the caller may be waiting.
+        """
         if here.get() is None and seconds > 0:
             if self.at_work() > 1:
                 await asyncio.sleep(min(seconds, _LOOK_S))

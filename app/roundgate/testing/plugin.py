@@ -5,7 +5,8 @@
             assert (await gateway.call("refund", order=7)).value == "refunded"
 
 `gateway` serves the nearest gateway.yaml, beside the test or in a directory above it, or the one
-named by `roundgate_config` in pytest's configuration."""
+named by `roundgate_config` in pytest's configuration.
+"""
 
 from __future__ import annotations
 
