@@ -49,8 +49,6 @@ class _Set(NamedTuple):
 class Timeouts:
     """The timers that one run has set, without most of those that are over."""
 
-    __slots__ = ("_timers", "_watermark")
-
     def __init__(self) -> None:
         self._timers: list[_Set] = []
         self._watermark = 16
@@ -84,8 +82,6 @@ class Timeouts:
 
 class Owner:
     """Stands for a run in its branches."""
-
-    __slots__ = ("begun_ms", "resumed", "run", "timeouts")
 
     def __init__(self) -> None:
         self.resumed = 0
@@ -132,17 +128,6 @@ class Scope:
 
 class Branch:
     """A concurrent part of a handler. `path` is empty, or segments that each end in a slash."""
-
-    __slots__ = (
-        "awaited",
-        "children",
-        "has_branched",
-        "is_thread",
-        "owner",
-        "path",
-        "scopes",
-        "uses",
-    )
 
     def __init__(self, owner: Owner, path: str = "") -> None:
         self.owner = owner

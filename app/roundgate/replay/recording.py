@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from typing import Final, NoReturn
+from typing import Final
 
 from roundgate.aio import to_its_end
 from roundgate.errors import NondeterminismError, StepFailed, Suspend
@@ -260,21 +260,19 @@ async def cut_wait(run: Run, branch: Branch) -> None:
     await remember(run, Cut(key, run.owner.elapsed_ms()), branch)
 
 
-async def be_cut_if_before(run: Run, branch: Branch, key: str) -> None:
-    known = run.journal.steps.get(key)
-    if isinstance(known, Cut):
-        await be_cut_again(run, branch, known)
-
-
-async def be_cut_again(run: Run, branch: Branch, cut: Cut) -> NoReturn:
-    """Wait to be cancelled by the same timeout or sibling as in the earlier run.
+async def be_cut_again(run: Run, key: str) -> None:
+    """If a cut is recorded at a place, wait to be cancelled by the same timeout or sibling as in the
+    earlier run.
 
     Raises:
         StepFailed: that does not happen within `CUT_GRACE_S`.
     """
+    cut = run.journal.steps.get(key)
+    if not isinstance(cut, Cut):
+        return
     order = run.order_here
-    order.drop(order.rank(Told.of(cut.key).key))
-    rank = order.rank(cut.key)
+    order.drop(order.rank(Told.of(key).key))
+    rank = order.rank(key)
     try:
         with run.quiescence.moving(), order.expected(rank):
             await asyncio.sleep(cut.after_ms / 1000 + CUT_HOLD_S)
@@ -288,5 +286,5 @@ async def be_cut_again(run: Run, branch: Branch, cut: Cut) -> NoReturn:
         raise
     order.drop(rank)
     raise StepFailed(
-        f"{cut.key!r} was given up by its handler in an earlier run, and was not in this one"
+        f"{key!r} was given up by its handler in an earlier run, and was not in this one"
     )

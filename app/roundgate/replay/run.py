@@ -388,7 +388,7 @@ class Run:
     def quiescence(self) -> Quiescence:
         """Return what is busy and what waits. Made on demand: most handlers call no engine."""
         if self._quiescence is None:
-            self._quiescence = Quiescence(self._come_to_rest, self._hold_s, self.clock)
+            self._quiescence = Quiescence(self.owner, self.clock)
         return self._quiescence
 
     @property
@@ -503,10 +503,11 @@ class Run:
         """Return whether a branch waits only for its next turn."""
         return any(one.until_ms is None for one in self._parked) and not self.requests
 
-    def _come_to_rest(self) -> None:
+    def come_to_rest(self) -> None:
+        """Suspend the run: all its branches wait."""
         self.stop(Stop.SUSPENDED)
 
-    def _hold_s(self) -> float:
+    def hold_s(self) -> float:
         """Return for how many seconds a task at rest keeps its worker: until a time limit ends one
         of its waits, if that is soon and the task has nothing to do in its next turn."""
         if self.call.task_id is None or self.requests or self.stop_requested or self._must_go_on():

@@ -60,29 +60,8 @@ class Parked:
 class Quiescence:
     """What is busy in one run, and what waits."""
 
-    __slots__ = (
-        "_activity",
-        "_clock",
-        "_hold_s",
-        "_in_flight",
-        "_on_rest",
-        "_sleeping",
-        "_watching",
-        "parked",
-    )
-
-    def __init__(
-        self, on_rest: Callable[[], None], hold_s: Callable[[], float], clock: Clock
-    ) -> None:
-        """Watch over one run.
-
-        Args:
-            on_rest: called once all branches wait.
-            hold_s: returns for how many more seconds to wait before that.
-            clock: the clock of these waits.
-        """
-        self._on_rest = on_rest
-        self._hold_s = hold_s
+    def __init__(self, owner: Owner, clock: Clock) -> None:
+        self._owner = owner
         self._clock = clock
         self.parked: dict[Parked, None] = {}
         self._in_flight = 0
@@ -150,8 +129,7 @@ class Quiescence:
                 one.future.set_exception(error())
 
     def close(self) -> None:
-        """Stop watching, and cancel every wait."""
-        self._on_rest, self._hold_s = _nothing, _no_time
+        """Cancel every wait."""
         for one in self.parked:
             one.future.cancel()
 
@@ -163,7 +141,7 @@ class Quiescence:
             asyncio.get_running_loop().call_soon(self._watch, self._activity, QUIET_TURNS)
 
     def _watch(self, seen: int, turns: int) -> None:
-        loop = asyncio.get_running_loop()
+        loop, run = asyncio.get_running_loop(), self._owner.run
         if self._in_flight > self._sleeping or not (self.parked or self._sleeping):
             self._watching = False  # the end of what moves stirs again
         elif seen != self._activity or turns:
@@ -173,19 +151,13 @@ class Quiescence:
             self._watching = self._clock.pass_time()
             if self._watching:
                 loop.call_soon(self._watch, self._activity, QUIET_TURNS)
-        elif (hold_s := self._hold_s()) > 0:
+        elif run is not None and (hold_s := run.hold_s()) > 0:
             after_s = 0 if self._clock.pass_time() else hold_s
             loop.call_later(after_s, self._watch, self._activity, QUIET_TURNS)
         else:
             self._watching = False
-            self._on_rest()
-
-
-def _nothing() -> None: ...
-
-
-def _no_time() -> float:
-    return 0.0
+            if run is not None:
+                run.come_to_rest()
 
 
 def wake(future: asyncio.Future[None]) -> None:

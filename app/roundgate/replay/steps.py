@@ -36,7 +36,6 @@ from roundgate.replay.journal import (
     NOT_JSON,
     TIMED_OUT,
     Began,
-    Cut,
     Entry,
     Finished,
     Raised,
@@ -169,8 +168,7 @@ async def step(
             async with noting_cut(run, key, what):
                 await learn(run, branch, key)
     while not isinstance(known := run.journal.steps.get(key), (Finished, Raised, Began)):
-        if isinstance(known, Cut):
-            await be_cut_again(run, branch, known)
+        await be_cut_again(run, key)
         if every_s is None:
             check_return(function, name)
         async with noting_cut(run, key, what):

@@ -30,7 +30,7 @@ from roundgate.replay.asyncio_internals import engine_call
 from roundgate.replay.branches import Branch, Scope, inside
 from roundgate.replay.journal import Cut, Passed, Slept, Told, plain
 from roundgate.replay.recording import (
-    be_cut_if_before,
+    be_cut_again,
     compare,
     learn,
     noting_cut,
@@ -71,7 +71,7 @@ async def continue_as_task(run: Run) -> None:
 
 async def _pass(run: Run, branch: Branch, key: str) -> None:
     """Continue after a place where a round or turn ended."""
-    await be_cut_if_before(run, branch, key)
+    await be_cut_again(run, key)
     async with noting_cut(run, key):
         await learn(run, branch, key)
     run.has_learned(key)
@@ -91,7 +91,7 @@ async def sleep(run: Run, name: str, seconds: float) -> None:
     branch = await run.enter("sleep", name)
     key = run.come_to(branch, "sleep", name)
     until_ms = _time_of(run, key, "sleep", seconds)
-    await be_cut_if_before(run, branch, key)
+    await be_cut_again(run, key)
     async with noting_cut(run, key, _time_identity("sleep", seconds)):
         await _sleep(run, branch, key, until_ms)
 
@@ -103,7 +103,7 @@ async def sleep_until(run: Run, name: str, until_ms: int) -> None:
     key = run.come_to(branch, "sleep", name)
     what = f"sleep until {until_ms}"
     compare(run, key, what)
-    await be_cut_if_before(run, branch, key)
+    await be_cut_again(run, key)
     run.journal.add(Slept(key, until_ms, what))
     async with noting_cut(run, key, what):
         await _sleep(run, branch, key, until_ms)

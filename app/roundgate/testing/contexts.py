@@ -76,7 +76,7 @@ class AnsweredRun(Run):
         self._answers = answers
         self._answering: asyncio.Task[None] | None = None
 
-    def _come_to_rest(self) -> None:
+    def come_to_rest(self) -> None:
         if self.requests:
             with inside(None):
                 self._answering = asyncio.ensure_future(self._answer())
@@ -86,7 +86,7 @@ class AnsweredRun(Run):
             for one in left:
                 one.future.set_result(None)
         else:
-            super()._come_to_rest()
+            super().come_to_rest()
 
     async def park(self, branch: Branch) -> None:  # type: ignore[override]
         """Wait until every branch has come to rest, then continue in the same run."""
