@@ -489,7 +489,7 @@ class Context(CallFacts):
             raise ValueError(
                 "the moment to sleep until has no time zone: datetime.now(UTC), not datetime.now()"
             )
-        await waiting.sleep_until(self._run, name, round(moment.timestamp() * 1000))
+        await waiting.sleep(self._run, name, until_ms=round(moment.timestamp() * 1000))
 
     async def poll(
         self, name: str, function: Callable[..., Any], *args: Any, every_s: float

@@ -28,7 +28,7 @@ from roundgate.clock import Timer
 from roundgate.errors import Suspend
 from roundgate.replay.asyncio_internals import engine_call
 from roundgate.replay.branches import Branch, Scope, inside
-from roundgate.replay.journal import Cut, Passed, Slept, Told, plain
+from roundgate.replay.journal import Passed, Slept, Told, plain
 from roundgate.replay.recording import (
     be_cut_again,
     compare,
@@ -41,6 +41,8 @@ from roundgate.replay.recording import (
 from roundgate.replay.run import HOLD_MS, Run
 from roundgate.replay.scheduling import wake
 
+LATE_S: Final = 1.0
+"""Seconds that a limit which was over before its block began leaves to code without calls of ctx."""
 SHED_MARGIN_MS: Final = 250
 """The time that must be left, beyond a step's expected duration, for another one to begin."""
 
@@ -86,33 +88,22 @@ async def restart(run: Run, arguments: Mapping[str, Any]) -> NoReturn:
 
 
 @engine_call
-async def sleep(run: Run, name: str, seconds: float) -> None:
-    """Wait `seconds` once; a later run waits for the rest."""
+async def sleep(run: Run, name: str, seconds: float = 0.0, until_ms: int | None = None) -> None:
+    """Wait `seconds` once, a later run for the rest; or until a moment, in milliseconds since the
+    epoch.
+    """
     branch = await run.enter("sleep", name)
     key = run.come_to(branch, "sleep", name)
-    until_ms = _time_of(run, key, "sleep", seconds)
-    await be_cut_again(run, key)
-    async with noting_cut(run, key, _time_identity("sleep", seconds)):
-        await _sleep(run, branch, key, until_ms)
-
-
-@engine_call
-async def sleep_until(run: Run, name: str, until_ms: int) -> None:
-    """Wait for a moment, in milliseconds since the epoch."""
-    branch = await run.enter("sleep", name)
-    key = run.come_to(branch, "sleep", name)
-    what = f"sleep until {until_ms}"
+    what = _for_seconds("sleep", seconds) if until_ms is None else f"sleep until {until_ms}"
     compare(run, key, what)
     await be_cut_again(run, key)
-    run.journal.add(Slept(key, until_ms, what))
+    if until_ms is None:
+        until_ms = run.clock.now_ms() + round(seconds * 1000)
+    begun = _begun(run, Slept(key, until_ms, what))
     async with noting_cut(run, key, what):
-        await _sleep(run, branch, key, until_ms)
-
-
-async def _sleep(run: Run, branch: Branch, key: str, until_ms: int) -> None:
-    if Told.of(key).key not in run.journal.steps:
-        await wait_until(run, branch, until_ms)
-    await learn(run, branch, key)
+        if Told.of(key).key not in run.journal.steps:
+            await wait_until(run, branch, begun.until_ms)
+        await learn(run, branch, key)
 
 
 @engine_call
@@ -120,34 +111,29 @@ async def begin_limit(run: Run, name: str, seconds: float) -> tuple[Branch, Slep
     """Begin a time limit; return its branch and entry, which is written with the next step."""
     branch = await run.enter("timeout", name)
     key = run.come_to(branch, "timeout", name)
+    what = _for_seconds("timeout", seconds)
+    compare(run, key, what)
     is_new = key not in run.journal.steps
-    compare(run, key, _time_identity("timeout", seconds))
-    begun = _begun(run, key, "timeout", seconds)
+    begun = _begun(run, Slept(key, run.clock.now_ms() + round(seconds * 1000), what))
     if is_new:
         run.unwritten.append(begun)
     return branch, begun
 
 
-def _time_of(run: Run, key: str, kind: str, seconds: float) -> int:
-    """Return the end of a sleep, in milliseconds since the epoch. A new one is written with the
-    run's next entry; without one, no later run depends on it."""
-    compare(run, key, _time_identity(kind, seconds))
-    if isinstance(run.journal.steps.get(key), Cut):
-        return run.clock.now_ms()
-    return _begun(run, key, kind, seconds).until_ms
-
-
-def _begun(run: Run, key: str, kind: str, seconds: float) -> Slept:
-    known = run.journal.steps.get(key)
-    if not isinstance(known, Slept):
-        until_ms = run.clock.now_ms() + round(seconds * 1000)
-        known = Slept(key, until_ms, _time_identity(kind, seconds))
-        run.journal.add(known)
-    return known
-
-
-def _time_identity(kind: str, seconds: float) -> str:
+def _for_seconds(kind: str, seconds: float) -> str:
+    """Return the identity of a sleep or time limit."""
     return f"{kind} {round(seconds * 1000)} ms"
+
+
+def _begun(run: Run, new: Slept) -> Slept:
+    """Return the entry of an earlier run, or record the new one. That is written with the run's next
+    entry; without one, no later run depends on it.
+    """
+    known = run.journal.steps.get(new.key)
+    if isinstance(known, Slept):
+        return known
+    run.journal.add(new)
+    return new
 
 
 async def wait_until(run: Run, branch: Branch, until_ms: int) -> None:
@@ -177,16 +163,12 @@ async def _wait(run: Run, branch: Branch, until_ms: int) -> None:
     if run.call.needs_row and run.call.may_become_task:
         here_ms = 0.0
     if left_ms <= here_ms:
-        await _wait_here(run, left_ms)
+        await run.quiescence.sleep(max(0.0, left_ms) / 1000)
         return
     if run.call.task_id is None and not run.call.may_become_task:
-        await _wait_here(run, here_ms)
+        await run.quiescence.sleep(here_ms / 1000)
     run.wants_task = True
     await run.quiescence.park(branch, until_ms, until_ms - run.clock.now_ms())
-
-
-async def _wait_here(run: Run, for_ms: float) -> None:
-    await run.quiescence.sleep(max(0.0, for_ms) / 1000)
 
 
 async def within_scopes(run: Run, branch: Branch) -> None:
@@ -200,7 +182,11 @@ async def within_scopes(run: Run, branch: Branch) -> None:
         Suspend: the run has ended meanwhile.
         TimeoutError: a limit is over, and the branch is a thread, which cannot be cancelled.
     """
-    while over := fire_scopes(run, branch):
+    while over := [
+        s for s in branch.limits if s.until_ms <= run.clock.now_ms() and not s.has_fired
+    ]:
+        for scope in over:
+            scope.fire()
         if branch.is_thread:
             raise TimeoutError("the time limit around it is over")
         if run.stopped is not None:
@@ -212,20 +198,6 @@ async def within_scopes(run: Run, branch: Branch) -> None:
     if any(scope.has_fired for scope in branch.limits):
         # after everything that follows from the end of the limit
         await tell(run, branch, run.order_here.new_rank())
-
-
-def fire_scopes(run: Run, branch: Branch) -> list[Scope]:
-    """Fire the limits that are over; return those that have not ended their blocks yet."""
-    now_ms = run.clock.now_ms()
-    over = [s for s in branch.limits if s.until_ms <= now_ms and not s.has_fired]
-    for scope in over:
-        scope.fire()
-    return over
-
-
-LATE_S: Final = 1.0
-"""Seconds that a limit which was over before its block began leaves to code without calls of ctx.
-"""
 
 
 class TimeLimit(Scope):
