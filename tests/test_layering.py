@@ -73,7 +73,7 @@ HOMES = {
     "jwt": {"auth", "client.auth", "net.oauth"},
     "botocore": {"aws", "deployment.deploying", "deployment.dynamodb_local"},
     "opentelemetry": {"observability.tracing", "observability.metrics"},
-    "sqlite3": {"storage.sqlite", "testing.memory"},
+    "sqlite3": {"storage.sqlite", "testing.instances"},
     "pytest": {"testing.plugin", "cassettes.pytest_plugin"},
     "random": {"clock"},  # to seed it where a snapshot goes on; nobody draws from it
 }

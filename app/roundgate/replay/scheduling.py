@@ -1,7 +1,16 @@
-"""The order in which branches receive results: one by one, in every run as in the first.
+"""When a run is at rest, and in which order its branches receive results.
+
+Branches *park* at anything that is not available now. The run is suspended once all have come to
+rest, so that questions asked side by side are sent together, and no running step is cut:
+
+    branch 1   ask a ──────── parked ───────────────┐
+    branch 2   step s ─── runs to its end ─ ask b ──┤ nothing moves any more: a and b are sent
+    branch 3   sleep ── parked until its time ──────┘ (its time comes first: it continues)
+
+Branches receive results one by one, in every run as in the first:
 
     run 1   quote b finished ── "b was first": use b ── the answer came ── quote a finished
-    run 2   all three are known: b is told first, then whatever follows from it happens, then the answer, then a
+    run 2   all three are known: b first, then all its consequences, then the answer, then a
 
 So `asyncio.as_completed`, `asyncio.wait(…, FIRST_COMPLETED)` and cancellations by a failed sibling
 have the same effect in every run. A result is the outcome of a step, the end of a sleep, answers,
@@ -9,14 +18,13 @@ the passing of a time limit, or a cancellation. Each has a *rank*: the place of 
 journal; a new result ranks behind all others.
 
 The consequences of a result are complete once no branch has resumed by itself for `TURNS` turns of
-the event loop (`Owner.resumed`), however long that takes: a branch may yield, or create and await
-any number of tasks. A branch that does so endlessly ends the run with an error.
+the event loop (`Owner.resumed`). A branch that resumes endlessly ends the run with an error.
 
 All recorded results are delivered before new ones. A new version of the handler may have dropped
 some. A result that its branch has passed is skipped, because the places of a branch come in order.
 A result that no branch asks for delays the others by `GRACE_S`, once in a run, because branches may
 be waiting outside of the engine. Branches that ask later than that still get their results in
-order. A recorded cancellation of such a wait (`cuts.cut_wait`) must happen again.
+order. A recorded cancellation of such a wait (`recording.cut_wait`) must happen again.
 """
 
 from __future__ import annotations
@@ -25,28 +33,150 @@ import asyncio
 import heapq
 import math
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
+from roundgate.clock import Clock
 from roundgate.errors import NondeterminismError
-from roundgate.replay.branches import Owner
+from roundgate.replay.branches import Branch, Owner
 from roundgate.replay.journal import Cut, Entry, Finished, Raised, Told
-from roundgate.replay.quiescence import wake
+
+QUIET_TURNS: Final = 10
+"""Turns of the event loop without any engine call after which branches count as at rest."""
+
+
+@dataclass(slots=True, eq=False)
+class Parked:
+    """A branch that waits, at most until `until_ms`, in milliseconds since the epoch."""
+
+    branch: Branch
+    until_ms: int | None
+    future: asyncio.Future[None]
+
+
+class Quiescence:
+    """What is busy in one run, and what waits."""
+
+    def __init__(self, owner: Owner, clock: Clock) -> None:
+        self._owner = owner
+        self._clock = clock
+        self.parked: dict[Parked, None] = {}
+        self._in_flight = 0
+        self._sleeping = 0
+        self._activity = 0
+        self._watching = False
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """Count as busy while the block runs without calling the engine."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
+    def begin(self) -> None:
+        self._in_flight += 1
+
+    def end(self) -> None:
+        self._in_flight -= 1
+        self.stir()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait in this process. The wait counts as busy: the run does not come to rest before its
+        end."""
+        self._in_flight += 1
+        self._sleeping += 1
+        self.stir()
+        try:
+            await self._clock.sleep(seconds)
+        finally:
+            self._sleeping -= 1
+            self.end()
+
+    async def park(
+        self, branch: Branch, until_ms: int | None = None, for_ms: float | None = None
+    ) -> None:
+        """Wait until the run is suspended, or for a time.
+
+        Raises:
+            Suspend: the run came to rest first.
+        """
+        loop = asyncio.get_running_loop()
+        one = Parked(branch, until_ms, loop.create_future())
+        self.parked[one] = None
+        timer = (
+            None
+            if for_ms is None
+            else self._clock.call_later(max(0.0, for_ms) / 1000, partial(wake, one.future))
+        )
+        self.stir()
+        try:
+            await one.future
+        finally:
+            del self.parked[one]
+            if timer is not None:
+                timer.cancel()
+            self.stir()
+
+    def unpark(self, error: Callable[[], BaseException]) -> None:
+        """End every wait with an error."""
+        for one in self.parked:
+            if not one.future.done():
+                one.future.set_exception(error())
+
+    def close(self) -> None:
+        """Cancel every wait."""
+        for one in self.parked:
+            one.future.cancel()
+
+    def stir(self) -> None:
+        """Restart counting quiet turns of the event loop, if any branch waits."""
+        self._activity += 1
+        if (self.parked or self._sleeping) and not self._watching:
+            self._watching = True
+            asyncio.get_running_loop().call_soon(self._watch, self._activity, QUIET_TURNS)
+
+    def _watch(self, seen: int, turns: int) -> None:
+        loop, run = asyncio.get_running_loop(), self._owner.run
+        if self._in_flight > self._sleeping or not (self.parked or self._sleeping):
+            self._watching = False  # the end of what moves stirs again
+        elif seen != self._activity or turns:
+            left = turns - 1 if seen == self._activity else QUIET_TURNS
+            loop.call_soon(self._watch, self._activity, left)
+        elif self._sleeping:
+            self._watching = self._clock.pass_time()
+            if self._watching:
+                loop.call_soon(self._watch, self._activity, QUIET_TURNS)
+        elif run is not None and (hold_s := run.hold_s()) > 0:
+            after_s = 0 if self._clock.pass_time() else hold_s
+            loop.call_later(after_s, self._watch, self._activity, QUIET_TURNS)
+        else:
+            self._watching = False
+            if run is not None:
+                run.come_to_rest()
+
+
+def wake(future: asyncio.Future[None]) -> None:
+    """Complete a future, unless that is done."""
+    if not future.done():
+        future.set_result(None)
+
 
 TURNS: Final = 15
-"""Turns of the event loop within which an action of one branch reaches the next one, with a
-margin."""
+"""Turns of the event loop within which an action of one branch reaches the next one, with a margin.
+"""
 MAX_TURNS: Final = 100_000
-"""The most turns in which branches may resume by themselves while another one waits for a
-result."""
+"""The most turns in which branches may resume by themselves while another one waits for a result.
+"""
 GRACE_S: Final = 0.5
 LIMIT_GRACE_S: Final = 5.0
-"""Seconds for which a time limit that passed in an earlier run waits for missing results while its
-block goes on."""
+"""Seconds for which a passed time limit waits for missing results while its block continues."""
 CUT_GRACE_S: Final = 1.0
-"""How much later than in the recorded run a wait outside of ctx may be cancelled again, in
-seconds."""
+"""How many seconds later than in the recorded run a wait outside of ctx may be cancelled again."""
 
 
 CUT_IS_MISSING: Final = (
@@ -79,7 +209,7 @@ def _path_of(key: str) -> str:
 
 
 class Order:
-    """Whose turn it is to learn something. Without branches it is always the caller's."""
+    """The order in which the branches of one run receive results."""
 
     def __init__(self, entries: Iterable[Entry], owner: Owner) -> None:
         """`entries` are those of the journal as the run begins."""
@@ -112,39 +242,36 @@ class Order:
 
     @property
     def is_over(self) -> bool:
-        """Whether all that was remembered when the run began has been told."""
+        """Whether all results that were recorded when the run began have been delivered."""
         return self._next >= self._known
 
     def rank(self, key: str) -> float:
-        """Of what was remembered under a key when the run began; else infinite: it comes
-        when that has been told."""
+        """Return the rank of a recorded result; infinite if it is new."""
         return self._ranks.get(key, math.inf)
 
     def is_new(self, key: str) -> bool:
-        """Whether nothing was remembered under a key when the run began."""
+        """Return whether nothing was recorded under a key when the run began."""
         return key not in self._ranks
 
     def pass_by(self, key: str) -> None:
-        """The only line of the handler learns something: there is nobody to wait for."""
+        """Deliver a result to the only branch, without waiting."""
         self._next = max(self._next, self._ranks.get(key, -1) + 1)
         if self._waiting:
             self._settle()
 
     def leave_behind(self, path: str, rank: float) -> None:
-        """Drop everything of a branch that has a lower rank: the branch has passed these places,
-        which come in order."""
+        """Drop everything of a branch that has a lower rank: the branch has passed these places."""
         ranks = self._of_branch[path]
         while ranks and ranks[0] < rank:
             self.drop(ranks.popleft())
 
     def new_rank(self) -> int:
-        """The rank of something that has just become known. It has to be given
-        to `turn` or to `drop`."""
+        """Return the rank of a new result. It has to be given to `turn` or to `drop`."""
         self._issued += 1
         return self._issued - 1
 
     def drop(self, rank: float) -> None:
-        """Nobody will be told what has this rank."""
+        """Skip a rank: no branch receives its result."""
         if rank < self._next or rank == math.inf:
             return
         self._gone.add(int(rank))
@@ -153,8 +280,8 @@ class Order:
 
     @contextmanager
     def expected(self, rank: float) -> Iterator[None]:
-        """Somebody is there to be told, who waits for something else inside the block:
-        nobody is told before."""
+        """Deliver no later result while the block is open: the branch of this rank waits for
+        something else."""
         if rank == math.inf:
             yield
             return
@@ -185,8 +312,7 @@ class Order:
             await self._wait(rank, is_patient=True)
 
     def upcoming(self, path: str) -> tuple[float, str] | None:
-        """Return the rank and key of the next recorded result of the branch at `path`, or
-        `None`."""
+        """Return rank and key of the next recorded result of the branch at `path`, or `None`."""
         left = (
             (rank, key)
             for key, rank in self._ranks.items()
@@ -199,7 +325,7 @@ class Order:
         return any(self._next <= cut < rank and cut not in self._gone for cut in self._cut_waits)
 
     def open(self) -> None:
-        """The run has ended: nobody waits any more."""
+        """End every wait: the run has ended."""
         self._is_open = True
         for *_, future in self._waiting:
             wake(future)
@@ -215,8 +341,7 @@ class Order:
         await future
 
     def _settle(self) -> None:
-        """Look who is next when whatever follows from the last thing told has happened,
-        and nobody new has come."""
+        """Look for the next waiter once the consequences of the last result are complete."""
         self._is_settling = True
         self._generation += 1
         # as when Python closes what is left of a handler
@@ -263,7 +388,7 @@ class Order:
         return True
 
     def _patience_s(self) -> float:
-        """Return how long waiters are held up by results that are not asked for, in seconds."""
+        """Return for how many seconds results that no branch asks for delay the waiters."""
         cut = self._cut_waits.get(self._next)
         if cut is None:
             if not any(map(_is_impatient, self._waiting)):
