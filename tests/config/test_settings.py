@@ -50,11 +50,10 @@ from roundgate.backends.http.reliability import (
 from roundgate.backends.http.remote_config import RemoteConfig
 from roundgate.backends.http.tls import TlsConfig
 from roundgate.backends.openapi.config import OpenApiBackendConfig
-from roundgate.backends.python.config import PythonBackendConfig
+from roundgate.backends.python.backend import PythonBackendConfig
 from roundgate.errors import ConfigError
+from roundgate.settings import Model, sections
 from roundgate.settings import process as settings
-from roundgate.settings import sections
-from roundgate.settings.base import Model
 from roundgate.settings.process import Settings, from_environment
 
 

@@ -1,16 +1,25 @@
-"""What gateway.yaml may hold: one frozen model a section.
-
-What each setting means is in its `description`, which is also what `roundgate
-schema` exports for editors.
-"""
+"""The sections of gateway.yaml: one frozen model each. `roundgate schema` exports the
+descriptions."""
 
 from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from roundgate.settings.base import Model, WithoutTasks
+TaskMode: TypeAlias = Literal["forbidden", "optional", "required"]
+"""Whether a tool's call becomes a task: never; if the client can; always, and a client that cannot is
+refused."""
+
+WithoutTasks: TypeAlias = Literal["none", "wait", "tools"]
+"""The substitute for tasks of a client that does not know them: none; the result, for which its call
+waits; a handle, and tools that take it."""
+
+
+class Model(BaseModel):
+    """Base of all models: frozen, and a misspelt setting is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, defer_build=True)
 
 
 class ServerConfig(Model):

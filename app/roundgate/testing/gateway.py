@@ -531,7 +531,7 @@ def configuration(
     """What a test names, as a configuration.
 
     Raises:
-        ConfigError: something is wrong with a gateway.yaml.
+        ConfigError: something is wrong with a gateway.yaml or the sections.
         TypeError: sources do not go together.
     """
     first = sources[0]
@@ -554,8 +554,8 @@ def configuration(
         {"kind": "python", "name": f"python{number or ''}", "prefix": "", **one}
         for number, one in enumerate(backends)
     ]
-    made = GatewayConfig.model_validate({"backends": named, **sections})
-    return ConfigFile(made, Origin(yaml_file.Located(Path("gateway.yaml"), {}, {})))
+    origin = Origin(yaml_file.Located(Path("gateway.yaml"), {}, {}))
+    return config.validated({"backends": named, **sections}, origin)
 
 
 def _module_of(functions: Sequence[Callable[..., Any]]) -> str:

@@ -11,13 +11,16 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+from pydantic import Field, model_validator
 
 import roundgate
 from roundgate.aio import Threads
 from roundgate.auth import Principal
 from roundgate.backends import declare, returned
 from roundgate.backends.base import Complete, Offering, Prompt, Resource, Shared, Tool
+from roundgate.backends.config import BackendConfig
 from roundgate.backends.declare import (
     Completer,
     Declaration,
@@ -25,11 +28,10 @@ from roundgate.backends.declare import (
     PromptDeclaration,
     ResourceDeclaration,
     ToolDeclaration,
+    declarations_of,
 )
 from roundgate.backends.python import modules
-from roundgate.backends.python.config import PythonBackendConfig
 from roundgate.backends.python.modules import Modules
-from roundgate.backends.python.remarks import declared_in
 from roundgate.backends.returned import ToolReturn
 from roundgate.backends.signature import Signature, describe
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound, ToolError
@@ -44,6 +46,37 @@ from roundgate.protocol import (
 )
 from roundgate.replay import Context, SyncContext
 from roundgate.settings import Origin
+
+
+class PythonBackendConfig(BackendConfig):
+    """A module whose functions wear @tool, @prompt and @resource."""
+
+    kind: Literal["python"]
+    path: str | None = Field(None, description="Python file, relative to gateway.yaml.")
+    module: str | None = Field(
+        None, description="Dotted name of an importable module, instead of path."
+    )
+
+    @property
+    def module_name(self) -> str:
+        """Under which name it is in `sys.modules`."""
+        return self.module or f"roundgate_backend_{self.name}"
+
+    @property
+    def packed_files(self) -> tuple[str, ...]:
+        """Its file."""
+        return () if self.path is None else (self.path,)
+
+    @property
+    def packed_modules(self) -> tuple[str, ...]:
+        """Its module."""
+        return () if self.module is None else (self.module,)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> PythonBackendConfig:
+        if (self.path is None) == (self.module is None):
+            raise ValueError("give either path (a file) or module (a dotted name)")
+        return self
 
 
 class PythonBackend:
@@ -129,6 +162,17 @@ class PythonBackend:
         if code is None:  # not a function
             return self._origin.problem(f"{name}: {message}", remedy)
         return Problem(code.co_filename, f"{name}()", message, remedy, code.co_firstlineno)
+
+
+def declared_in(module: ModuleType) -> Iterator[tuple[Callable[..., Any], Declaration]]:
+    """The functions of a module with what decorators say of them, each once, in
+    the order of the module."""
+    seen: set[int] = set()
+    for value in list(vars(module).values()):
+        if id(value) not in seen:
+            seen.add(id(value))
+            for declaration in declarations_of(value):
+                yield value, declaration
 
 
 @dataclass(frozen=True, slots=True)
