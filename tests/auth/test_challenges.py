@@ -389,7 +389,7 @@ async def test_the_log_names_the_subject_and_never_the_token(
 
 def test_symmetric_algorithms_cannot_be_configured() -> None:
     for name in ("HS256", "none", "dir"):
-        with pytest.raises(ValueError, match="algorithms"):
+        with pytest.raises(ConfigError, match="algorithms"):
             config_file(
                 read, auth={"issuer": ISSUER, "jwks_url": "https://x", "algorithms": [name]}
             )

@@ -113,7 +113,7 @@ def _make(
 ) -> _Made:
     os.environ.update(file.environment)  # before modules are imported, which may read them
     limits = file.config.limits
-    threads = Threads(limits.threads, limits.threads_per_caller)
+    threads = Threads(limits.threads)
     known = {} if fetched is None else fetched
     shared = Shared(threads, modules, fetches, known, is_cold)
     made = _Made()

@@ -33,9 +33,10 @@ if TYPE_CHECKING:  # who works on tasks is imported where there are tools with t
     from roundgate.tasks.watchdog import Watchdog
     from roundgate.tasks.worker import Worker
 
+STALL_PART: Final = 0.6
+"""Part of a lease for which a handler may block the event loop; then the process ends."""
 LETTING_GO_PART: Final = 0.6
-"""Of what is left of a lease when the event loop has stood still for too long, how
-much a watchdog may take."""
+"""Part of the rest of the lease that the watchdog may take to release the tasks."""
 
 
 Prepares: TypeAlias = Sequence[Callable[[], None]]
@@ -161,7 +162,7 @@ class Core:
             return None
         from roundgate.tasks.pool import watchdog_of
 
-        limit_s = config.tasks.stall_part * config.tasks.lease_s
+        limit_s = STALL_PART * config.tasks.lease_s
         bound_s = (config.tasks.lease_s - limit_s) * LETTING_GO_PART
         return watchdog_of(worker, self.stores.again, clock, limit_s=limit_s, bound_s=bound_s)
 
