@@ -42,7 +42,6 @@ HOMES = {
     },
     "yaml": {
         *(
-            "settings.yaml_budget",
             "settings.yaml_file",
             "backends.openapi.sources",
             "suites.expecting",

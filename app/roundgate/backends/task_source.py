@@ -18,11 +18,10 @@ from datetime import datetime
 from typing import Any, Final, Protocol
 
 from roundgate.auth import Principal
-from roundgate.backends.input_requests import check_request
 from roundgate.errors import BackendError
 from roundgate.json import encode
 from roundgate.protocol import NEWEST, REQUIRED, Status, TaskView, without_none
-from roundgate.replay import MAX_STATUS_CHARS, Context
+from roundgate.replay import MAX_STATUS_CHARS, Context, Url, form_schema
 
 MAX_ID_CHARS: Final = 512
 """Of the id of a task, as its service has it."""
@@ -147,3 +146,39 @@ def _outcome(status: Status, task: Mapping[str, Any]) -> bytes | None:
             {"code": code, "message": str(error["message"]), **without_none(data=error.get("data"))}
         )
     return None
+
+
+MAX_URL: Final = 2_048
+"""Characters of the address of a page that a service sends a user to."""
+
+
+def check_request(request: Any) -> None:
+    """Find a question that no client could show, before it is passed on to one.
+
+    Raises:
+        ValueError: it is not an `InputRequest` of the schema, or its form is none.
+    """
+    match request:
+        case {
+            "method": "elicitation/create",
+            "params": {"mode": "url", "message": str(message), "url": str(url)},
+        }:
+            Url(message, url)
+            if len(url) > MAX_URL:
+                raise ValueError("too long to be shown")
+        case {
+            "method": "elicitation/create",
+            "params": {"message": str(), "requestedSchema": dict(fields), **others},
+        }:
+            if others.get("mode", "form") != "form":
+                raise ValueError("elicitation has the modes form and url")
+            form_schema(fields)
+        case {
+            "method": "sampling/createMessage",
+            "params": {"messages": list(), "maxTokens": int()},
+        }:
+            pass
+        case {"method": "roots/list"} if isinstance(request.get("params", {}), dict):
+            pass
+        case _:
+            raise ValueError("not an input request")

@@ -105,7 +105,7 @@ def _unasked_scopes(file: ConfigFile, served: Catalog) -> list[Problem]:
 def _remarks(file: ConfigFile, fetched: dict[str, bytes]) -> list[Problem]:
     """What is wrong and keeps nothing from being served."""
     found: list[Problem] = []
-    for index, backend in enumerate(file.config.backends):
+    for index, backend in enumerate(file.backends):
         check_with = kind_of(backend).check_with()
         if check_with is not None:
             found += check_with(backend, file.backend_origin(index), fetched)

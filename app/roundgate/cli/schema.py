@@ -7,7 +7,7 @@ import argparse
 import json
 from typing import Any, Final
 
-from roundgate.config import GatewayConfig
+from roundgate.config import json_schema
 
 _REFERENCE: Final = {
     "type": "string",
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def of_gateway() -> str:
     """The schema of gateway.yaml, as JSON."""
-    schema = GatewayConfig.model_json_schema(by_alias=True)
+    schema = json_schema()
     for model in (schema, *schema["$defs"].values()):
         model["properties"] = {
             name: _or_reference(setting) for name, setting in model["properties"].items()

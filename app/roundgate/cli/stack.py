@@ -16,7 +16,7 @@ from roundgate.cli import package
 from roundgate.cli.arguments import configuration_file
 from roundgate.deployment import packaging, runtime, tools
 from roundgate.errors import UsageError
-from roundgate.settings import KEPT
+from roundgate.settings import kept_at_aws
 
 if TYPE_CHECKING:
     from roundgate.deployment.stack.stack import Stack
@@ -52,7 +52,8 @@ def _variables(path: Path) -> dict[str, str]:
     if not path.is_file():
         return {}  # the demonstration's has none
     env = config.load(path, placeholder=packaging.PLACEHOLDER).config.env
-    unset = [name for name, text in env.items() if KEPT.search(text) and name not in os.environ]
+    kept = [name for name, text in env.items() if list(kept_at_aws(text))]
+    unset = [name for name in kept if name not in os.environ]
     if unset:
         raise UsageError(f"set {', '.join(unset)}: what AWS keeps cannot be read on this machine")
     return {name: os.environ[name] for name in env if name in os.environ}

@@ -24,8 +24,7 @@ from roundgate.methods.table import CurrentMethods, Methods, Use
 from roundgate.methods.tasks import makes_tasks
 from roundgate.protocol import NEWEST, ResultFormat, notifications
 from roundgate.runtime.reload import Reloader
-from roundgate.runtime.sealing import make_ring
-from roundgate.runtime.startup import Core
+from roundgate.runtime.startup import Core, make_ring
 from roundgate.settings import Settings
 from roundgate.tasks import NamedTasks, Tasks, Watch
 from roundgate.tokens import KeyRing, StateSealer, TaskIds

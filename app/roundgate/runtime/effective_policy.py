@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from roundgate.backends import BackendConfig, Catalog, Selector, ServedTool, ToolOverride
 from roundgate.backends.http.secrets import SECRET_NAME
-from roundgate.config import GatewayConfig
+from roundgate.config import ConfigFile
 
 _APPROVE: Final = ("never", "destructive", "always")
 """The values of a back end's `approve`, weakest first."""
@@ -76,8 +76,9 @@ class EffectivePolicy:
     """The back ends that could not be served, whose tools are unknown."""
 
 
-def effective_policy(config: GatewayConfig, catalog: Catalog) -> EffectivePolicy:
+def effective_policy(file: ConfigFile, catalog: Catalog) -> EffectivePolicy:
     """Return the protection of a configuration, given its catalog."""
+    config = file.config
     return EffectivePolicy(
         auth={} if config.auth == "none" else config.auth.model_dump(),
         bounds=_numbers(config.limits.model_dump()),
@@ -88,10 +89,10 @@ def effective_policy(config: GatewayConfig, catalog: Catalog) -> EffectivePolicy
                 _trusted(one),
                 _backend_bounds(one),
             )
-            for one in config.backends
+            for one in file.backends
         },
         selections={view.name: _selection(view.include, view.exclude) for view in config.views},
-        tools=dict(_tools(config, catalog)),
+        tools=dict(_tools(file, catalog)),
         missing=frozenset(catalog.missing),
     )
 
@@ -153,15 +154,13 @@ def _renamed(before: EffectivePolicy, after: EffectivePolicy) -> dict[str, str]:
     }
 
 
-def _tools(
-    config: GatewayConfig, catalog: Catalog
-) -> Iterator[tuple[tuple[str, str, str], ToolPolicy]]:
-    backends = {one.name: one for one in config.backends}
+def _tools(file: ConfigFile, catalog: Catalog) -> Iterator[tuple[tuple[str, str, str], ToolPolicy]]:
+    backends = {one.name: one for one in file.backends}
     for name, served in catalog.tools.items():
         if served.backend in backends:
             own, override = _own_name(backends[served.backend], name)
             yield ("", served.backend, own), _tool_policy(name, served, override)
-    for view in config.views:
+    for view in file.config.views:
         called = {one.name or name: name for name, one in view.override.items()}
         for name, served in catalog.views[view.name].tools.items():
             if served.backend in backends:

@@ -113,11 +113,11 @@ def _make(
 ) -> _Made:
     os.environ.update(file.environment)  # before modules are imported, which may read them
     limits = file.config.limits
-    threads = Threads(limits.threads, limits.threads_per_caller)
+    threads = Threads(limits.threads)
     known = {} if fetched is None else fetched
     shared = Shared(threads, modules, fetches, known, is_cold)
     made = _Made()
-    for index, entry in enumerate(file.config.backends):
+    for index, entry in enumerate(file.backends):
         origin = made.origins[entry.name] = file.backend_origin(index)
         try:
             if ":" in entry.kind:  # a module of the user's, which a reload imports anew
@@ -147,7 +147,7 @@ async def _offered(made: _Made, file: ConfigFile, may_be_missing: Collection[str
             may_be_missing,
             made.origins,
         )
-        if len(built.missing) == len(file.config.backends):
+        if len(built.missing) == len(file.backends):
             raise ConfigError(
                 [problem for one in built.missing.values() for problem in one.problems]
             )

@@ -130,7 +130,7 @@ class Reloader:
                     usable = self._without_restart(read)
                     missing = self._serving.catalog.missing.keys()
                     snapshot = await loading.load_again(usable, self._modules, missing)
-                    lost = self._losses(usable.config, snapshot)
+                    lost = self._losses(usable, snapshot)
                     if confirms and lost and lost != self._unconfirmed:
                         await snapshot.aclose()
                         raise Unconfirmed(lost)
@@ -150,10 +150,10 @@ class Reloader:
             self._heal_if_needed()
             return True
 
-    def _losses(self, config: GatewayConfig, snapshot: Snapshot) -> list[str]:
+    def _losses(self, file: ConfigFile, snapshot: Snapshot) -> list[str]:
         """Return the served protection that a snapshot would remove."""
-        before = effective_policy(self._file.config, self._serving.catalog)
-        return losses(before, effective_policy(config, snapshot.catalog))
+        before = effective_policy(self._file, self._serving.catalog)
+        return losses(before, effective_policy(file, snapshot.catalog))
 
     def _tell_unconfirmed(self) -> None:
         log.warning(
@@ -210,7 +210,7 @@ class Reloader:
                     await snapshot.aclose()
                     found = snapshot.catalog.missing.values()
                     raise ConfigError([problem for one in found for problem in one.problems])
-                if lost := self._losses(self._file.config, snapshot):
+                if lost := self._losses(self._file, snapshot):
                     await snapshot.aclose()
                     raise Unconfirmed(lost)
                 self._swap(self._file.config, snapshot)

@@ -24,6 +24,7 @@ from roundgate.runtime import loading
 from roundgate.settings import Settings
 from roundgate.settings import process as settings
 from roundgate.storage import OnceStore, SessionStore, TaskQueue, TaskStore
+from roundgate.tokens import Key, KeyRing, keys
 
 if TYPE_CHECKING:  # who works on tasks is imported where there are tools with tasks
     from roundgate.tasks.lease import ClockTrust
@@ -32,9 +33,10 @@ if TYPE_CHECKING:  # who works on tasks is imported where there are tools with t
     from roundgate.tasks.watchdog import Watchdog
     from roundgate.tasks.worker import Worker
 
+STALL_PART: Final = 0.6
+"""Part of a lease for which a handler may block the event loop; then the process ends."""
 LETTING_GO_PART: Final = 0.6
-"""Of what is left of a lease when the event loop has stood still for too long, how
-much a watchdog may take."""
+"""Part of the rest of the lease that the watchdog may take to release the tasks."""
 
 
 Prepares: TypeAlias = Sequence[Callable[[], None]]
@@ -160,7 +162,7 @@ class Core:
             return None
         from roundgate.tasks.pool import watchdog_of
 
-        limit_s = config.tasks.stall_part * config.tasks.lease_s
+        limit_s = STALL_PART * config.tasks.lease_s
         bound_s = (config.tasks.lease_s - limit_s) * LETTING_GO_PART
         return watchdog_of(worker, self.stores.again, clock, limit_s=limit_s, bound_s=bound_s)
 
@@ -196,7 +198,7 @@ def build_core(
     """
     shows = shows_errors(file, using)
     modules = Modules()
-    names = () if file.config.limits.strict else [one.name for one in file.config.backends]
+    names = () if file.config.limits.strict else [one.name for one in file.backends]
     snapshot = loading.load(file, modules, may_be_missing=names, is_cold=using.on_lambda)
     serving = Serving(snapshot)
     loading.tell_missing(serving.catalog)
@@ -351,3 +353,36 @@ def _skew_s(using: Settings) -> float:
     """Processes on one file have one clock, which is set now and then;
     machines have each their own."""
     return 5.0 if using.dynamodb_table is None else 60.0
+
+
+def make_ring(config: GatewayConfig, using: Settings, clock: Clock) -> KeyRing:
+    """Return the key ring for everything that the gateway seals.
+
+    Raises:
+        ConfigError: there are no keys, or unusable ones.
+    """
+    return KeyRing(_state_keys(using, clock), config.state.audience)
+
+
+def _state_keys(using: Settings, clock: Clock) -> Sequence[Key]:
+    if using.state_keys is not None:
+        return keys.parse(using.state_keys, "GATEWAY_STATE_KEYS")
+    secret, encrypted = using.state_keys_secret, using.state_keys_kms
+    if secret is not None:
+        return _kept_at_aws(lambda: keys.from_secrets_manager(secret, aws.client), using, clock)
+    if encrypted is not None:
+        return _kept_at_aws(lambda: keys.from_kms(encrypted, aws.client), using, clock)
+    if using.on_lambda:
+        remedy = (
+            "make one with `roundgate keys new` and set GATEWAY_STATE_KEYS, …_SECRET or "
+            "…_KMS for every replica"
+        )
+        message = "replicas need a shared key: a round that one has sealed must open in any other"
+        raise ConfigError([Problem("environment", "GATEWAY_STATE_KEYS", message, remedy)])
+    return keys.from_file(using.sqlite_path.with_suffix(".key"))
+
+
+def _kept_at_aws(load: Callable[[], Sequence[Key]], using: Settings, clock: Clock) -> Sequence[Key]:
+    """Return the keys now; on Lambda, read them when needed and again at intervals, because a
+    function lives through rotations and snapshots."""
+    return keys.Refreshed(load, clock) if using.on_lambda else load()

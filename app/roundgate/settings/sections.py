@@ -1,16 +1,25 @@
-"""What gateway.yaml may hold: one frozen model a section.
-
-What each setting means is in its `description`, which is also what `roundgate
-schema` exports for editors.
-"""
+"""The sections of gateway.yaml: one frozen model each. `roundgate schema` exports the
+descriptions."""
 
 from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from roundgate.settings.base import Model, WithoutTasks
+TaskMode: TypeAlias = Literal["forbidden", "optional", "required"]
+"""Whether a tool's call becomes a task: never; if the client can; always, and a client that cannot is
+refused."""
+
+WithoutTasks: TypeAlias = Literal["none", "wait", "tools"]
+"""The substitute for tasks of a client that does not know them: none; the result, for which its call
+waits; a handle, and tools that take it."""
+
+
+class Model(BaseModel):
+    """Base of all models: frozen, and a misspelt setting is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, defer_build=True)
 
 
 class ServerConfig(Model):
@@ -125,13 +134,6 @@ class LimitsConfig(Model):
     )
     threads: int = Field(
         40, description="Plain (not async) functions running at once in one process.", ge=1, le=1000
-    )
-    threads_per_caller: int | None = Field(
-        None,
-        description="Of these, how many one caller may have. Unset: half of them, or all without auth, where there is"
-        " one caller.",
-        ge=1,
-        le=1000,
     )
     strict: bool = Field(
         False,
@@ -253,13 +255,6 @@ class TasksConfig(Model):
     concurrency: int = Field(
         16, description="Tasks that one process works on at once.", ge=1, le=1_000
     )
-    max_running_per_owner: int | None = Field(
-        None,
-        description="Tasks of one owner that one process works on at once. Unset: half of concurrency, or all of it"
-        " without auth, where there is one owner.",
-        ge=1,
-        le=1_000,
-    )
     lease_s: float = Field(
         30,
         description="Seconds after which the task of a worker that died is taken up by another.",
@@ -305,13 +300,6 @@ class TasksConfig(Model):
         description="Workers that died, or stalled, while they ran nothing but one task, after which it fails.",
         ge=1,
     )
-    stall_part: float = Field(
-        0.6,
-        description="Part of lease_s for which a handler may block the event loop; then its process lets go of all"
-        " tasks and ends with status 70.",
-        gt=0,
-        lt=1,
-    )
     stop_grace_s: float | None = Field(
         None,
         description="Seconds for which steps may go on when the process is told to stop. Unset: 10 for serve, 25 for"
@@ -356,12 +344,11 @@ class TasksConfig(Model):
 
     @property
     def share(self) -> int:
-        """How many of the turns of a process may be at tasks of one owner."""
-        return self.max_running_per_owner or max(1, self.concurrency // 2)
+        """The tasks of one owner that a process works on at once."""
+        return max(1, self.concurrency // 2)
 
     def skew_ms(self, of_store_s: float) -> int:
-        """By how many milliseconds clocks may differ, where it is `of_store_s`
-        seconds for the store in use."""
+        """Return the difference of clocks in milliseconds; `of_store_s` seconds unless it is set."""
         return int((of_store_s if self.clock_skew_s is None else self.clock_skew_s) * 1000)
 
 

@@ -16,13 +16,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from roundgate.errors import UnresolvedReference
+from roundgate.settings import Expression, parts
 from roundgate.settings.spellings import in_base64, in_escapes, spellings
 from roundgate.suites import paths
 
-_REFERENCE: Final = re.compile(
-    r"(?P<escape>\$\$\{)|\$\{(?:(?P<source>env|secret|file):)?(?P<name>(?:[^}:]|:(?!-))+)"
-    r"(?::-(?P<default>[^}]*))?\}|(?P<broken>\$\{)"
-)
 MAX_FILE_BYTES: Final = 8 * 1024 * 1024
 GIVEN: Final = frozenset({"unique", "port"})
 """Variables that are there without being said."""
@@ -64,12 +62,9 @@ class Variables:
             case list():
                 return [self.filled(item) for item in value]
             case str() if "${" in value:
-                whole = _REFERENCE.fullmatch(value)
-                return (
-                    self._resolved(whole)
-                    if whole is not None and whole["name"]
-                    else self._text(value)
-                )
+                found = _parts(value)
+                is_one = len(found) == 1 and isinstance(found[0], Expression)
+                return self._resolved(found[0]) if is_one else self._text(value)
             case _:
                 return value
 
@@ -85,19 +80,19 @@ class Variables:
     def _text(self, value: Any) -> Any:
         if not isinstance(value, str) or "${" not in value:
             return value
-        return _REFERENCE.sub(lambda found: _as_text(self._resolved(found)), value)
+        return "".join(_as_text(self._resolved(part)) for part in _parts(value))
 
-    def _resolved(self, found: re.Match[str]) -> Any:
-        if found["escape"]:
-            return "${"
-        if found["broken"]:
-            raise ValueError("${ begins something that is no reference: $${ is a plain one")
-        name: str = found["name"]
-        match found["source"]:
+    def _resolved(self, part: str | Expression) -> Any:
+        if isinstance(part, str):
+            return part
+        name = part.name
+        match part.source:
             case "file":
                 return self._file(name)
             case "env" | "secret":
-                return self._environment(name, found["default"], found["source"])
+                return self._environment(name, part.default, part.source)
+            case "ssm":
+                raise ValueError(f"${{ssm:{name}}}: a suite reads nothing from AWS")
         value = paths.found(name, self.values)
         if value is None and paths.first_name(name) not in self.values:
             raise ValueError(f"there is no variable {name}: `variables` or `save` make one")
@@ -154,26 +149,35 @@ def problems(
             for index, item in enumerate(value):
                 yield from problems(item, known, (*loc, index))
         case str() if "${" in value:
-            for found in _REFERENCE.finditer(value):
-                if (what := _wrong(found, known)) is not None:
+            try:
+                found = _parts(value)
+            except ValueError as error:
+                yield loc, str(error)
+                return
+            for part in found:
+                if isinstance(part, Expression) and (what := _wrong(part, known)) is not None:
                     yield loc, what
 
 
-def _wrong(found: re.Match[str], known: frozenset[str] | set[str]) -> str | None:
-    if found["escape"]:
-        return None
-    if found["broken"]:
-        return "${ begins something that is no reference: $${ is a plain one"
-    if found["source"]:
+def _parts(text: str) -> list[str | Expression]:
+    try:
+        return parts(text)
+    except UnresolvedReference:
+        message = "${ begins something that is no reference: $${ is a plain one"
+        raise ValueError(message) from None
+
+
+def _wrong(part: Expression, known: frozenset[str] | set[str]) -> str | None:
+    if part.source:
         return None
     try:
-        name = paths.first_name(found["name"])
+        name = paths.first_name(part.name)
     except ValueError as error:
-        return f"${{{found['name']}}} {error}"
+        return f"${{{part.name}}} {error}"
     if name in known or name in GIVEN:
         return None
     there = ", ".join(sorted(known | GIVEN))
-    return f"there is no variable {name or found['name']} by then; there are {there}"
+    return f"there is no variable {name or part.name} by then; there are {there}"
 
 
 def _is_plain(name: str) -> bool:

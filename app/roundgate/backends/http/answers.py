@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from roundgate import json
+from roundgate.backends.config import point
 from roundgate.backends.http.body import decoded
 from roundgate.backends.http.messages import Answer
-from roundgate.backends.json_pointer import point
 from roundgate.errors import BackendError, ParseError, UnexpectedAnswer
 from roundgate.protocol import (
     ABSENT,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin
 
-from roundgate.backends.json_pointer import point
+from roundgate.backends.config import point
 from roundgate.backends.openapi.sources import Sources
 from roundgate.errors import DanglingReference, UnreadableDocument, UnusableOperation
 

@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from roundgate.backends.declare import Declaration, ToolDeclaration, declarations_of
-from roundgate.backends.python.config import PythonBackendConfig
+from roundgate.backends.python.backend import PythonBackendConfig, declared_in
 from roundgate.errors import Problem
 from roundgate.settings import Origin
 
@@ -38,17 +38,6 @@ def remarks(
         if isinstance(declaration, ToolDeclaration):
             found += _of_tool(function, declaration)
     return found
-
-
-def declared_in(module: ModuleType) -> Iterator[tuple[Callable[..., Any], Declaration]]:
-    """The functions of a module with what decorators say of them, each once, in
-    the order of the module."""
-    seen: set[int] = set()
-    for value in list(vars(module).values()):
-        if id(value) not in seen:
-            seen.add(id(value))
-            for declaration in declarations_of(value):
-                yield value, declaration
 
 
 def _methods(
