@@ -20,8 +20,8 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 from roundgate import json
 from roundgate.backends.config import JobConfig
 from roundgate.backends.input_requests import check_request
-from roundgate.backends.json_pointer import point
 from roundgate.errors import BackendError, CleanedUp, JobLeft, NotCancelled, NotNow
+from roundgate.json import at_pointer
 from roundgate.replay import NAME, Cleanup, Context, Raw, Run, run_of
 
 Kept: TypeAlias = Mapping[str, Any]
@@ -252,7 +252,7 @@ async def _be_over(job: Job, values: Mapping[str, str]) -> None:
     """
     try:
         told, _ = await job.poll(values)
-        status = _text(point(told, job.config.status))
+        status = _text(at_pointer(told, job.config.status))
     except (BackendError, LookupError):
         return
     if status not in (*job.config.succeeded, *job.config.failed):
@@ -299,7 +299,9 @@ async def _started(job: Job) -> dict[str, str]:
     """
     answer = await job.start()
     try:
-        found = {name: point(answer, pointer) for name, pointer in job.config.variables.items()}
+        found = {
+            name: at_pointer(answer, pointer) for name, pointer in job.config.variables.items()
+        }
     except LookupError:
         raise BackendError("The service started a job but did not say where to follow it") from None
     return {name: _text(value) for name, value in found.items()}
@@ -310,7 +312,7 @@ async def _poll(job: Job, values: Mapping[str, str]) -> Kept | None:
     status is unavailable."""
     try:
         told, kept = await job.poll(values)
-        status = _text(point(told, job.config.status))
+        status = _text(at_pointer(told, job.config.status))
     except NotNow as reason:
         _note(reason)
         return None
@@ -334,7 +336,7 @@ def _failed(error: Exception, *, is_left: bool = False) -> Kept:
 def _reason(config: JobConfig, told: Any) -> str:
     """Of a failure, if the service gives one."""
     try:
-        reason = None if config.error is None else point(told, config.error)
+        reason = None if config.error is None else at_pointer(told, config.error)
     except LookupError:
         return ""
     return "" if reason is None else f": {_text(reason)[:500]}"

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 import jsonschema_rs
 
+from roundgate.json import at_pointer
 from roundgate.protocol.branching import ANY, ITEMS, Branching, Edges, Key
 
 MAX_DEPTH: Final = 64
@@ -261,19 +262,12 @@ class _Graph:
     def _referred(self, reference: str) -> Any:
         """Return the subschema that a reference names, or the whole schema if there is none."""
         name = reference.partition("#")[2]
-        if name.startswith("/"):
-            return self._at(unquote(name))
-        return self._named.get(reference, self._named.get(name, self._schema))
-
-    def _at(self, pointer: str) -> Any:
-        found: Any = self._schema
+        if not name.startswith("/"):
+            return self._named.get(reference, self._named.get(name, self._schema))
         try:
-            for step in pointer.split("/")[1:]:
-                key = step.replace("~1", "/").replace("~0", "~")
-                found = found[int(key)] if isinstance(found, (list, tuple)) else found[key]
-        except (LookupError, TypeError, ValueError):
+            return at_pointer(self._schema, unquote(name))
+        except LookupError:
             return self._schema
-        return found
 
     @cached_property
     def _named(self) -> dict[str, Any]:
