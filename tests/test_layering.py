@@ -37,9 +37,10 @@ HOMES = {
     "mangum": {"lambda_http"},
     "uvicorn": {"cli.serve", "http.connections", "deployment.stack"},
     "httpx": {
-        *("backends.http", "backends.openapi.fetching", "auth.jwks", "net"),
+        *("backends.http", "backends.openapi.fetching", "net.http"),
         *("client.session", "client.transport", "deployment.stack"),
     },
+    "httpcore": {"net.http"},
     "yaml": {
         *(
             "settings.yaml_file",
@@ -64,7 +65,7 @@ HOMES = {
             "http.stalls",
             "backends.python.modules",
         ),
-        "backends.http.service",
+        *("backends.http.service", "net.http"),
         "deployment",  # waits for processes of its own
     },
     "secrets": {"tokens.keys", "deployment.stack.loops"},

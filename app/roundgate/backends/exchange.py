@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 from roundgate import json
-from roundgate.backends.config import JobConfig, point
+from roundgate.backends.config import JobConfig
 from roundgate.backends.http.messages import Answer
 from roundgate.backends.task_source import check_request
 from roundgate.errors import (
@@ -32,6 +32,7 @@ from roundgate.errors import (
     NotNow,
     ParseError,
 )
+from roundgate.json import at_pointer
 from roundgate.replay import NAME, Cleanup, Context, Raw, Run, run_of
 
 Kept: TypeAlias = Mapping[str, Any]
@@ -262,7 +263,7 @@ async def _be_over(job: Job, values: Mapping[str, str]) -> None:
     """
     try:
         told, _ = await job.poll(values)
-        status = _text(point(told, job.config.status))
+        status = _text(at_pointer(told, job.config.status))
     except (BackendError, LookupError):
         return
     if status not in (*job.config.succeeded, *job.config.failed):
@@ -309,7 +310,9 @@ async def _started(job: Job) -> dict[str, str]:
     """
     answer = await job.start()
     try:
-        found = {name: point(answer, pointer) for name, pointer in job.config.variables.items()}
+        found = {
+            name: at_pointer(answer, pointer) for name, pointer in job.config.variables.items()
+        }
     except LookupError:
         raise BackendError("The service started a job but did not say where to follow it") from None
     return {name: _text(value) for name, value in found.items()}
@@ -320,7 +323,7 @@ async def _poll(job: Job, values: Mapping[str, str]) -> Kept | None:
     status is unavailable."""
     try:
         told, kept = await job.poll(values)
-        status = _text(point(told, job.config.status))
+        status = _text(at_pointer(told, job.config.status))
     except NotNow as reason:
         _note(reason)
         return None
@@ -344,7 +347,7 @@ def _failed(error: Exception, *, is_left: bool = False) -> Kept:
 def _reason(config: JobConfig, told: Any) -> str:
     """Of a failure, if the service gives one."""
     try:
-        reason = None if config.error is None else point(told, config.error)
+        reason = None if config.error is None else at_pointer(told, config.error)
     except LookupError:
         return ""
     return "" if reason is None else f": {_text(reason)[:500]}"

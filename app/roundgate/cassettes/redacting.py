@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from roundgate.cassettes.paths import Path, any_matches
 from roundgate.cassettes.tape import Exchange, Tape, decoded_body
+from roundgate.json import at_reference
 from roundgate.settings.spellings import in_base64, in_escapes, in_json, spellings
 
 _SHORTEST_ELSEWHERE: Final = 4
@@ -194,10 +195,8 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _referred(schema: Any, ref: Any) -> Any:
-    """What `#/$defs/Name` leads to in a schema; nothing else is followed."""
-    if not isinstance(ref, str) or not ref.startswith("#/"):
+    """Return the target of `#/$defs/Name` in a schema; nothing else is followed."""
+    try:
+        return at_reference(schema, ref) if isinstance(ref, str) else None
+    except LookupError:
         return None
-    for step in ref[2:].split("/"):
-        name = step.replace("~1", "/").replace("~0", "~")
-        schema = schema.get(name) if isinstance(schema, dict) else None
-    return schema

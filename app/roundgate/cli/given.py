@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from roundgate.errors import UsageError
+from roundgate.json import at_reference
 
 MAX_FILE_BYTES: Final = 32 * 1024 * 1024
 MAX_REFERENCES: Final = 32
@@ -207,10 +208,10 @@ class _Shape:
             reference = schema.get("$ref")
             if not isinstance(reference, str) or not reference.startswith("#/"):
                 return schema
-            schema = self._root
-            for step in reference[2:].split("/"):
-                step = step.replace("~1", "/").replace("~0", "~")
-                schema = schema.get(step) if isinstance(schema, Mapping) else None
+            try:
+                schema = at_reference(self._root, reference)
+            except LookupError:
+                break
         return {}
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 class Limits:
     """Bounds of one client; sizes in bytes (of a state: characters), times in seconds.
 
-    `idle_s` is how long a request may wait for anything to arrive, `request_s` how long it may take
-    in all, whatever arrives. Neither counts the time in which a person thinks about a question.
+    `idle_s` is how long a request may wait for the whole head of its answer, and then for anything to
+    arrive, `request_s` how long it may take in all. Neither counts the time in which a person thinks about a question.
     `keep_alive_s` is for how long a connection without a request is used again: less than common
     servers keep it (5 s), which would close it as the request is sent.
     """

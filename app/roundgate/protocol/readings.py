@@ -21,6 +21,8 @@ from urllib.parse import unquote
 
 from pydantic_core import from_json
 
+from roundgate.json import at_pointer
+
 _FEW: Final = 8
 """Readings of one part that are not worth counting."""
 _MAX: Final = 10**12
@@ -298,18 +300,11 @@ class Readings:
         """Return the subschema that a reference names, or the whole schema if there is none."""
         name = reference.partition("#")[2]
         if name.startswith("/"):
-            return self._at(unquote(name))
+            try:
+                return at_pointer(self._schema, unquote(name))
+            except LookupError:
+                return self._schema
         return self._named.get(reference, self._named.get(name, self._schema))
-
-    def _at(self, pointer: str) -> Any:
-        part: Any = self._schema
-        try:
-            for step in pointer.split("/")[1:]:
-                key = step.replace("~1", "/").replace("~0", "~")
-                part = part[int(key)] if isinstance(part, (list, tuple)) else part[key]
-        except (LookupError, TypeError, ValueError):
-            return self._schema
-        return part
 
     @cached_property
     def _named(self) -> dict[str, Any]:
