@@ -210,7 +210,7 @@ def test_only_the_table_of_revisions_knows_their_packages(name: str) -> None:
     if not (is_of_a_revision(name) or is_of_sessions) and name not in {
         "protocol.revisions_with_sessions",
         "protocol.revisions",
-        "client.requests",
+        "client.messages",
         "client.types",
     }:
         assert not [
