@@ -17,7 +17,7 @@ from roundgate.cli import (
     task_options,
 )
 from roundgate.suites import models
-from roundgate.suites.patterns import MATCHERS
+from roundgate.suites.expecting import MATCHERS
 from tests.support.documents import blocks
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()

@@ -200,7 +200,6 @@ def _add_test(commands: Commands) -> None:
     test.add_argument("--update", action="store_true", help="store snapshots instead of comparing")
     test.add_argument("--list", action="store_true", help="print the cases, and run none")
     test.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML to a file")
-    test.add_argument("--tap", action="store_true", help="print TAP instead of the report")
     _add_connection(test)
 
 

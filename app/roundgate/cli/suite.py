@@ -1,4 +1,4 @@
-"""`roundgate test SUITE …`: cases against a server, a report for people, JUnit or TAP for programs.
+"""`roundgate test SUITE …`: cases against a server, a report for people, JUnit XML or JSON for programs.
 
 The exit status is 0 if nothing failed, 1 if something did, 2 if a suite or an option cannot be
 used, 5 if the server that was to be started does not come up.
@@ -63,7 +63,7 @@ class _Session:
         self._arguments = arguments
         self._clock = Clock()
         self._report = Report(sys.stdout)
-        self._is_quiet = arguments.tap or arguments.json
+        self._is_quiet = arguments.json
         self._stopped = False
 
     async def run(self) -> int:
@@ -157,9 +157,7 @@ class _Session:
                 raise UsageError(
                     f"--junit: {self._arguments.junit} cannot be written: {error}"
                 ) from None
-        if self._arguments.tap:
-            output.show_text(suites.tap(results).removesuffix("\n"))
-        elif self._arguments.json:
+        if self._arguments.json:
             output.show_json([asdict(suite) for suite in results])
         else:
             self._report.total(results, duration_ms)
