@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.cli import answering
+from roundgate.cli import remote
 from roundgate.client import Kind, Question
 from roundgate.errors import UsageError
 
@@ -40,12 +40,12 @@ def test_a_file_that_has_no_answers_is_refused_by_name(
     if text is not None:
         path.write_text(text)
     with pytest.raises(UsageError, match=f"--answers: {path} {said}"):
-        answering.sources(given(answers=path), lambda: None)
+        remote.answers(given(answers=path), lambda: None)
 
 
 async def test_a_command_writes_samples_and_nothing_else() -> None:
     script = "import json, sys; print(json.load(sys.stdin)['maxTokens'], 'words')"
-    command = answering._Command(f'{sys.executable} -c "{script}"')
+    command = remote.SampleCommand(f'{sys.executable} -c "{script}"')
     assert await command(SAMPLE) == "5 words"
     assert await command(FORM) is None
 
@@ -59,15 +59,15 @@ async def test_a_command_writes_samples_and_nothing_else() -> None:
 )
 async def test_a_command_that_fails_says_so(command: str, said: str) -> None:
     with pytest.raises(UsageError, match=f"--sample-command: .*{said}"):
-        await answering._Command(command)(SAMPLE)
+        await remote.SampleCommand(command)(SAMPLE)
 
 
 async def test_a_command_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answering, "SAMPLE_S", 0.2)
+    monkeypatch.setattr(remote, "SAMPLE_S", 0.2)
     with pytest.raises(TimeoutError):
-        await answering._Command(f"{sys.executable} -c 'import time; time.sleep(60)'")(SAMPLE)
+        await remote.SampleCommand(f"{sys.executable} -c 'import time; time.sleep(60)'")(SAMPLE)
 
 
 def test_no_command_is_no_command() -> None:
     with pytest.raises(UsageError, match="give a command"):
-        answering.sources(given(sample_command=" "), lambda: None)
+        remote.answers(given(sample_command=" "), lambda: None)

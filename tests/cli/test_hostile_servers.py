@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from roundgate.cli import main
-from roundgate.cli.remote_options import SECRET_VARIABLE
+from roundgate.cli.options import SECRET_VARIABLE
 from roundgate.suites.expecting import differences
 from tests.cli.test_refusals import refusing
 

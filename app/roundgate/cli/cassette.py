@@ -10,13 +10,14 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from roundgate.cassettes import (
     RULES,
@@ -45,11 +46,11 @@ from roundgate.client import VERSIONS, Bearer, Client
 from roundgate.errors import ConfigError, GatewayError, UsageError
 from roundgate.observability import escaped
 
-_OF_SERVERS = ("lost", "cut", "delay")
+_SERVER_FAULTS: Final = ("lost", "cut", "delay")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what is asked with a cassette."""
+    """Run an action on a cassette."""
     try:
         return asyncio.run(_ACTIONS[arguments.action](arguments))
     except ConfigError as error:
@@ -64,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _record(arguments: argparse.Namespace) -> int:
     host, port = address(arguments.listen)
-    _writable(arguments.file)
+    _check_writable(arguments.file)
     recorder = Recorder(
         arguments.file,
         arguments.url,
@@ -76,22 +77,19 @@ async def _record(arguments: argparse.Namespace) -> int:
     proxy = Proxy(arguments.url, recorder)
     async with serving(proxy.answer, host, port) as port:
         proxy.listens_at(_origin(host, port))
-        _tell(host, port, proxy.path, f"recorded in {arguments.file}; Ctrl-C ends it")
-        await _until_told()
+        _announce(host, port, proxy.path, f"recorded in {arguments.file}; Ctrl-C ends it")
+        await _wait_for_signal()
     await recorder.close()
     say(f"{len(recorder.cassette.interactions)} interactions in {arguments.file}", to=sys.stderr)
     return remote.DONE
 
 
-def _writable(path: Path) -> None:
-    """Found out before a conversation is held that could not be kept."""
+def _check_writable(path: Path) -> None:
     if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
         raise UsageError(f"{path} cannot be written: choose another file")
 
 
 def _rule(text: str) -> Rule:
-    import re
-
     name, equals, pattern = text.partition("=")
     try:
         matches_nothing = bool(re.compile(pattern).match(""))
@@ -112,17 +110,18 @@ def _from_environment(name: str) -> str:
 async def _serve(arguments: argparse.Namespace) -> int:
     host, port = address(arguments.listen)
     cassette = read(arguments.file)
-    faults = parse_faults(arguments.fault, len(cassette.interactions), kinds=_OF_SERVERS)
-    found: list[StandIn] = []
+    faults = parse_faults(arguments.fault, len(cassette.interactions), kinds=_SERVER_FAULTS)
+    stand_in: StandIn | None = None  # made once the port is known
 
     async def answer(asked: Asked) -> Reply | None:
-        return await found[0].answer(asked.method, asked.headers, asked.body)
+        assert stand_in is not None
+        return await stand_in.answer(asked.method, asked.headers, asked.body)
 
     async with serving(answer, host, port) as port:
         origin = _origin(host, port)
-        found.append(StandIn(cassette, in_order=arguments.in_order, origin=origin, faults=faults))
-        _tell(host, port, "/mcp", f"answers from {arguments.file}; Ctrl-C ends it")
-        await _until_told()
+        stand_in = StandIn(cassette, in_order=arguments.in_order, origin=origin, faults=faults)
+        _announce(host, port, "/mcp", f"answers from {arguments.file}; Ctrl-C ends it")
+        await _wait_for_signal()
     return remote.DONE
 
 
@@ -130,19 +129,19 @@ def _origin(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _tell(host: str, port: int, path: str, what: str) -> None:
+def _announce(host: str, port: int, path: str, note: str) -> None:
     print(f"{_origin(host, port)}{path}", flush=True)
-    say(what, to=sys.stderr)
+    say(note, to=sys.stderr)
 
 
-async def _until_told() -> None:
-    """Until Ctrl-C, or until somebody ends the process."""
-    told = asyncio.Event()
+async def _wait_for_signal() -> None:
+    """Wait for Ctrl-C or SIGTERM."""
+    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         with suppress(NotImplementedError, RuntimeError):
-            loop.add_signal_handler(number, told.set)
-    await told.wait()
+            loop.add_signal_handler(number, stop.set)
+    await stop.wait()
 
 
 async def _verify(arguments: argparse.Namespace) -> int:
@@ -163,11 +162,12 @@ async def _verify(arguments: argparse.Namespace) -> int:
         arguments.urls,
         transport=recorder,
         auth=_token(arguments.token_env),
-        headers=[remote.header(one) for one in arguments.header],
+        headers=list(remote.headers(arguments.header).items()),
         timeout_s=arguments.timeout,
         faults=faults,
     )
-    differing = [one for one in await _outcomes(verifier) if one.number in only and one.differences]
+    outcomes = [outcome async for outcome in verifier.run()]
+    differing = [one for one in outcomes if one.number in only and one.differences]
     if recorder is not None:
         return _update(arguments, cassette, recorder, [one.number for one in differing])
     return _report(differing, len(only))
@@ -181,14 +181,10 @@ async def _in_another_era(arguments: argparse.Namespace, cassette: Cassette) -> 
     async with Client(
         arguments.urls[0],
         auth=_token(arguments.token_env),
-        headers=dict(remote.header(one) for one in arguments.header),
+        headers=remote.headers(arguments.header),
         versions=[arguments.revision],
     ) as client:
         return [one async for one in in_another_era(cassette, client, os.environ)]
-
-
-async def _outcomes(verifier: Verifier) -> list[Outcome]:
-    return [one async for one in verifier.run()]
 
 
 def _token(variable: str) -> Bearer | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Final
 from roundgate import config
 from roundgate.backends import Catalog, Fallback, Tool, kind_of
 from roundgate.cli.arguments import configuration_file
-from roundgate.cli.ports import bind, check_exposure
+from roundgate.cli.output import show_table
 from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem, UsageError
 from roundgate.runtime import loading
@@ -113,34 +114,24 @@ def _remarks(file: ConfigFile, fetched: dict[str, bytes]) -> list[Problem]:
 
 
 def _print_catalog(served: Catalog) -> None:
-    _print(
-        "tools",
-        [(name, tool.tool.definition.get("description")) for name, tool in served.tools.items()],
-    )
-    _print(
-        "prompts",
-        [(name, prompt.definition.get("description")) for name, prompt in served.prompts.items()],
-    )
-    _print(
-        "resources",
-        [(uri, resource.definition.get("name")) for uri, resource in served.resources.items()],
-    )
-    templates = [one.resource.definition for one in served.templates]
-    _print(
-        "resource templates",
-        [(definition["uriTemplate"], definition.get("name")) for definition in templates],
-    )
-
-
-def _print(kind: str, entries: list[tuple[str, str | None]]) -> None:
-    if not entries:
-        return
-    print(f"{kind} ({len(entries)})")
-    width = max(len(name) for name, _ in entries)
-    for name, description in entries:
-        print(
-            f"  {name:<{width}}  {(description or '').splitlines()[0][:100] if description else ''}".rstrip()
-        )
+    prompts, resources = served.prompts.items(), served.resources.items()
+    templates = [template.resource.definition for template in served.templates]
+    for kind, entries in (
+        (
+            "tools",
+            [
+                (name, tool.tool.definition.get("description"))
+                for name, tool in served.tools.items()
+            ],
+        ),
+        ("prompts", [(name, prompt.definition.get("description")) for name, prompt in prompts]),
+        ("resources", [(uri, resource.definition.get("name")) for uri, resource in resources]),
+        ("resource templates", [(one["uriTemplate"], one.get("name")) for one in templates]),
+    ):
+        if entries:
+            print(f"{kind} ({len(entries)})")
+            lines = [(name, (about or "").partition("\n")[0][:100]) for name, about in entries]
+            show_table(lines, indent="  ")
 
 
 _SHOWN: Final = 5
@@ -271,3 +262,49 @@ def _of_sqlite(path: Path) -> Iterator[Problem]:
     is_usable = there.is_file() if there == path else there.is_dir()
     if not is_usable or not os.access(there, os.W_OK):
         yield Problem(_ENVIRONMENT, "GATEWAY_STORE", f"{path} cannot be written", remedy)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to an address; port 0 is one that the system chooses.
+
+    Raises:
+        UsageError: the address or the port cannot be used.
+    """
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # a name such as localhost may stand for both: clients of either kind try IPv4
+        addresses.sort(key=lambda entry: entry[0] != socket.AF_INET)
+        family, kind, protocol, _, address = addresses[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise UsageError(f"--host {host}: this is no address of this machine ({error})") from None
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise UsageError(
+            f"--port {port}: it cannot be had at {host} ({error.strerror}); "
+            "end what has it, or choose another (0: any that is free)"
+        ) from None
+    bound.set_inheritable(True)
+    return bound
+
+
+LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
+
+
+def check_exposure(file: ConfigFile, using: Settings, host: str) -> None:
+    """Refuse a public address without authentication, where every caller is the one local subject.
+
+    Raises:
+        ConfigError: unless --allow-anonymous is given.
+    """
+    if file.config.auth != "none" or host in LOOPBACK or using.allow_anonymous:
+        return
+    remedy = (
+        "configure auth, bind to 127.0.0.1, or say --allow-anonymous if something in front "
+        "authenticates"
+    )
+    message = f"there is no authentication, but --host {host} can be reached from outside"
+    raise ConfigError([file.origin.at("auth").problem(message, remedy)])

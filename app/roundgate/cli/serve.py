@@ -16,7 +16,7 @@ import uvicorn
 from uvicorn.supervisors import Multiprocess
 
 from roundgate.cli.arguments import into_environment
-from roundgate.cli.ports import LOOPBACK, bind, check_exposure
+from roundgate.cli.check import LOOPBACK, bind, check_exposure
 from roundgate.garbage import kept
 from roundgate.http.connections import Bounds, Connections
 from roundgate.main import build_app

@@ -38,8 +38,6 @@ from roundgate.suites import (
     Verdict,
 )
 
-_MAX_JOBS: Final = 64
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Run suites."""
@@ -73,8 +71,6 @@ class _Session:
             ConfigError: what is wrong with the suites, all of it.
             UsageError, ConnectionLost: the run cannot begin.
         """
-        if not 1 <= self._arguments.jobs <= _MAX_JOBS:
-            raise UsageError(f"--jobs: give a number from 1 to {_MAX_JOBS}")
         chosen = [(file, self._chosen(file)) for file in _loaded(self._arguments.suites)]
         if self._arguments.list:
             for file, indexes in chosen:
@@ -119,7 +115,7 @@ class _Session:
                 cases = await run.cases(
                     indexes,
                     jobs=self._arguments.jobs,
-                    begun=lambda case: status.says(f"running: {case.name}"),
+                    begun=lambda case: status.show(f"running: {case.name}"),
                     done=lambda result: self._done(file, result, status),
                     stops=self._stops,
                 )
