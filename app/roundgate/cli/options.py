@@ -403,8 +403,6 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("questions of the server")
     about = "answers by key or by names of fields (YAML, JSON)"
     group.add_argument("--answers", type=Path, metavar="FILE", help=about)
-    about = "writes samples: request on stdin, text on stdout"
-    group.add_argument("--sample-command", metavar="COMMAND", help=about)
     _flag(group, "--no-input", "ask nobody, even on a terminal")
 
 

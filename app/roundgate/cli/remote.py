@@ -17,7 +17,6 @@ import argparse
 import asyncio
 import json
 import os
-import shlex
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -33,7 +32,6 @@ from roundgate.client import (
     Answers,
     Auth,
     Client,
-    Kind,
     Observer,
     Question,
 )
@@ -191,24 +189,18 @@ def _transcript(path: Path | None, files: ExitStack) -> Observer | None:
     return observe
 
 
-SAMPLE_S: Final = 600.0
-"""The most seconds that a command may take to write a sample."""
-
-
 def answers(arguments: argparse.Namespace, before_asking: Callable[[], None]) -> Answers:
-    """Return the answers to a server's questions: of the file, the command, the person.
+    """Return the answers to a server's questions: of the file, then of the person.
 
     Args:
         before_asking: called before a person is asked, to clear the line of the prompt.
 
     Raises:
-        UsageError: the file or the command cannot be used.
+        UsageError: the file cannot be read.
     """
     sources: list[Any] = []
     if arguments.answers is not None:
         sources.append(_by_key(arguments.answers))
-    if arguments.sample_command is not None:
-        sources.append(SampleCommand(arguments.sample_command))
     if not arguments.no_input and sys.stdin.isatty() and sys.stderr.isatty():
         sources.append(_AtTheTerminal(before_asking))
     return Answers(*sources)
@@ -231,36 +223,6 @@ def _by_key(path: Path) -> Mapping[str, Any]:
             f"--answers: {path} has to be a mapping from keys of questions to answers"
         )
     return content
-
-
-class SampleCommand:
-    """A command that writes samples, one process each."""
-
-    def __init__(self, command: str) -> None:
-        self._words = shlex.split(command)
-        if not self._words:
-            raise errors.UsageError("--sample-command: give a command")
-
-    async def __call__(self, question: Question) -> str | None:
-        if question.kind is not Kind.SAMPLING:
-            return None
-        name = f"--sample-command: {self._words[0]}"
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *self._words, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-            )
-        except OSError as error:
-            raise errors.UsageError(f"{name} cannot be run: {error}") from None
-        try:
-            async with asyncio.timeout(SAMPLE_S):
-                output, _ = await process.communicate(json.dumps(question.params).encode())
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        if process.returncode:
-            raise errors.UsageError(f"{name} ended with status {process.returncode}")
-        return output.decode(errors="replace").removesuffix("\n")
 
 
 class _AtTheTerminal:
