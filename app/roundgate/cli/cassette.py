@@ -152,44 +152,41 @@ async def _verify(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--only: the cassette has interactions 1 to {number}")
     faults = parse_faults(arguments.fault, number)
     ignore = (*cassette.ignore, *check_paths("--ignore", arguments.ignore))
+    compared = replace(cassette, ignore=ignore)
+    token = os.environ.get(arguments.token_env)
+    auth = Bearer(token) if token else None
+    headers = remote.headers(arguments.header)
     if arguments.revision is not None:
-        outcomes = await _in_another_era(arguments, replace(cassette, ignore=ignore))
-        outcomes = [one for one in outcomes if one.number in only]
-        return _report([one for one in outcomes if one.differences], len(outcomes))
+        _check_revision(arguments)
+        versions = [arguments.revision]
+        async with Client(
+            arguments.urls[0], auth=auth, headers=headers, versions=versions
+        ) as client:
+            outcomes = [one async for one in in_another_era(compared, client, os.environ)]
+        outcomes = [outcome for outcome in outcomes if outcome.number in only]
+        return _report([outcome for outcome in outcomes if outcome.differences], len(outcomes))
     recorder = _recorder(arguments, cassette) if arguments.update else None
     verifier = Verifier(
-        replace(cassette, ignore=ignore),
+        compared,
         arguments.urls,
         transport=recorder,
-        auth=_token(arguments.token_env),
-        headers=list(remote.headers(arguments.header).items()),
+        auth=auth,
+        headers=list(headers.items()),
         timeout_s=arguments.timeout,
         faults=faults,
     )
     outcomes = [outcome async for outcome in verifier.run()]
     differing = [one for one in outcomes if one.number in only and one.differences]
     if recorder is not None:
-        return _update(arguments, cassette, recorder, [one.number for one in differing])
+        return _update(arguments, cassette, recorder, [outcome.number for outcome in differing])
     return _report(differing, len(only))
 
 
-async def _in_another_era(arguments: argparse.Namespace, cassette: Cassette) -> list[Outcome]:
+def _check_revision(arguments: argparse.Namespace) -> None:
     if arguments.revision not in VERSIONS:
         raise UsageError(f"--revision {arguments.revision}: there are {', '.join(VERSIONS)}")
     if arguments.update or arguments.fault or len(arguments.urls) > 1:
         raise UsageError("--revision takes one URL, no faults, and records nothing")
-    async with Client(
-        arguments.urls[0],
-        auth=_token(arguments.token_env),
-        headers=remote.headers(arguments.header),
-        versions=[arguments.revision],
-    ) as client:
-        return [one async for one in in_another_era(cassette, client, os.environ)]
-
-
-def _token(variable: str) -> Bearer | None:
-    token = os.environ.get(variable)
-    return Bearer(token) if token else None
 
 
 def _recorder(arguments: argparse.Namespace, cassette: Cassette) -> Recorder:
@@ -211,53 +208,53 @@ def _recorder(arguments: argparse.Namespace, cassette: Cassette) -> Recorder:
 def _update(
     arguments: argparse.Namespace, cassette: Cassette, recorder: Recorder, numbers: Sequence[int]
 ) -> int:
-    fresh = recorder.cassette.interactions
-    if len(fresh) != len(cassette.interactions):
+    recorded, fresh = cassette.interactions, recorder.cassette.interactions
+    if len(fresh) != len(recorded):
         raise UsageError(
             f"The conversation went another way ({len(fresh)} interactions instead of "
-            f"{len(cassette.interactions)}): record it anew, with the client"
+            f"{len(recorded)}): record it anew, with the client"
         )
-    interactions = [
-        fresh[at] if at + 1 in numbers else one for at, one in enumerate(cassette.interactions)
-    ]
     if numbers:
-        write(replace(cassette, interactions=tuple(interactions)), arguments.file)
+        pairs = enumerate(zip(recorded, fresh, strict=True), 1)
+        interactions = tuple(new if number in numbers else old for number, (old, new) in pairs)
+        write(replace(cassette, interactions=interactions), arguments.file)
     named = ", ".join(map(str, numbers)) or "nothing"
     say(f"recorded again in {arguments.file}: {named}", to=sys.stderr)
     return remote.DONE
 
 
-def _report(differing: Sequence[Outcome], looked_at: int) -> int:
+def _report(differing: Sequence[Outcome], total: int) -> int:
     for outcome in differing:
         say(f"{outcome.number}: {outcome.title}")
         for difference in outcome.differences:
             for line in str(difference).splitlines():
                 say(f"  {line}")
     if differing:
-        say(f"{len(differing)} of {looked_at} interactions differ", to=sys.stderr)
+        say(f"{len(differing)} of {total} interactions differ", to=sys.stderr)
         return remote.FAILED
-    say(f"{looked_at} interactions, each as recorded", to=sys.stderr)
+    say(f"{total} interactions, each as recorded", to=sys.stderr)
     return remote.DONE
 
 
 async def _show(arguments: argparse.Namespace) -> int:
-    for number, one in enumerate(read(arguments.file).interactions, 1):
-        print(number, escaped(one.title), escaped(_answered(one.response)), sep="\t")
+    for number, interaction in enumerate(read(arguments.file).interactions, 1):
+        print(number, escaped(interaction.title), escaped(_result(interaction.response)), sep="\t")
     return remote.DONE
 
 
-def _answered(response: Any) -> str:
+def _result(response: Any) -> str:
+    """Return a response in a few words."""
     if response is None:
         return "no answer"
     message: Any = response.message
+    before = ""
     if response.events is not None:
-        last = response.events[-1].message if response.events else None
-        message, before = last, f"{len(response.events)} events, "
-    else:
-        before = ""
-    if isinstance(message, dict) and isinstance(message.get("error"), dict):
-        return f"{before}error {message['error'].get('code')}: {message['error'].get('message')}"
-    result = message.get("result") if isinstance(message, dict) else None
+        message = response.events[-1].message if response.events else None
+        before = f"{len(response.events)} events, "
+    message = message if isinstance(message, dict) else {}
+    error, result = message.get("error"), message.get("result")
+    if isinstance(error, dict):
+        return f"{before}error {error.get('code')}: {error.get('message')}"
     if isinstance(result, dict):
         kind = result.get("status") or result.get("resultType") or "complete"
         return f"{before}{'tool error' if result.get('isError') else kind}"
