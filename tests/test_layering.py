@@ -49,7 +49,7 @@ HOMES = {
         ),
         *("deployment.placing", "deployment.stack"),
     },
-    "jmespath": {"backends.shaping", "suites.paths"},
+    "jmespath": {"backends.shaping", "suites.variables"},
     "jsonpath_rfc9535": {"backends.openapi.overlays"},
     "openapi_spec_validator": {"backends.openapi.conformity"},
     "jsonschema_rs": {"protocol.schemas"},

@@ -98,7 +98,6 @@ READING = "app/roundgate/settings/references.py"
 KEEPS_TEXTS = ("_rows", "put")
 """What the worker needs of `backends/bounded.py`: it keeps the rest of a long result, and only the gateway reads it."""
 SERVERS_ALONE = (
-    "app/roundgate/cli/task_acting.py",
     "app/roundgate/cli/tasks.py",
     "app/roundgate/tasks/pool.py",
     "app/roundgate/testing/gateway.py",
