@@ -62,7 +62,7 @@ HOMES = {
             "clock",
             "observability",
             "http.request",
-            "http.stalls",
+            "http.replica",
             "backends.python.modules",
         ),
         "backends.http.service",

@@ -11,8 +11,8 @@
                           ▲                                             │
                           └── a request began, has arrived, is over ────┘
 
-`BoundedConnection` sees bytes and finds the end of a head. `ConnectionMiddleware` (`arrival`), the
-outermost layer of the app, reports the later stages.
+`BoundedConnection` sees bytes and finds the end of a head. `ConnectionMiddleware` (`arrival`), which
+has to be around the app, reports the later stages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from uvicorn.server import ServerState
 
 from roundgate.errors import TransportError, Unavailable
 from roundgate.http.arrival import STATE, Request
-from roundgate.http.responder import headers_of
+from roundgate.http.exchange import error_headers
 from roundgate.http.room import Stage, address_of, makes_room
 from roundgate.protocol import NEWEST
 from roundgate.settings import HttpConfig
@@ -306,7 +306,7 @@ class BoundedConnection(asyncio.Protocol):
             self._is_paused = False
             self._loop.call_soon(self._feed_held)
 
-    # called by the app's outermost layer
+    # called by `arrival.ConnectionMiddleware`
 
     def request_began(self, request: Request) -> None:
         """Note that a request is passed to the app."""
@@ -372,7 +372,7 @@ class BoundedConnection(asyncio.Protocol):
             self._enter(Stage.ENDING)
             self._transport.abort()
             return
-        headers = [*self._server_state.default_headers, *headers_of(error)]
+        headers = [*self._server_state.default_headers, *error_headers(error)]
         self._transport.write(_response(status, headers, body))
         self._linger()
 

@@ -1,5 +1,5 @@
-"""One replica of the gateway: what answers at each view, who works on tasks, and what swaps all
-that.
+"""One replica of the gateway: what answers at each view, its workers, its reloads, and its life in a
+process: the signals that stop it, and a watch over its event loop.
 
 It knows nothing of FastAPI: `roundgate.main` puts it behind routes and layers.
 """
@@ -7,15 +7,24 @@ It knows nothing of FastAPI: `roundgate.main` puts it behind routes and layers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Final
+import logging
+import signal
+import sys
+import threading
+import time
+import traceback
+from asyncio import AbstractEventLoop, TimerHandle
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
 
 from roundgate import observability as logs
 from roundgate.backends import Snapshot, ViewSource
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
-from roundgate.http import Endpoint, on_stop_signal, telling_of_stalls
+from roundgate.http.endpoint import Endpoint
 from roundgate.http.older.serving import OlderClients
 from roundgate.methods.discovery import server_info
 from roundgate.methods.once import Once
@@ -37,6 +46,12 @@ if TYPE_CHECKING:
 STOP_GRACE_S: Final = 10.0
 """For how long steps of tasks may go on when the server is told to stop: as long as requests
 may."""
+STALL_S: Final = 1.0
+LOOK_EVERY_S: Final = 0.25
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_FRAMES_SHOWN: Final = 6
+
+stalls = logging.getLogger("roundgate.stalls")
 
 
 class _View:
@@ -50,8 +65,7 @@ class _View:
 
 
 class Replica:
-    """What the app is made around: what is served, who answers, who works on tasks,
-    and what swaps all that."""
+    """What the app is made around: what is served, the endpoints, the workers, and the reloads."""
 
     def __init__(
         self, file: ConfigFile, using: Settings, clock: Clock, core: Core, *, owns_process: bool
@@ -68,22 +82,18 @@ class Replica:
             for view in file.config.endpoints.values()
         }
         self.endpoints = {
-            view: Endpoint(one.methods, one.older.endpoint) for view, one in self._views.items()
+            name: Endpoint(view.methods, view.older.endpoint) for name, view in self._views.items()
         }
-        """Who answers for each view."""
+        """What answers for each view."""
         self._reloader = Reloader(
             file, core.serving, core.modules, self._swap, watches=using.reload
         )
         self._pool = self._make_pool()
 
     def _make_view(self, view: str, ring: KeyRing) -> _View:
-        """What answers at one endpoint. What it seals opens at no other."""
-        stores, serving, clock, config = (
-            self.core.stores,
-            self.core.serving,
-            self._clock,
-            self.config,
-        )
+        """Return what answers at one endpoint. Its sealed values open at no other."""
+        stores, serving = self.core.stores, self.core.serving
+        clock, config = self._clock, self.config
         sealer = StateSealer(ring, clock, config.state.lifetime_s, config.state.max_bytes)
         own_tasks = Tasks(stores.tasks, stores.queue, clock, config.tasks, view)
         source = ViewSource(serving, view) if view else serving
@@ -136,22 +146,21 @@ class Replica:
     def troubles(self) -> list[str]:
         """Return the reasons why tasks are not processed, as far as this process knows without
         asking a store."""
-        found = (self.core.stores.trouble(), None if self._pool is None else self._pool.trouble)
-        return [one for one in found if one is not None]
+        troubles = (self.core.stores.trouble(), None if self._pool is None else self._pool.trouble)
+        return [trouble for trouble in troubles if trouble is not None]
 
     def _make_pool(self) -> Pool | None:
-        """Workers, if this process is to work on tasks and there is a tool
-        whose calls become some."""
+        """Return the workers, if this process may work on tasks and a tool makes tasks."""
         catalog = self.core.serving.catalog
         served = (catalog, *catalog.views.values())
-        if not self._using.works or not any(makes_tasks(one) for one in served):
+        if not self._using.works or not any(map(makes_tasks, served)):
             return None
         return self.core.pool(
             self.config, self._clock, stop_grace_s=STOP_GRACE_S, owns_process=self._owns_process
         )
 
     def _swap(self, config: GatewayConfig, snapshot: Snapshot) -> None:
-        """Serve something else from now on, and tell those who listen which lists have changed."""
+        """Serve another snapshot from now on, and notify clients of the lists that differ."""
         serves = {name: self._serves(view, config, snapshot) for name, view in self._views.items()}
         before = self.core.serving.catalog
         self.core.serving.swap(snapshot)
@@ -176,7 +185,7 @@ class Replica:
 
     @asynccontextmanager
     async def lifespan(self, app: object) -> AsyncIterator[None]:
-        """Around the app's life in an event loop."""
+        """Start and stop the replica around the app's life in an event loop."""
         loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
             # not every server lets Python end in an orderly way
@@ -192,10 +201,114 @@ class Replica:
             if self._pool is not None:
                 self._pool.start()
             stack.enter_context(on_stop_signal(loop, self._request_stop))
-            stack.enter_context(telling_of_stalls(loop))
+            stack.enter_context(reported_stalls(loop))
             await stack.enter_async_context(self._reloader.running())
             yield
 
     async def _stop_pool(self) -> None:
         if self._pool is not None:
             await self._pool.stop()
+
+
+@contextmanager
+def on_stop_signal(loop: AbstractEventLoop, action: Callable[[], None]) -> Iterator[None]:
+    """Run `action` in the loop when the process is told to stop, before the server's own handler.
+
+    An ASGI server waits for open responses before it ends the lifespan, and a stream of changes
+    never ends by itself; so the signal has to end the streams.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # a test's server thread, or an application that owns the signals
+        return
+    before: dict[signal.Signals, Any] = {}
+    for number in SIGNALS:
+        before[number] = signal.getsignal(number)
+        signal.signal(number, _chain(loop, action, before[number]))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _chain(
+    loop: AbstractEventLoop, action: Callable[[], None], then: Any
+) -> Callable[[int, FrameType | None], None]:
+    def handle(number: int, frame: FrameType | None) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(action)
+        if callable(then):
+            then(number, frame)
+        elif then == signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    return handle
+
+
+@contextmanager
+def reported_stalls(loop: AbstractEventLoop) -> Iterator[None]:
+    """Log when the loop of this thread stands still for longer than `STALL_S`.
+
+    A blocking call in an `async` handler stops every call, deadline and health check of its
+    process. A thread watches the loop and logs where it is:
+
+        {"msg": "the event loop is blocked", "seconds": 1.2, "at": "reports.py:41 in build", …}
+    """
+    watch = _StallWatch(loop)
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.stop()
+
+
+class _StallWatch:
+    """The beat of a loop and the thread that listens to it."""
+
+    def __init__(self, loop: AbstractEventLoop) -> None:
+        self._loop = loop
+        self._loop_thread = threading.get_ident()
+        self._beat_s = time.monotonic()
+        self._timer: TimerHandle | None = None
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="stalls", daemon=True)
+
+    def start(self) -> None:
+        self._beat()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        self._beat_s = time.monotonic()
+        self._timer = self._loop.call_later(LOOK_EVERY_S, self._beat)
+
+    def _listen(self) -> None:
+        reported_s: float | None = None
+        looked_s = time.monotonic()
+        while not self._is_over.wait(LOOK_EVERY_S):
+            now_s, beat_s = time.monotonic(), self._beat_s
+            # the whole process stood still, as under SIGSTOP
+            was_stopped = now_s - looked_s > 2 * LOOK_EVERY_S
+            looked_s = now_s
+            if reported_s is not None and beat_s > reported_s:
+                fields = {"seconds": round(beat_s - reported_s, 1)}
+                stalls.warning("the event loop goes on", extra={"fields": fields})
+                reported_s = None
+            if reported_s is None and not was_stopped and now_s - beat_s > STALL_S:
+                reported_s = beat_s
+                self._report(now_s - beat_s)
+
+    def _report(self, seconds: float) -> None:
+        frame = sys._current_frames().get(self._loop_thread)
+        stack = traceback.extract_stack(frame, limit=50) if frame is not None else []
+        shown = [f"{Path(call.filename).name}:{call.lineno} in {call.name}" for call in stack][
+            -_FRAMES_SHOWN:
+        ]
+        fields = {"seconds": round(seconds, 1), "at": shown[-1] if shown else None, "stack": shown}
+        stalls.warning("the event loop is blocked", extra={"fields": fields})
