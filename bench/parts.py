@@ -72,7 +72,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "/bench/apps/",
     ),
     "answer: the result and its JSON, headers": (
-        "/roundgate/methods/results.py",
+        "/roundgate/methods/parts.py:Results",
         "/roundgate/protocol/v2026_07_28/results.py",
         "/roundgate/protocol/jsonrpc.py:result_response",
         "/roundgate/http/exchange.py:Responder",

@@ -21,8 +21,7 @@ from roundgate.http.bodies import SMALL, BodyBudget, id_of
 from roundgate.http.exchange import DisconnectWatch, Exchange, State, exchange_of
 from roundgate.http.request import EVENT_STREAM
 from roundgate.methods.extensions import ROUTES
-from roundgate.methods.results import Stream
-from roundgate.methods.rounds import RequestContext
+from roundgate.methods.rounds import RequestContext, Stream
 from roundgate.methods.table import CurrentMethods
 from roundgate.observability.correlation import CORRELATION
 from roundgate.observability.tracing import Tracing, context_of

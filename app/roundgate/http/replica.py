@@ -26,12 +26,10 @@ from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.http.endpoint import Endpoint
 from roundgate.http.older.serving import OlderClients
-from roundgate.methods.discovery import server_info
+from roundgate.methods.extensions import makes_tasks
 from roundgate.methods.once import Once
 from roundgate.methods.parts import Parts
-from roundgate.methods.rounds import Rounds
-from roundgate.methods.table import CurrentMethods, Methods, Use
-from roundgate.methods.tasks import makes_tasks
+from roundgate.methods.table import CurrentMethods, Methods, Use, server_info
 from roundgate.protocol import NEWEST, ResultFormat, notifications
 from roundgate.runtime.reload import Reloader
 from roundgate.runtime.sealing import make_ring
@@ -100,7 +98,6 @@ class Replica:
         made = _View(
             Parts(
                 self.core.changes,
-                Rounds(sealer, clock, config.state.max_rounds, view),
                 Once(stores.once, sealer, clock),
                 NamedTasks(own_tasks, TaskIds(sealer.ring), source, clock, config.tasks),
                 self._watch,
