@@ -285,7 +285,7 @@ NOT_FOR_PYTHON_TOOLS = {
     "roundgate.backends.openapi.config",
     "roundgate.client",
     "roundgate.http.older.endpoint",
-    "roundgate.methods.sessions",
+    "roundgate.http.older.sessions",
     "roundgate.protocol.v2025",
     "roundgate.storage.sqs",
     "roundgate.tasks.checkpointer",

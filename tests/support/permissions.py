@@ -79,7 +79,7 @@ GATEWAY = (
     "app/roundgate/methods/changes.py",
     "app/roundgate/methods/fallback.py",
     "app/roundgate/methods/once.py",
-    "app/roundgate/methods/sessions.py",
+    "app/roundgate/http/older/sessions.py",
     "app/roundgate/tasks/hints.py",
     "app/roundgate/tasks/service.py",
 )

@@ -119,8 +119,7 @@ class Request:
         await self._send(message)
 
     async def finish(self) -> None:
-        """Send an empty response if the client is gone; uvicorn logs an error for an app that does
-        not respond."""
+        """Send an empty response if the client is gone; uvicorn would log an error without one."""
         if self._interruption == "disconnect" and not self._has_answered:
             await self._send({"type": "http.response.start", "status": CLIENT_CLOSED})
             await self._send({"type": "http.response.body"})

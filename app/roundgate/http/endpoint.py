@@ -8,7 +8,7 @@ authenticated the caller, and answer whatever is raised here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -28,7 +28,8 @@ from roundgate.observability.tracing import Tracing, context_of
 from roundgate.protocol import Notification, Request, is_older, jsonrpc, may_be_older
 
 if TYPE_CHECKING:
-    from roundgate.http.older.endpoint import OlderEndpoint
+    from roundgate.http.older.serving import OlderClients
+    from roundgate.methods.parts import Parts
 
 _LISTEN: Final = "subscriptions/listen"
 _MAX_LISTEN_BYTES: Final = 65_536
@@ -39,8 +40,9 @@ _MAX_LISTEN_BYTES: Final = 65_536
 class Endpoint:
     """What answers at one address: the methods of 2026-07-28, and the revisions with sessions."""
 
+    parts: Parts
     methods: CurrentMethods
-    older: Callable[[], OlderEndpoint]
+    older: OlderClients
 
 
 class McpEndpoint:
@@ -80,7 +82,7 @@ class McpEndpoint:
         endpoint = self._endpoints[exchange.view]
         try:
             if scope["method"] != "POST":
-                await endpoint.older().answer(scope["method"], None, receive, exchange)
+                await endpoint.older.endpoint().answer(scope["method"], None, receive, exchange)
                 return
             message = await self._receive(endpoint, receive, exchange)
             if message is not None:
@@ -97,7 +99,7 @@ class McpEndpoint:
         body = await self._read(receive, exchange)
         decoded = json.decode(body)
         if may_be_older(exchange.headers) and is_older(exchange.headers, decoded):
-            await endpoint.older().answer("POST", decoded, receive, exchange)
+            await endpoint.older.endpoint().answer("POST", decoded, receive, exchange)
             return None
         message = jsonrpc.message_of(decoded)
         exchange.method = message.method

@@ -255,14 +255,14 @@ class DisconnectWatch:
     def _start(self) -> None:
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
+    def hang_up(self) -> None:
+        """Handle a client that hung up, or does not read its response."""
+        self.cancel()
+
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self.hang_up()
-
-    def hang_up(self) -> None:
-        """Handle a client that hung up, or does not read its response."""
-        self.cancel()
 
 
 class Exchange:

@@ -52,16 +52,6 @@ _FRAMES_SHOWN: Final = 6
 stalls = logging.getLogger("roundgate.stalls")
 
 
-class _View:
-    """What answers at one endpoint."""
-
-    methods: CurrentMethods
-    older: OlderClients
-
-    def __init__(self, parts: Parts) -> None:
-        self.parts = parts
-
-
 class Replica:
     """What the app is made around: what is served, the endpoints, the workers, and the reloads."""
 
@@ -75,12 +65,9 @@ class Replica:
         self._owns_process = owns_process
         ring = make_ring(file.config, using, clock)
         self._watch = Watch(file.config.tasks.poll_interval_ms / 1000)
-        self._views = {
-            view: self._make_view(view, ring.of_view(view))
-            for view in file.config.endpoints.values()
-        }
         self.endpoints = {
-            name: Endpoint(view.methods, view.older.endpoint) for name, view in self._views.items()
+            view: self._make_endpoint(view, ring.of_view(view))
+            for view in file.config.endpoints.values()
         }
         """What answers for each view."""
         self._reloader = Reloader(
@@ -88,57 +75,53 @@ class Replica:
         )
         self._pool = self._make_pool()
 
-    def _make_view(self, view: str, ring: KeyRing) -> _View:
-        """Return what answers at one endpoint. Its sealed values open at no other."""
+    def _make_endpoint(self, view: str, ring: KeyRing) -> Endpoint:
+        """Return the endpoint of a view. Its sealed values open at no other."""
         stores, serving = self.core.stores, self.core.serving
         clock, config = self._clock, self.config
         sealer = StateSealer(ring, clock, config.state.lifetime_s, config.state.max_bytes)
         own_tasks = Tasks(stores.tasks, stores.queue, clock, config.tasks, view)
         source = ViewSource(serving, view) if view else serving
-        made = _View(
-            Parts(
-                self.core.changes,
-                Once(stores.once, sealer, clock),
-                NamedTasks(own_tasks, TaskIds(sealer.ring), source, clock, config.tasks),
-                self._watch,
-                sealer,
-                stores.sessions,
-                clock,
-                streams=self._using.streams,
-                view=view,
-                shows_errors=self.core.shows_errors,
-            )
+        parts = Parts(
+            self.core.changes,
+            Once(stores.once, sealer, clock),
+            NamedTasks(own_tasks, TaskIds(sealer.ring), source, clock, config.tasks),
+            self._watch,
+            sealer,
+            stores.sessions,
+            clock,
+            streams=self._using.streams,
+            view=view,
+            shows_errors=self.core.shows_errors,
         )
-        made.methods = CurrentMethods(*self._serves(made, config, serving.now))
-        made.older = OlderClients(
+        older = OlderClients(
             self.core,
             ring,
             clock,
             config,
-            lambda results: self._serves(made, self.config, serving.now, results),
+            lambda results: self._serves(parts, self.config, serving.now, results),
             lambda: self.config.server_of(view),
             streams=self._using.streams,
             view=view,
         )
-        return made
+        return Endpoint(parts, CurrentMethods(*self._serves(parts, config, serving.now)), older)
 
     def _serves(
         self,
-        view: _View,
+        parts: Parts,
         config: GatewayConfig,
         snapshot: Snapshot,
         results: ResultFormat | None = None,
     ) -> tuple[Methods, Use]:
-        name = view.parts.view
-        server = config.server_of(name)
-        made = Methods(
+        server = config.server_of(parts.view)
+        methods = Methods(
             config.model_copy(update={"server": server}),
-            snapshot.catalog.of_view(name),
-            view.parts,
+            snapshot.catalog.of_view(parts.view),
+            parts,
             results or NEWEST.result_format(server_info(server)),
-            self.core.texts(config, self._clock, name),
+            self.core.texts(config, self._clock, parts.view),
         )
-        return made, snapshot.use
+        return methods, snapshot.use
 
     def troubles(self) -> list[str]:
         """Return the reasons why tasks are not processed, as far as this process knows without
@@ -158,25 +141,28 @@ class Replica:
 
     def _swap(self, config: GatewayConfig, snapshot: Snapshot) -> None:
         """Serve another snapshot from now on, and notify clients of the lists that differ."""
-        serves = {name: self._serves(view, config, snapshot) for name, view in self._views.items()}
+        serves = {
+            view: self._serves(endpoint.parts, config, snapshot)
+            for view, endpoint in self.endpoints.items()
+        }
         before = self.core.serving.catalog
         self.core.serving.swap(snapshot)
         self.config = config
-        for name, view in self._views.items():
-            view.methods.swap(*serves[name])
-            view.older.swap()
+        for view, endpoint in self.endpoints.items():
+            endpoint.methods.swap(*serves[view])
+            endpoint.older.swap()
         if self._pool is None and (pool := self._make_pool()) is not None:
             pool.start()
             self._pool = pool
-        for name in self._views:
-            was, now = before.of_view(name), snapshot.catalog.of_view(name)
+        for view in self.endpoints:
+            was, now = before.of_view(view), snapshot.catalog.of_view(view)
             for changed in now.lists_that_differ(was):
-                self.core.changes.hub.publish_list(notifications.LIST_CHANGED[changed], name)
+                self.core.changes.hub.publish_list(notifications.LIST_CHANGED[changed], view)
 
     def _request_stop(self) -> None:
         self.core.changes.hub.close()
-        for view in self._views.values():
-            view.older.close()
+        for endpoint in self.endpoints.values():
+            endpoint.older.close()
         if self._pool is not None:
             self._pool.request_stop()
 
@@ -191,7 +177,7 @@ class Replica:
             for aclose in (
                 self.core.aclose,
                 self._watch.aclose,
-                *(view.parts.once.aclose for view in self._views.values()),
+                *(endpoint.parts.once.aclose for endpoint in self.endpoints.values()),
             ):
                 stack.push_async_callback(aclose)
             stack.push_async_callback(self._stop_pool)

@@ -35,11 +35,11 @@ from roundgate.http.older.calls import SessionCalls, name_of
 from roundgate.http.older.changes import ChangeStreams
 from roundgate.http.older.open_calls import OpenCall
 from roundgate.http.older.own import OWN, OwnRequests
+from roundgate.http.older.sessions import Sessions
 from roundgate.http.older.stream import SessionStream
 from roundgate.http.older.unheard import UnheardWatch
 from roundgate.http.request import EVENT_STREAM
 from roundgate.methods import Changes
-from roundgate.methods.sessions import Sessions
 from roundgate.methods.table import CurrentMethods, capabilities, server_info
 from roundgate.protocol import SESSION_HEADER as SESSION
 from roundgate.protocol import (
