@@ -77,9 +77,9 @@ GATEWAY = (
     "app/roundgate/http/older/patient.py",
     "app/roundgate/http/older/questions.py",
     "app/roundgate/methods/changes.py",
-    "app/roundgate/methods/in_words.py",
+    "app/roundgate/methods/fallback.py",
     "app/roundgate/methods/once.py",
-    "app/roundgate/methods/sessions.py",
+    "app/roundgate/http/older/sessions.py",
     "app/roundgate/tasks/hints.py",
     "app/roundgate/tasks/service.py",
 )

@@ -89,7 +89,7 @@ class OlderClients:
         from roundgate.http.older.endpoint import OlderEndpoint
         from roundgate.http.older.patient import PatientRows
         from roundgate.http.older.questions import Questions
-        from roundgate.methods.sessions import Sessions
+        from roundgate.http.older.sessions import Sessions
         from roundgate.protocol.revisions_with_sessions import WITH_SESSIONS
         from roundgate.tokens.ids import SessionSealer, StreamIds
 

@@ -12,7 +12,7 @@ import pytest
 
 from roundgate.auth.principal import Principal
 from roundgate.errors import InvalidParams, SessionNotFound, Unavailable
-from roundgate.methods.sessions import (
+from roundgate.http.older.sessions import (
     ENDED_PER_BUCKET,
     KNOWN_MS,
     MAX_SUBSCRIPTIONS,
@@ -138,7 +138,7 @@ async def test_a_caller_with_any_number_of_sessions_takes_so_much_room_and_no_mo
     sessions: Sessions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buckets = 2
-    monkeypatch.setattr("roundgate.methods.sessions.BUCKETS", buckets)
+    monkeypatch.setattr("roundgate.http.older.sessions.BUCKETS", buckets)
     numbers = range(3 * buckets * PER_BUCKET)
     for number in numbers:
         await sessions.set_level(session(number), ANN, "error")
@@ -159,7 +159,7 @@ async def test_a_caller_with_any_number_of_sessions_takes_so_much_room_and_no_mo
 async def test_a_session_that_was_ended_stays_so_however_many_change_or_end_after_it(
     sessions: Sessions, elsewhere: Sessions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roundgate.methods.sessions.BUCKETS", 1)
+    monkeypatch.setattr("roundgate.http.older.sessions.BUCKETS", 1)
     opened = [session(number, LATER + number) for number in range(2 * ENDED_PER_BUCKET)]
     for one in opened:
         await sessions.end(one, ANN)
@@ -181,7 +181,7 @@ async def test_a_session_that_was_ended_stays_so_however_many_change_or_end_afte
 async def test_a_live_session_that_has_changed_outlives_the_floor(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roundgate.methods.sessions.BUCKETS", 1)
+    monkeypatch.setattr("roundgate.http.older.sessions.BUCKETS", 1)
     await sessions.set_level(session(-1), ANN, "error")
     for number in range(2 * ENDED_PER_BUCKET):
         await sessions.end(session(number, LATER + number), ANN)

@@ -35,22 +35,21 @@ KNOWN_MS: Final = 2_000
 MAX_KNOWN: Final = 10_000
 MAX_SUBSCRIPTIONS: Final = 100
 MAX_SUBSCRIBED_CHARS: Final = 8_192
-"""Of the URIs of one session together."""
+"""Characters of the URIs of one session."""
 LEEWAY_MS: Final = 60_000
 """How much longer than the session its end is kept, in milliseconds, because the clocks of replicas
 differ."""
 DEFAULT_LEVEL: Final = "info"
-"""What a session is told that has never said what it wants."""
+"""The level of a session that has not set one."""
 _TRIES: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class SessionState:
-    """What has changed of a session; as it stands here it is that of a new one."""
+    """The changes of a session; the defaults are those of a new one."""
 
     level: str = DEFAULT_LEVEL
     uris: tuple[str, ...] = ()
-    """The resources that it has subscribed to."""
     ended: bool = False
 
 
@@ -64,14 +63,13 @@ class Sessions:
         self._rows = store
         self._clock = clock
         self._known: OrderedDict[str, float] = OrderedDict()
-        """Sessions that were alive at a moment of the monotonic clock, the one
-        looked at longest ago first."""
+        """When each session was last seen alive, on the monotonic clock; oldest first."""
 
     async def check(self, session: SessionFacts, owner: Principal) -> None:
-        """Do nothing if a session has not been ended, as far as is known here.
+        """Check that a session has not been ended; the answer may be `KNOWN_MS` old.
 
         Raises:
-            SessionNotFound: it has.
+            SessionNotFound: it has been ended.
             Unavailable: the store cannot be reached.
         """
         seen_ms = self._known.get(session.id)
@@ -80,7 +78,7 @@ class Sessions:
         await self.state(session, owner)
 
     async def state(self, session: SessionFacts, owner: Principal) -> SessionState:
-        """What has changed of a session, as of now.
+        """Return the changes of a session, as of now.
 
         Raises:
             SessionNotFound: it has been ended.
@@ -99,14 +97,14 @@ class Sessions:
         return state
 
     async def set_level(self, session: SessionFacts, owner: Principal, level: str) -> None:
-        """From now on tell it of this level and what is more severe. Raises as `state`."""
+        """Set the least severe level to send. Raises as `state`."""
         await self._change(session, owner, lambda state: replace(state, level=level))
 
     async def subscribe(self, session: SessionFacts, owner: Principal, uri: str) -> None:
-        """Tell it of changes of a resource.
+        """Subscribe to changes of a resource.
 
         Raises:
-            InvalidParams: it has subscribed to too many.
+            InvalidParams: the session has too many subscriptions.
             SessionNotFound, Unavailable: as `state`.
         """
 
@@ -122,13 +120,15 @@ class Sessions:
         await self._change(session, owner, add)
 
     async def unsubscribe(self, session: SessionFacts, owner: Principal, uri: str) -> None:
-        """Tell it of changes of a resource no more. Raises as `state`."""
-        await self._change(
-            session, owner, lambda s: replace(s, uris=tuple(one for one in s.uris if one != uri))
-        )
+        """Unsubscribe from changes of a resource. Raises as `state`."""
+
+        def remove(state: SessionState) -> SessionState:
+            return replace(state, uris=tuple(known for known in state.uris if known != uri))
+
+        await self._change(session, owner, remove)
 
     async def end(self, session: SessionFacts, owner: Principal) -> None:
-        """Take its id no more. Raises as `state`."""
+        """End a session. Raises as `state`."""
         self._known.pop(session.id, None)
         await self._change(session, owner, lambda state: SessionState(ended=True))
         self._known.pop(session.id, None)
@@ -160,7 +160,7 @@ class Sessions:
 
 
 def _key(session: SessionFacts, owner: Principal) -> str:
-    """The row that a session shares with others of its caller."""
+    """Return the key of the row that a session shares with others of its caller."""
     return f"state.{json.digest(list(owner.identity))}.{crc32(session.id.encode()) % BUCKETS}"
 
 
@@ -187,7 +187,7 @@ class _Bucket:
     def change(self, session: SessionFacts, state: SessionState, now_ms: int) -> None:
         """Record a change; drop expired sessions and those beyond the row's limits."""
         self.changed.pop(session.id, None)
-        self.changed = {name: one for name, one in self.changed.items() if one[1] > now_ms}
+        self.changed = {name: known for name, known in self.changed.items() if known[1] > now_ms}
         self.ended = {
             name: until for name, until in self.ended.items() if until + LEEWAY_MS > now_ms
         }
@@ -219,12 +219,12 @@ class _Bucket:
         """Return the sessions of a stored row; empty for a row that another version wrote."""
         bucket = cls()
         try:
-            found = json.decode(value)
+            row = json.decode(value)
             bucket.changed = {
                 name: (SessionState(level, tuple(uris)), until)
-                for name, (level, uris, until) in found["changed"].items()
+                for name, (level, uris, until) in row["changed"].items()
             }
-            bucket.ended, bucket.floor_ms = dict(found["ended"]), int(found["floor"])
+            bucket.ended, bucket.floor_ms = dict(row["ended"]), int(row["floor"])
         except (ParseError, AttributeError, KeyError, TypeError, ValueError):
             return cls()
         return bucket
