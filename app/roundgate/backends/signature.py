@@ -39,8 +39,7 @@ from roundgate.replay import Context, SyncContext
 
 
 class WithoutTitles(GenerateJsonSchema):
-    """pydantic titles every field with its own name; that tells a model
-    nothing and costs it tokens."""
+    """A schema generator without titles: pydantic's repeat the names and cost a model tokens."""
 
     def field_title_should_be_set(self, schema: CoreSchema | Any) -> bool:
         return False
@@ -48,8 +47,8 @@ class WithoutTitles(GenerateJsonSchema):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter that a caller fills: its name (the alias, if it has one), its description from
-    the docstring, and whether it has no default."""
+    """A parameter that a caller fills: its name or alias, its description from the docstring, and
+    whether it is required."""
 
     name: str
     description: str | None
@@ -58,30 +57,27 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What `describe` found out about a function."""
+    """What `describe` has read of a function."""
 
     summary: str | None
     parameters: tuple[Parameter, ...]
     takes_context: str | None
-    """The parameter that gets the `Context`, if there is one."""
+    """The parameter that gets the `Context`."""
     takes_any: bool
-    """`**arguments`: whatever is sent is passed on."""
+    """Whether it has `**arguments`, which take any other argument."""
     is_async: bool
     returns: Any
     """The return annotation, or `Parameter.empty`."""
     _adapter: TypeAdapter[dict[str, Any]]
     _defaults: Mapping[str, Any]
     _changeable: Mapping[str, Any]
-    """Defaults that a call could change for all that come after it, by the function's own names."""
+    """Defaults that a call could change for later calls, by the function's own names."""
     _branching: Branching | None
     """The branching of the arguments, if the cost of a value depends on more than its size."""
 
     def input_schema(self) -> dict[str, Any]:
-        """JSON Schema 2020-12 of the arguments, an object.
-
-        Raises:
-            TypeError: a parameter's type has none.
-        """
+        """Return the JSON Schema 2020-12 of the arguments, an object; raise TypeError if a type has
+        none."""
         try:
             schema = self._adapter.json_schema(schema_generator=WithoutTitles)
         except PydanticInvalidForJsonSchema as error:
@@ -144,7 +140,8 @@ def describe(function: Callable[..., Any]) -> Signature:
     """Read a function's signature, hints and docstring.
 
     Raises:
-        TypeError: it is none, a parameter cannot be filled by name, or its type has no JSON Schema.
+        TypeError: it is not a function, a parameter cannot be filled by name, or its type has no
+            JSON Schema.
     """
     _check_function(function)
     hints = _hints_of(function)
@@ -198,7 +195,7 @@ _OF_WRAPPERS: Final = " (if a decorator of yours made it, that needs functools.w
 
 
 def _check_function(function: Callable[..., Any]) -> None:
-    """Raises TypeError: it is none, or one whose calls have no result."""
+    """Raise TypeError unless this is a function whose calls have a result."""
     if inspect.isclass(function):
         raise TypeError("is a class: decorate a function that makes one and uses it")
     if isinstance(function, functools.partial):
@@ -211,7 +208,6 @@ def _check_function(function: Callable[..., Any]) -> None:
 
 
 def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Its annotations, with those that are text looked up."""
     try:
         return get_type_hints(function, include_extras=True)
     except NameError as error:
@@ -222,8 +218,7 @@ def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _is_context(hint: Any) -> bool:
-    """Whether a parameter is the context, which may be optional for whoever calls the
-    function without a gateway."""
+    """Return whether a parameter is the context, which may be optional."""
     if get_origin(hint) is Annotated:
         return _is_context(get_args(hint)[0])
     options = [one for one in get_args(hint) if one is not type(None)]
@@ -272,7 +267,7 @@ def _is_unbounded(name: str, hint: Any) -> bool:
 
 
 def _public_name(name: str, hint: Any) -> str:
-    """`from_: Annotated[str, Field(alias="from")]` is sent as `from`."""
+    """Return the name that callers use: `from_: Annotated[str, Field(alias="from")]` is `from`."""
     notes = [note for note in getattr(hint, "__metadata__", ()) if isinstance(note, FieldInfo)]
     return next(
         (note.validation_alias for note in notes if isinstance(note.validation_alias, str)), name
@@ -325,7 +320,11 @@ _OF_ARGUMENTS: Final = frozenset({"dataclass-args", "arguments", "arguments-v3"}
 
 
 def branching_of(schema: CoreSchema) -> Branching:
-    """Return the branching of the type behind a core schema of pydantic."""
+    """Return the branching of a type: the number of times that pydantic reads each part of a value.
+
+    A union without a discriminator validates each alternative, in native code that no deadline can
+    interrupt and that blocks all other calls.
+    """
     return _Types(schema).branching
 
 
