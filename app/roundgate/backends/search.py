@@ -34,9 +34,9 @@ from roundgate.settings import Origin
 K1: Final = 1.2
 B: Final = 0.75
 SYNONYM: Final = 0.5
-"""What a word counts that only means the same."""
+"""The weight of a synonym of a word."""
 TITLE: Final = 0.5
-"""The part of a score that depends on how much of the title was asked for: "fork" means "Create a
+"""The part of a score that depends on the share of the title in the query: "fork" means "Create a
 fork" rather than "Get fork settings of private repositories"."""
 _PARTS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _ENDINGS: Final = ("ation", "ion", "ing", "or", "er", "ee", "ed")
@@ -68,7 +68,7 @@ _SPELLED: Final = {
     "id": "identifier",
     "ids": "identifier",
 }
-"""Words that are one, however they are written."""
+"""Spellings of the same word."""
 _GROUPS: Final = (
     "create add make new open register insert",
     "delete remove drop erase destroy discard",
@@ -101,16 +101,15 @@ _GROUPS: Final = (
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text or a name (`listForRepo`, `list-for-repo`), without their endings; those
-    that say nothing are left out."""
+    """Return the words of a text or a name (`listForRepo`) without their endings and without stop
+    words."""
     found = (part.lower() for part in _PARTS.findall(text))
     return [stem(_SPELLED.get(word, word)) for word in found if word not in _STOP]
 
 
 @lru_cache(maxsize=8_192)
 def stem(word: str) -> str:
-    """A word without its ending. It need not be a word any more: it has to be the
-    same for all forms of one."""
+    """Return a word without its ending: the same for all forms of a word, and not always a word."""
     if len(word) > 4 and word.endswith("ies"):
         word = word[:-3] + "y"
     elif len(word) > 3 and word.endswith("s") and word[-2] not in "su":
@@ -137,8 +136,14 @@ _SAME: Final = _same()
 
 
 class Ranking:
-    """An index of documents. A document is a list of as many fields as there are
-    weights, its title first."""
+    """An index of documents, which are lists of fields, the title first (BM25F):
+
+        tf    = Σ over fields that have the word: weight / (1 − b + b · length / mean length)
+        score = (Σ over words: idf · tf / (k₁ + tf)) · share of the title in the query
+
+    Whether a field has a word counts, not how often: a repeated word in a name or description says
+    nothing more. Synonyms (`_GROUPS`) count with less weight.
+    """
 
     def __init__(self, weights: Sequence[float], documents: Iterable[Sequence[str]]) -> None:
         found = [[dict.fromkeys(words_of(text)) for text in fields] for fields in documents]
@@ -159,8 +164,7 @@ class Ranking:
         self._wholes = [sum(map(self._rarities.__getitem__, title)) for title in self._titles]
 
     def best(self, query: str, limit: int, allowed: Callable[[int], bool]) -> list[int]:
-        """The numbers of the documents that fit best, the best first; only
-        those that are allowed."""
+        """Return the numbers of the allowed documents that fit best, the best first."""
         given = dict.fromkeys(words_of(query), 1.0)
         for word in list(given):
             for other in _SAME.get(word, ()):
@@ -176,7 +180,7 @@ class Ranking:
         return list(islice((number for number in ranked if allowed(number)), limit))
 
     def _part_of_title(self, number: int, given: Mapping[str, float]) -> float:
-        """How much of a title was asked for, from 0 to 1."""
+        """Return the share of a title in the query, from 0 to 1."""
         said = sum(given[one] * self._rarities[one] for one in self._titles[number] if one in given)
         return said / self._wholes[number] if said else 0.0
 
@@ -187,21 +191,19 @@ CALL: Final = "call_tool"
 MAX_RESULTS: Final = 20
 MAX_QUERY: Final = 500
 _LINE: Final = 160
-"""Characters of a description that a result of a search has."""
+"""Characters of a description in a search result."""
 _READ: Final = 500
-"""Characters of a description that count."""
+"""Characters of a description that are indexed."""
 _NAME: Final = {"type": "string", "description": f"A name that {SEARCH} has returned."}
 
 
 def with_search(
     catalog: Catalog, config: SearchConfig | None, origin: Origin, *, checks_scopes: bool
 ) -> Catalog:
-    """The catalog with search in place of its list, if it has more tools than
-    the settings let it list.
+    """Return the catalog with search in place of its list, if it has more tools than `above`.
 
     Raises:
-        ConfigError: one of its tools has the name of a tool of the search, or none that of a
-            pinned one.
+        ConfigError: a tool has the name of a tool of the search, or a pinned name has no tool.
     """
     if config is None:
         return catalog
@@ -244,8 +246,7 @@ def with_search(
 def not_pinned(
     tools: Collection[str], missing: Collection[str], config: SearchConfig, origin: Origin
 ) -> list[Problem]:
-    """Return a problem for each pinned name without a tool; none while back ends are missing,
-    because their tools are unknown."""
+    """Return a problem for each pinned name without a tool; none while back ends are missing."""
     if missing:
         return []
     remedy = "correct the name; `roundgate check` lists them, with their prefixes"
@@ -257,7 +258,7 @@ def not_pinned(
 
 
 class _Search:
-    """What the three tools do."""
+    """The three tools."""
 
     def __init__(self, catalog: Catalog, config: SearchConfig, *, checks_scopes: bool) -> None:
         self._served = [served for served in catalog.tools.values() if served.backend]
@@ -267,7 +268,6 @@ class _Search:
         self._ranking: Ranking | None = None
 
     def tools(self) -> list[Tool]:
-        """The three."""
         count = len(self._served)
         query = {
             "type": "string",
@@ -371,7 +371,7 @@ _WEIGHTS: Final = (3.0, 3.0, 1.5, 0.5, 0.5, 1.0)
 
 
 def _fields(served: ServedTool) -> tuple[str, ...]:
-    """What a tool is found by, as heavy as `_WEIGHTS` says."""
+    """Return the fields of a tool for the index, in the order of `_WEIGHTS`."""
     definition, about = served.tool.definition, served.tool.about
     properties = definition["inputSchema"].get("properties", {})
     first, _, rest = (definition.get("description") or "").strip().partition("\n")
@@ -386,7 +386,7 @@ def _fields(served: ServedTool) -> tuple[str, ...]:
 
 
 def _line(served: ServedTool) -> str:
-    """A tool in one line: its name, its arguments (those that are needed first), what it is for."""
+    """Return a tool in one line: its name, its arguments, required ones first, and its purpose."""
     definition = served.tool.definition
     schema = definition["inputSchema"]
     needed = [name for name in schema.get("required", ()) if name in schema.get("properties", {})]

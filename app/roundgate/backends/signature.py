@@ -40,8 +40,7 @@ from roundgate.replay import Context, SyncContext
 
 
 class WithoutTitles(GenerateJsonSchema):
-    """pydantic titles every field with its own name; that tells a model
-    nothing and costs it tokens."""
+    """A schema generator without titles: pydantic's repeat the names and cost a model tokens."""
 
     def field_title_should_be_set(self, schema: CoreSchema | Any) -> bool:
         return False
@@ -56,8 +55,8 @@ class _WithEveryChoice(WithoutTitles):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter that a caller fills: its name (the alias, if it has one), its description from
-    the docstring, and whether it has no default."""
+    """A parameter that a caller fills: its name or alias, its description from the docstring, and
+    whether it is required."""
 
     name: str
     description: str | None
@@ -66,14 +65,14 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Signature:
-    """What `describe` found out about a function."""
+    """What `describe` has read of a function."""
 
     summary: str | None
     parameters: tuple[Parameter, ...]
     takes_context: str | None
-    """The parameter that gets the `Context`, if there is one."""
+    """The parameter that gets the `Context`."""
     takes_any: bool
-    """`**arguments`: whatever is sent is passed on."""
+    """Whether it has `**arguments`, which take any other argument."""
     is_async: bool
     returns: Any
     """The return annotation, or `Parameter.empty`."""
@@ -154,7 +153,8 @@ def describe(function: Callable[..., Any]) -> Signature:
     """Read a function's signature, hints and docstring.
 
     Raises:
-        TypeError: it is none, a parameter cannot be filled by name, or its type has no JSON Schema.
+        TypeError: it is not a function, a parameter cannot be filled by name, or its type has no
+            JSON Schema.
     """
     _check_function(function)
     hints = _hints_of(function)
@@ -207,7 +207,7 @@ _OF_WRAPPERS: Final = " (if a decorator of yours made it, that needs functools.w
 
 
 def _check_function(function: Callable[..., Any]) -> None:
-    """Raises TypeError: it is none, or one whose calls have no result."""
+    """Raise TypeError unless this is a function whose calls have a result."""
     if inspect.isclass(function):
         raise TypeError("is a class: decorate a function that makes one and uses it")
     if isinstance(function, functools.partial):
@@ -220,7 +220,6 @@ def _check_function(function: Callable[..., Any]) -> None:
 
 
 def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Its annotations, with those that are text looked up."""
     try:
         return get_type_hints(function, include_extras=True)
     except NameError as error:
@@ -231,8 +230,7 @@ def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _is_context(hint: Any) -> bool:
-    """Whether a parameter is the context, which may be optional for whoever calls the
-    function without a gateway."""
+    """Return whether a parameter is the context, which may be optional."""
     if get_origin(hint) is Annotated:
         return _is_context(get_args(hint)[0])
     options = [one for one in get_args(hint) if one is not type(None)]
@@ -253,7 +251,7 @@ def _adapter(name: str, fields: dict[str, Any], closed: bool) -> TypeAdapter[dic
 
 
 def _public_name(name: str, hint: Any) -> str:
-    """`from_: Annotated[str, Field(alias="from")]` is sent as `from`."""
+    """Return the name that callers use: `from_: Annotated[str, Field(alias="from")]` is `from`."""
     notes = [note for note in getattr(hint, "__metadata__", ()) if isinstance(note, FieldInfo)]
     return next(
         (note.validation_alias for note in notes if isinstance(note.validation_alias, str)), name

@@ -23,7 +23,7 @@ class Model(BaseModel):
 
 
 class ServerConfig(Model):
-    """Who the gateway says it is (schema: `Implementation`)."""
+    """The gateway's description of itself (schema: `Implementation`)."""
 
     name: str = Field(
         "roundgate", description="Name in serverInfo, for display and logs.", min_length=1
@@ -123,7 +123,7 @@ class HttpConfig(Model):
 Algorithm: TypeAlias = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 ]
-"""Asymmetric ones alone: with a shared secret every verifier could also sign."""
+"""Asymmetric algorithms only: with a shared secret every verifier could also sign."""
 
 
 class LimitsConfig(Model):
@@ -168,8 +168,8 @@ class LimitsConfig(Model):
 
 
 class StateConfig(Model):
-    """requestState: what a call remembers between its rounds, sealed, on its
-    way through the client."""
+    """requestState: what a call remembers between its rounds, sealed, on its way through the
+    client."""
 
     lifetime_s: float = Field(
         900, description="Seconds within which the next round has to come.", gt=0, le=86_400
@@ -188,7 +188,7 @@ class StateConfig(Model):
 
 
 class SessionsConfig(Model):
-    """Sessions: what clients open that speak a revision before 2026-07-28."""
+    """Sessions of clients that speak a revision before 2026-07-28."""
 
     lifetime_s: float = Field(
         604_800,
@@ -211,8 +211,8 @@ class SessionsConfig(Model):
 
 
 class FallbackConfig(Model):
-    """What clients get that cannot be asked, or know no tasks. Each tool may
-    have its own (`override`)."""
+    """Substitutes for clients that cannot be asked or know no tasks; `override` sets them for one
+    tool."""
 
     ask_in_words: bool = Field(
         False,
@@ -353,7 +353,7 @@ class TasksConfig(Model):
 
 
 class CallersConfig(Model):
-    """What callers with tokens need, whoever verifies them."""
+    """Requirements for callers with tokens."""
 
     scopes: list[str] = Field([], description="Scopes that every call needs.")
     scopes_supported: list[str] | None = Field(
@@ -437,8 +437,7 @@ class CachingConfig(Model):
     @model_validator(mode="before")
     @classmethod
     def _keep_the_rest(cls, given: Any) -> Any:
-        """A hint of which only one half is given keeps its own default for the
-        other: `read` stays private."""
+        """Keep a hint's own default for the half that is not given: `read` stays private."""
         if not isinstance(given, dict):
             return given
         defaults = {name: field.default.model_dump() for name, field in cls.model_fields.items()}
@@ -449,7 +448,7 @@ class CachingConfig(Model):
 
 
 class PackageConfig(Model):
-    """What goes into the functions beside what gateway.yaml names and what that imports."""
+    """Additional content of the functions' packages."""
 
     include: list[str] = Field(
         [],

@@ -183,7 +183,7 @@ def _places(loc: Loc, node: Any, line: int) -> Iterator[tuple[Loc, int]]:
 
 
 def dotted(loc: Sequence[str | int]) -> str:
-    """`("backends", 0, "tools", 2)` → `backends[0].tools[2]`."""
+    """Return a location as text: `("backends", 0, "tools", 2)` → `backends[0].tools[2]`."""
     return reduce(
         lambda path, step: (
             f"{path}[{step}]" if isinstance(step, int) else f"{path}.{step}".lstrip(".")

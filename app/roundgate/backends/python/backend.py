@@ -1,4 +1,4 @@
-"""Python functions as tools, prompts and resources: a module whose functions wear the
+"""Python functions as tools, prompts and resources: the functions of a module that have the
 decorators of `declare`."""
 
 from __future__ import annotations
@@ -60,17 +60,15 @@ class PythonBackendConfig(BackendConfig):
 
     @property
     def module_name(self) -> str:
-        """Under which name it is in `sys.modules`."""
+        """Its name in `sys.modules`."""
         return self.module or f"roundgate_backend_{self.name}"
 
     @property
     def packed_files(self) -> tuple[str, ...]:
-        """Its file."""
         return () if self.path is None else (self.path,)
 
     @property
     def packed_modules(self) -> tuple[str, ...]:
-        """Its module."""
         return () if self.module is None else (self.module,)
 
     @model_validator(mode="after")
@@ -81,12 +79,11 @@ class PythonBackendConfig(BackendConfig):
 
 
 class PythonBackend:
-    """One module. Plain functions run in threads, as many as `threads` lets; async
-    ones in the event loop."""
+    """The back end of one module. Plain functions run in threads, async ones in the event loop."""
 
     def __init__(self, config: PythonBackendConfig, origin: Origin, shared: Shared) -> None:
-        """Imports the module, in the thread that serves: what a module makes may
-        belong to its thread (sqlite3).
+        """Import the module in the thread that serves, because its objects may belong to a thread
+        (sqlite3).
 
         Raises:
             ConfigError: it cannot be imported.
@@ -97,7 +94,7 @@ class PythonBackend:
         self._module = self._import(shared.modules)
 
     async def offer(self) -> Offering:
-        """What the module declares, in the order in which it defines it."""
+        """Return what the module declares, in the order of its definitions."""
         tools: list[Tool] = []
         prompts: list[Prompt] = []
         resources: list[Resource] = []
@@ -121,8 +118,7 @@ class PythonBackend:
             raise ConfigError(problems)
         return Offering(tools, prompts, resources)
 
-    async def aclose(self) -> None:
-        """Nothing is held."""
+    async def aclose(self) -> None: ...
 
     def _import(self, loaded: Modules) -> ModuleType:
         base = self._origin.base_dir
@@ -172,8 +168,8 @@ class PythonBackend:
 
 
 def declared_in(module: ModuleType) -> Iterator[tuple[Callable[..., Any], Declaration]]:
-    """The functions of a module with what decorators say of them, each once, in
-    the order of the module."""
+    """Yield the decorated functions of a module with their declarations, in the order of the
+    module."""
     seen: set[int] = set()
     for value in list(vars(module).values()):
         if id(value) not in seen:
@@ -184,14 +180,14 @@ def declared_in(module: ModuleType) -> Iterator[tuple[Callable[..., Any], Declar
 
 @dataclass(frozen=True, slots=True)
 class Callee:
-    """A function, what is known of it, and how to call it without blocking the event loop."""
+    """A function that is called without blocking the event loop."""
 
     function: Callable[..., Any]
     signature: Signature
     threads: Threads
 
     async def __call__(self, context: Context, keywords: dict[str, Any]) -> Any:
-        """Its return value; keywords are bound already."""
+        """Return its value; `keywords` are bound already."""
         if self.signature.is_async:
             if self.signature.takes_context:
                 keywords[self.signature.takes_context] = context
@@ -348,8 +344,7 @@ def _check_names(what: str, given: Mapping[str, Any], known: Sequence[str]) -> N
 
 
 def _place(error: BaseException) -> str:
-    """Where a module that is being imported went wrong: ` (tools.py:12)`; nothing if
-    it was not even found."""
+    """Return the place in a user's module where an import failed, as ` (tools.py:12)`."""
     if isinstance(error, SyntaxError):
         return ""  # its text has the place already
     frames = traceback.extract_tb(error.__traceback__)
@@ -403,7 +398,7 @@ def _adapter(options: Any) -> TypeAdapter[Any]:
 
 
 def remedy_for(error: BaseException, config: PythonBackendConfig, base: Path) -> str:
-    """What to do."""
+    """Return the remedy for a failed import."""
     said = str(error)
     match error:
         case TypeError() if found := re.match(r"(\w+)\(\) .*keyword argument '(\w+)'", said):
@@ -447,5 +442,4 @@ def _of_argument(function: str, name: str) -> str:
 
 
 def _exported_names() -> list[str]:
-    """Return the names that a module of tools can import from `roundgate`."""
     return [name for name, value in vars(roundgate).items() if not isinstance(value, ModuleType)]

@@ -1,5 +1,4 @@
-"""What `roundgate check` says of a module beside its problems: what can be served, and is
-hardly what was meant."""
+"""Remarks of `roundgate check` on a module: what can be served and is hardly meant."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ _DECORATORS = ("tool", "prompt", "resource")
 def remarks(
     config: PythonBackendConfig, origin: Origin, fetched: Mapping[str, bytes]
 ) -> list[Problem]:
-    """What is odd about the module of a back end that has been loaded.
-    Nothing is fetched for it."""
+    """Return remarks on the loaded module of a back end."""
     module = sys.modules.get(config.module_name)
     if module is None:
         return []
@@ -58,7 +56,7 @@ def _methods(
 
 
 def _hidden(module: ModuleType) -> Iterator[Problem]:
-    """Functions whose name is given again further down, so that only the last is served."""
+    """Yield a problem for each tool whose name a later function takes."""
     file = Path(str(module.__file__))
     lines: dict[str, int] = {}
     for node in ast.parse(file.read_bytes()).body:
