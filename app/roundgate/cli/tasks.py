@@ -3,6 +3,8 @@
 `cancel`, `requeue`, `retry` and `purge` act on tasks that are named, or on all that filters find.
 Tasks that are found are counted first, and the operator has to agree. A task that a worker runs is
 taken from it only by name, also if the worker began after the search; an open task is never purged.
+
+Arguments, answers and results of a call are never shown: they belong to its owner.
 """
 
 from __future__ import annotations
@@ -11,34 +13,25 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from roundgate import config
-from roundgate.cli.arguments import configuration_file
+from roundgate.cli.arguments import UNITS_S, configuration_file
 from roundgate.cli.output import Status as StatusLine
 from roundgate.cli.output import say, show_json, show_table
-from roundgate.cli.task_lines import (
-    HEAD,
-    activity,
-    is_parked,
-    is_retryable,
-    print_facts,
-    row,
-    task_facts,
-)
 from roundgate.client import Progress
 from roundgate.clock import Clock, iso
 from roundgate.errors import NotRetryable, Unavailable
+from roundgate.json import decode
 from roundgate.protocol import OPEN, TERMINAL, Status
 from roundgate.runtime.startup import Stores, make_stores
 from roundgate.settings import Settings, TasksConfig
 from roundgate.settings import process as settings
 from roundgate.storage import Cancelled, Ending, TaskRecord, TaskRef, Wanted
-from roundgate.tasks.operating import retry, steps_done
+from roundgate.tasks.operating import StepDone, retry, steps_done
 from roundgate.tasks.sweep import Sweep
 
 PLACEHOLDER: Final = "unset-while-tasks-are-looked-at"
@@ -120,9 +113,9 @@ async def _list(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> 
     records.sort(key=lambda record: record.created_ms)
     if arguments.json:
         for record in records:
-            show_json(task_facts(record, now_ms))
+            show_json(_facts(record, now_ms))
     else:
-        show_table([HEAD, *(row(record, now_ms) for record in records)])
+        show_table([_HEAD, *(_row(record, now_ms) for record in records)])
     if cursor is not None:
         say(f"there are more: --cursor={cursor}", to=sys.stderr)
     return 0
@@ -146,9 +139,9 @@ async def _show(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> 
     work = await stores.tasks.read_work(arguments.task)
     steps = None if work is None else steps_done(work)
     if arguments.json:
-        show_json(task_facts(record, clock.now_ms(), steps))
+        show_json(_facts(record, clock.now_ms(), steps))
     else:
-        print_facts(record, clock.now_ms(), steps)
+        _print_facts(record, clock.now_ms(), steps)
     return 0
 
 
@@ -160,10 +153,10 @@ async def _watch(arguments: argparse.Namespace, stores: Stores, clock: Clock) ->
         record = await stores.tasks.read(arguments.task, now_ms)
         if record is None:
             return _unknown(arguments.task)
-        doing = activity(record, now_ms)
+        doing = _activity(record, now_ms)
         state = (record.revision, record.attempts, record.fence, doing.split()[0])
         if state != shown and arguments.json:
-            show_json(task_facts(record, now_ms))
+            show_json(_facts(record, now_ms))
         elif state != shown:
             message = f": {record.status_message}" if record.status_message else ""
             does = "" if doing == "-" else f" ({doing})"
@@ -191,6 +184,163 @@ async def _count(arguments: argparse.Namespace, stores: Stores, clock: Clock) ->
 def _unknown(ref: TaskRef) -> int:
     say(f"there is no task {ref}", to=sys.stderr)
     return 1
+
+
+_HEAD: Final = ("TASK", "TOOL", "STATUS", "OUTCOME", "AGE", "CHANGED", "ATTEMPTS", "DOING")
+
+
+def _row(record: TaskRecord, now_ms: int) -> tuple[str, ...]:
+    return (
+        str(record.ref),
+        record.tool,
+        "expired" if record.expires_ms <= now_ms else record.shown_status.value,
+        "-" if record.ending is None else record.ending.value,
+        _span(now_ms - record.created_ms),
+        _span(now_ms - record.updated_ms),
+        str(record.attempts),
+        _activity(record, now_ms),
+    )
+
+
+def _activity(record: TaskRecord, now_ms: int) -> str:
+    """Return the reason why an open task waits, or the failed steps that ended a task."""
+    if record.expires_ms <= now_ms:
+        return "-"
+    if record.retried_as is not None:
+        return f"retried as {TaskRef(record.ref.owner, record.retried_as)}"
+    if _is_retryable(record):
+        return f"failed at {', '.join(record.failed_steps)}"
+    if record.status.is_terminal:
+        return "-"
+    if record.status is Status.INPUT_REQUIRED:
+        return "waits for its client"
+    if _is_parked(record):
+        return "parked: waits for `tasks retry`"
+    if record.declined_ms:
+        return "waits for a worker that serves it"
+    if record.wake_ms > now_ms:
+        return f"sleeps for {_span(record.wake_ms - now_ms)}"
+    if record.lease_until_ms > now_ms:
+        return "runs alone" if record.alone else "runs"
+    is_alone = record.suspect or record.lease_until_ms
+    return "waits to be run alone" if is_alone else "waits for a worker"
+
+
+def _is_parked(record: TaskRecord) -> bool:
+    """Return whether a task waits until an operator retries it."""
+    return record.status is Status.WORKING and record.wake_ms >= record.expires_ms
+
+
+def _is_retryable(record: TaskRecord) -> bool:
+    """Return whether a failed step ended the task and no other task continues its work."""
+    return record.ending is Ending.STEP_FAILED and record.retried_as is None
+
+
+def _facts(
+    record: TaskRecord, now_ms: int, steps: Sequence[StepDone] | None = None
+) -> dict[str, Any]:
+    """Return the facts about a task as JSON: times in UTC, unknown facts absent. `steps` lists the
+    steps done, if known."""
+    requests = record.requests.items()
+    retried_as = record.retried_as
+    return _known(
+        {
+            "task": str(record.ref),
+            "tool": record.tool,
+            "call": record.call_id,
+            "status": record.shown_status.value,
+            "outcome": None if record.ending is None else record.ending.value,
+            "failedSteps": list(record.failed_steps) or None,
+            "retriedAs": retried_as and str(TaskRef(record.ref.owner, retried_as)),
+            "expired": record.expires_ms <= now_ms,
+            "message": record.status_message,
+            "doing": _activity(record, now_ms),
+            "created": iso(record.created_ms),
+            "changed": iso(record.updated_ms),
+            "expires": iso(record.expires_ms),
+            "asks": [{"key": key, "method": decode(asked)["method"]} for key, asked in requests]
+            or None,
+            "outcomeBytes": None if record.outcome is None else len(record.outcome),
+            "attempts": record.attempts,
+            "deaths": record.deaths or None,
+            "suspect": record.suspect or None,
+            "declined": _time(record.declined_ms),
+            "claims": record.fence,
+            "leasedUntil": _time(record.lease_until_ms),
+            "wakes": _time(record.wake_ms),
+            "due": _time(record.due_ms),
+            "steps": [_step_facts(step) for step in steps] if steps else None,
+        }
+    )
+
+
+def _step_facts(step: StepDone) -> dict[str, Any]:
+    again = _time(step.again_ms)
+    return _known(
+        {"name": step.name, "state": step.state, "attempts": step.attempts, "again": again}
+    )
+
+
+def _known(facts: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+_LABELS: Final = {
+    "outcomeBytes": "result",
+    "leasedUntil": "leased until",
+    "failedSteps": "failed at",
+    "retriedAs": "retried as",
+}
+_COUNTED: Final = {
+    "attempts": "faults of the gateway in a row",
+    "deaths": "workers that died or stalled while they ran nothing else",
+    "claims": "turns that workers have begun",
+}
+"""The nouns of the counters."""
+
+
+def _print_facts(record: TaskRecord, now_ms: int, steps: Sequence[StepDone] | None) -> None:
+    """Print the facts about a task, for people."""
+    for name, value in _facts(record, now_ms).items():
+        match name:
+            case "expired" if not value:
+                continue
+            case "attempts" | "deaths" | "claims":
+                value = f"{value} ({_COUNTED[name]})"
+            case "failedSteps":
+                value = ", ".join(value)
+            case "asks":
+                value = ", ".join(f"{asked['key']} ({asked['method']})" for asked in value)
+            case "outcomeBytes":
+                value = f"{value} bytes"
+            case "suspect":
+                value = "a worker died or stalled with it: it is run alone"
+            case "declined":
+                value = f"since {value}: no worker serves it"
+        say(f"{_LABELS.get(name, name) + ':':14}{value}")
+    if steps is None:
+        say(f"{'steps:':14}not known: they are kept no longer, or of a later version")
+    for number, step in enumerate(steps or ()):
+        say(f"{'steps:' if number == 0 else '':14}{step.name}: {_step_state(step)}")
+
+
+def _step_state(step: StepDone) -> str:
+    times = "" if step.attempts is None else f" after {step.attempts} attempt"
+    times += "s" if (step.attempts or 1) > 1 else ""
+    if step.again_ms is not None:
+        return f"failed{times}, is tried again at {iso(step.again_ms)}"
+    return f"{step.state}{times}"
+
+
+def _time(ms: int | None) -> str | None:
+    return iso(ms) if ms else None
+
+
+def _span(ms: int) -> str:
+    """Return a span of time in its largest fitting unit."""
+    seconds = ms / 1000
+    unit = next((unit for unit in "dhm" if seconds >= UNITS_S[unit]), "s")
+    return f"{seconds / UNITS_S[unit]:.3g}{unit}"
 
 
 Chosen: TypeAlias = tuple[TaskRef, int | None]
@@ -270,7 +420,7 @@ ACTIONS: Final[dict[str, Action]] = {
         frozenset({Status.WORKING, Status.FAILED}),
         "was neither parked nor ended by a failed step, or a worker has begun with it since it was"
         " found: there is nothing to try again",
-        lambda one, now: _is_alive(one, now) and (is_parked(one) or is_retryable(one)),
+        lambda one, now: _is_alive(one, now) and (_is_parked(one) or _is_retryable(one)),
     ),
     "purge": Action(_purge, TERMINAL, "is not there, or is open: cancel it first"),
 }
@@ -295,10 +445,10 @@ async def _act(action: Action, arguments: argparse.Namespace, stores: Stores, cl
         return 0 if arguments.dry_run or not chosen else 1
     refused = 0
     with StatusLine(sys.stderr) as line:
-        for number, batch in enumerate(_batches(chosen)):
+        for start in range(0, len(chosen), _AT_ONCE):
+            batch = chosen[start : start + _AT_ONCE]
             if len(chosen) > _AT_ONCE:
-                done = Progress(number * _AT_ONCE, float(len(chosen)), arguments.action)
-                line.progressed(done)
+                line.progressed(Progress(start, float(len(chosen)), arguments.action))
             results = await asyncio.gather(
                 *(action.act(stores, one, clock.now_ms()) for one in batch), return_exceptions=True
             )
@@ -358,9 +508,3 @@ def _is_agreed(arguments: argparse.Namespace, refs: Sequence[TaskRef]) -> bool:
         return False
     say(f"{arguments.action} {count}? [y/N]", to=sys.stderr)
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
-
-
-def _batches(chosen: Iterable[Chosen]) -> Iterable[list[Chosen]]:
-    left = iter(chosen)
-    while batch := list(islice(left, _AT_ONCE)):
-        yield batch
