@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from roundgate.backends.http.backend import endpoint_of
 from roundgate.backends.http.config import HttpToolConfig
-from roundgate.backends.http.declared import endpoint_of
 from roundgate.backends.http.endpoint import Endpoint
 from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.errors import BackendError, ToolError

@@ -11,8 +11,7 @@ from typing import Any
 from roundgate import config
 from roundgate.backends.openapi.compiling import compile_index
 from roundgate.backends.openapi.index import Index, Row
-from roundgate.backends.openapi.plan import Plan
-from roundgate.backends.openapi.requests import request
+from roundgate.backends.openapi.requests import Plan, request
 from roundgate.config import ConfigFile
 from roundgate.main import build_app
 from roundgate.settings.process import Settings

@@ -26,8 +26,8 @@ from roundgate.backends.aws_lambda.config import (
     LambdaToolConfig,
     PayloadConfig,
 )
-from roundgate.backends.http.arguments import PATH_VARIABLE, Argument, Location
-from roundgate.backends.http.endpoint import Endpoint
+from roundgate.backends.http.bodies import Argument, Location
+from roundgate.backends.http.endpoint import PATH_VARIABLE, Endpoint
 from roundgate.backends.http.messages import Outgoing
 from roundgate.backends.http.secrets import SECRET_NAME, parted
 from roundgate.errors import ToolError
