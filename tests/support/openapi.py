@@ -66,7 +66,7 @@ class Compiled:
     def sent(self, **arguments: Any) -> str:
         """The target of a call: path and query."""
         outgoing = request(self.plan, arguments)
-        return f"{outgoing.path}?{outgoing.raw_query}" if outgoing.raw_query else outgoing.path
+        return f"{outgoing.path}?{outgoing.query}" if outgoing.query else outgoing.path
 
 
 @asynccontextmanager

@@ -89,7 +89,7 @@ def placed(
     if place == "path":
         return outgoing.path[1:]
     if place == "query":
-        return outgoing.raw_query
+        return outgoing.query
     return outgoing.headers["cookie" if place == "cookie" else name]
 
 

@@ -130,7 +130,7 @@ class HttpBackend:
             if config.interactive:
                 return Answer.revived(await dialogue(exchange_of(send, outgoing, key), context))
             if config.job is not None:
-                query = tuple(config.query.items())
+                query = "&".join(endpoint.fixed_query())
                 requests = Requests(config.job, send, outgoing, key, in_paths, query, arguments)
                 return Answer.revived(await follow(requests.job(), context))
             answer = await send(with_key(outgoing, key))

@@ -325,7 +325,7 @@ class Signing:
     OpenSearch, S3. botocore signs with the credentials of the process, and renews them."""
 
     def __init__(self, config: AwsCredential, session_tokens: deque[str]) -> None:
-        """Session tokens that are sent are added to `session_tokens`."""
+        """Add session tokens that are sent to `session_tokens`."""
         self._config = config
         self._session_tokens = session_tokens
 

@@ -4,13 +4,13 @@ answer. Plain values and no I/O."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from roundgate.backends.http.bodies import Argument, BodyPlan, body_of, whole_body
 from roundgate.backends.http.messages import Answer, Outgoing, result_of, with_headers
-from roundgate.backends.http.values import in_header, in_path, pairs, path_text, text
+from roundgate.backends.http.values import in_header, in_path, pairs, path_text
 from roundgate.errors import ToolError
 from roundgate.protocol import ABSENT, Schema, ToolResult, without_none
 
@@ -140,32 +140,32 @@ class Endpoint:
         placed = [(one, arguments[one.name]) for one in self.arguments if one.name in arguments]
         path = self.path
         headers = dict(self.headers)
-        query, raw_query = list(self.query.items()), list[str]()
+        query = self.fixed_query()
         for one, value in placed:
             match one.location:
                 case "path":
                     path = path.replace(f"{{{one.wire_name}}}", _path_value(one, value))
                 case "header" if value is not None:  # a header cannot say null
                     headers[one.wire_name] = _header_value(one, value)
-                case "query" if one.style == "repeat" and value != []:
-                    query.extend(_repeated(one.wire_name, value))
                 case "query":
-                    sends_empty = one.sends_empty
-                    raw_query += pairs(one.wire_name, value, one.style, sends_empty=sends_empty)
+                    query += pairs(one.wire_name, value, one.style, sends_empty=one.sends_empty)
         body, content_type = self._body(placed, arguments)
         if content_type is not None and "content-type" not in map(str.lower, headers):
             headers["content-type"] = content_type
         return Outgoing(
             self.method,
             path,
-            query,
+            "&".join(query),
             headers,
             body,
-            "&".join(raw_query),
             is_repeatable=self._is_repeatable(),
             wants=tuple(name.lower() for name in self.result_headers.values()),
             max_bytes=self.max_bytes,
         )
+
+    def fixed_query(self) -> list[str]:
+        """Return the fixed query parameters as `name=value`."""
+        return [one for name, value in self.query.items() for one in pairs(name, value)]
 
     def _body(
         self, placed: Sequence[tuple[Argument, Any]], arguments: Mapping[str, Any]
@@ -196,13 +196,6 @@ class Endpoint:
             return result_of(self.name, answer, self.pointer, self._output)
         plain = result_of(self.name, answer, self.pointer)
         return with_headers(plain, answer, self.result_headers, self._output)
-
-
-def _repeated(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield a value in a query: a list repeats the name, and null is left out."""
-    for one in value if isinstance(value, list) else (value,):
-        if one is not None:
-            yield name, text(one)
 
 
 def _path_value(placed: Argument, value: Any) -> str:

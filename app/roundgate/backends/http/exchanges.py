@@ -183,7 +183,7 @@ class Requests:
     key: Key | None
     parents: Mapping[str, str]
     """As `parents` returns them."""
-    query: Sequence[tuple[str, str]]
+    query: str
     """The query of every request, such as the version of the service's API."""
     arguments: Mapping[str, Any]
     """The arguments of the call, for query and body of a cancel."""
@@ -214,7 +214,7 @@ class Requests:
         known = {**self.arguments, **values}
         request = self._request(cancel.path, values)
         query = Template(cancel.query).filled(known)
-        raw_query = [one for name, value in query.items() for one in pairs(name, value, "repeat")]
+        added = [one for name, value in query.items() for one in pairs(name, value)]
         body: bytes | None = None
         headers = request.headers
         plan = None
@@ -225,10 +225,10 @@ class Requests:
         if plan is not None:
             body, content_type = body_of(plan, (), known)
             headers = {**headers, "content-type": content_type}
-        sent = replace(
-            request, method=cancel.method, raw_query="&".join(raw_query), headers=headers, body=body
+        whole_query = "&".join(filter(None, (request.query, *added)))
+        return await self.send(
+            replace(request, method=cancel.method, query=whole_query, headers=headers, body=body)
         )
-        return await self.send(sent)
 
     def _request(self, path: str, values: Mapping[str, str]) -> Outgoing:
         """Return a GET request; raise BackendError if a value of the job is not allowed in a path,
@@ -250,7 +250,7 @@ class Requests:
         return Outgoing(
             "GET",
             path,
-            list(self.query),
+            self.query,
             headers,
             None,
             is_repeatable=True,

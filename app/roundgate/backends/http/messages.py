@@ -60,11 +60,10 @@ class Outgoing:
 
     method: str
     path: str
-    query: list[tuple[str, str]]
+    query: str
+    """Percent-encoded."""
     headers: dict[str, str]
     body: bytes | None
-    raw_query: str = ""
-    """More of the query, percent-encoded."""
     is_repeatable: bool = False
     """Whether sending it twice changes no more than sending it once."""
     has_key: bool = False

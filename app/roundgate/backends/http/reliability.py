@@ -167,7 +167,7 @@ class Breaker:
     """The circuit breaker of one host."""
 
     def __init__(self, config: BreakerConfig, backend: str, host: str, clock: Clock) -> None:
-        """`backend` is the back end's name, `host` its host and port."""
+        """Close the breaker. `host` is host and port."""
         self._config = config
         self._backend = backend
         self._host = host
@@ -228,7 +228,7 @@ class Breaker:
             log.info("a host is called again", extra={"fields": fields})
 
     def _count_failure(self, period: int, reason: str) -> None:
-        """`reason` continues "because …", and contains nothing that a caller must not read."""
+        """Count a failure. Callers read the reason after "because"."""
         if period != self._period:
             return
         self._failures += 1

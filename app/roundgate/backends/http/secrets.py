@@ -32,7 +32,7 @@ class Redactor:
     """Takes secrets out of answers, as they are when the answer arrives."""
 
     def __init__(self, hidden: Callable[[], frozenset[str]]) -> None:
-        """`hidden` returns the secrets."""
+        """Take the function that returns the secrets."""
         self._hidden = hidden
         self._of: frozenset[str] | None = None
         self._plain: tuple[tuple[bytes, bytes], ...] = ()

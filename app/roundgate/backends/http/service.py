@@ -11,7 +11,6 @@ import logging
 import ssl
 import time
 from typing import TYPE_CHECKING, Final, cast
-from urllib.parse import urlencode
 
 from roundgate.backends.http.config import RemoteConfig, TimeoutsConfig
 from roundgate.backends.http.credentials import Access, authenticated
@@ -121,8 +120,8 @@ class Service:
 
         client = self._ready_client()
         url = self._base_url.rstrip("/") + outgoing.path
-        if query := "&".join(filter(None, (urlencode(outgoing.query), outgoing.raw_query))):
-            url = f"{url}?{query}"
+        if outgoing.query:
+            url = f"{url}?{outgoing.query}"
         phases = self._config.timeouts or TimeoutsConfig.model_construct()
         request = client.build_request(
             outgoing.method,

@@ -49,7 +49,9 @@ def quoted(value: str) -> str:
     return quote(value, safe="", errors="replace")
 
 
-def pairs(name: str, value: Any, style: ListStyle, *, sends_empty: bool = False) -> list[str]:
+def pairs(
+    name: str, value: Any, style: ListStyle = "repeat", *, sends_empty: bool = False
+) -> list[str]:
     """Return a value in a query or a form, as percent-encoded `name=value`.
 
     Args:

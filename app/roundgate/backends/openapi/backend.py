@@ -55,11 +55,11 @@ class OpenApiBackend:
         self._services: dict[tuple[str, frozenset[str]], Service] = {}
 
     async def offer(self) -> Offering:
-        """What the index has, and the configuration has credentials for.
+        """Return the tools of the index.
 
         Raises:
-            ConfigError: there is neither an index nor a document to make one of, a security scheme
-                is not filled, or a certificate or a secret cannot be had.
+            ConfigError: neither index nor document is available, a security scheme is not filled,
+                or a certificate or a secret is unavailable.
         """
         if problems := await self._accesses.problems(self._certificates):
             raise ConfigError(problems)
@@ -92,8 +92,8 @@ class OpenApiBackend:
         await self._accesses.aclose()
 
     def _unfilled(self, index: Index, rows: Sequence[Row]) -> list[Problem]:
-        """A problem for each security scheme that keeps these operations from being called, and for
-        each credential of a scheme that there is not."""
+        """Return a problem for each security scheme that these operations need and that is not
+        filled, and for each credential of an unknown scheme."""
         place = self._origin.at("credentials")
         known = ", ".join(index.slots) or "none: use `credential`"
         unknown = [
@@ -185,47 +185,44 @@ class OpenApiBackend:
 def _index(
     config: OpenApiBackendConfig, origin: Origin, *, fetches: bool, fetched: dict[str, bytes]
 ) -> tuple[Index, Path]:
-    """The index on file if it is of these settings and documents, else one that is made now.
+    """Return the index in the file if it is of these settings and documents, else a new one; and
+    the path of the file.
 
     Raises:
-        ConfigError: none can be made here.
+        ConfigError: no index can be made here.
     """
-    path, told = index_path(config, origin), ""
+    path, defect = index_path(config, origin), ""
     try:
         index = read(path)
         if index.fingerprint == fingerprint(config) and is_current(index, path, origin.base_dir):
             return index, path
-        told = "is of other settings or of another document"
+        defect = "is of other settings or of another document"
     except UnusableIndex as error:
-        told = str(error)
+        defect = str(error)
     except OSError:
         pass
     if not fetches:
-        _check_that_it_can_be_made(config, origin, path, told)
-        if told:
-            fields = {"backend": config.name, "index": path.name, "reason": told, "remedy": _REMEDY}
+        _check_document_is_here(config, origin, path, defect)
+        if defect:
+            about = {"backend": config.name, "index": path.name}
+            fields = {**about, "reason": defect, "remedy": _REMEDY}
             log.warning("an index is not used; its document is compiled", extra={"fields": fields})
     from roundgate.backends.openapi.compiling import compiled
 
     return compiled(config, origin, fetches=fetches, fetched=fetched), path
 
 
-def _check_that_it_can_be_made(
-    config: OpenApiBackendConfig, origin: Origin, path: Path, told: str
+def _check_document_is_here(
+    config: OpenApiBackendConfig, origin: Origin, path: Path, defect: str
 ) -> None:
-    """Do nothing if the document is here; `told` is what is wrong with the index, if there is one.
-
-    Raises:
-        ConfigError: it is not, so that the index is what is to be mended.
-    """
-    if config.document.startswith(("http://", "https://")):
-        why = told or f"is no index of {config.document}, because it is not there"
-        problem = origin.at("document").problem(
-            f"{path.name} {why}, and a start fetches nothing", _REMEDY
-        )
-        raise ConfigError([problem])
-    if told and not (origin.base_dir / config.document).exists():
-        problem = origin.at("document").problem(
-            f"{path.name} {told}, and {config.document} is not here", _REMEDY
-        )
-        raise ConfigError([problem])
+    """Raise ConfigError if the document is not in a file here. `defect` is that of the index, if
+    there is one."""
+    document = config.document
+    if document.startswith(("http://", "https://")):
+        reason = defect or f"is no index of {document}, because it is not there"
+        message = f"{path.name} {reason}, and a start fetches nothing"
+    elif defect and not (origin.base_dir / document).exists():
+        message = f"{path.name} {defect}, and {document} is not here"
+    else:
+        return
+    raise ConfigError([origin.at("document").problem(message, _REMEDY)])

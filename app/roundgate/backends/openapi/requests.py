@@ -187,7 +187,7 @@ def _check_taken(outgoing: Outgoing, taken: frozenset[str]) -> None:
     """Raise ToolError if an exploded object brings the name of a credential."""
     if not taken:
         return
-    pairs = [*outgoing.raw_query.split("&"), *outgoing.headers.get("cookie", "").split("; ")]
+    pairs = [*outgoing.query.split("&"), *outgoing.headers.get("cookie", "").split("; ")]
     if found := clashing({unquote_plus(pair.partition("=")[0]) for pair in pairs}, taken):
         raise ToolError(f"{', '.join(found)}: is the gateway's own; leave it out")
 
@@ -233,7 +233,7 @@ def request(plan: Plan, arguments: Mapping[str, Any]) -> Outgoing:
         if content is not ABSENT:
             body, headers["content-type"] = encoded(plan.body, content)
     path = _VARIABLE.sub(lambda found: path_values[found[1]], plan.path)
-    return Outgoing(plan.method, path, [], headers, body, "&".join(query))
+    return Outgoing(plan.method, path, "&".join(query), headers, body)
 
 
 def _path_value(parameter: Parameter, value: Any) -> str:
