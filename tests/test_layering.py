@@ -43,14 +43,13 @@ HOMES = {
     "httpcore": {"net.http"},
     "yaml": {
         *(
-            "settings.yaml_budget",
             "settings.yaml_file",
             "backends.openapi.documents",
             "suites.expecting",
         ),
         *("deployment.placing", "deployment.stack"),
     },
-    "jmespath": {"backends.shaping", "suites.paths"},
+    "jmespath": {"backends.shaping", "suites.variables"},
     "jsonpath_rfc9535": {"backends.openapi.overlays"},
     "jsonschema_rs": {"protocol.schemas"},
     "prompt_toolkit": {"cli.dialogue"},
@@ -62,7 +61,7 @@ HOMES = {
             "clock",
             "observability",
             "http.request",
-            "http.stalls",
+            "http.replica",
             "backends.python.modules",
         ),
         *("backends.http.service", "net.http"),
@@ -73,7 +72,7 @@ HOMES = {
     "jwt": {"auth", "client.auth", "net.oauth"},
     "botocore": {"aws", "deployment.deploying", "deployment.dynamodb_local"},
     "opentelemetry": {"observability.tracing", "observability.metrics"},
-    "sqlite3": {"storage.sqlite", "testing.memory"},
+    "sqlite3": {"storage.sqlite", "testing.instances"},
     "pytest": {"testing.plugin", "cassettes.pytest_plugin"},
     "random": {"clock"},  # to seed it where a snapshot goes on; nobody draws from it
 }
@@ -210,7 +209,7 @@ def test_only_the_table_of_revisions_knows_their_packages(name: str) -> None:
     if not (is_of_a_revision(name) or is_of_sessions) and name not in {
         "protocol.revisions_with_sessions",
         "protocol.revisions",
-        "client.requests",
+        "client.messages",
         "client.types",
     }:
         assert not [
@@ -284,14 +283,13 @@ NOT_FOR_PYTHON_TOOLS = {
     "roundgate.backends.openapi.config",
     "roundgate.client",
     "roundgate.http.older.endpoint",
-    "roundgate.methods.sessions",
+    "roundgate.http.older.sessions",
     "roundgate.protocol.v2025",
     "roundgate.storage.sqs",
     "roundgate.tasks.checkpointer",
     "roundgate.tasks.pool",
     "roundgate.tasks.watchdog",
     "roundgate.tasks.worker",
-    "roundgate.tokens.session_ids",
 }
 """What a gateway with Python tools pays nothing for until somebody needs it."""
 

@@ -21,8 +21,7 @@ from functools import partial
 from typing import Any, Final
 
 from roundgate import json
-from roundgate.backends.answered_job import AnsweredJob
-from roundgate.backends.exchange import Answering, Exchange, Kept, asked
+from roundgate.backends.exchange import AnsweredJob, Answering, Exchange, Kept, asked
 from roundgate.backends.http.bodies import Argument, BodyPlan, Template, body_of
 from roundgate.backends.http.config import HttpCancelConfig, HttpJobConfig
 from roundgate.backends.http.endpoint import PATH_VARIABLE
