@@ -299,7 +299,7 @@ class Run:
         """The durable time limits whose blocks are open."""
         self._ahead = {e.key for e in journal.entries() if not isinstance(e, (Cut, Told))}
         """The places that earlier runs reached and this one has not."""
-        self._to_learn = {e.key for e in journal.entries() if isinstance(e, _RESULTS)}
+        self._to_receive = {e.key for e in journal.entries() if isinstance(e, _RESULTS)}
         """The places of recorded results that the handler has not received yet. All of them come
         before anything new."""
 
@@ -321,9 +321,9 @@ class Run:
         self._ahead.discard(key)
         return key
 
-    def has_learned(self, key: str) -> None:
+    def mark_received(self, key: str) -> None:
         """Note that the handler has received the result recorded at a place."""
-        self._to_learn.discard(key)
+        self._to_receive.discard(key)
 
     def decide_by_state(self) -> None:
         """Note that the handler chooses its own point to continue from."""
@@ -331,9 +331,9 @@ class Run:
 
     def is_repeating(self, branch: Branch) -> bool:
         """Return whether an earlier run went further than this branch has."""
-        if self.is_beyond or not (self._ahead or self._to_learn):
+        if self.is_beyond or not (self._ahead or self._to_receive):
             return False
-        return bool(self._to_learn) or any(key.startswith(branch.path) for key in self._ahead)
+        return bool(self._to_receive) or any(key.startswith(branch.path) for key in self._ahead)
 
     def unasked(self) -> list[str]:
         """Return the places of steps that an earlier run began and this one has not reached."""

@@ -83,14 +83,14 @@ class Quiescence:
 
     def end(self) -> None:
         self._in_flight -= 1
-        self.stir()
+        self.restart_quiet()
 
     async def sleep(self, seconds: float) -> None:
         """Wait in this process. The wait counts as busy: the run does not come to rest before its
         end."""
         self._in_flight += 1
         self._sleeping += 1
-        self.stir()
+        self.restart_quiet()
         try:
             await self._clock.sleep(seconds)
         finally:
@@ -113,14 +113,14 @@ class Quiescence:
             if for_ms is None
             else self._clock.call_later(max(0.0, for_ms) / 1000, partial(wake, one.future))
         )
-        self.stir()
+        self.restart_quiet()
         try:
             await one.future
         finally:
             del self.parked[one]
             if timer is not None:
                 timer.cancel()
-            self.stir()
+            self.restart_quiet()
 
     def unpark(self, error: Callable[[], BaseException]) -> None:
         """End every wait with an error."""
@@ -133,7 +133,7 @@ class Quiescence:
         for one in self.parked:
             one.future.cancel()
 
-    def stir(self) -> None:
+    def restart_quiet(self) -> None:
         """Restart counting quiet turns of the event loop, if any branch waits."""
         self._activity += 1
         if (self.parked or self._sleeping) and not self._watching:
@@ -259,7 +259,7 @@ class Order:
         if self._waiting:
             self._settle()
 
-    def leave_behind(self, path: str, rank: float) -> None:
+    def drop_passed(self, path: str, rank: float) -> None:
         """Drop everything of a branch that has a lower rank: the branch has passed these places."""
         ranks = self._of_branch[path]
         while ranks and ranks[0] < rank:
@@ -353,14 +353,14 @@ class Order:
             return
         while self._waiting and self._waiting[0][-1].done():  # its branch was cancelled
             heapq.heappop(self._waiting)
-        if turns >= 0 and self._goes_on():
+        if turns >= 0 and self._is_active():
             turns = TURNS
         if turns > 0:
             self._loop.call_soon(self._look, generation, turns - 1)
         elif self._waiting and (self._waiting[0][0] <= self._next or self._is_last()):
             rank, *_, future = heapq.heappop(self._waiting)
             wake(future)
-            self._tell_next(rank)
+            self._deliver_next(rank)
         elif not self._waiting or self._next in self._expected or self.is_over:
             self._is_settling = False  # who is next comes, or is dropped
         elif turns < 0:
@@ -372,7 +372,7 @@ class Order:
         """Return whether every waiter waits only for all others."""
         return self.is_over and self._waiting[0][0] == math.inf
 
-    def _goes_on(self) -> bool:
+    def _is_active(self) -> bool:
         """Return whether a branch has resumed by itself since the last look while another one
         waits."""
         seen, self._seen = self._seen, self._owner.resumed
@@ -409,7 +409,7 @@ class Order:
             self._waiting.remove(first)
             heapq.heapify(self._waiting)
             wake(future)
-            self._tell_next(rank)
+            self._deliver_next(rank)
         elif until > self._next:
             self._next = until
             self._settle()
@@ -420,7 +420,7 @@ class Order:
         if self._owner.run is not None:
             self._owner.run.fail(NondeterminismError(key, reason=reason))
 
-    def _tell_next(self, rank: float) -> None:
+    def _deliver_next(self, rank: float) -> None:
         self._turns_unquiet = 0
         self._next = max(self._next, self._known if rank == math.inf else int(rank) + 1)
         self._advance()
