@@ -38,14 +38,14 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "/bench/edge.py:batch",
     ),
     "layers: Host and Origin, errors, head, who calls": (
-        "/roundgate/http/guard.py",
+        "/roundgate/http/bodies.py",
         "/roundgate/http/request.py",
         "/roundgate/http/exchange.py",
         "/roundgate/auth/",
     ),
     "endpoint: the body read, JSON parsed, a client that leaves": (
         "/roundgate/http/endpoint.py",
-        "/roundgate/http/responder.py",
+        "/roundgate/http/exchange.py:DisconnectWatch",
         "/roundgate/protocol/jsonrpc.py",
         "/roundgate/protocol/inbound.py",
         "/roundgate/observability/tracing.py",
@@ -72,10 +72,10 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "/bench/apps/",
     ),
     "answer: the result and its JSON, headers": (
-        "/roundgate/methods/results.py",
+        "/roundgate/methods/parts.py:Results",
         "/roundgate/protocol/v2026_07_28/results.py",
         "/roundgate/protocol/jsonrpc.py:result_response",
-        "/roundgate/http/responder.py",
+        "/roundgate/http/exchange.py:Responder",
     ),
     "the line in the log": (
         "/roundgate/observability/",

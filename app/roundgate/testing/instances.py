@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from roundgate import config
 from roundgate.clock import Clock
-from roundgate.config import ConfigFile, GatewayConfig
+from roundgate.config import ConfigFile
 from roundgate.replay import here
 from roundgate.runtime.startup import Stores
 from roundgate.settings import Origin, yaml_file
@@ -55,7 +55,7 @@ class Setup:
         """Return the configuration.
 
         Raises:
-            ConfigError: something is wrong with a gateway.yaml.
+            ConfigError: something is wrong with a gateway.yaml or the sections.
             TypeError: the sources do not go together.
         """
         first = self.sources[0]
@@ -78,8 +78,8 @@ class Setup:
             {"kind": "python", "name": f"python{number or ''}", "prefix": "", **backend}
             for number, backend in enumerate(backends)
         ]
-        made = GatewayConfig.model_validate({"backends": named, **self.sections})
-        return ConfigFile(made, Origin(yaml_file.Located(Path("gateway.yaml"), {}, {})))
+        origin = Origin(yaml_file.Located(Path("gateway.yaml"), {}, {}))
+        return config.validated({"backends": named, **self.sections}, origin)
 
 
 def _module_with(functions: Sequence[Callable[..., Any]]) -> str:
