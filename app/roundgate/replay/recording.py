@@ -266,6 +266,7 @@ async def repeat_cut(run: Run, key: str) -> None:
 
     Raises:
         StepFailed: that does not happen within `CUT_GRACE_S`.
+        Suspend: the run has ended meanwhile.
     """
     cut = run.journal.steps.get(key)
     if not isinstance(cut, Cut):
@@ -275,8 +276,8 @@ async def repeat_cut(run: Run, key: str) -> None:
     rank = order.rank(key)
     try:
         with run.quiescence.moving(), order.expected(rank):
-            await asyncio.sleep(cut.after_ms / 1000 + CUT_HOLD_S)
-        await asyncio.sleep(CUT_GRACE_S - CUT_HOLD_S)
+            await asyncio.wait([run.ended], timeout=cut.after_ms / 1000 + CUT_HOLD_S)
+        await asyncio.wait([run.ended], timeout=CUT_GRACE_S - CUT_HOLD_S)
     except asyncio.CancelledError:
         try:
             await turn_despite_cancellation(run, rank)
@@ -284,6 +285,8 @@ async def repeat_cut(run: Run, key: str) -> None:
             order.drop(rank)
             raise
         raise
+    if run.stopped is not None:
+        await run.refuse()
     order.drop(rank)
     raise StepFailed(
         f"{key!r} was given up by its handler in an earlier run, and was not in this one"

@@ -45,7 +45,7 @@ from roundgate.replay.journal import (
     Unanswered,
     WireNames,
 )
-from roundgate.replay.scheduling import Order, Parked, Quiescence
+from roundgate.replay.scheduling import Order, Parked, Quiescence, wake
 
 log = logging.getLogger("roundgate.replay")
 
@@ -257,6 +257,7 @@ class Run:
     """The task that waits for the handler's own task, if it has one."""
     _driver_cancelling = 0
     """How often the driver was cancelled before."""
+    _ended: asyncio.Future[None] | None = None
     _quiescence: Quiescence | None = None
     _wire_names: WireNames | None = None
     _refusals = 0
@@ -392,6 +393,13 @@ class Run:
         return self._quiescence
 
     @property
+    def ended(self) -> asyncio.Future[None]:
+        """Return a future that is done once the run is stopped. Made on demand."""
+        if self._ended is None:
+            self._ended = asyncio.get_running_loop().create_future()
+        return self._ended
+
+    @property
     def order_here(self) -> Order:
         """Return the order of results, made on demand."""
         if self.order is None:
@@ -475,6 +483,7 @@ class Run:
             self.wake_ms = None if self._must_go_on() else min(ends, default=None)
             of_this_loop().set(self, STOP_GRACE_S, self._enforce)
         self.quiescence.unpark(Suspend)
+        wake(self.ended)
         if self.order is not None:
             self.order.open()
 
