@@ -39,6 +39,8 @@ from roundgate.replay.values import digest_of_value
 I = TypeVar("I")  # noqa: E741  # an item
 T = TypeVar("T")
 
+log = logging.getLogger("roundgate.replay")
+
 Factory: TypeAlias = Callable[..., Any]
 
 
@@ -57,9 +59,6 @@ def _never_close_them() -> None:
         import ctypes
 
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(_given_up))
-
-
-log = logging.getLogger("roundgate.replay")
 
 
 class Driven(Coroutine[Any, Any, T]):

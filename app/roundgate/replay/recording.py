@@ -25,6 +25,16 @@ from roundgate.replay.journal import Cut, Entry, Told
 from roundgate.replay.run import Run
 from roundgate.replay.scheduling import Order, is_cut_wait
 
+CUT_GRACE_S: Final = 5.0
+"""How much longer than in the first run a cut step waits to be cut again, in seconds."""
+CUT_HOLD_S: Final = 0.5
+"""For how many of these seconds it holds up a run that is at rest otherwise."""
+CUT_EARLY: Final = (
+    "the handler went on here in an earlier run, and now a limit of asyncio or anyio has ended "
+    "a wait of its own before that: use `async with ctx.timeout(seconds)`, whose end is "
+    "the same in every run, and put what takes its own time into ctx.step"
+)
+
 
 async def admit(run: Run) -> None:
     """Return once it is certain that a step may begin.
@@ -157,18 +167,6 @@ async def turn_despite_cancellation(run: Run, rank: float) -> None:
                     raise
     if run.stopped is not None:
         await run.refuse()
-
-
-CUT_GRACE_S: Final = 5.0
-"""How much longer than in the first run a cut step waits to be cut again, in seconds."""
-CUT_HOLD_S: Final = 0.5
-"""For how many of these seconds it holds up a run that is at rest otherwise."""
-
-CUT_EARLY: Final = (
-    "the handler went on here in an earlier run, and now a limit of asyncio or anyio has ended "
-    "a wait of its own before that: use `async with ctx.timeout(seconds)`, whose end is "
-    "the same in every run, and put what takes its own time into ctx.step"
-)
 
 
 @asynccontextmanager

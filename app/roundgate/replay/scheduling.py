@@ -44,6 +44,20 @@ from roundgate.errors import NondeterminismError
 from roundgate.replay.branches import Branch, Owner
 from roundgate.replay.journal import Cut, Entry, Finished, Raised, Told
 
+TURNS: Final = 15
+"""Turns of the event loop within which an action of one branch reaches the next, with a margin."""
+MAX_TURNS: Final = 100_000
+"""The most turns in which branches may resume by themselves while another waits for a result."""
+GRACE_S: Final = 0.5
+LIMIT_GRACE_S: Final = 5.0
+"""Seconds for which a passed time limit waits for missing results while its block continues."""
+CUT_GRACE_S: Final = 1.0
+"""How many seconds later than in the recorded run a wait outside of ctx may be cancelled again."""
+CUT_IS_MISSING: Final = (
+    "a limit of asyncio or anyio ended a wait of the handler that is no call of ctx in an earlier run, and "
+    "does not in this one: use `async with ctx.timeout(seconds)`, "
+    "whose end is the same in every run, and put what takes its own time into ctx.step"
+)
 QUIET_TURNS: Final = 10
 """Turns of the event loop without any engine call after which branches count as at rest."""
 
@@ -164,26 +178,6 @@ def wake(future: asyncio.Future[None]) -> None:
     """Complete a future, unless that is done."""
     if not future.done():
         future.set_result(None)
-
-
-TURNS: Final = 15
-"""Turns of the event loop within which an action of one branch reaches the next one, with a margin.
-"""
-MAX_TURNS: Final = 100_000
-"""The most turns in which branches may resume by themselves while another one waits for a result.
-"""
-GRACE_S: Final = 0.5
-LIMIT_GRACE_S: Final = 5.0
-"""Seconds for which a passed time limit waits for missing results while its block continues."""
-CUT_GRACE_S: Final = 1.0
-"""How many seconds later than in the recorded run a wait outside of ctx may be cancelled again."""
-
-
-CUT_IS_MISSING: Final = (
-    "a limit of asyncio or anyio ended a wait of the handler that is no call of ctx in an earlier run, and "
-    "does not in this one: use `async with ctx.timeout(seconds)`, "
-    "whose end is the same in every run, and put what takes its own time into ctx.step"
-)
 
 
 def is_cut_wait(entry: Entry | None) -> bool:

@@ -63,8 +63,7 @@ SLOW_S: Final = 30.0
 SLOWER: Final = 1.25
 """The expected duration of a step, as a multiple of the longest one so far."""
 THREADS: Final = 40
-"""Plain functions of steps that one event loop runs at once, unless the call brings its own bound.
-"""
+"""Plain functions of steps that one event loop runs at once, without a bound of the call's own."""
 
 
 @dataclass(frozen=True, slots=True)

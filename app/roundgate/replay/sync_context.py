@@ -27,6 +27,10 @@ from roundgate.replay.context import CallFacts, Context, run_of
 from roundgate.replay.driving import item_branches
 from roundgate.replay.run import Run
 
+HELPERS: Final = 40
+"""The most threads that help at once, in one event loop."""
+_limiters: WeakKeyDictionary[asyncio.AbstractEventLoop, CapacityLimiter] = WeakKeyDictionary()
+
 HOPELESS_PAUSE_S: Final = 1.0
 
 I = TypeVar("I")  # noqa: E741  # an item
@@ -205,10 +209,6 @@ def _call(function: Callable[[], T]) -> T:
     return function()
 
 
-HELPERS: Final = 40
-"""The most threads that help at once, in one event loop."""
-
-
 @dataclass(slots=True)
 class Items(Generic[I, T]):
     """Items and their results. Any number of threads may work on them."""
@@ -247,9 +247,6 @@ class Items(Generic[I, T]):
         for _, error in sorted(self._errors.items()):
             raise error
         return [self._values[index] for index in range(len(self.placed))]
-
-
-_limiters: WeakKeyDictionary[asyncio.AbstractEventLoop, CapacityLimiter] = WeakKeyDictionary()
 
 
 def helper(work: Callable[[], None], run: Run) -> asyncio.Future[None] | None:
