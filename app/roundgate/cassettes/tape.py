@@ -18,7 +18,7 @@ from roundgate.cassettes.matching import Path, any_matches, is_at
 from roundgate.cassettes.model import params_of, result_of
 from roundgate.client import EventReader
 from roundgate.errors import BadAnswer, ParseError
-from roundgate.json import decode
+from roundgate.json import at_reference, decode
 from roundgate.settings.redacting import Redactor
 
 _KEPT: Final = frozenset({"mcp-session-id", "last-event-id", "mcp-protocol-version"})
@@ -303,9 +303,7 @@ def secret_fields(schema: Any) -> list[Path]:
 
 def _referred(schema: Any, ref: Any) -> Any:
     """Return the target of a `$ref` within the schema, else `None`."""
-    if not isinstance(ref, str) or not ref.startswith("#/"):
+    try:
+        return at_reference(schema, ref) if isinstance(ref, str) else None
+    except LookupError:
         return None
-    for step in ref[2:].split("/"):
-        name = step.replace("~1", "/").replace("~0", "~")
-        schema = schema.get(name) if isinstance(schema, dict) else None
-    return schema

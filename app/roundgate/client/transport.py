@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 from urllib.parse import urlsplit
 
 from roundgate.errors import BadAnswer, ClientError, ConnectionLost, Remedy, TimedOut
-from roundgate.net.leftovers import drop_if_more_came
-from roundgate.net.tls import trust_store
 from roundgate.protocol import is_plain_host
 
 if TYPE_CHECKING:
@@ -31,7 +29,8 @@ class Limits:
     """Bounds of one client; sizes in bytes (of a state: characters), times in seconds. Each bound
     ends in an error that names it.
 
-    `idle_s` is how long a request may wait for any data, `request_s` how long it may take in all.
+    `idle_s` is how long a request may wait for the whole head of its answer, and then for more data;
+    `request_s` is how long it may take in all.
     Neither counts the time in which a person thinks about a question. `keep_alive_s` is how long an
     idle connection is used again: less than the 5 s of common servers, which would close it as the
     request is sent.
@@ -240,7 +239,14 @@ class HttpxTransport:
             extensions={"timeout": timeout.as_dict(), "target": request.url.target.encode()},
         )
         if self._http is None:
-            self._http = _make_client(self._limits, self._tls)
+            from roundgate.net.http import make_client
+
+            self._http = make_client(
+                tls=self._tls,
+                max_connections=self._limits.max_connections,
+                max_idle=_MAX_IDLE,
+                keep_alive_s=self._limits.keep_alive_s,
+            )
         try:
             response = await self._http.send(built, stream=True, auth=None, follow_redirects=False)
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
@@ -276,27 +282,9 @@ class _HttpxResponse:
                 yield part
         except httpx.HTTPError as error:
             raise _translated(error, self._url, self._limits) from None
-        await drop_if_more_came(self._response)
 
     async def close(self) -> None:
         await asyncio.shield(self._response.aclose())
-
-
-def _make_client(limits: Limits, tls: ssl.SSLContext | None) -> httpx.AsyncClient:
-    from http.cookiejar import CookieJar, DefaultCookiePolicy
-
-    import httpx
-
-    return httpx.AsyncClient(
-        verify=tls or trust_store(),
-        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
-        trust_env=False,
-        limits=httpx.Limits(
-            max_connections=limits.max_connections,
-            max_keepalive_connections=_MAX_IDLE,
-            keepalive_expiry=limits.keep_alive_s,
-        ),
-    )
 
 
 def _translated(error: Exception, url: Url, limits: Limits) -> ClientError:
