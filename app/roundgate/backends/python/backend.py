@@ -14,11 +14,18 @@ from types import CodeType, ModuleType
 from typing import Any, Final
 
 import roundgate
+from roundgate import declare
 from roundgate.aio import Threads
 from roundgate.auth import Principal
-from roundgate.backends import declare, returned
+from roundgate.backends import returned
 from roundgate.backends.base import Complete, Offering, Prompt, Resource, Shared, Tool
-from roundgate.backends.declare import (
+from roundgate.backends.python import modules
+from roundgate.backends.python.config import PythonBackendConfig
+from roundgate.backends.python.modules import Modules
+from roundgate.backends.python.remarks import declared_in
+from roundgate.backends.returned import ToolReturn
+from roundgate.backends.signature import Signature, describe
+from roundgate.declare import (
     Completer,
     Declaration,
     Options,
@@ -26,12 +33,6 @@ from roundgate.backends.declare import (
     ResourceDeclaration,
     ToolDeclaration,
 )
-from roundgate.backends.python import modules
-from roundgate.backends.python.config import PythonBackendConfig
-from roundgate.backends.python.modules import Modules
-from roundgate.backends.python.remarks import declared_in
-from roundgate.backends.returned import ToolReturn
-from roundgate.backends.signature import Signature, describe
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound, ToolError
 from roundgate.observability import innermost
 from roundgate.protocol import (

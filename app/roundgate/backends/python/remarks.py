@@ -13,8 +13,8 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from roundgate.backends.declare import Declaration, ToolDeclaration, declarations_of
 from roundgate.backends.python.config import PythonBackendConfig
+from roundgate.declare import Declaration, ToolDeclaration, declarations_of
 from roundgate.errors import Problem
 from roundgate.settings import Origin
 
