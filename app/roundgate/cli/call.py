@@ -29,6 +29,7 @@ from roundgate.cli import output, remote
 from roundgate.cli.output import Status, say
 from roundgate.client import Answers, CallResult, Client, Task, split_handle
 from roundgate.errors import TimedOut, UsageError, WrongHandle
+from roundgate.json import at_reference
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -309,8 +310,8 @@ class _PropertyTypes:
             reference = schema.get("$ref")
             if not isinstance(reference, str) or not reference.startswith("#/"):
                 return schema
-            schema = self._root
-            for step in reference[2:].split("/"):
-                step = step.replace("~1", "/").replace("~0", "~")
-                schema = schema.get(step) if isinstance(schema, Mapping) else None
+            try:
+                schema = at_reference(self._root, reference)
+            except LookupError:
+                break
         return {}

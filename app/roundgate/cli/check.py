@@ -109,7 +109,7 @@ def _unasked_scopes(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
 
 
 def _backend_remarks(file: ConfigFile, fetched: dict[str, bytes]) -> Iterator[Problem]:
-    for index, backend in enumerate(file.config.backends):
+    for index, backend in enumerate(file.backends):
         check_with = kind_of(backend).check_with()
         if check_with is not None:
             yield from check_with(backend, file.backend_origin(index), fetched)

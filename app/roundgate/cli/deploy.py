@@ -25,7 +25,7 @@ from roundgate.deployment import (
 )
 from roundgate.errors import ConfigError, UsageError
 from roundgate.runtime import loading
-from roundgate.settings import KEPT
+from roundgate.settings import kept_at_aws
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -136,7 +136,8 @@ def _variables(path: Path) -> dict[str, str]:
     if not path.is_file():
         return {}  # the demonstration's has none
     env = config.load(path, placeholder=packaging.PLACEHOLDER).config.env
-    unset = [name for name, text in env.items() if KEPT.search(text) and name not in os.environ]
+    kept = [name for name, text in env.items() if list(kept_at_aws(text))]
+    unset = [name for name in kept if name not in os.environ]
     if unset:
         raise UsageError(f"set {', '.join(unset)}: what AWS keeps cannot be read on this machine")
     return {name: os.environ[name] for name in env if name in os.environ}

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from roundgate.backends.openapi.servers import base_url_for
 from roundgate.cli.output import show_table
-from roundgate.config import GatewayConfig
+from roundgate.config import json_schema
 from roundgate.deployment import samconfig
 from roundgate.errors import UnreadableDocument, UsageError
 from roundgate.tokens import keys
@@ -169,7 +169,7 @@ _ANNOTATIONS: Final[tuple[str, ...]] = ("description", "default", "title")
 
 def gateway_schema() -> str:
     """Return the JSON Schema of gateway.yaml."""
-    schema = GatewayConfig.model_json_schema(by_alias=True)
+    schema = json_schema()
     for model in (schema, *schema["$defs"].values()):
         model["properties"] = {
             name: _or_reference(setting) for name, setting in model["properties"].items()

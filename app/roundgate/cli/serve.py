@@ -18,8 +18,9 @@ from uvicorn.supervisors import Multiprocess
 from roundgate.cli.arguments import into_environment
 from roundgate.cli.check import LOOPBACK, bind, check_exposure
 from roundgate.garbage import kept
+from roundgate.http import ConnectionMiddleware
 from roundgate.http.connections import Bounds, Connections
-from roundgate.main import build_app
+from roundgate.main import build_app, create_app
 from roundgate.runtime.reload import terminal_watch
 from roundgate.runtime.startup import is_private, read_configuration
 from roundgate.settings import HttpConfig
@@ -54,12 +55,18 @@ def run(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     options = _options(file.config.http, arguments)
     if arguments.workers > 1:
-        factory, workers = "roundgate.main:create_app", arguments.workers
-        configured = uvicorn.Config(factory, factory=True, workers=workers, **options)
-        Supervisor(configured, sockets=[bound]).run()
+        factory, workers = "roundgate.cli.serve:create_worker_app", arguments.workers
+        Supervisor(
+            uvicorn.Config(factory, factory=True, workers=workers, **options), sockets=[bound]
+        ).run()
     else:
-        _serve(uvicorn.Config(app, **options), bound)
+        _serve(uvicorn.Config(ConnectionMiddleware(app), **options), bound)
     return 0
+
+
+def create_worker_app() -> ConnectionMiddleware:
+    """Return the app of one of several server processes."""
+    return ConnectionMiddleware(create_app())
 
 
 def url_of(bound: socket.socket, host: str, path: str) -> str:

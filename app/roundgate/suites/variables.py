@@ -20,12 +20,10 @@ from typing import Any, Final
 import jmespath
 from jmespath import exceptions
 
+from roundgate.errors import UnresolvedReference
+from roundgate.settings import Expression, parts
 from roundgate.settings.spellings import in_base64, in_escapes, spellings
 
-_REFERENCE: Final = re.compile(
-    r"(?P<escape>\$\$\{)|\$\{(?:(?P<source>env|secret|file):)?(?P<name>(?:[^}:]|:(?!-))+)"
-    r"(?::-(?P<default>[^}]*))?\}|(?P<broken>\$\{)"
-)
 _BROKEN: Final = "${ begins something that is no reference: $${ is a plain one"
 MAX_FILE_BYTES: Final = 8 * 1024 * 1024
 BUILT_IN: Final = frozenset({"unique", "port"})
@@ -102,9 +100,9 @@ class Variables:
             case list():
                 return [self.filled(item) for item in value]
             case str():
-                whole = _REFERENCE.fullmatch(value)
-                is_reference = whole is not None and whole["name"]
-                return self._resolved(whole) if whole and is_reference else self.text(value)
+                references = _parts(value)
+                is_one = len(references) == 1 and isinstance(references[0], Expression)
+                return self._resolved(references[0]) if is_one else self.text(value)
             case _:
                 return value
 
@@ -114,19 +112,19 @@ class Variables:
         Raises:
             ValueError: as `filled`.
         """
-        return _REFERENCE.sub(lambda reference: as_text(self._resolved(reference)), value)
+        return "".join(as_text(self._resolved(part)) for part in _parts(value))
 
-    def _resolved(self, reference: re.Match[str]) -> Any:
-        if reference["escape"]:
-            return "${"
-        if reference["broken"]:
-            raise ValueError(_BROKEN)
-        name: str = reference["name"]
-        match reference["source"]:
+    def _resolved(self, part: str | Expression) -> Any:
+        if isinstance(part, str):
+            return part
+        name = part.name
+        match part.source:
             case "file":
                 return self._file(name)
             case "env" | "secret":
-                return self._environment(name, reference["default"], reference["source"])
+                return self._environment(name, part.default, part.source)
+            case "ssm":
+                raise ValueError(f"${{ssm:{name}}}: a suite reads nothing from AWS")
         value = search(name, self.values)
         if value is None and _first_name(name) not in self.values:
             raise ValueError(f"there is no variable {name}: `variables` or `save` make one")
@@ -179,24 +177,35 @@ def problems(
             for index, item in enumerate(value):
                 yield from problems(item, known, (*loc, index))
         case str():
-            for reference in _REFERENCE.finditer(value):
-                if (problem := _problem(reference, known | BUILT_IN)) is not None:
+            try:
+                references = _parts(value)
+            except ValueError as error:
+                yield loc, str(error)
+                return
+            for part in references:
+                problem = _problem(part, known | BUILT_IN)
+                if problem is not None:
                     yield loc, problem
 
 
-def _problem(reference: re.Match[str], known: set[str]) -> str | None:
-    if reference["broken"]:
-        return _BROKEN
-    if reference["escape"] or reference["source"]:
+def _parts(text: str) -> list[str | Expression]:
+    try:
+        return parts(text)
+    except UnresolvedReference:
+        raise ValueError(_BROKEN) from None
+
+
+def _problem(part: str | Expression, known: set[str]) -> str | None:
+    if isinstance(part, str) or part.source:
         return None
     try:
-        name = _first_name(reference["name"])
+        name = _first_name(part.name)
     except ValueError as error:
-        return f"{reference[0]} {error}"
+        return f"${{{part.name}}} {error}"
     if name in known:
         return None
     there = ", ".join(sorted(known))
-    return f"there is no variable {name or reference['name']} by then; there are {there}"
+    return f"there is no variable {name or part.name} by then; there are {there}"
 
 
 def as_text(value: Any) -> str:
