@@ -97,7 +97,7 @@ def made_of(name: str, path: Path) -> Made:
     """Compile a document, and start with its index."""
     with tempfile.TemporaryDirectory() as folder:
         file = gateway(Path(folder), entry(name, path))
-        backend = file.config.backends[0]
+        backend = file.backends[0]
         assert isinstance(backend, OpenApiBackendConfig)
         started = time.process_time()
         index = compiled(backend, file.origin.at("backends", 0), fetches=False)

@@ -212,7 +212,7 @@ def index_of(document: Path, url: str) -> tuple[Index, OpenApiBackendConfig]:
     with tempfile.TemporaryDirectory() as folder:
         entry = {"kind": "openapi", "name": "a", "document": str(document), "base_url": url}
         file = gateway(Path(folder), {**entry, "origins": ["https://*.com", "http://*.com"]})
-        backend = file.config.backends[0]
+        backend = file.backends[0]
         assert isinstance(backend, OpenApiBackendConfig)
         return compiled(backend, file.origin.at("backends", 0), fetches=False), backend
 

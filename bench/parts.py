@@ -34,7 +34,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "/roundgate/http/connections.py",
         "/roundgate/http/arrival.py",
         "/roundgate/http/room.py",
-        "/roundgate/replay/branches.py:TaskFactory.__call__",
+        "/roundgate/replay/driving.py:TaskFactory.__call__",
         "/bench/edge.py:batch",
     ),
     "layers: Host and Origin, errors, head, who calls": (

@@ -23,7 +23,7 @@ from roundgate.http.older.sessions import (
 from roundgate.storage.sessions import SessionRow
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.sessions import SqliteSessions
-from roundgate.tokens.session_ids import SessionFacts
+from roundgate.tokens.ids import SessionFacts
 from tests.support.clocks import FixedClock
 
 ANN, BOB = Principal("issuer", "ann"), Principal("issuer", "bob")

@@ -14,9 +14,8 @@ from roundgate.backends.openapi.index import Index, Row
 from roundgate.backends.openapi.plan import Plan
 from roundgate.backends.openapi.requests import request
 from roundgate.config import ConfigFile
-from roundgate.main import build_app
 from roundgate.settings.process import Settings
-from tests.support.asgi import Client, client
+from tests.support.asgi import Client, built, client
 
 OK = {"200": {"description": "Well.", "content": {"application/json": {}}}}
 
@@ -47,7 +46,7 @@ def file_of(folder: Path, described: Any, **backend: Any) -> ConfigFile:
 def compiled(folder: Path, described: Any, **backend: Any) -> Index:
     """The index of a document."""
     file = file_of(folder, described, **backend)
-    return compile_index(file.config.backends[0], file.origin.at("backends", 0))  # type: ignore[arg-type]
+    return compile_index(file.backends[0], file.origin.at("backends", 0))  # type: ignore[arg-type]
 
 
 class Compiled:
@@ -73,6 +72,6 @@ class Compiled:
 @asynccontextmanager
 async def gateway_of(file: ConfigFile) -> AsyncIterator[Client]:
     """A client of the gateway."""
-    app = build_app(file, Settings())
+    app = built(file, Settings())
     async with app.router.lifespan_context(app), client(app) as one:
         yield one

@@ -1,4 +1,4 @@
-"""What can be set of back ends of several kinds."""
+"""Settings that back ends of several kinds have, and those of views and search."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from roundgate.settings import Model, TaskMode, WithoutTasks
 
 
 class Selector(Model):
-    """Which tools are meant: those that everything given here holds for. `*` stands for any
-    text."""
+    """A choice of tools: those for which every given member holds. `*` stands for any text."""
 
     name: str | None = Field(None, description="Name of the tool, without prefix.")
     tag: str | None = Field(None, description="One of its tags.")
@@ -36,7 +35,7 @@ class Selector(Model):
 
 
 class ArgumentOverride(Model):
-    """What is changed of an argument of a tool."""
+    """A change of one argument of a tool."""
 
     name: str | None = Field(
         None, description="What the model calls it.", pattern=r"^[A-Za-z0-9_.-]{1,64}$"
@@ -62,7 +61,7 @@ class ArgumentOverride(Model):
 
 
 class ToolOverride(Model):
-    """What is changed of a tool, whatever kind its back end is of."""
+    """A change of one tool, for every kind of back end."""
 
     name: str | None = Field(None, description="Another name.", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     title: str | None = Field(None, description="Another name for people.")
@@ -122,7 +121,7 @@ class ToolOverride(Model):
 
 
 class BackendConfig(Model):
-    """The settings that all kinds of back end have. A kind derives its own model from it."""
+    """The settings of all kinds of back end; a kind derives its own model."""
 
     kind: str = Field(description="The kind of back end.")
     name: str = Field(description="Unique name of the back end.", pattern=r"^[A-Za-z0-9_.-]{1,40}$")
@@ -148,19 +147,17 @@ class BackendConfig(Model):
 
     @property
     def effective_prefix(self) -> str:
-        """The prefix with its separator."""
         prefix = self.name if self.prefix is None else self.prefix
         return f"{prefix}__" if prefix else ""
 
     @property
     def packed_files(self) -> tuple[str, ...]:
-        """Files and folders, relative to gateway.yaml, without which a
-        function could not serve it."""
+        """Files and folders, relative to gateway.yaml, that a packed function needs."""
         return ()
 
     @property
     def packed_modules(self) -> tuple[str, ...]:
-        """Dotted names of modules, beside gateway.yaml or installed, that are loaded for it."""
+        """Dotted names of the modules that are loaded for it."""
         module, colon, _ = self.kind.partition(":")
         return (module,) if colon else ()
 
@@ -180,13 +177,13 @@ class SearchConfig(Model):
 
 
 class ViewSelector(Selector):
-    """Which of all tools are meant; `name` is the whole name, with the prefix."""
+    """A choice among all tools; `name` is the whole name, with the prefix."""
 
     backend: str | None = Field(None, description="Name of its back end.")
 
 
 class ViewConfig(Model):
-    """An endpoint of its own for a part of what is behind the gateway."""
+    """An endpoint of its own for a part of the tools, prompts and resources."""
 
     name: str = Field(
         description="Unique name of the view. Tasks and calls belong to it: one that is renamed "
@@ -224,7 +221,6 @@ class ViewConfig(Model):
 
     @property
     def effective_path(self) -> str:
-        """The path of its endpoint."""
         return f"/{self.name}/mcp" if self.path is None else self.path
 
 
@@ -233,7 +229,7 @@ JsonPointer: TypeAlias = Annotated[str, Field(pattern=r"^(/.*)?$")]
 
 
 class JobConfig(Model):
-    """What a service's answers say of a job that it has started, whatever carries them."""
+    """The meaning of a service's answers about a job that it has started."""
 
     variables: dict[str, JsonPointer] = Field(
         {"id": "/id"},

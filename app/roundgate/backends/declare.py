@@ -1,10 +1,8 @@
-"""The decorators `@tool`, `@prompt` and `@resource`: they record what a function is
-and change nothing about it.
+"""The decorators `@tool`, `@prompt` and `@resource`, which record options on a function and
+change nothing about it.
 
-A decorated function stays an ordinary function that a test can call. `backends.python` finds what
-they record when it loads a module named in gateway.yaml; there is no registry. A wrong option is
-found when a decorator is used and told when the module is served, so that one run of
-`roundgate check` names every mistake of a module, each at the line of its decorator.
+`backends.python` finds the records when it loads a module named in gateway.yaml; there is no registry. It
+checks the values of options then, so one run of `roundgate check` names every mistake of a module.
 """
 
 from __future__ import annotations
@@ -12,7 +10,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, TypedDict, TypeVar, Unpack, get_args, overload
+from typing import Annotated, Any, Final, TypeAlias, TypeVar, Unpack, overload
+
+from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
 from roundgate.protocol import Annotations, Icon
 from roundgate.settings import TaskMode
@@ -20,8 +21,10 @@ from roundgate.settings import TaskMode
 F = TypeVar("F", bound=Callable[..., Any])
 
 Completer: TypeAlias = Sequence[str] | Callable[[str], Any]
-"""Fixed values, or a function (plain or async) from what was typed to a list of
-strings or a `Completion`."""
+"""Fixed values, or a function (plain or async) from the typed text to a list of strings or a
+`Completion`."""
+Scope: TypeAlias = Annotated[str, Field(pattern=r"^\S+$")]
+Text: TypeAlias = Annotated[str, Field(pattern=r"\S")]
 
 ATTRIBUTE: Final = "__mcp_declarations__"
 
@@ -29,11 +32,13 @@ ATTRIBUTE: Final = "__mcp_declarations__"
 class Options(TypedDict, total=False):
     """The options of all three decorators."""
 
-    name: str | None
+    __pydantic_config__ = ConfigDict(strict=True, arbitrary_types_allowed=True)  # type: ignore[misc]
+
+    name: Text | None
     """The name, without the prefix of its back end; by default the function's."""
-    title: str | None
+    title: Text | None
     """The name shown to people."""
-    description: str | None
+    description: Text | None
     """The description for the model; by default the docstring without its list of parameters."""
     icons: Sequence[Icon]
     """Icons shown to people."""
@@ -59,7 +64,7 @@ class ToolOptions(Options, total=False):
     requires: Mapping[str, Any] | None
     """Client capabilities, shaped as the schema's `ClientCapabilities` (`{"sampling": {}}`). A
     request that does not declare them is refused with -32021, and the function is not run."""
-    scopes: Sequence[str]
+    scopes: Sequence[Scope]
     """The scopes that the caller's token must grant to see and call the tool."""
     once: bool
     """Whether a round that is repeated because its answer was lost gets the first outcome instead
@@ -70,7 +75,7 @@ class ToolOptions(Options, total=False):
     says when, with `ctx.continue_as_task()`; any other becomes a task at once."""
     unasked_answers: bool
     """Whether to accept answers that a client sends before it is asked (`roundgate docs rounds`)."""
-    approval: str | None
+    approval: Text | None
     """The text above the arguments when the user approves a call."""
 
 
@@ -85,9 +90,9 @@ class PromptOptions(Options, total=False):
 class ResourceOptions(Options, total=False):
     """The options of `@resource`, besides its URI."""
 
-    mime_type: str | None
+    mime_type: Text | None
     """The media type of its contents."""
-    size: int | None
+    size: Annotated[int, Field(ge=0)] | None
     """The size of its contents in bytes, if known."""
     annotations: Annotations | None
     """For whom the resource is, and how important it is."""
@@ -96,140 +101,29 @@ class ResourceOptions(Options, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """An argument of a decorator that cannot be what it is."""
-
-    decorator: str
-    argument: str
-    message: str
-    remedy: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Expected:
-    """What an argument may be: a test, and the words for it."""
-
-    fits: Callable[[Any], bool]
-    what: str
-    remedy: str
-
-
-def _is_texts(given: Any) -> bool:
-    return _is_list(given) and all(isinstance(one, str) and one for one in given)
-
-
-def _is_list(given: Any) -> bool:
-    return isinstance(given, Sequence | set | frozenset) and not isinstance(given, str | bytes)
-
-
-def _is_completions(given: Any) -> bool:
-    return isinstance(given, Mapping) and all(
-        isinstance(name, str) and (callable(one) or _is_texts(one) or one == [])
-        for name, one in given.items()
-    )
-
-
-def _is_object(given: Any) -> bool:
-    return isinstance(given, Mapping) and all(isinstance(name, str) for name in given)
-
-
-_TEXT: Final = _Expected(
-    lambda given: isinstance(given, str) and bool(given.strip()),
-    "a text",
-    "put it in quotes, or leave it out",
-)
-_OBJECT: Final = _Expected(
-    _is_object, "a mapping with texts as keys", 'write it as {"name": value}, or leave it out'
-)
-_SWITCH: Final = _Expected(
-    lambda given: isinstance(given, bool), "True or False", "write True or False, or leave it out"
-)
-_MODES: Final = " or ".join(f'"{mode}"' for mode in get_args(TaskMode))
-_ICONS: Final = _Expected(
-    lambda given: _is_list(given) and all(isinstance(one, Icon) for one in given),
-    "a list of Icon",
-    "write icons=[Icon(…)]",
-)
-_COMPLETE: Final = _Expected(
-    _is_completions,
-    "a mapping from names of arguments to lists of texts, or to functions",
-    'write complete={"language": ["python", "rust"]}',
-)
-_EXPECTED: Final[Mapping[str, _Expected]] = {
-    **dict.fromkeys(("name", "title", "description", "approval", "uri", "mime_type"), _TEXT),
-    **dict.fromkeys(("input_schema", "output_schema", "requires", "meta"), _OBJECT),
-    **dict.fromkeys(
-        ("read_only", "destructive", "idempotent", "open_world", "once", "unasked_answers"),
-        _SWITCH,
-    ),
-    "icons": _ICONS,
-    "scopes": _Expected(
-        lambda given: _is_texts(given) and not any(" " in one for one in given),
-        "a list of texts without blanks",
-        'write scopes=["a", "b"]',
-    ),
-    "task": _Expected(
-        lambda given: isinstance(given, str) and given in get_args(TaskMode),
-        _MODES,
-        f"write task={_MODES.rpartition(' or ')[2]}, or leave it out",
-    ),
-    "size": _Expected(
-        lambda given: isinstance(given, int) and not isinstance(given, bool) and given >= 0,
-        "a number of bytes",
-        "write a number, or leave it out",
-    ),
-    "annotations": _Expected(
-        lambda given: isinstance(given, Annotations),
-        "an Annotations",
-        "write annotations=Annotations(…)",
-    ),
-    "complete": _COMPLETE,
-}
-"""By the name of the option, which means the same for every decorator."""
-_SHOWN_CHARS: Final = 60
-
-
-def faults_of(decorator: str, given: Mapping[str, Any]) -> tuple[Fault, ...]:
-    """Return the faults of the options that a decorator was given."""
-    return tuple(
-        Fault(decorator, name, f"is {_shown(value)}; it has to be {expected.what}", expected.remedy)
-        for name, value in given.items()
-        if not (expected := _EXPECTED[name]).fits(value)
-    )
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}… ({type(value).__name__})"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolDeclaration:
     """A function's `@tool`."""
 
     options: ToolOptions
-    faults: Sequence[Fault] = ()
-    place: tuple[str, int] | None = None
-    """File and line of the decorator, if there are faults."""
+    place: tuple[str, int]
+    """File and line of the decorator."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PromptDeclaration:
-    """A function's `@prompt`; fields as of a `ToolDeclaration`."""
+    """A function's `@prompt`."""
 
     options: PromptOptions
-    faults: Sequence[Fault] = ()
-    place: tuple[str, int] | None = None
+    place: tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ResourceDeclaration:
-    """A function's `@resource`; fields as of a `ToolDeclaration`."""
+    """A function's `@resource`."""
 
-    uri: str
     options: ResourceOptions
-    faults: Sequence[Fault] = ()
-    place: tuple[str, int] | None = None
+    place: tuple[str, int]
+    uri: str
 
 
 Declaration: TypeAlias = ToolDeclaration | PromptDeclaration | ResourceDeclaration
@@ -251,9 +145,7 @@ def _attaching(
     options: Mapping[str, Any],
     **more: Any,
 ) -> Callable[[F], F]:
-    """Return what records a declaration on a function.
-
-    Called by a decorator itself: the place of a fault is two calls above this one.
+    """Return the function that records a declaration on a function.
 
     Raises:
         TypeError: the decorator has no such option.
@@ -261,9 +153,7 @@ def _attaching(
     if unknown := sorted(options.keys() - known.__annotations__.keys()):
         raise TypeError(f"{decorator}() got an unexpected keyword argument {unknown[0]!r}")
     given = {name: value for name, value in options.items() if value is not None}
-    faults = faults_of(decorator, {**more, **given})
-    place = _place_of_decorator() if faults else None
-    declaration = declare(options=given, faults=faults, place=place, **more)
+    declaration = declare(options=given, place=_place_of_decorator(), **more)
 
     def attach(function: F) -> F:
         if isinstance(function, str):
@@ -278,12 +168,12 @@ def _attaching(
     return attach
 
 
-def _place_of_decorator() -> tuple[str, int] | None:
+def _place_of_decorator() -> tuple[str, int]:
     """Return file and line of the first caller outside this module."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
-    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 @overload
@@ -325,8 +215,8 @@ def prompt(function: F | None = None, /, **options: Unpack[PromptOptions]) -> F 
 
 
 def resource(uri: str, **options: Unpack[ResourceOptions]) -> Callable[[F], F]:
-    """Offer a function as a resource, or as a resource template if `uri` has RFC
-    6570 variables (server/resources).
+    """Offer a function as a resource, or as a template if `uri` has RFC 6570 variables
+    (server/resources).
 
     The template's variables are the function's parameters. It returns text, bytes, a JSON value, or
     `TextResourceContents` and `BlobResourceContents`.

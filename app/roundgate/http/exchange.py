@@ -10,6 +10,7 @@ A client that hangs up cancels its call ("Cancellation").
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 from roundgate.aio import Limit, timers
 from roundgate.auth import Principal
 from roundgate.errors import GatewayError, TransportError, Unavailable
-from roundgate.observability import RequestLog
+from roundgate.observability import REQUESTS
 from roundgate.observability.correlation import Correlation
 from roundgate.protocol import NEWEST, Headers, RequestId, Revision, jsonrpc, sse
 
@@ -44,7 +45,7 @@ _HOSTING: Final = "roundgate"
 _EXCHANGE: Final = "roundgate.exchange"
 _HEADERS: Final = "roundgate.headers"
 
-log: Final = RequestLog()
+log: Final = logging.getLogger(REQUESTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +327,7 @@ class Exchange:
 
     def write_line(self, took_ms: float) -> None:
         """Write the log line of this request, without arguments, answers and results."""
-        if not log.is_on:
+        if not log.isEnabledFor(logging.INFO):
             return
         ids, responder, is_whole = self.correlation, self.responder, not self.is_element
         name = ids.tool or self.name
@@ -347,7 +348,8 @@ class Exchange:
             "ms": round(took_ms, 2),
             "bytes": responder.bytes_sent if is_whole else None,
         }
-        log.write({member: value for member, value in members.items() if value is not None})
+        fields = {member: value for member, value in members.items() if value is not None}
+        log.info("request", extra={"fields": fields})
 
 
 def exchange_of(scope: Scope) -> Exchange:

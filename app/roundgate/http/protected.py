@@ -146,7 +146,7 @@ def make_verifiers(
     if auth == "none":
         return {view: LocalVerifier() for view in config.endpoints.values()}
     if isinstance(auth, AuthorizerConfig):
-        from roundgate.auth.authorizer import AuthorizerVerifier
+        from roundgate.auth.verifier import AuthorizerVerifier
 
         return {
             view: AuthorizerVerifier(resource.config)

@@ -20,7 +20,6 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from roundgate import observability as logs
 from roundgate.backends import Snapshot, ViewSource
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
@@ -32,8 +31,7 @@ from roundgate.methods.parts import Parts
 from roundgate.methods.table import CurrentMethods, Methods, Use, server_info
 from roundgate.protocol import NEWEST, ResultFormat, notifications
 from roundgate.runtime.reload import Reloader
-from roundgate.runtime.sealing import make_ring
-from roundgate.runtime.startup import Core
+from roundgate.runtime.startup import Core, make_ring
 from roundgate.settings import Settings
 from roundgate.tasks import NamedTasks, Tasks, Watch
 from roundgate.tokens import KeyRing, StateSealer, TaskIds
@@ -171,8 +169,6 @@ class Replica:
         """Start and stop the replica around the app's life in an event loop."""
         loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
-            # not every server lets Python end in an orderly way
-            stack.callback(logs.flush)
             # last to first
             for aclose in (
                 self.core.aclose,

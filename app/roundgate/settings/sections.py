@@ -1,20 +1,29 @@
-"""What gateway.yaml may hold: one frozen model a section.
-
-What each setting means is in its `description`, which is also what `roundgate
-schema` exports for editors.
-"""
+"""The sections of gateway.yaml: one frozen model each. `roundgate schema` exports the
+descriptions."""
 
 from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from roundgate.settings.base import Model, WithoutTasks
+TaskMode: TypeAlias = Literal["forbidden", "optional", "required"]
+"""Whether a tool's call becomes a task: never; if the client can; always, and a client that cannot is
+refused."""
+
+WithoutTasks: TypeAlias = Literal["none", "wait", "tools"]
+"""The substitute for tasks of a client that does not know them: none; the result, for which its call
+waits; a handle, and tools that take it."""
+
+
+class Model(BaseModel):
+    """Base of all models: frozen, and a misspelt setting is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, defer_build=True)
 
 
 class ServerConfig(Model):
-    """Who the gateway says it is (schema: `Implementation`)."""
+    """The gateway's description of itself (schema: `Implementation`)."""
 
     name: str = Field(
         "roundgate", description="Name in serverInfo, for display and logs.", min_length=1
@@ -114,7 +123,7 @@ class HttpConfig(Model):
 Algorithm: TypeAlias = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 ]
-"""Asymmetric ones alone: with a shared secret every verifier could also sign."""
+"""Asymmetric algorithms only: with a shared secret every verifier could also sign."""
 
 
 class LimitsConfig(Model):
@@ -125,13 +134,6 @@ class LimitsConfig(Model):
     )
     threads: int = Field(
         40, description="Plain (not async) functions running at once in one process.", ge=1, le=1000
-    )
-    threads_per_caller: int | None = Field(
-        None,
-        description="Of these, how many one caller may have. Unset: half of them, or all without auth, where there is"
-        " one caller.",
-        ge=1,
-        le=1000,
     )
     strict: bool = Field(
         False,
@@ -166,8 +168,8 @@ class LimitsConfig(Model):
 
 
 class StateConfig(Model):
-    """requestState: what a call remembers between its rounds, sealed, on its
-    way through the client."""
+    """requestState: what a call remembers between its rounds, sealed, on its way through the
+    client."""
 
     lifetime_s: float = Field(
         900, description="Seconds within which the next round has to come.", gt=0, le=86_400
@@ -186,7 +188,7 @@ class StateConfig(Model):
 
 
 class SessionsConfig(Model):
-    """Sessions: what clients open that speak a revision before 2026-07-28."""
+    """Sessions of clients that speak a revision before 2026-07-28."""
 
     lifetime_s: float = Field(
         604_800,
@@ -209,8 +211,8 @@ class SessionsConfig(Model):
 
 
 class FallbackConfig(Model):
-    """What clients get that cannot be asked, or know no tasks. Each tool may
-    have its own (`override`)."""
+    """Substitutes for clients that cannot be asked or know no tasks; `override` sets them for one
+    tool."""
 
     ask_in_words: bool = Field(
         False,
@@ -252,13 +254,6 @@ class TasksConfig(Model):
     )
     concurrency: int = Field(
         16, description="Tasks that one process works on at once.", ge=1, le=1_000
-    )
-    max_running_per_owner: int | None = Field(
-        None,
-        description="Tasks of one owner that one process works on at once. Unset: half of concurrency, or all of it"
-        " without auth, where there is one owner.",
-        ge=1,
-        le=1_000,
     )
     lease_s: float = Field(
         30,
@@ -305,13 +300,6 @@ class TasksConfig(Model):
         description="Workers that died, or stalled, while they ran nothing but one task, after which it fails.",
         ge=1,
     )
-    stall_part: float = Field(
-        0.6,
-        description="Part of lease_s for which a handler may block the event loop; then its process lets go of all"
-        " tasks and ends with status 70.",
-        gt=0,
-        lt=1,
-    )
     stop_grace_s: float | None = Field(
         None,
         description="Seconds for which steps may go on when the process is told to stop. Unset: 10 for serve, 25 for"
@@ -356,17 +344,16 @@ class TasksConfig(Model):
 
     @property
     def share(self) -> int:
-        """How many of the turns of a process may be at tasks of one owner."""
-        return self.max_running_per_owner or max(1, self.concurrency // 2)
+        """The tasks of one owner that a process works on at once."""
+        return max(1, self.concurrency // 2)
 
     def skew_ms(self, of_store_s: float) -> int:
-        """By how many milliseconds clocks may differ, where it is `of_store_s`
-        seconds for the store in use."""
+        """Return the difference of clocks in milliseconds; `of_store_s` seconds unless it is set."""
         return int((of_store_s if self.clock_skew_s is None else self.clock_skew_s) * 1000)
 
 
 class CallersConfig(Model):
-    """What callers with tokens need, whoever verifies them."""
+    """Requirements for callers with tokens."""
 
     scopes: list[str] = Field([], description="Scopes that every call needs.")
     scopes_supported: list[str] | None = Field(
@@ -450,8 +437,7 @@ class CachingConfig(Model):
     @model_validator(mode="before")
     @classmethod
     def _keep_the_rest(cls, given: Any) -> Any:
-        """A hint of which only one half is given keeps its own default for the
-        other: `read` stays private."""
+        """Keep a hint's own default for the half that is not given: `read` stays private."""
         if not isinstance(given, dict):
             return given
         defaults = {name: field.default.model_dump() for name, field in cls.model_fields.items()}
@@ -462,7 +448,7 @@ class CachingConfig(Model):
 
 
 class PackageConfig(Model):
-    """What goes into the functions beside what gateway.yaml names and what that imports."""
+    """Additional content of the functions' packages."""
 
     include: list[str] = Field(
         [],

@@ -347,7 +347,7 @@ def test_an_index_of_another_document_or_other_settings_is_not_used(tmp_path: Pa
     assert list(loading.load(config.load(tmp_path / "gateway.json")).catalog.tools) == ["two"]
     main(["compile", str(tmp_path / "gateway.json")])
     changed = file_of(tmp_path, None, base_url="http://127.0.0.1:9")
-    backend = changed.config.backends[0]
+    backend = changed.backends[0]
     assert isinstance(backend, OpenApiBackendConfig)
     assert list(loading.load(changed).catalog.tools) == ["two"]
     index.write_bytes(index.read_bytes()[:-1])

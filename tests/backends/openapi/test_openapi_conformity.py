@@ -19,7 +19,7 @@ WRONG = operation(parameters=[{"name": "n", "in": "query", "schema": {"type": "t
 
 def remarks_on(folder: Path, described: Any, **backend: Any) -> list[Problem]:
     file = file_of(folder, described, **backend)
-    config: Any = file.config.backends[0]
+    config: Any = file.backends[0]
     return list(remarks(config, file.origin.at("backends", 0)))
 
 

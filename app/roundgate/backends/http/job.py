@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from roundgate.backends.answered_job import AnsweredJob
+from roundgate.backends.exchange import AnsweredJob
 from roundgate.backends.http.arguments import PATH_VARIABLE, Argument
 from roundgate.backends.http.config import HttpCancelConfig, HttpJobConfig
 from roundgate.backends.http.keys import Key, with_key

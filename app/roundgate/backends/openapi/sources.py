@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from roundgate.errors import UnreadableDocument, YamlTooCostly
-from roundgate.settings import yaml_budget
+from roundgate.settings import yaml_file
 
 MAX_BYTES: Final = 128_000_000
 MAX_DOCUMENTS: Final = 10_000
@@ -154,7 +154,7 @@ def _yaml(raw: bytes, uri: str) -> Any:
     for tag, pattern, first in _CORE:
         Yaml12.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", pattern, first)
     try:
-        yaml_budget.check(raw, max_values=MAX_NODES, max_aliased=MAX_ALIASED)
+        yaml_file.check_cost(raw, max_values=MAX_NODES, max_aliased=MAX_ALIASED)
         return yaml.load(raw, Yaml12)  # noqa: S506 - a safe loader with other resolvers
     except YamlTooCostly as error:
         raise UnreadableDocument(f"{uri} {error} (line {error.line})") from None

@@ -55,7 +55,7 @@ from roundgate.protocol import (
 from roundgate.protocol.v2025 import REVISIONS, VERSIONS, Opening, wire_errors
 from roundgate.protocol.v2025.shapes import implementation
 from roundgate.settings import ServerConfig
-from roundgate.tokens.session_ids import SessionFacts, SessionSealer
+from roundgate.tokens.ids import SessionFacts, SessionSealer
 
 RESUMING: Final = "2025-11-25"
 """Clients that ask for this revision come back for the rest of a stream; of those that ask for an

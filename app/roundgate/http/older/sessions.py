@@ -26,7 +26,7 @@ from roundgate.auth import Principal
 from roundgate.clock import Clock
 from roundgate.errors import InvalidParams, ParseError, SessionNotFound, Unavailable
 from roundgate.storage import SessionStore
-from roundgate.tokens.session_ids import SessionFacts
+from roundgate.tokens.ids import SessionFacts
 
 BUCKETS: Final = 64
 PER_BUCKET: Final = 16
