@@ -72,7 +72,7 @@ class Clock:
         return Deadline(self, None if in_ms is None else self.monotonic_ms() + in_ms)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Deadline:
     """The moment by which a call has to have its answer. `at_ms` is on the
     clock's monotonic scale."""

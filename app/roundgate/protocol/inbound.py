@@ -55,7 +55,7 @@ class Headers(dict[bytes, bytes]):
 CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ClientCapabilities:
     """The declared capabilities of this one request; nothing is remembered from any other."""
 
@@ -150,7 +150,7 @@ LOG_LEVELS: Final = (
 """RFC 5424 severities, least severe first (server/utilities/logging)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Meta:
     """What the client says about itself and about the answer that it wants."""
 
@@ -162,7 +162,7 @@ class Meta:
     """All of `params._meta`, for what is not ours to interpret: trace context, extensions."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Inbound:
     """One request that is valid in its revision and whose method is served."""
 

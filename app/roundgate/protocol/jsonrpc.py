@@ -20,7 +20,7 @@ MAX_ID: Final = 256
 """Characters of an id: it is kept and repeated for as long as a stream is open."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
     """A message that wants an answer."""
 
@@ -29,7 +29,7 @@ class Request:
     params: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Notification:
     """A message that wants none."""
 
