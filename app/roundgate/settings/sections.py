@@ -47,7 +47,7 @@ class HttpConfig(Model):
     )
     allowed_hosts: list[str] | None = Field(
         None,
-        description="Hosts to serve: names, names with port, *.suffixes, or *. Unset: loopback and GATEWAY_PUBLIC_URL's.",
+        description="Hosts to serve: names, names with port, *.suffixes, or *. Unset: loopback, GATEWAY_PUBLIC_URL's.",
     )
     allowed_origins: list[str] | None = Field(
         None,
