@@ -13,7 +13,9 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Mapping
 from typing import Any, Final
+from urllib.parse import unquote
 
 import jiter
 import orjson
@@ -128,3 +130,33 @@ def _has_infinity(value: Any) -> bool:
             case list() as items:
                 stack.extend(items)
     return False
+
+
+def at_pointer(value: Any, pointer: str) -> Any:
+    """Return the part of a JSON value at a JSON Pointer (RFC 6901).
+
+    Raises:
+        LookupError: nothing is there.
+    """
+    for step in pointer.split("/")[1:]:
+        key = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, Mapping):
+            value = value[key]
+        elif isinstance(value, (list, tuple)) and key.isdecimal():
+            value = value[int(key)]
+        else:
+            raise LookupError(pointer)
+    return value
+
+
+def at_reference(document: Any, reference: str) -> Any:
+    """Return the part of a document that a `$ref` within it leads to, such as `#/$defs/Name`.
+
+    Raises:
+        LookupError: nothing is there, or the reference is an anchor or leads to another document.
+    """
+    document_name, _, fragment = reference.partition("#")
+    pointer = unquote(fragment)
+    if document_name or not (pointer.startswith("/") or reference == "#"):
+        raise LookupError(reference)
+    return at_pointer(document, pointer)

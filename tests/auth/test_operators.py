@@ -18,9 +18,7 @@ from starlette.responses import JSONResponse
 
 from roundgate import tool
 from roundgate.errors import ConfigError
-from roundgate.http import exchange
-from roundgate.http.exchange import Exchange, route_path
-from roundgate.http.responder import Responder
+from roundgate.http.exchange import Exchange, Responder, exchange_of, route_path
 from roundgate.settings.process import Settings
 from tests.support import wire
 from tests.support.asgi import STATE_KEY, Client, built, client, config_file
@@ -49,7 +47,7 @@ async def hello() -> str:
 
 async def console(request: Request) -> JSONResponse:
     """A route of the kind that operators get."""
-    return JSONResponse({"subject": exchange.of(request.scope).caller.subject})
+    return JSONResponse({"subject": exchange_of(request.scope).caller.subject})
 
 
 def with_console(app: FastAPI) -> FastAPI:

@@ -243,18 +243,3 @@ class JobConfig(Model):
     error: JsonPointer | None = Field(
         None, description="Where the answer of a poll has the reason of a failure."
     )
-
-
-def point(value: Any, pointer: str) -> Any:
-    """Return the part of a JSON value at a JSON Pointer; raise LookupError if there is none."""
-    for step in pointer.split("/")[1:]:
-        key = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(value, list):
-            if not key.isdecimal():
-                raise LookupError(pointer)
-            value = value[int(key)]
-        elif isinstance(value, dict):
-            value = value[key]
-        else:
-            raise LookupError(pointer)
-    return value

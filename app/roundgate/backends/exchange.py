@@ -19,7 +19,7 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 
 from roundgate import json
 from roundgate.backends.base import check_request
-from roundgate.backends.config import JobConfig, point
+from roundgate.backends.config import JobConfig
 from roundgate.backends.http.messages import Answer
 from roundgate.errors import (
     BackendError,
@@ -32,6 +32,7 @@ from roundgate.errors import (
     NotNow,
     ParseError,
 )
+from roundgate.json import at_pointer
 from roundgate.replay import NAME, Cleanup, Context, Raw, Run, run_of
 
 Kept: TypeAlias = Mapping[str, Any]
@@ -241,7 +242,7 @@ async def _be_over(job: Job, values: Mapping[str, str]) -> None:
     """Return if the job has ended or is unknown; raise NotNow if it runs or cannot be polled."""
     try:
         told, _ = await job.poll(values)
-        status = _text(point(told, job.config.status))
+        status = _text(at_pointer(told, job.config.status))
     except (BackendError, LookupError):
         return
     if status not in (*job.config.succeeded, *job.config.failed):
@@ -280,7 +281,9 @@ async def _started(job: Job) -> dict[str, str]:
     """Start the job and return the values of its variables; raise as `Job.start`."""
     answer = await job.start()
     try:
-        found = {name: point(answer, pointer) for name, pointer in job.config.variables.items()}
+        found = {
+            name: at_pointer(answer, pointer) for name, pointer in job.config.variables.items()
+        }
     except LookupError:
         raise BackendError("The service started a job but did not say where to follow it") from None
     return {name: _text(value) for name, value in found.items()}
@@ -291,7 +294,7 @@ async def _poll(job: Job, values: Mapping[str, str]) -> Kept | None:
     polled."""
     try:
         told, kept = await job.poll(values)
-        status = _text(point(told, job.config.status))
+        status = _text(at_pointer(told, job.config.status))
     except NotNow as reason:
         _note(reason)
         return None
@@ -314,7 +317,7 @@ def _failed(error: Exception, *, is_left: bool = False) -> Kept:
 
 def _reason(config: JobConfig, told: Any) -> str:
     try:
-        reason = None if config.error is None else point(told, config.error)
+        reason = None if config.error is None else at_pointer(told, config.error)
     except LookupError:
         return ""
     return "" if reason is None else f": {_text(reason)[:500]}"

@@ -5,7 +5,7 @@
     call_tool       a name and arguments → what the tool itself returns
 
 A caller finds only what its scopes allow. A call through `call_tool` is a call of the tool it
-names (`roundgate.methods.search`): its questions, approvals, tasks, retries and
+names (`roundgate.methods.extensions`): its questions, approvals, tasks, retries and
 progress are the tool's own.
 """
 

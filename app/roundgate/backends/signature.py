@@ -12,8 +12,9 @@ import functools
 import inspect
 import json
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import (
     Annotated,
     Any,
@@ -29,12 +30,12 @@ from typing import (
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
-from pydantic.json_schema import GenerateJsonSchema
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import CoreSchema, to_jsonable_python
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
 from roundgate.json import fresh
-from roundgate.protocol import ANY, ITEMS, Branching, Edges, Key
+from roundgate.protocol import Readings
 from roundgate.replay import Context, SyncContext
 
 
@@ -43,6 +44,13 @@ class WithoutTitles(GenerateJsonSchema):
 
     def field_title_should_be_set(self, schema: CoreSchema | Any) -> bool:
         return False
+
+
+class _WithEveryChoice(WithoutTitles):
+    """Keeps the alternatives of a union whose schemas are alike: pydantic tries each of them."""
+
+    def get_flattened_anyof(self, schemas: list[JsonSchemaValue]) -> JsonSchemaValue:
+        return {"anyOf": schemas}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +63,7 @@ class Parameter:
     required: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Signature:
     """What `describe` has read of a function."""
 
@@ -71,13 +79,18 @@ class Signature:
     _adapter: TypeAdapter[dict[str, Any]]
     _defaults: Mapping[str, Any]
     _changeable: Mapping[str, Any]
-    """Defaults that a call could change for later calls, by the function's own names."""
-    _branching: Branching | None
-    """The branching of the arguments, if the cost of a value depends on more than its size."""
+    """Defaults that a call could change for all that come after it, by the function's own names."""
 
     def input_schema(self) -> dict[str, Any]:
-        """Return the JSON Schema 2020-12 of the arguments, an object; raise TypeError if a type has
-        none."""
+        """Return the JSON Schema 2020-12 of the arguments, an object.
+
+        Raises:
+            TypeError: a parameter's type has none.
+        """
+        return self._schema
+
+    @cached_property
+    def _schema(self) -> dict[str, Any]:
         try:
             schema = self._adapter.json_schema(schema_generator=WithoutTitles)
         except PydanticInvalidForJsonSchema as error:
@@ -93,6 +106,11 @@ class Signature:
                 shown.setdefault("default", self._defaults[parameter.name])
         return schema
 
+    @cached_property
+    def _readings(self) -> Readings:
+        schema = self._adapter.json_schema(schema_generator=_WithEveryChoice)
+        return Readings(schema, of_pydantic=True)
+
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return keyword arguments, converted to the annotated types. Lists and dicts, including
         defaults, are copies: a handler that changes one does not change the call or its task.
@@ -102,7 +120,7 @@ class Signature:
                 validation would take too many readings.
         """
         arguments = dict(arguments)
-        if self._branching and self._branching.price(arguments, MAX_READINGS) > MAX_READINGS:
+        if self._readings.may_exceed(MAX_READINGS, arguments):
             raise ValueError(
                 f"they can be read in more than {MAX_READINGS:,} ways; send less, or nest it less deeply"
             )
@@ -127,11 +145,6 @@ _MAX_ERRORS: Final = 1_000
 MAX_READINGS: Final = 100_000
 """Attempts that validating one call's arguments may take, including missing members: some 50 ms,
 during which the event loop is blocked."""
-_MAX_BRANCHES: Final = 10_000
-"""Attempts that one value may take. Only a type that branches at every level needs more."""
-_FEW_BRANCHES: Final = 16
-_FEW_MISSING: Final = 64
-_MAX_STATES: Final = 2_000
 _CHANGEABLE: Final = (list, dict, set, bytearray)
 _CONTEXTS: Final = (Context, SyncContext)
 
@@ -187,7 +200,6 @@ def describe(function: Callable[..., Any]) -> Signature:
         _adapter=adapter,
         _defaults=defaults,
         _changeable=changeable,
-        _branching=_branching(adapter, fields),
     )
 
 
@@ -238,34 +250,6 @@ def _adapter(name: str, fields: dict[str, Any], closed: bool) -> TypeAdapter[dic
         raise TypeError(f"a parameter has no JSON Schema: {said}. {_TYPES}") from error
 
 
-def _branching(adapter: TypeAdapter[dict[str, Any]], fields: Mapping[str, Any]) -> Branching | None:
-    """Return the branching of the arguments, or `None` if it does not matter.
-
-    Raises:
-        TypeError: a parameter's type branches without bound.
-    """
-    branching = branching_of(adapter.core_schema)
-    most = branching.most(_MAX_BRANCHES, states=_MAX_STATES)
-    missing = branching.missing(_FEW_MISSING, states=_MAX_STATES)
-    is_small = missing is not None and missing <= _FEW_MISSING
-    if is_small and most is not None and most <= _FEW_BRANCHES:
-        return None
-    if most is not None and most > _MAX_BRANCHES:
-        names = [name for name, hint in fields.items() if _is_unbounded(name, hint)]
-        raise TypeError(
-            f"the type of {', '.join(map(repr, names))} is a union whose alternatives have members in common and"
-            " contain the union again, so each level of a value doubles the time that it takes. Give the union a"
-            " discriminator: Annotated[A | B, Field(discriminator='kind')]"
-        )
-    return branching
-
-
-def _is_unbounded(name: str, hint: Any) -> bool:
-    branching = branching_of(_adapter(name, {name: hint}, closed=True).core_schema)
-    most = branching.most(_MAX_BRANCHES, states=_MAX_STATES)
-    return most is None or most > _MAX_BRANCHES
-
-
 def _public_name(name: str, hint: Any) -> str:
     """Return the name that callers use: `from_: Annotated[str, Field(alias="from")]` is `from`."""
     notes = [note for note in getattr(hint, "__metadata__", ()) if isinstance(note, FieldInfo)]
@@ -311,111 +295,3 @@ def _read_docstring(function: Callable[..., Any]) -> tuple[str | None, dict[str,
     if not described:
         return text, {}  # as it is: the parser would drop sections such as Example
     return (parsed.description or "").strip() or None, described
-
-
-_OF_ITEMS: Final = frozenset({"list", "deque", "set", "frozenset", "generator"})
-_OF_VALUES: Final = frozenset({"dict", "frozen-dict", "ordered-dict", "counter"})
-_OF_NAMES: Final = frozenset({"model-fields", "typed-dict"})
-_OF_ARGUMENTS: Final = frozenset({"dataclass-args", "arguments", "arguments-v3"})
-
-
-def branching_of(schema: CoreSchema) -> Branching:
-    """Return the branching of a type: the number of times that pydantic reads each part of a value.
-
-    A union without a discriminator validates each alternative, in native code that no deadline can
-    interrupt and that blocks all other calls.
-    """
-    return _Types(schema).branching
-
-
-class _Types:
-    """The nodes of a core schema, by id."""
-
-    def __init__(self, root: CoreSchema) -> None:
-        self._parts: dict[int, Any] = {}
-        self._definitions: dict[str, Any] = {}
-        self.branching = Branching(self._node(root), self._edges)
-
-    def _node(self, schema: Any) -> int:
-        self._parts[id(schema)] = schema
-        return id(schema)
-
-    def _edges(self, node: int) -> Edges:
-        schema = self._parts[node]
-        kind = schema["type"]
-        if kind == "definitions":
-            self._definitions |= {one["ref"]: one for one in schema["definitions"]}
-        if kind == "tagged-union":
-            return Edges(one_of=self._nodes(schema["choices"].values()))
-        if kind in ("lax-or-strict", "json-or-python"):
-            lax = schema.get("lax_schema", schema.get("python_schema"))
-            return Edges(all_of=(self._node(lax),))
-        members = tuple((key, self._node(one)) for key, one in _members(kind, schema))
-        return Edges(
-            all_of=self._nodes(self._same(kind, schema)),
-            members=members,
-            required=tuple(_required(kind, schema)),
-            decodes=kind == "json",
-        )
-
-    def _nodes(self, schemas: Any) -> tuple[int, ...]:
-        return tuple(self._node(one) for one in schemas)
-
-    def _same(self, kind: str, schema: Any) -> Iterator[Any]:
-        """Yield the schemas that read the same value."""
-        if kind == "definition-ref":
-            yield self._definitions[schema["schema_ref"]]
-        elif kind == "union":
-            yield from (one[0] if isinstance(one, tuple) else one for one in schema["choices"])
-        elif kind == "chain":
-            yield from schema["steps"]
-        elif kind == "call":
-            yield schema["arguments_schema"]
-        elif "schema" in schema:
-            yield schema["schema"]
-
-
-def _members(kind: str, schema: Any) -> Iterator[tuple[Key, Any]]:
-    """Yield the schemas that read a part of the value, each with the part's key."""
-    if kind in _OF_ITEMS and "items_schema" in schema:
-        yield ITEMS, schema["items_schema"]
-    elif kind == "tuple":
-        variadic = schema.get("variadic_item_index")
-        for index, one in enumerate(schema["items_schema"]):
-            # elements after a variadic one have no fixed index
-            yield ITEMS if variadic is not None and index >= variadic else index, one
-    elif kind in _OF_VALUES and "values_schema" in schema:
-        yield ANY, schema["values_schema"]
-    elif kind in _OF_NAMES:
-        for name, field in schema["fields"].items():
-            yield from _named(name, field)
-        if "extras_schema" in schema:
-            yield ANY, schema["extras_schema"]
-    elif kind in _OF_ARGUMENTS:
-        for index, field in enumerate(schema.get("fields", schema.get("arguments_schema"))):
-            yield from _named(field["name"], field)
-            if kind != "dataclass-args":  # a named tuple also accepts a list
-                yield index, field["schema"]
-
-
-def _required(kind: str, schema: Any) -> Iterator[str]:
-    """Yield the required members by one of their names."""
-    if kind == "model-fields":
-        fields = schema["fields"].items()
-        yield from (name for name, field in fields if field["schema"]["type"] != "default")
-    elif kind == "typed-dict":
-        total = schema.get("total", True)
-        fields = schema["fields"].items()
-        yield from (name for name, field in fields if field.get("required", total))
-    elif kind == "dataclass-args":
-        fields = schema["fields"]
-        yield from (one["name"] for one in fields if one["schema"]["type"] != "default")
-
-
-def _named(name: str, field: Any) -> Iterator[tuple[Key, Any]]:
-    """Yield a field's schema under each name that the field accepts."""
-    alias = field.get("validation_alias", field.get("alias", name))
-    if isinstance(alias, str):
-        yield from ((one, field["schema"]) for one in {name, alias})
-    else:  # a path into other members
-        yield ANY, field["schema"]

@@ -144,7 +144,7 @@ class Revision(Protocol):
         Args:
             request: one JSON-RPC request.
             headers: those that it came with.
-            features: what there is something to serve for (`methods.discovery.features_of`).
+            features: the features that are served (`methods.table.features_of`).
             extensions: the methods of extensions (`methods.extensions.ROUTES`).
 
         Raises:

@@ -18,8 +18,7 @@ from roundgate.auth import Principal
 from roundgate.clock import Clock
 from roundgate.errors import ParseError, SealBroken, StateRefused, StateTooLarge
 from roundgate.json import digest
-from roundgate.tokens.refusals import Refusals
-from roundgate.tokens.sealed import KeyRing
+from roundgate.tokens.sealed import KeyRing, Refusals
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,9 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import logging
 import os
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from roundgate.auth import Principal
 from roundgate.errors import SealBroken
+from roundgate.json import digest
 
 if TYPE_CHECKING:
     # imported when the first state is sealed or opened: a cold start whose first call asks
@@ -138,3 +141,44 @@ def _decode(text: str) -> bytes:
     if _encode(data) != text:
         raise SealBroken("not canonical base64url")
     return data
+
+
+EVERY_MS: Final = 60_000
+MAX_CALLERS: Final = 1_000
+"""Callers that are remembered; of more the one that was refused longest ago is forgotten."""
+
+log = logging.getLogger("roundgate.tokens")
+
+
+@dataclass(slots=True)
+class _Told:
+    at_ms: float
+    untold: int = 0
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Who was refused of late; `of_sessions` where it is ids of sessions that
+    were refused, not states."""
+
+    of_sessions: bool = False
+    _told: OrderedDict[str, _Told] = field(default_factory=OrderedDict)
+
+    def note(self, reason: str, owner: Principal, at_ms: float) -> None:
+        """Log a refusal, unless this caller had one within the last minute; `at_ms` is
+        monotonic."""
+        caller = digest([owner.issuer, owner.subject, owner.client_id])
+        before = self._told.get(caller)
+        if before is not None and at_ms - before.at_ms < EVERY_MS:
+            before.untold += 1
+            return
+        untold = {} if before is None else {"refused_since_then": before.untold}
+        self._told[caller] = _Told(at_ms)
+        self._told.move_to_end(caller)
+        if len(self._told) > MAX_CALLERS:
+            self._told.popitem(last=False)
+        fields = {"reason": reason, "subject": owner.subject[:200], **untold}
+        if self.of_sessions:
+            log.warning("session refused", extra={"fields": fields})
+        else:
+            log.warning("requestState refused", extra={"fields": fields})

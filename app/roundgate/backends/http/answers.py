@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from roundgate import json
-from roundgate.backends.config import point
 from roundgate.backends.http.body import decoded
 from roundgate.backends.http.messages import Answer
 from roundgate.errors import BackendError, ParseError, UnexpectedAnswer
+from roundgate.json import at_pointer
 from roundgate.protocol import (
     ABSENT,
     AudioContent,
@@ -116,7 +116,7 @@ def _beside(
 
 def _from_json(answer: Answer, pointer: str, output: Schema | None) -> ToolResult:
     try:
-        value = point(answer.value(), pointer)
+        value = at_pointer(answer.value(), pointer)
     except ParseError:
         raise UnexpectedAnswer(
             f"The service answered something that is not JSON{excerpt(answer)}"

@@ -227,7 +227,7 @@ class TokenRequest:
     ) -> tuple[int, bytes | None, str]:
         """Status and body of the answer, `None` for one that is too long, and
         how long it asks to wait."""
-        import httpx
+        from roundgate.net.http import make_client
 
         headers = {
             "accept": "application/json",
@@ -235,9 +235,7 @@ class TokenRequest:
             "content-type": "application/x-www-form-urlencoded",
             **authorization,
         }
-        client = httpx.AsyncClient(
-            timeout=TIMEOUT_S, trust_env=False, verify=self._certificates.context
-        )
+        client = make_client(timeout_s=TIMEOUT_S, tls=self._certificates.context)
         content = urlencode(form).encode()
         sending = client.stream("POST", self._config.token_url, content=content, headers=headers)
         async with client, sending as response:

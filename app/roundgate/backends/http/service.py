@@ -26,8 +26,6 @@ from roundgate.backends.http.tls import Certificates
 from roundgate.clock import Deadline
 from roundgate.errors import AnswerTooLarge, BackendError, UnexpectedAnswer, UnknownEncoding
 from roundgate.net.addresses import origin_of
-from roundgate.net.leftovers import drop_if_more_came
-from roundgate.net.tls import trust_store
 
 if TYPE_CHECKING:
     import httpx  # 100 ms to import: a gateway whose first call is to a Python tool does not wait for it
@@ -159,7 +157,6 @@ class Service:
             unpacker = Unpacker(encoding, limit)
             async for piece in cast("httpx.AsyncByteStream", response.stream):
                 unpacker.feed(piece)
-            await drop_if_more_came(response)
             body = unpacker.body()
             headers = _wanted(response, outgoing, limit - len(body))
         except AnswerTooLarge:
@@ -183,30 +180,15 @@ class Service:
 
     def _ready_client(self) -> httpx.AsyncClient:
         if self._client is None:
-            from http.cookiejar import CookieJar, DefaultCookiePolicy
+            from roundgate.net.http import make_client
 
-            import httpx
-
-            connections = self._config.max_connections
-            self._client = httpx.AsyncClient(
+            self._client = make_client(
+                tls=None if self._certificates is None else self._certificates.context,
                 headers={"user-agent": "roundgate", "accept-encoding": ACCEPTED},
-                auth=httpx.Auth(),  # none but ours, also where a redirect names a user and a password
-                cookies=CookieJar(
-                    DefaultCookiePolicy(allowed_domains=())
-                ),  # one caller's must not reach another
-                timeout=self._config.timeout_s,
-                trust_env=False,  # a proxy or .netrc of the environment would see the service's credentials
-                transport=httpx.AsyncHTTPTransport(
-                    verify=trust_store()
-                    if self._certificates is None
-                    else self._certificates.context,
-                    retries=1,  # of the connection only: nothing has been sent then
-                    limits=httpx.Limits(
-                        max_connections=connections,
-                        max_keepalive_connections=connections,
-                        keepalive_expiry=self._config.keep_alive_s,
-                    ),
-                ),
+                timeout_s=self._config.timeout_s,
+                max_connections=self._config.max_connections,
+                keep_alive_s=self._config.keep_alive_s,
+                retries=1,
             )
         return self._client
 

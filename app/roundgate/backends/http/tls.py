@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 from pydantic import Field, SecretStr, model_validator
 
 from roundgate.errors import ConfigError
-from roundgate.net.tls import trust_store
 from roundgate.settings import Model, Origin
 
 if TYPE_CHECKING:
@@ -85,7 +84,9 @@ class Certificates:
         """
         config = self._config
         if config.ca is None and config.cert is None:
-            return trust_store()  # shared by all who have nothing of their own
+            from roundgate.net.http import trust_store
+
+            return trust_store()
         context = self._trusting(config.ca)
         if config.cert is not None:
             self._identify(context, config.cert)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urldefrag, urljoin
 
-from roundgate.backends.config import point
 from roundgate.backends.openapi.sources import Sources
 from roundgate.errors import DanglingReference, UnreadableDocument, UnusableOperation
+from roundgate.json import at_pointer
 
 MAX_HOPS: Final = 50
 _NOT_SCHEMAS: Final = ("example", "examples", "default", "const", "enum")
@@ -79,7 +79,7 @@ class References:
 
     def _at(self, uri: str, pointer: str, reference: str) -> tuple[Place, Any]:
         try:
-            return Place(uri, pointer), point(self.sources.document(uri), pointer)
+            return Place(uri, pointer), at_pointer(self.sources.document(uri), pointer)
         except (LookupError, ValueError):
             raise DanglingReference(f"$ref {reference[:200]!r} leads to nothing") from None
 

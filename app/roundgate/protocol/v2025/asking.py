@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from roundgate.protocol.v2025.revisions import Revision
+from roundgate.protocol.v2025.shapes import Revision
 
 _FIELD: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {

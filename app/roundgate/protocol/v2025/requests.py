@@ -14,7 +14,7 @@ from roundgate.protocol import params
 from roundgate.protocol.inbound import ClientCapabilities, Inbound, Meta
 from roundgate.protocol.jsonrpc import MAX_ID, Request
 from roundgate.protocol.params import Params
-from roundgate.protocol.v2025.revisions import Revision, negotiated
+from roundgate.protocol.v2025.shapes import Revision, negotiated
 
 MAX_NAME: Final = 100
 """Characters of a client's name and version that its session keeps."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from roundgate import json
 from roundgate.protocol.v2025 import shapes
-from roundgate.protocol.v2025.revisions import Revision
+from roundgate.protocol.v2025.shapes import Revision
 
 
 class Results:

@@ -10,10 +10,25 @@ See basic/index ("Results") and server/utilities/caching.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
+from roundgate.errors import (
+    GatewayError,
+    HeaderMismatch,
+    InternalError,
+    InvalidParams,
+    InvalidRequest,
+    MethodNotFound,
+    MissingCapability,
+    ParseError,
+    ProtocolError,
+    TransportError,
+    Unavailable,
+    UnsupportedVersion,
+)
 from roundgate.json import encode
-from roundgate.protocol.revision import CacheHint
+from roundgate.protocol.revision import CacheHint, ErrorTable, WireError
 
 SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
 
@@ -69,3 +84,28 @@ def kept_result(result: Mapping[str, Any]) -> bytes:
         TypeError, ValueError, RecursionError: something in it is not JSON.
     """
     return encode({"resultType": "complete", **result})
+
+
+TABLE: Final[Mapping[type[GatewayError], WireError]] = MappingProxyType(
+    {
+        ParseError: WireError(-32700, 400),
+        InvalidRequest: WireError(-32600, 400),
+        MethodNotFound: WireError(-32601, 404),
+        InvalidParams: WireError(-32602, 400),
+        HeaderMismatch: WireError(-32020, 400),
+        MissingCapability: WireError(-32021, 400),
+        UnsupportedVersion: WireError(-32022, 400),
+        TransportError: WireError(-32600, 400),
+        Unavailable: WireError(-32600, 503),
+        InternalError: WireError(-32603, 200),
+        ProtocolError: WireError(
+            -32600, 400
+        ),  # of ours each has its row above; a handler may raise one of its own
+    }
+)
+"""The codes of basic/index, "Error Codes", and the statuses of streamable-http: 404 for an unknown
+method, 400 for every other error in a request. -32603 travels with 200: no revision gives it a status,
+the official client reads the error from the body, and a 5xx would invite proxies to retry."""
+
+ERRORS: Final = ErrorTable(TABLE)
+look_up, render, kept_error = ERRORS.look_up, ERRORS.render, ERRORS.kept
