@@ -3,7 +3,7 @@ stack.
 
 Each sleep and each pause between polls lets the worker go, and a message wakes the task: for each
 of the two a chain of messages and turns, far longer than AWS Lambda lets a loop go round where
-nobody allows it (`roundgate.deployment.stack.loops`).
+nobody allows it (`roundgate.deployment.stack.functions`).
 """
 
 from __future__ import annotations

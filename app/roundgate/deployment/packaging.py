@@ -104,7 +104,7 @@ def compile_documents(file: ConfigFile, say: Say = print) -> None:
     Raises:
         ConfigError: one cannot be made.
     """
-    for index, backend in enumerate(file.config.backends):
+    for index, backend in enumerate(file.backends):
         compile_with = kind_of(backend).compile_with()
         if compile_with is not None:
             say(compile_with(backend, file.backend_origin(index)))
@@ -230,7 +230,7 @@ def _requirements(wheel: Path) -> Iterable[str]:
 def _copy_roundgate(function: Function, planned: Plan, staging: Path) -> None:
     """Copy the modules of roundgate that a function with these files and back ends can import."""
     entries = {function.entry, *contents.imports_of_packed(staging)}
-    for backend in planned.file.config.backends:
+    for backend in planned.file.backends:
         entries.update((*contents.modules_of_kind(backend), *backend.packed_modules))
     for file in contents.reachable(entries):
         target = staging / machine.PACKAGE.name / file

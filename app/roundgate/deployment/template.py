@@ -22,7 +22,7 @@ import yaml
 from roundgate.config import ConfigFile
 from roundgate.deployment import machine
 from roundgate.errors import Problem
-from roundgate.settings import KEPT
+from roundgate.settings import expressions, is_kept_at_aws
 
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _PSEUDO: Final[Mapping[str, Any]] = MappingProxyType(
@@ -198,7 +198,6 @@ def _variables(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 # `env` of gateway.yaml
 
-_VARIABLE: Final = re.compile(r"(?<!\$)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _OF_AWS: Final = ("AWS_", "GATEWAY_", "LAMBDA_")
 
 
@@ -212,7 +211,7 @@ def env_parameters(env: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     no default."""
     parameters: dict[str, dict[str, Any]] = {}
     for name, text in env.items():
-        has_default = "${" not in text or KEPT.fullmatch(text)
+        has_default = "${" not in text or is_kept_at_aws(text)
         default = {"Default": text} if has_default else {}
         about = f"The variable {name} of both functions."
         parameters[parameter_name(name)] = {"Type": "String", **default, "Description": about}
@@ -224,7 +223,8 @@ def undeclared(source: Mapping[str, Any], file: str) -> Iterator[Problem]:
     variable that shares its parameter with another."""
     env = source.get("env") or {}
     rest = {name: one for name, one in source.items() if name != "env"}
-    for name in sorted({name for text in _texts(rest) for name in _VARIABLE.findall(text)}):
+    variables = [one for one in expressions(rest) if one.source in ("", "env")]
+    for name in sorted({one.name for one in variables if one.default is None}):
         if name not in env and not name.startswith(_OF_AWS):
             message = f"the functions have no variable {name}, which ${{{name}}} refers to"
             remedy = f"declare it: `env: {{{name}: …}}` makes it a parameter of the stack"
@@ -234,18 +234,6 @@ def undeclared(source: Mapping[str, Any], file: str) -> Iterator[Problem]:
         if (other := seen.setdefault(parameter_name(name), name)) != name:
             message = f"would be the same parameter of the stack as {other}"
             yield Problem(file, f"env.{name}", message, "give it another name")
-
-
-def _texts(value: Any) -> Iterator[str]:
-    match value:
-        case str():
-            yield value
-        case dict():
-            for item in value.values():
-                yield from _texts(item)
-        case list():
-            for item in value:
-                yield from _texts(item)
 
 
 # Written beside the zips

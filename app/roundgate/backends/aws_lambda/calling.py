@@ -23,7 +23,6 @@ from functools import partial
 from typing import Any, Final
 
 from roundgate import json
-from roundgate.backends.answered_job import AnsweredJob
 from roundgate.backends.aws_lambda.config import (
     DurableConfig,
     LambdaBackendConfig,
@@ -53,13 +52,11 @@ from roundgate.backends.aws_lambda.messages import (
 )
 from roundgate.backends.base import CallTool
 from roundgate.backends.config import JobConfig
-from roundgate.backends.exchange import Answering, Kept, asked, dialogue, follow
-from roundgate.backends.http.answers import result_of
-from roundgate.backends.http.arguments import PATH_VARIABLE
-from roundgate.backends.http.endpoint import Endpoint
-from roundgate.backends.http.messages import Answer
+from roundgate.backends.exchange import AnsweredJob, Answering, Kept, asked, dialogue, follow
+from roundgate.backends.http.bodies import Template
+from roundgate.backends.http.endpoint import PATH_VARIABLE, Endpoint
+from roundgate.backends.http.messages import Answer, result_of
 from roundgate.backends.http.secrets import Redactor
-from roundgate.backends.http.template import Template
 from roundgate.errors import (
     BackendError,
     FunctionAway,

@@ -24,7 +24,7 @@ import binascii
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlencode
+from urllib.parse import parse_qsl, unquote
 
 from roundgate import json
 from roundgate.auth import Principal
@@ -35,8 +35,8 @@ from roundgate.backends.aws_lambda.config import (
     PayloadConfig,
 )
 from roundgate.backends.aws_lambda.invoking import Target
-from roundgate.backends.http.arguments import PATH_VARIABLE, Argument, Location
-from roundgate.backends.http.endpoint import Endpoint
+from roundgate.backends.http.bodies import Argument, Location
+from roundgate.backends.http.endpoint import PATH_VARIABLE, Endpoint
 from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.backends.http.secrets import SECRET_NAME, parted
 from roundgate.errors import BackendError, FunctionFailed, ParseError, ToolError
@@ -195,7 +195,7 @@ def endpoint_of(tool: LambdaToolConfig, http: HttpEventConfig) -> Endpoint:
 def http_event(outgoing: Outgoing, request_id: str, told: Mapping[str, Any]) -> dict[str, Any]:
     """Return a request as the event of an HTTP API (payload format 2.0). The facts about the call
     stand where the claims of a Lambda authorizer would."""
-    query = "&".join(filter(None, (urlencode(outgoing.query), outgoing.raw_query)))
+    query = outgoing.query
     body = {} if outgoing.body is None else {"body": outgoing.body.decode()}
     path = unquote(outgoing.path)
     return {
