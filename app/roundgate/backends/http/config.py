@@ -12,7 +12,7 @@ from roundgate.backends.http.credential_config import (
     Credential,
     HeaderName,
     SecretHeader,
-    fit_for_a_header,
+    check_header_value,
 )
 from roundgate.backends.http.tls import TlsConfig
 from roundgate.settings import Model, TaskMode
@@ -143,8 +143,8 @@ class RemoteConfig(BackendConfig):
     )
 
 
-def _fit(value: SecretStr) -> SecretStr:
-    fit_for_a_header(value.get_secret_value())
+def _checked_header(value: SecretStr) -> SecretStr:
+    check_header_value(value.get_secret_value())
     return value
 
 
@@ -155,7 +155,7 @@ def _known_body(value: Any) -> Any:
     return value
 
 
-HeaderValue: TypeAlias = Annotated[SecretStr, AfterValidator(_fit)]
+HeaderValue: TypeAlias = Annotated[SecretStr, AfterValidator(_checked_header)]
 MediaType: TypeAlias = Annotated[
     str,
     Field(
