@@ -18,7 +18,7 @@ LAYERS = [
     {"errors", "clock", "garbage", "net"},
     {"json", "aws"},
     {"settings", "protocol", "observability"},
-    {"auth", "client", "storage"},
+    {"auth", "client", "declare", "storage"},
     {"aio", "tokens"},
     {"replay"},
     {"backends", "suites", "cassettes"},
