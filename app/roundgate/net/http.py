@@ -198,22 +198,22 @@ class _Stream(httpcore.AsyncNetworkStream):
         return max(0.0, self._head_until - now)
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
-        if not self._is_in_head and await self._has_record():
+        if not self._is_in_head and await self._has_more():
             raise httpcore.ConnectionNotAvailable
         self._is_in_head, self._head_bytes, self._head_until = True, 0, None
         await self._stream.write(buffer, timeout)
 
-    async def _has_record(self) -> bool:
-        """Return whether TLS holds a record that was received with the last answer, which the
-        socket does not show."""
+    async def _has_more(self) -> bool:
+        """Return whether more than the last answer was received. A further record of TLS does not
+        show at the socket."""
         if self._stream.get_extra_info("ssl_object") is None:
-            return False
+            return bool(self._withheld)
         try:
             await self._stream.read(1, timeout=0)
         except httpcore.ReadTimeout:
-            return False
+            return bool(self._withheld)
         except httpcore.ReadError:
-            return True
+            pass
         return True
 
     async def aclose(self) -> None:

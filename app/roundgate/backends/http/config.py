@@ -75,7 +75,7 @@ class TimeoutsConfig(Model):
         None, description="For the service to take each piece of the request.", gt=0
     )
     read_s: float | None = Field(
-        None, description="For each piece of the answer to come, the first included.", gt=0
+        None, description="For the whole head of the answer, then for each piece of the body.", gt=0
     )
 
     @model_validator(mode="after")
