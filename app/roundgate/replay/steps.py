@@ -378,13 +378,14 @@ def _value_of(
 def _error_of(entry: Raised | Began, name: str) -> RoundgateError:
     if isinstance(entry, Began):
         return OutcomeUnknown(name)
+    message = entry.message
     if entry.told:
-        return ToolError(entry.message)
+        return ToolError(message)
     if entry.how == TIMED_OUT:
-        return StepTimeout(f"step {name!r} timed out: {entry.message}")
+        return StepTimeout(f"step {name!r} timed out: {message}")
     if entry.how == NOT_JSON:
-        return NotJson(entry.message)
-    return StepFailed(f"step {name!r} failed: {entry.message}")
+        return NotJson(message)
+    return StepFailed(f"step {name!r} failed: {message}")
 
 
 def check_return(function: Callable[..., Any], name: str) -> None:
