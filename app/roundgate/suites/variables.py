@@ -242,8 +242,9 @@ class Secrets:
                 for item in value:
                     self.add(item)
             case str() | int() | float() if not isinstance(value, bool):
-                if len(str(value)) >= MIN_CHARS:
-                    self._redactor.add(str(value), SHOWN)
+                text = str(value)
+                if len(text) >= MIN_CHARS:
+                    self._redactor.add(text, SHOWN)
 
     def hidden(self, text: str) -> str:
         """Return a text without the secrets in it, and without the beginning of a secret at which
