@@ -315,6 +315,12 @@ def test_a_gateway_with_python_tools_loads_no_other_kind_and_nothing_for_older_c
     assert not loaded & NOT_FOR_PYTHON_TOOLS
 
 
+def test_commands_load_no_pytest() -> None:
+    """A user's machine may not have it."""
+    loaded = loaded_after("import roundgate.cli.cassette, roundgate.cli.suite, roundgate.cli.check")
+    assert not loaded & {"pytest", "_pytest"}
+
+
 def test_reading_a_command_line_does_not_load_the_app() -> None:
     loaded = loaded_after("from roundgate.cli import parse; parse(['serve', 'gateway.yaml'])")
     assert "roundgate.main" not in loaded
