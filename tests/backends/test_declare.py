@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from roundgate import Annotations, Icon, prompt, resource, tool
-from roundgate.backends.declare import (
+from roundgate.declare import (
     PromptDeclaration,
     ResourceDeclaration,
     ToolDeclaration,

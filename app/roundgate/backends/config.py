@@ -18,7 +18,7 @@ class Selector(Model):
     method: str | None = Field(None, description="HTTP method of its operation, in any case.")
     hint: Literal["read_only", "destructive", "idempotent", "open_world"] | None = Field(
         None,
-        description="A hint that is true of it; one that nobody gave counts as the protocol says.",
+        description="A hint that is true of it, given or by the protocol's default.",
     )
     extension: str | None = Field(
         None,
@@ -107,8 +107,7 @@ class ToolOverride(Model):
 
     max_result: int | None = Field(
         None,
-        description="Characters of a result that the model gets at once; it reads the rest with "
-        "read_more.",
+        description="Characters of a result that the model gets at once.",
         ge=200,
         le=1_000_000,
     )
@@ -127,16 +126,13 @@ class BackendConfig(Model):
     name: str = Field(description="Unique name of the back end.", pattern=r"^[A-Za-z0-9_.-]{1,40}$")
     prefix: str | None = Field(
         None,
-        description='Stands before the names of its tools and prompts, joined by "__". Unset: its '
-        "name. Empty: none.",
+        description='Stands before names of tools and prompts with "__". Unset: the name. Empty: none.',
         pattern=r"^[A-Za-z0-9_.-]{0,40}$",
     )
 
     approve: Literal["never", "destructive", "always"] = Field(
         "never",
-        description="Which of its tools ask the user for confirmation, showing the arguments, "
-        "before they run: destructive are all that neither say readOnlyHint: true nor "
-        "destructiveHint: false.",
+        description="Which tools the user must approve; destructive: all without a hint that they are not.",
     )
 
     include: list[Selector] = Field([], description="The tools that are served; unset, all.")
@@ -186,14 +182,12 @@ class ViewConfig(Model):
     """An endpoint of its own for a part of the tools, prompts and resources."""
 
     name: str = Field(
-        description="Unique name of the view. Tasks and calls belong to it: one that is renamed "
-        "loses those under way.",
+        description="Unique name of the view; tasks and calls belong to it.",
         pattern=r"^[A-Za-z0-9_-]{1,40}$",
     )
     path: str | None = Field(
         None,
-        description="Path of its endpoint. Unset: /NAME/mcp. One with http.path takes the place of "
-        "the endpoint of everything.",
+        description="Path of its endpoint. Unset: /NAME/mcp. With http.path, it replaces that endpoint.",
         pattern=r"^/[A-Za-z0-9_./-]*[A-Za-z0-9_-]$",
     )
     instructions: str | None = Field(
@@ -215,8 +209,7 @@ class ViewConfig(Model):
     )
     resources: list[str] = Field(
         [],
-        description='URIs and URI templates of the resources that it has; "*" stands for any text. '
-        "Unset: none.",
+        description='URIs and templates of its resources; "*" stands for any text. Unset: none.',
     )
 
     @property
@@ -233,8 +226,7 @@ class JobConfig(Model):
 
     variables: dict[str, JsonPointer] = Field(
         {"id": "/id"},
-        description="What names the job in later requests, and where the answer of the start has "
-        "it.",
+        description="Names for later requests, and their places in the answer of the start.",
     )
     every_s: float = Field(
         5, description="Seconds between two polls; no worker waits meanwhile.", ge=0.1, le=86_400

@@ -268,7 +268,6 @@ class _Search:
         self._ranking: Ranking | None = None
 
     def tools(self) -> list[Tool]:
-        count = len(self._served)
         query = {
             "type": "string",
             "minLength": 1,
@@ -277,39 +276,17 @@ class _Search:
         }
         limit = {"type": "integer", "minimum": 1, "maximum": MAX_RESULTS, "default": self._results}
         arguments = {"type": "object", "description": "Its arguments.", "default": {}}
+        search = (
+            f"Find tools by what they do: there are {len(self._served):,}, and most are not listed."
+            " Returns their names, arguments and first lines, the best first. Then read"
+            f" {DESCRIBE}, and use {CALL}."
+        )
+        describe = "What a tool does, and the JSON Schema of its arguments."
+        call = f"Call a tool. {DESCRIBE} tells its arguments."
         return [
-            Tool(
-                _definition(
-                    SEARCH,
-                    f"Find tools by what they do: there are {count:,}, and most are not listed. "
-                    "Returns their names, arguments and first lines, the best first. Then read "
-                    f"{DESCRIBE}, and use {CALL}.",
-                    {"query": query, "limit": limit},
-                    ["query"],
-                    read_only=True,
-                ),
-                self._search,
-            ),
-            Tool(
-                _definition(
-                    DESCRIBE,
-                    "What a tool does, and the JSON Schema of its arguments.",
-                    {"name": _NAME},
-                    ["name"],
-                    read_only=True,
-                ),
-                self._describe,
-            ),
-            Tool(
-                _definition(
-                    CALL,
-                    f"Call a tool. {DESCRIBE} tells its arguments.",
-                    {"name": _NAME, "arguments": arguments},
-                    ["name"],
-                    read_only=False,
-                ),
-                _never_called,
-            ),
+            Tool(_definition(SEARCH, search, _READS, query=query, limit=limit), self._search),
+            Tool(_definition(DESCRIBE, describe, _READS, name=_NAME), self._describe),
+            Tool(_definition(CALL, call, _WRITES, name=_NAME, arguments=arguments), _never_called),
         ]
 
     async def _search(self, context: Context, arguments: dict[str, Any]) -> Returned:
@@ -341,29 +318,24 @@ async def _never_called(context: Context, arguments: dict[str, Any]) -> Returned
     raise AssertionError("a call through it is a call of the tool that it names")
 
 
+_READS: Final = {"readOnlyHint": True, "openWorldHint": False}
+_WRITES: Final = {"readOnlyHint": False, "destructiveHint": True}
+
+
 def _definition(
-    name: str,
-    description: str,
-    properties: Mapping[str, Any],
-    required: list[str],
-    *,
-    read_only: bool,
+    name: str, description: str, hints: Mapping[str, bool], /, **properties: Any
 ) -> dict[str, Any]:
-    hints = (
-        {"readOnlyHint": True, "openWorldHint": False}
-        if read_only
-        else {"readOnlyHint": False, "destructiveHint": True}
-    )
+    """Return the definition of a tool whose first argument is required."""
     return {
         "name": name,
         "description": description,
         "inputSchema": {
             "type": "object",
-            "properties": dict(properties),
-            "required": required,
+            "properties": properties,
+            "required": [next(iter(properties))],
             "additionalProperties": False,
         },
-        "annotations": hints,
+        "annotations": dict(hints),
     }
 
 

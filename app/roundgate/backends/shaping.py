@@ -10,14 +10,20 @@ What the user approves is the call as it will be made, with what is fixed and hi
 from __future__ import annotations
 
 import json as standard_json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final, TypeAlias
 
 from roundgate import json
 from roundgate.backends.base import Backend, CallTool, Offering, Returned, Tool
-from roundgate.backends.config import ArgumentOverride, BackendConfig, Selector, ToolOverride
+from roundgate.backends.config import (
+    ArgumentOverride,
+    BackendConfig,
+    Selector,
+    ToolOverride,
+    ViewConfig,
+)
 from roundgate.backends.policy import (
     around_calls,
     check_approval,
@@ -31,7 +37,7 @@ from roundgate.protocol import ABSENT, Schema, TextContent, ToolResult
 from roundgate.replay import Context
 from roundgate.settings import Origin
 
-_HINTS: Final[Mapping[str, tuple[str, bool]]] = {
+HINTS: Final[Mapping[str, tuple[str, bool]]] = {
     "read_only": ("readOnlyHint", False),
     "destructive": ("destructiveHint", True),
     "idempotent": ("idempotentHint", False),
@@ -61,7 +67,7 @@ class ConfiguredBackend:
             if not isinstance(offering, Offering):
                 raise TypeError(f"offer() returned {type(offering).__name__}, not an Offering")
         chosen = [tool for tool in offering.tools if is_selected(tool, self._config)]
-        problems = [*self._unmatched(offering, chosen), *self._without_tool(offering, chosen)]
+        problems = self._unmatched(offering, chosen)
         left_out = list(offering.left_out)
         tools: list[Tool] = []
         for tool in chosen:
@@ -109,41 +115,53 @@ class ConfiguredBackend:
         remedy = "correct the tool's approval, ask_for or the schema of its arguments"
         return self._origin.at(*tool.place).problem(message, remedy)
 
-    def _unmatched(self, offering: Offering, chosen: list[Tool]) -> list[Problem]:
-        """Return a problem for each name in `include` and `exclude` that no tool has; a pattern may
-        match nothing, unless it has the prefix, which names lack here."""
-        config = self._config
-        if not (config.include or config.exclude):
-            return []
+    def _unmatched(self, offering: Offering, chosen: Sequence[Tool]) -> list[Problem]:
+        """Return a problem for each name without a tool, and for a selection without tools."""
+        config, known = self._config, [tool.definition["name"] for tool in chosen]
         names = [tool.definition["name"] for tool in offering.tools]
-        problems = [
-            self._origin.at(setting, number, "name").problem(
-                f"no tool is called {one.name!r}",
-                "correct the name; `roundgate check` lists them, here without prefix",
-            )
-            for setting, selectors in (("include", config.include), ("exclude", config.exclude))
-            for number, one in enumerate(selectors)
-            if one.name is not None and not is_known(one.name, names, self.prefix)
-        ]
-        if names and not chosen and not problems:
+        problems = unknown_names(config, names, known, self._origin, self.prefix)
+        is_wrong = any(problem.path.endswith(".name") for problem in problems)
+        if names and not chosen and not is_wrong and (config.include or config.exclude):
             place = self._origin.at("include" if config.include else "exclude")
             remedy = "correct it; without include and exclude, `roundgate check` lists the tools that there are"
-            return [place.problem("leaves no tool", remedy)]
+            problems.insert(0, place.problem("leaves no tool", remedy))
         return problems
 
-    def _without_tool(self, offering: Offering, chosen: list[Tool]) -> list[Problem]:
-        known = {tool.definition["name"] for tool in chosen}
-        offered = {tool.definition["name"] for tool in offering.tools}
-        return [
-            self._origin.at("override", name).problem(
-                "is the name of a tool that include and exclude leave out"
-                if name in offered
-                else "is no tool's name",
-                "remove it, or correct the name; `roundgate check` lists them, here without prefix",
-            )
-            for name in self._config.override
-            if name not in known
-        ]
+
+def unknown_names(
+    config: BackendConfig | ViewConfig,
+    names: Collection[str],
+    chosen: Collection[str],
+    origin: Origin,
+    prefix: str = "",
+) -> list[Problem]:
+    """Return a problem for each name in `include` and `exclude` that no tool has, and for each
+    override without effect.
+
+    Args:
+        config: the settings.
+        names: of all tools.
+        chosen: of the selected tools.
+        origin: the place of the settings.
+        prefix: text that the names lack here.
+    """
+    lists = f"`roundgate check` lists them, {'here without prefix' if prefix else 'with their prefixes'}"
+    problems = [
+        origin.at(setting, number, "name").problem(
+            f"no tool is called {one.name!r}", f"correct the name; {lists}"
+        )
+        for setting, selectors in (("include", config.include), ("exclude", config.exclude))
+        for number, one in enumerate(selectors)
+        if one.name is not None and not is_known(one.name, names, prefix)
+    ]
+    place = "the view leaves" if isinstance(config, ViewConfig) else "include and exclude leave"
+    for name in config.override:
+        if name not in chosen:
+            is_left_out = f"is the name of a tool that {place} out"
+            message = is_left_out if name in names else "is no tool's name"
+            remedy = f"remove it, or correct the name; {lists}"
+            problems.append(origin.at("override", name).problem(message, remedy))
+    return problems
 
 
 def is_selected(tool: Tool, config: BackendConfig) -> bool:
@@ -177,7 +195,7 @@ def matches(tool: Tool, wanted: Selector) -> bool:
 
 
 def _has_hint(tool: Tool, hint: str) -> bool:
-    name, usual = _HINTS[hint]
+    name, usual = HINTS[hint]
     given = tool.definition.get("annotations") or {}
     if hint == "destructive" and given.get("readOnlyHint") is True:
         return False  # "meaningful only when readOnlyHint == false"
@@ -207,7 +225,7 @@ def overridden(tool: Tool, override: ToolOverride) -> Tool:
             definition[name] = value
     hints = {
         hint: value
-        for name, (hint, _) in _HINTS.items()
+        for name, (hint, _) in HINTS.items()
         if (value := getattr(override, name)) is not None
     }
     if hints:

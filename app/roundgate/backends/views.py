@@ -19,7 +19,7 @@ from roundgate.backends.config import ToolOverride, ViewConfig, ViewSelector
 from roundgate.backends.definitions import encoded
 from roundgate.backends.policy import asking_first
 from roundgate.backends.search import not_pinned, with_search
-from roundgate.backends.shaping import is_known, matches, overridden
+from roundgate.backends.shaping import matches, overridden, unknown_names
 from roundgate.errors import ConfigError, Problem
 from roundgate.protocol import Pages
 from roundgate.settings import Origin
@@ -211,25 +211,7 @@ def _unused(
 ) -> list[Problem]:
     """Return a problem for each name that no tool has, each override without effect, and an empty
     view."""
-    problems = [
-        origin.at(setting, number, "name").problem(
-            f"no tool is called {one.name!r}",
-            "correct the name; `roundgate check` lists them, with their prefixes",
-        )
-        for setting, selectors in (("include", config.include), ("exclude", config.exclude))
-        for number, one in enumerate(selectors)
-        if one.name is not None and not is_known(one.name, everything.tools)
-    ]
-    problems += [
-        origin.at("override", name).problem(
-            "is the name of a tool that the view leaves out"
-            if name in everything.tools
-            else "is no tool's name",
-            "remove it, or correct the name; `roundgate check` lists them, with their prefixes",
-        )
-        for name in config.override
-        if name not in chosen
-    ]
+    problems = unknown_names(config, everything.tools, chosen, origin)
     if (
         everything.tools
         and not problems

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from roundgate.backends import BackendConfig, Catalog, Selector, ServedTool, ToolOverride
 from roundgate.backends.http.secrets import SECRET_NAME
+from roundgate.backends.shaping import HINTS
 from roundgate.config import ConfigFile
 
 _APPROVE: Final = ("never", "destructive", "always")
@@ -29,16 +30,13 @@ class ToolPolicy:
     asks_first: bool
     once: bool
     scopes: frozenset[str]
-    read_only: bool
-    destructive: bool
-    idempotent: bool
-    open_world: bool
-    """The hints with the protocol's defaults."""
+    hints: Mapping[str, bool]
+    """The hints on the wire, with the protocol's defaults."""
     withheld: Mapping[str, Any]
     """Arguments that the model cannot set, with the value that is always sent."""
     is_projected: bool
     """Whether results contain only selected members: `fields` or `result`."""
-    bounds: Mapping[str, float] = field(default_factory=dict)
+    bounds: Mapping[str, float]
     """The tool's own `timeout_s` and `max_result`."""
 
 
@@ -176,21 +174,13 @@ def _own_name(backend: BackendConfig, name: str) -> tuple[str, ToolOverride]:
 
 def _tool_policy(name: str, served: ServedTool, *overrides: ToolOverride) -> ToolPolicy:
     tool = served.tool
-    hints = tool.definition.get("annotations") or {}
-    read_only = bool(hints.get("readOnlyHint", False))
-    bounds = {
-        "timeout_s": min((one.timeout_s for one in overrides if one.timeout_s), default=None),
-        "max_result": tool.max_result,
-    }
+    timeouts = [one.timeout_s for one in overrides if one.timeout_s]
     return ToolPolicy(
-        name=name,
-        asks_first=tool.asks_first,
-        once=tool.once,
-        scopes=tool.scopes,
-        read_only=read_only,
-        destructive=not read_only and bool(hints.get("destructiveHint", True)),
-        idempotent=bool(hints.get("idempotentHint", False)),
-        open_world=bool(hints.get("openWorldHint", True)),
+        name,
+        tool.asks_first,
+        tool.once,
+        tool.scopes,
+        hints={**dict(HINTS.values()), **(tool.definition.get("annotations") or {})},
         withheld={
             argument: one.fixed
             for override in overrides
@@ -198,7 +188,7 @@ def _tool_policy(name: str, served: ServedTool, *overrides: ToolOverride) -> Too
             if one.hidden or "fixed" in one.model_fields_set
         },
         is_projected=any(one.fields or one.result is not None for one in overrides),
-        bounds=_numbers(bounds),
+        bounds=_numbers({"timeout_s": min(timeouts, default=None), "max_result": tool.max_result}),
     )
 
 
@@ -209,13 +199,14 @@ def _tool_losses(before: ToolPolicy, after: ToolPolicy) -> Iterator[str]:
         yield f"no longer needs the scope {scope}"
     if before.once and not after.once:
         yield "may run again when a round is sent again (once)"
-    if after.read_only and not before.read_only:
+    was, now = before.hints, after.hints
+    if now["readOnlyHint"] and not was["readOnlyHint"]:
         yield "is now said to be read-only"
-    elif before.destructive and not after.destructive:
+    elif was["destructiveHint"] and not was["readOnlyHint"] and not now["destructiveHint"]:
         yield "is no longer said to be destructive"
-    if after.idempotent and not before.idempotent:
+    if now["idempotentHint"] and not was["idempotentHint"]:
         yield "is now said to be idempotent"
-    if before.open_world and not after.open_world:
+    if was["openWorldHint"] and not now["openWorldHint"]:
         yield "is no longer said to reach the outside world (open_world)"
     for argument, value in sorted(before.withheld.items()):
         if argument not in after.withheld:

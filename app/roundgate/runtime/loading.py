@@ -55,15 +55,9 @@ def load(
         ConfigError: lists the problems of all other back ends, and between them; or none can be
             served.
     """
-    made = _make(
-        file,
-        modules or Modules(),
-        may_be_missing,
-        fetches=fetches,
-        fetched=fetched,
-        is_cold=is_cold,
-    )
-    return apart(_offered(made, file, may_be_missing))
+    threads, known = Threads(file.config.limits.threads), {} if fetched is None else fetched
+    shared = Shared(threads, modules or Modules(), fetches, known, is_cold)
+    return apart(_offered(_make(file, shared, may_be_missing), file, may_be_missing))
 
 
 async def load_again(
@@ -71,7 +65,8 @@ async def load_again(
 ) -> Snapshot:
     """Load a configuration beside a running server; raise as `load`. Modules are imported in this
     thread."""
-    return await _offered(_make(file, modules, may_be_missing), file, may_be_missing)
+    shared = Shared(Threads(file.config.limits.threads), modules)
+    return await _offered(_make(file, shared, may_be_missing), file, may_be_missing)
 
 
 def tell_missing(catalog: Catalog) -> None:
@@ -92,26 +87,14 @@ class _Made:
     origins: dict[str, Origin] = field(default_factory=dict)
 
 
-def _make(
-    file: ConfigFile,
-    modules: Modules,
-    may_be_missing: Collection[str],
-    *,
-    fetches: bool = False,
-    fetched: dict[str, bytes] | None = None,
-    is_cold: bool = False,
-) -> _Made:
+def _make(file: ConfigFile, shared: Shared, may_be_missing: Collection[str]) -> _Made:
     os.environ.update(file.environment)  # before modules are imported, which may read them
-    limits = file.config.limits
-    threads = Threads(limits.threads)
-    known = {} if fetched is None else fetched
-    shared = Shared(threads, modules, fetches, known, is_cold)
     made = _Made()
     for index, entry in enumerate(file.backends):
         origin = made.origins[entry.name] = file.backend_origin(index)
         try:
             if ":" in entry.kind:  # a module of the user's, which a reload imports anew
-                modules.named(entry.kind.partition(":")[0], file.origin.base_dir)
+                shared.modules.named(entry.kind.partition(":")[0], file.origin.base_dir)
             make: MakeBackend = kind_of(entry).factory()
             with failures_told(entry, origin):
                 backend = make(entry, origin, shared)
@@ -130,17 +113,10 @@ async def _offered(made: _Made, file: ConfigFile, may_be_missing: Collection[str
     try:
         page_size = file.config.limits.page_size or ONE_PAGE
         built = await catalog.build(
-            made.backends,
-            page_size,
-            made.problems,
-            made.missing,
-            may_be_missing,
-            made.origins,
+            made.backends, page_size, made.problems, made.missing, may_be_missing, made.origins
         )
         if len(built.missing) == len(file.backends):
-            raise ConfigError(
-                [problem for one in built.missing.values() for problem in one.problems]
-            )
+            raise ConfigError([found for one in built.missing.values() for found in one.problems])
         return Snapshot(_arranged(built, file, page_size), made.backends)
     except BaseException:
         for backend in made.backends:

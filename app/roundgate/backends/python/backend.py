@@ -17,12 +17,17 @@ from typing import Any, Final, Literal
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 import roundgate
+from roundgate import declare
 from roundgate.aio import Threads
 from roundgate.auth import Principal
-from roundgate.backends import declare, returned
+from roundgate.backends import returned
 from roundgate.backends.base import Complete, Offering, Prompt, Resource, Shared, Tool
 from roundgate.backends.config import BackendConfig
-from roundgate.backends.declare import (
+from roundgate.backends.python import modules
+from roundgate.backends.python.modules import Modules
+from roundgate.backends.returned import ToolReturn
+from roundgate.backends.signature import Signature, describe
+from roundgate.declare import (
     Completer,
     Declaration,
     Options,
@@ -31,10 +36,6 @@ from roundgate.backends.declare import (
     ToolDeclaration,
     declarations_of,
 )
-from roundgate.backends.python import modules
-from roundgate.backends.python.modules import Modules
-from roundgate.backends.returned import ToolReturn
-from roundgate.backends.signature import Signature, describe
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound, ToolError
 from roundgate.observability import innermost
 from roundgate.protocol import (
@@ -401,8 +402,8 @@ def remedy_for(error: BaseException, config: PythonBackendConfig, base: Path) ->
     """Return the remedy for a failed import."""
     said = str(error)
     match error:
-        case TypeError() if found := re.match(r"(\w+)\(\) .*keyword argument '(\w+)'", said):
-            return _of_argument(found[1], found[2])
+        case TypeError() if "unexpected keyword argument" in said and "(@" in said:
+            return "correct the option of the decorator"
         case ModuleNotFoundError() if (config.module or "").endswith(".py"):
             return f"a module is a dotted name: write path: {config.module}"
         case ModuleNotFoundError():
@@ -426,19 +427,6 @@ def remedy_for(error: BaseException, config: PythonBackendConfig, base: Path) ->
         case SystemExit():
             return 'put what a script does below `if __name__ == "__main__":`'
     return _USUAL
-
-
-def _of_argument(function: str, name: str) -> str:
-    known = dict(_DECORATORS.values()).get(function)
-    if known is None:
-        return _USUAL
-    names = known.__annotations__
-    near = get_close_matches(name.replace("_", ""), [one.replace("_", "") for one in names], 1)
-    meant = next((one for one in names if near and one.replace("_", "") == near[0]), None)
-    listed = ", ".join(names)
-    return (
-        f"is {meant} meant? @{function} takes {listed}" if meant else f"@{function} takes {listed}"
-    )
 
 
 def _exported_names() -> list[str]:

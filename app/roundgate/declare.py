@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Annotated, Any, Final, TypeAlias, TypeVar, Unpack, overload
 
 from pydantic import ConfigDict, Field
@@ -150,8 +151,14 @@ def _attaching(
     Raises:
         TypeError: the decorator has no such option.
     """
-    if unknown := sorted(options.keys() - known.__annotations__.keys()):
-        raise TypeError(f"{decorator}() got an unexpected keyword argument {unknown[0]!r}")
+    names = list(known.__annotations__)
+    if unknown := sorted(options.keys() - set(names)):
+        near = get_close_matches(unknown[0], names, 1)
+        meant = f": is {near[0]} meant?" if near else ""
+        raise TypeError(
+            f"{decorator}() got an unexpected keyword argument {unknown[0]!r}{meant}"
+            f" (@{decorator} takes {', '.join(names)})"
+        )
     given = {name: value for name, value in options.items() if value is not None}
     declaration = declare(options=given, place=_place_of_decorator(), **more)
 
