@@ -20,13 +20,18 @@ import roundgate
 from roundgate import declare
 from roundgate.aio import Threads
 from roundgate.auth import Principal
-from roundgate.backends import returned
 from roundgate.backends.base import Complete, Offering, Prompt, Resource, Shared, Tool
 from roundgate.backends.config import BackendConfig
 from roundgate.backends.python import modules
 from roundgate.backends.python.modules import Modules
-from roundgate.backends.returned import ToolReturn
-from roundgate.backends.signature import Signature, describe
+from roundgate.backends.signature import (
+    Signature,
+    ToolReturn,
+    completion,
+    describe,
+    prompt_messages,
+    resource_contents,
+)
 from roundgate.declare import (
     Completer,
     Declaration,
@@ -263,7 +268,7 @@ def _prompt(callee: Callee, declaration: PromptDeclaration) -> Prompt:
             keywords = signature.bind(arguments)
         except ValueError as error:
             raise InvalidParams(f"Invalid params: {error}") from None
-        return returned.prompt_messages(await callee(context, keywords))
+        return prompt_messages(await callee(context, keywords))
 
     _check_names("complete", options.get("complete") or {}, [p.name for p in signature.parameters])
     return Prompt(definition, get, _completers(options.get("complete"), callee.threads))
@@ -299,7 +304,7 @@ def _resource(callee: Callee, declaration: ResourceDeclaration) -> Resource:
             keywords = signature.bind(values)
         except ValueError:
             raise ResourceNotFound(uri) from None
-        return returned.resource_contents(await callee(context, keywords), uri, mime_type)
+        return resource_contents(await callee(context, keywords), uri, mime_type)
 
     return Resource(definition, read, _completers(options.get("complete"), callee.threads))
 
@@ -331,10 +336,10 @@ def _completer(completer: Completer, threads: Threads) -> Complete:
 
     async def ask(caller: Principal, typed: str) -> Completion:
         if inspect.iscoroutinefunction(function):
-            return returned.completion(await function(typed))
+            return completion(await function(typed))
         value = await threads.run(lambda: function(typed), caller)
         # it may only have called an async function
-        return returned.completion(await value if inspect.isawaitable(value) else value)
+        return completion(await value if inspect.isawaitable(value) else value)
 
     return ask
 
