@@ -195,7 +195,4 @@ def _derive(annotation: Any) -> tuple[TypeAdapter[Any] | None, dict[str, Any] | 
         return adapter, adapter.json_schema(mode="serialization", schema_generator=WithoutTitles)
     except (PydanticSchemaGenerationError, PydanticUserError):
         # a type without a schema: results are still turned into JSON, only not described
-        return (
-            None,
-            None,
-        )
+        return (None, None)
