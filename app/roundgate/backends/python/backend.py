@@ -146,15 +146,20 @@ class PythonBackend:
         try:
             _adapter(options).validate_python(declaration.options)
         except ValidationError as error:
-            found = {str(one["loc"][0]): one["msg"] for one in reversed(error.errors())}
+            found = {str(one["loc"][0]): one for one in reversed(error.errors())}
         else:
             return []
         name = getattr(function, "__name__", type(function).__name__)
         file, line = declaration.place
-        remedy = "correct it, or leave it out: see `roundgate docs reference`"
         return [
-            Problem(file, f"{name}(): @{decorator}({option}=…)", message, remedy, line)
-            for option, message in found.items()
+            Problem(
+                file,
+                f"{name}(): @{decorator}({option}=…)",
+                f"is {declaration.options[option]!r:.60}: {detail['msg']}",  # type: ignore[literal-required]
+                _REMEDIES.get(detail["type"], "see `roundgate docs reference`, or leave it out"),
+                line,
+            )
+            for option, detail in found.items()
         ]
 
     def _declaration_problem(self, function: Callable[..., Any], error: Exception) -> Problem:
@@ -385,6 +390,12 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 _USUAL: Final = "mend the module, or point `path` (a file beside gateway.yaml) or `module` (a dotted name) at another"
+_REMEDIES: Final = {
+    "sequence_str": 'write a list: ["a", "b"]',
+    "bool_type": "write True or False",
+    "dict_type": 'write a mapping: {"name": value}',
+}
+"""Remedies for options by pydantic's type of the error."""
 _DECORATORS: Final[Mapping[type[Declaration], tuple[str, Any]]] = {
     ToolDeclaration: ("tool", declare.ToolOptions),
     PromptDeclaration: ("prompt", declare.PromptOptions),
