@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from bench.openapi_documents import CACHE, KNOWN, entry, fetched, files_of, parsed
 from roundgate import config
-from roundgate.backends.openapi.command import compiled
+from roundgate.backends.openapi.compiling import compiled
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.openapi.index import write
 from roundgate.config import ConfigFile

@@ -28,10 +28,10 @@ from typing import Any, Final
 
 from bench.openapi import gateway
 from bench.openapi_documents import CACHE, ROOT, fetched, parsed, without_answers
-from roundgate.backends.http.access import Access
+from roundgate.backends.http.credentials import Access
 from roundgate.backends.http.secrets import Redactor
 from roundgate.backends.http.service import Service
-from roundgate.backends.openapi.command import compiled
+from roundgate.backends.openapi.compiling import compiled
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.openapi.index import Index
 from roundgate.backends.openapi.requests import request

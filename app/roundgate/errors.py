@@ -15,24 +15,24 @@ from typing import Any, Final
 
 
 class RoundgateError(Exception):
-    """Base of the tree."""
+    """The base of all exceptions here but `Suspend`."""
 
     failed_step: str | None = None
-    """The place of the step whose failure this is, if the engine raised it for a step."""
+    """The key of the step that failed, if the engine raised the error for a step."""
 
 
 class GatewayError(RoundgateError):
-    """What a call, a task or a start can end with."""
+    """An error that ends a call, a task, a command or a start."""
 
     @property
     def data(self) -> dict[str, Any] | None:
-        """What goes into the `data` member of the JSON-RPC error, if anything."""
+        """Return the `data` member of the JSON-RPC error, or `None` for no such member."""
         return None
 
 
 class Inside(RoundgateError):
-    """Raised and caught within the gateway: what leaves it is a result, a
-    `GatewayError`, or a line of the log."""
+    """An error that the gateway raises and catches itself: its caller gets a result, a
+    `GatewayError`, or nothing but a line in the log."""
 
 
 # A request that cannot be served
@@ -43,12 +43,12 @@ class ProtocolError(GatewayError):
 
 
 class ParseError(ProtocolError):
-    """The body is not the JSON we accept; no request id could be read."""
+    """The body is not JSON that the gateway accepts; it has no readable request id."""
 
 
 class InvalidRequest(ProtocolError):
-    """JSON, but not one JSON-RPC 2.0 request or notification. `request_id` is the id
-    where it could be read."""
+    """The body is JSON, but not one JSON-RPC 2.0 request or notification. `request_id` is its id,
+    if readable."""
 
     def __init__(self, message: str, request_id: str | int | None = None) -> None:
         super().__init__(message)
@@ -56,8 +56,8 @@ class InvalidRequest(ProtocolError):
 
 
 class MethodNotFound(ProtocolError):
-    """A method that this server does not serve. `supported_versions` is told to clients
-    that try `initialize`."""
+    """The server does not serve the method. A client that tries `initialize` gets
+    `supported_versions`."""
 
     def __init__(self, message: str, supported_versions: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -69,11 +69,11 @@ class MethodNotFound(ProtocolError):
 
 
 class InvalidParams(ProtocolError):
-    """`params` or `params._meta` has the wrong shape, or names something that does not exist."""
+    """`params` or `params._meta` is malformed, or names something that does not exist."""
 
 
 MAX_URI: Final = 200
-"""Characters of a URI that an error repeats."""
+"""The number of characters of a URI that an error repeats."""
 
 
 class ResourceNotFound(InvalidParams):
@@ -94,15 +94,14 @@ REFUSAL: Final = "requestState is not valid for this request; start the call aga
 
 
 class StateRefused(InvalidParams):
-    """A `requestState` that is not taken; why is in the log alone."""
+    """A `requestState` was refused. Only the log has the reason."""
 
     def __init__(self) -> None:
         super().__init__(REFUSAL)
 
 
 class TaskNotFound(InvalidParams):
-    """A task id that the caller has no task under: unknown, expired,
-    malformed, or somebody else's."""
+    """The caller has no task with this id: it is unknown, expired, malformed, or another caller's."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -115,8 +114,8 @@ class HeaderMismatch(ProtocolError):
 
 
 class MissingCapability(ProtocolError):
-    """A client lacks capabilities that a call needs. `missing` is shaped like `ClientCapabilities`:
-    exactly the capabilities that the client would have to add.
+    """The client lacks capabilities that a call needs. `missing` has exactly those, in the shape of
+    `ClientCapabilities`.
 
     `what_for` names the caller that needs them; `has_substitute` is True if a `fallback` in the
     configuration can replace them. The text includes all of this and the remedy, because many
@@ -144,7 +143,7 @@ _QUESTIONS: Final = frozenset({"elicitation", "sampling", "roots"})
 
 
 def _substitutes(missing: Mapping[str, Any]) -> str:
-    """Return the settings with which the server does without these capabilities."""
+    """Return the settings that make the server do without these capabilities."""
     settings = []
     if _QUESTIONS & missing.keys():
         settings.append("fallback.ask_in_words: true")
@@ -165,7 +164,7 @@ def _paths(missing: Mapping[str, Any], above: str = "") -> Iterator[str]:
 
 
 class UnsupportedVersion(ProtocolError):
-    """A protocol revision that this server does not speak."""
+    """The server does not speak the protocol revision."""
 
     def __init__(self, requested: str, supported: Sequence[str]) -> None:
         super().__init__(f"Unsupported protocol version: this server speaks {', '.join(supported)}")
@@ -178,8 +177,8 @@ class UnsupportedVersion(ProtocolError):
 
 
 class TransportError(GatewayError):
-    """Refused before JSON-RPC is looked at; `status` is the HTTP status of RFC
-    9110, `headers` go with it."""
+    """The HTTP request was refused before its body was read as JSON-RPC. `status` is the HTTP status,
+    `headers` are sent with it."""
 
     def __init__(
         self, status: int, message: str, headers: Sequence[tuple[bytes, bytes]] = ()
@@ -190,7 +189,7 @@ class TransportError(GatewayError):
 
 
 class SessionNotFound(TransportError):
-    """404: a session id that is not taken; the client has to open another session."""
+    """404: no session of the caller has this id; the client has to open another."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -200,20 +199,20 @@ class SessionNotFound(TransportError):
 
 
 class Unavailable(GatewayError):
-    """What is needed to answer cannot be had just now: try again in `retry_s` seconds. A
+    """A part that the answer needs is unavailable; a retry after `retry_s` seconds may succeed. A
     write may have happened."""
 
     retry_s: Final = 5
 
 
 class StoreAway(Unavailable):
-    """What is kept of a session's calls cannot be read or written, and it has been tried for a
-    while: a client that comes back for its call may find it."""
+    """The rows of a session's calls were unavailable for several attempts. A client that returns for
+    its call may get it."""
 
 
 class AuthError(GatewayError):
-    """The caller is not known or not allowed. `error` is RFC 6750's code, `None` if no
-    token was sent at all."""
+    """The caller is unknown or not allowed. `error` is the code of RFC 6750, `None` if the request has
+    no token."""
 
     status = 401
 
@@ -224,11 +223,11 @@ class AuthError(GatewayError):
 
 
 class Unauthenticated(AuthError):
-    """401: no token, or none that holds."""
+    """401: the request has no valid token."""
 
 
 class InsufficientScope(AuthError):
-    """403: `scopes` are those that a new token would need."""
+    """403: the token lacks `scopes`."""
 
     status = 403
 
@@ -237,11 +236,11 @@ class InsufficientScope(AuthError):
 
 
 class InternalError(GatewayError):
-    """Our own fault, or a handler's. The wire gets one sentence with the reference under
-    which the log has the rest."""
+    """A fault of the gateway or of a handler. The caller gets one sentence with the reference under
+    which the log has the details."""
 
     def __init__(self, reference: str, shown: str | None = None) -> None:
-        """`shown` is what its caller sees of the cause, in development."""
+        """Make the error. `shown` is the cause as the caller sees it, in development only."""
         said = f": {shown}" if shown else ""
         super().__init__(
             f"Internal error{said}; the server's log has the details under reference {reference}"
@@ -253,15 +252,14 @@ class InternalError(GatewayError):
 
 
 class ToolError(GatewayError):
-    """Raise it in a tool: its text goes to the model as a result with `isError`, so say
-    what to do differently."""
+    """A tool failed. Raise it in a tool with a text that tells the model how to proceed: the text
+    becomes a result with `isError`."""
 
 
 class BackendError(ToolError):
-    """The service behind a tool failed, refused, or answered something unusable.
+    """The service behind a tool failed, refused the request, or sent an unusable answer.
 
-    `reason` says in a word or two for the log what is wrong ("upstream 503"), without
-    anything that the service said.
+    `reason` is a few words for the log ("upstream 503"), without any text of the service.
     """
 
     def __init__(self, message: str, *, reason: str | None = None) -> None:
@@ -279,12 +277,12 @@ class FunctionAway(BackendError):
 
 
 class FunctionFailed(BackendError):
-    """A function of AWS Lambda ended with an error of its own, or was ended."""
+    """A function of AWS Lambda raised an error, or AWS Lambda stopped it."""
 
 
 class NoAnswer(BackendError):
-    """A service gave no answer, or not a whole one. `reason` is why, in a few words; `reached` is
-    whether the request may have come to it."""
+    """A service sent no answer, or only a part of one. `reason` is a few words for the log; `reached`
+    is True if the service may have received the request."""
 
     reason: str
 
@@ -298,9 +296,8 @@ class JobLeft(BackendError):
 
 
 class TokenRefused(BackendError):
-    """An authorization server has answered, but not with a token. `error` is a word of
-    RFC 6749 section 5.2, if it said one; `retry_s` for how long it asks to be left
-    alone, 0 where it does not."""
+    """An authorization server answered without a token. `error` is its code of RFC 6749 section 5.2,
+    if any; `retry_s` is the pause in seconds that it asked for, or 0."""
 
     def __init__(self, message: str, error: str | None = None, retry_s: float = 0) -> None:
         super().__init__(message)
@@ -309,7 +306,7 @@ class TokenRefused(BackendError):
 
 
 class UnexpectedAnswer(BackendError):
-    """A service's answer is not what was promised."""
+    """The answer of a service does not have the promised form."""
 
 
 class CallTimeout(ToolError):
@@ -317,10 +314,10 @@ class CallTimeout(ToolError):
 
 
 class OutcomeUnknown(ToolError):
-    """An `at_most_once` step was begun, and whoever ran it died: it may have taken effect or not.
+    """The process died during an `at_most_once` step, so the step may or may not have taken effect.
 
-    Catch it to look; a handler that does not ends here, because to go on could
-    do the thing a second time.
+    Catch it to find out. A handler that does not catch it ends, because running the step again
+    could repeat its effect.
     """
 
     def __init__(self, name: str) -> None:
@@ -331,12 +328,11 @@ class OutcomeUnknown(ToolError):
 
 
 class TaskTimeout(ToolError):
-    """A task took longer than a task may (`tasks.task_timeout_s`)."""
+    """A task took longer than `tasks.task_timeout_s`."""
 
 
 class Declined(ToolError):
-    """The user declined a question or dismissed it. Unless the handler catches it,
-    it ends the call politely.
+    """The user declined or dismissed a question. It ends the call unless the handler catches it.
 
     `action` is "decline" or "cancel".
     """
@@ -354,7 +350,7 @@ class Declined(ToolError):
 
 
 class NotJson(GatewayError, TypeError):
-    """A handler gave the engine a value that JSON cannot hold, so it could not be remembered."""
+    """A handler passed a value to the engine that JSON cannot represent, so it cannot be stored."""
 
 
 class NondeterminismError(GatewayError):
@@ -389,31 +385,30 @@ class NondeterminismError(GatewayError):
 
 
 class StateTooLarge(GatewayError):
-    """What a handler had remembered is larger than what may travel."""
+    """The stored values of a call exceed the limit of a `requestState`."""
 
 
 class LeaseLost(GatewayError):
-    """The task was cancelled, finished, expired, or claimed by another worker; what
-    was to be written is not."""
+    """The worker no longer holds the task: it was cancelled, finished, expired, or claimed by another
+    worker. Nothing was written."""
 
 
 class StepFailed(RoundgateError):
-    """A step raised; this is what its handler sees, in the run in which it happened
-    and in each replay of it."""
+    """A step raised an exception. The handler sees this error in that run and in each replay."""
 
 
 class StepTimeout(StepFailed):
-    """A step was not over within its `timeout_s`."""
+    """A step took longer than its `timeout_s`."""
 
 
 class Suspend(BaseException):
-    """Ends a run that cannot go on now. Not an `Exception`, so that a handler does
-    not catch it by accident."""
+    """Ends a run that cannot continue now. It is no `Exception`, so that a handler does not catch it
+    by accident."""
 
 
 class Diverged(RoundgateError, AssertionError):
-    """`roundgate.testing`: a handler ended otherwise where a process had died, or where it was
-    replaced by another version. `findings` says how, one line each."""
+    """`roundgate.testing`: a handler ended differently after its process died or after it was replaced
+    by another version. `findings` has one line for each difference."""
 
     def __init__(self, tool: str, findings: Sequence[str]) -> None:
         super().__init__("\n  - ".join([f"{tool} does not survive everything:", *findings]))
@@ -421,7 +416,7 @@ class Diverged(RoundgateError, AssertionError):
 
 
 class NothingGoesOn(RoundgateError, AssertionError):
-    """`roundgate.testing`: a task is waited for, and nothing will ever make it go on."""
+    """`roundgate.testing`: a test waits for a task that nothing will ever continue."""
 
 
 # Configuration and command line
@@ -429,7 +424,7 @@ class NothingGoesOn(RoundgateError, AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with the configuration: where, what, and how to mend it."""
+    """One problem of the configuration: its place, a message and a remedy."""
 
     file: str
     path: str
@@ -443,7 +438,7 @@ class Problem:
 
 
 class ConfigError(GatewayError):
-    """The configuration is wrong; `problems` has everything that was found, not just the first."""
+    """The configuration is invalid; `problems` has every problem, not just the first."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
@@ -451,11 +446,11 @@ class ConfigError(GatewayError):
 
 
 class VersionsConflict(ConfigError):
-    """What a repository wants to be packed cannot be had together."""
+    """No versions of packages satisfy all requirements of a repository."""
 
 
 class UsageError(GatewayError):
-    """What was said on the command line, or in a file that it names, cannot be used."""
+    """The command line, or a file that it names, is unusable."""
 
 
 # Errors of `roundgate.client`
@@ -491,7 +486,7 @@ class Remedy(Enum):
 
 
 class ClientError(GatewayError):
-    """What `roundgate.client` raises. Its text holds no credentials, no state and no answers."""
+    """An error of `roundgate.client`. Its text has no credentials, state or answers."""
 
     def __init__(self, message: str = "", remedy: Remedy | None = None) -> None:
         super().__init__(message)
@@ -511,9 +506,9 @@ class ClientError(GatewayError):
 
 
 class ConnectionLost(ClientError):
-    """There is no connection, or it ended before the answer was whole.
+    """There is no connection, or it ended before the whole answer arrived.
 
-    `was_sent` says whether the server may have got the request, and so may have acted on it.
+    `was_sent` is True if the server may have received the request.
     """
 
     def __init__(self, message: str, *, was_sent: bool = True) -> None:
@@ -535,7 +530,7 @@ class TimedOut(ClientError):
 
 
 class HttpRefused(ClientError):
-    """An HTTP status without a JSON-RPC message; `status` is the number."""
+    """The server answered with an HTTP status and no JSON-RPC message."""
 
     def __init__(self, status: int, message: str, remedy: Remedy | None = None) -> None:
         super().__init__(message, remedy)
@@ -543,17 +538,15 @@ class HttpRefused(ClientError):
 
 
 class AuthorizationFailed(HttpRefused):
-    """No access: no credentials, none that are taken, or a login that went wrong."""
+    """The client has no valid credentials, or its login failed."""
 
 
 class BadAnswer(ClientError):
-    """The server sent something that the protocol does not allow, or more than
-    the limits of the client."""
+    """The server violated the protocol, or exceeded a limit of the client."""
 
 
 class RpcError(ClientError):
-    """The server answered with a JSON-RPC error; `code`, `message` and `details` (its
-    `data`) are the server's."""
+    """The server answered with a JSON-RPC error: `code`, `message`, and its `data` as `details`."""
 
     def __init__(self, code: int, message: str, details: Any = None) -> None:
         super().__init__(f"{message} ({code})")
@@ -563,8 +556,8 @@ class RpcError(ClientError):
 
 
 class NoCommonVersion(ClientError):
-    """Client and server share no revision of the protocol; `supported` are the server's,
-    as far as it told them."""
+    """Client and server share no revision of the protocol. `supported` lists the server's revisions, if
+    known."""
 
     def __init__(self, message: str, supported: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -572,10 +565,10 @@ class NoCommonVersion(ClientError):
 
 
 class Unanswered(ClientError):
-    """The server asks, and nothing that was given answers.
+    """The server asks questions that no answer was given for.
 
-    `questions` are those that are open, as `roundgate.client.Question`. `request_state` is what
-    continues the call, `None` if the server sent none or a task asks.
+    `questions` are the open ones, as `roundgate.client.Question`. `request_state` continues the
+    call; it is `None` if the server sent none or a task asks.
     """
 
     def __init__(
@@ -587,8 +580,8 @@ class Unanswered(ClientError):
 
 
 class AnswerInvalid(ClientError):
-    """An answer that was given does not fit its question; `key` is the question's,
-    `problems` say what is wrong."""
+    """An answer does not fit its question. `key` identifies the question, `problems` has a line for
+    each fault."""
 
     def __init__(self, key: str, problems: Sequence[str]) -> None:
         super().__init__(f"The answer to {key!r} does not fit its question: {'; '.join(problems)}")
@@ -597,7 +590,7 @@ class AnswerInvalid(ClientError):
 
 
 class TooManyRounds(ClientError):
-    """The server asks more often than it may; `rounds` is the limit that was reached."""
+    """The server still asks after `rounds` rounds, the limit of the call."""
 
     def __init__(self, rounds: int) -> None:
         super().__init__(
@@ -607,8 +600,8 @@ class TooManyRounds(ClientError):
 
 
 class TaskEnded(ClientError):
-    """A task ended without a result; `status` is "failed" or "cancelled", `error` what a
-    failed one ended with."""
+    """A task ended without a result. `status` is "failed" or "cancelled"; `error` is the error of a
+    failed one."""
 
     def __init__(self, status: str, message: str, error: RpcError | None = None) -> None:
         super().__init__(message)
@@ -617,8 +610,7 @@ class TaskEnded(ClientError):
 
 
 class WrongHandle(ClientError):
-    """A task's handle that is malformed, or belongs to another server than the one
-    that this client talks to."""
+    """The handle of a task is malformed, or belongs to another server."""
 
 
 # Raised and caught within the gateway

@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate import config
+from roundgate.backends.http.config import RemoteConfig
 from roundgate.backends.http.credential_config import CREDENTIALS
 from roundgate.backends.http.messages import Answer
-from roundgate.backends.http.remote_config import RemoteConfig
 from roundgate.backends.http.secrets import Redactor
 from roundgate.backends.registry import KINDS
 from roundgate.backends.secret_reading import Secrets

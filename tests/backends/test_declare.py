@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from roundgate import Annotations, Icon, prompt, resource, tool
-from roundgate.backends.declare import declarations_of
+from roundgate.declare import declarations_of
 from roundgate.errors import ConfigError
 from tests.support.asgi import client, gateway
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from roundgate.auth.principal import LOCAL
-from roundgate.backends.http.dialogue import INPUT_REQUIRED
+from roundgate.backends.http.exchanges import INPUT_REQUIRED
 from roundgate.cli import main
 from roundgate.clock import Clock
 from roundgate.errors import LeaseLost

@@ -32,21 +32,19 @@ from roundgate.backends.config import (
     ViewSelector,
 )
 from roundgate.backends.http.config import (
+    BreakerConfig,
     HttpArgument,
     HttpBackendConfig,
     HttpCancelConfig,
     HttpJobConfig,
     HttpToolConfig,
-    ServiceConfig,
-)
-from roundgate.backends.http.credential_config import CREDENTIALS, CredentialConfig
-from roundgate.backends.http.reliability import (
-    BreakerConfig,
     LimitConfig,
+    RemoteConfig,
     RetryConfig,
+    ServiceConfig,
     TimeoutsConfig,
 )
-from roundgate.backends.http.remote_config import RemoteConfig
+from roundgate.backends.http.credential_config import CREDENTIALS, CredentialConfig
 from roundgate.backends.http.tls import TlsConfig
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.python.backend import PythonBackendConfig

@@ -42,10 +42,10 @@ class KeySet:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def key(self, kid: str) -> PyJWK | None:
-        """The key with an id; `None` if the issuer has no such key.
+        """Return the key with an id, or `None` if the issuer has none.
 
         Raises:
-            KeysUnavailable: the keys could not be read so far.
+            KeysUnavailable: the keys have never been read.
         """
         is_known = kid in self._keys
         # while one caller asks, a stale key serves all others: a slow issuer holds up nobody else

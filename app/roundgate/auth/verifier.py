@@ -151,13 +151,12 @@ class AuthorizerVerifier:
 
 
 def _name(claim: Any) -> str | None:
-    """A claim that names somebody: text, or a number, which is what a Lambda
-    authorizer may make of one."""
+    """Return a claim that names a subject or a client. Lambda authorizers may send a number."""
     if isinstance(claim, str):
         return claim if is_name(claim) else None
     return str(claim) if isinstance(claim, int) and not isinstance(claim, bool) else None
 
 
 def _scopes(granted: Any) -> frozenset[str]:
-    """Scopes as authorizers hand them on: an HTTP API writes a list as text in brackets."""
+    """Return scopes from an authorizer's claim. An HTTP API writes a list as text in brackets."""
     return scopes_of(granted.strip("[]").replace(",", " ") if isinstance(granted, str) else granted)

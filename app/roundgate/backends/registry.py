@@ -85,13 +85,12 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "http": Kind(
             "roundgate.backends.http.config:HttpBackendConfig",
             "roundgate.backends.http.backend:HttpBackend",
-            checker="roundgate.backends.http.declared:remarks",
+            checker="roundgate.backends.http.backend:remarks",
         ),
         "openapi": Kind(
             "roundgate.backends.openapi.config:OpenApiBackendConfig",
             "roundgate.backends.openapi.backend:OpenApiBackend",
-            "roundgate.backends.openapi.command:compile_to_file",
-            "roundgate.backends.openapi.command:remarks",
+            "roundgate.backends.openapi.compiling:compile_to_file",
         ),
         "lambda": Kind(
             "roundgate.backends.aws_lambda.config:LambdaBackendConfig",

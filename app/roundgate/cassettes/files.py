@@ -58,11 +58,8 @@ SCHEMA: Final = _schema()
 
 
 def read(path: FilePath) -> Cassette:
-    """Read a cassette.
-
-    Raises:
-        ConfigError: it cannot be read or is none, with every problem: line, fact, remedy.
-    """
+    """Read a cassette. Raise `ConfigError` if it cannot be read or is none, with every problem:
+    line, fact, remedy."""
     located = yaml_file.read(path, has_aliases=False, remedy="give the path of a cassette")
     cassette, found = parse_document(located.value)
     if cassette is None or found:
@@ -195,11 +192,8 @@ def _after(after: int | None, number: int, at: Path) -> Iterator[Found]:
 
 def write(cassette: Cassette, path: FilePath) -> None:
     """Write a cassette atomically, as a file that only its owner can read. A symbolic link in its
-    place is replaced, not followed.
-
-    Raises:
-        UsageError: the file cannot be written, or the cassette is too large.
-    """
+    place is replaced, not followed. Raise `UsageError` if the file cannot be written, or the
+    cassette is too large."""
     text = as_text(cassette, is_json=path.suffix == ".json").encode()
     if len(text) > yaml_file.MAX_BYTES:
         raise UsageError(

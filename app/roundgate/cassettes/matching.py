@@ -30,11 +30,7 @@ _STEP: Final = re.compile(r"\[(\*|\d+)\]|(?:^|\.)([^.\[\]]+)")
 
 @lru_cache(maxsize=256)
 def steps(text: str) -> Path:
-    """Return the steps of a path; `*` is any step.
-
-    Raises:
-        ValueError: it is malformed.
-    """
+    """Return the steps of a path; `*` is any step. Raise `ValueError` if it is malformed."""
     matched = list(_STEP.finditer(text))
     if not matched or "".join(step[0] for step in matched) != text:
         raise ValueError(f"{text!r} is no path: write it as arguments.items[0].pin, or pin")
@@ -45,11 +41,7 @@ def steps(text: str) -> Path:
 
 
 def check_paths(option: str, paths: Sequence[str]) -> Sequence[str]:
-    """Return the paths of an option of a command.
-
-    Raises:
-        UsageError: one is malformed.
-    """
+    """Return the paths of an option of a command. Raise `UsageError` if one is malformed."""
     for path in paths:
         try:
             steps(path)
@@ -100,11 +92,8 @@ def escape(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> tuple[str | Slot, ...]:
-    """Return the literal texts and placeholders of a text in a cassette.
-
-    Raises:
-        ValueError: a placeholder is malformed.
-    """
+    """Return the literal texts and placeholders of a text in a cassette. Raise `ValueError` if a
+    placeholder is malformed."""
     pieces: list[str | Slot] = []
     plain, at = "", 0
     for mark in _MARK.finditer(text):
@@ -134,11 +123,8 @@ def only_slot(text: str) -> Slot | None:
 
 
 def fill(recorded: Any, value_of: Callable[[Slot], Any]) -> Any:
-    """Return a recorded value with the values of its placeholders.
-
-    Raises:
-        UnboundPlaceholder: `value_of` does not know one.
-    """
+    """Return a recorded value with the values of its placeholders. Raise `UnboundPlaceholder` if
+    `value_of` does not know one."""
     match recorded:
         case str():
             if (slot := only_slot(recorded)) is not None:

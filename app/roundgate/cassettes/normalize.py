@@ -33,19 +33,16 @@ from roundgate.cassettes.model import (
     without,
     without_envelope,
 )
-from roundgate.cassettes.tape import Exchange, Hidden, Redactor, Tape, TapeEvent
+from roundgate.cassettes.tape import Exchange, Hidden, Secrets, Tape, TapeEvent
+from roundgate.settings.redacting import Redactor, split
 
 _TRIED_AGAIN: Final = frozenset({None, 301, 302, 303, 307, 308, 401, 403, 429, 502, 503, 504})
 _MADE_BY_CLIENTS: Final = frozenset({"token"})
 _WHOLE_ONLY: Final = frozenset({"state", "cursor", "token", "id"})
 """Kinds whose values are not searched for within other texts."""
 _SHORTEST_WITHIN: Final = 8
-_OF_SECRETS: Final = "${secret:"
 
 # -- names -----------------------------------------------------------------------------------------
-
-Piece = tuple[str, bool]
-"""A part of a text, and whether it is a placeholder."""
 
 
 class Namer:
@@ -54,22 +51,18 @@ class Namer:
     def __init__(
         self,
         rules: Sequence[Rule],
-        fixed: Mapping[str, str],
-        escaped: Sequence[tuple[re.Pattern[str], str]] = (),
+        fixed: Mapping[str, str] | None = None,
+        redactor: Redactor | None = None,
     ) -> None:
-        """
-        Args:
-            rules: select and name the values that become placeholders.
-            fixed: placeholders of values that are known in advance.
-            escaped: patterns of escaped secrets, with their placeholders.
-        """
-        self._escaped = escaped
+        """Name values by `rules`. `fixed` has the placeholders of values that are known in
+        advance, `redactor` those of secrets."""
+        self._redactor = redactor or Redactor()
         self._members = {name: rule for rule in rules for name in rule.members}
         self._headers = {name: rule for rule in rules for name in rule.headers}
         self._patterns = [(rule, re.compile(rule.pattern)) for rule in rules if rule.pattern]
         self._known: dict[tuple[str, Any], str] = {}
         self._counts: dict[str, int] = {}
-        self._within: dict[str, str] = dict(fixed)
+        self._within: dict[str, str] = dict(fixed or {})
         self._regex: re.Pattern[str] | None = None
         self._sent: set[str] = set()
         """Values of clients that look like those of a rule: they stay as they are."""
@@ -105,24 +98,18 @@ class Namer:
                 return self.text(value, is_sent=is_sent)
             case dict():
                 return {
-                    self._key(key): self._member(self._members.get(key), item, is_sent=is_sent)
+                    self._redactor.text(key): self._member(
+                        self._members.get(key), item, is_sent=is_sent
+                    )
                     for key, item in value.items()
                 }
             case list():
                 return [self.value(item, is_sent=is_sent) for item in value]
             case int() | float() if not isinstance(value, bool):
-                named = self._within.get(str(value), "")
-                return named if named.startswith(_OF_SECRETS) else value
+                pieces = [piece for piece in self._redactor.pieces(str(value)) if piece[0]]
+                is_secret = len(pieces) == 1 and pieces[0][1]
+                return pieces[0][0] if is_secret else value
         return value
-
-    def _key(self, key: str) -> str:
-        """Return the name of a member without secrets."""
-        for pattern, placeholder in self._escaped:
-            key = pattern.sub(_always(placeholder), key)
-        for value, placeholder in self._within.items():
-            if placeholder.startswith(_OF_SECRETS):
-                key = key.replace(value, placeholder)
-        return key
 
     def _member(self, rule: Rule | None, item: Any, *, is_sent: bool) -> Any:
         named = None if rule is None else self._by_member_rule(rule, item, is_sent=is_sent)
@@ -147,26 +134,18 @@ class Namer:
         """Return a text with placeholders."""
         if isinstance(text, Hidden):
             return str(text)
-        pieces = [(text, False)]
-        for pattern, placeholder in self._escaped:
-            pieces = _split(pieces, pattern, _always(placeholder))
+        pieces = self._redactor.pieces(text)
         if self._within:
-            pieces = _split(pieces, self._mentions(), self._within.get)
+            pieces = split(pieces, self._mentions(), self._within.get)
         for rule, pattern in self._patterns:
-            pieces = _split(pieces, pattern, self._pattern_namer(rule, is_sent=is_sent))
+            pieces = split(pieces, pattern, self._pattern_namer(rule, is_sent=is_sent))
         return "".join(one if is_placeholder else escape(one) for one, is_placeholder in pieces)
 
     def _mentions(self) -> re.Pattern[str]:
-        """Return the pattern of known values: a secret anywhere, others as whole words only."""
+        """Return the pattern of known values as whole words."""
         if self._regex is None:
             longest_first = sorted(self._within, key=lambda value: (-len(value), value))
-            patterns = [
-                re.escape(value)
-                if self._within[value].startswith(_OF_SECRETS)
-                else _as_whole_word(value)
-                for value in longest_first
-            ]
-            self._regex = re.compile("|".join(patterns))
+            self._regex = re.compile("|".join(map(_as_whole_word, longest_first)))
         return self._regex
 
     def _pattern_namer(self, rule: Rule, *, is_sent: bool) -> Callable[[str], str | None]:
@@ -182,29 +161,10 @@ class Namer:
         return named
 
 
-def _always(placeholder: str) -> Callable[[Any], str]:
-    return lambda _: placeholder
-
-
 def _as_whole_word(value: str) -> str:
     before = r"(?<!\w)" if value[:1].isalnum() else ""
     after = r"(?!\w)" if value[-1:].isalnum() else ""
     return before + re.escape(value) + after
-
-
-def _split(
-    pieces: list[Piece], pattern: re.Pattern[str], namer: Callable[[str], str | None]
-) -> list[Piece]:
-    """Return the pieces of a text with a placeholder for each match that `namer` names."""
-    result: list[Piece] = []
-    for text, is_placeholder in pieces:
-        at = 0
-        for match in () if is_placeholder else pattern.finditer(text):
-            if match[0] and (name := namer(match[0])) is not None:
-                result += [(text[at : match.start()], False), (name, True)]
-                at = match.end()
-        result.append((text[at:], is_placeholder))
-    return result
 
 
 # -- exchanges -------------------------------------------------------------------------------------
@@ -214,11 +174,10 @@ def make_cassette(
     tape: Tape, rules: Sequence[Rule], ignore: Sequence[str] = (), redact: Sequence[str] = ()
 ) -> Cassette:
     """Return the cassette of a tape so far."""
-    redactor = Redactor(tape, redact)
-    fixed = dict(_server_names(tape)) | dict(redactor.spelt())
-    namer = Namer(rules, fixed, redactor.escaped())
+    secrets = Secrets(tape, redact)
+    namer = Namer(rules, dict(_server_names(tape)), secrets.elsewhere())
     exchanges = _without_chance(tape.exchanges)
-    writer = _Writer(redactor, namer, exchanges)
+    writer = _Writer(secrets, namer, exchanges)
     return Cassette(
         tuple(writer.interaction(exchange) for exchange in exchanges),
         tuple(rules),
@@ -276,15 +235,15 @@ def _has_news(exchange: Exchange, states: dict[str, Any]) -> bool:
 
 
 class _Writer:
-    def __init__(self, redactor: Redactor, namer: Namer, exchanges: Sequence[Exchange]) -> None:
-        self._redactor = redactor
+    def __init__(self, secrets: Secrets, namer: Namer, exchanges: Sequence[Exchange]) -> None:
+        self._secrets = secrets
         self._namer = namer
         self._exchanges = exchanges
         self._course = Course()
         self._mentioned_ids = {one for exchange in exchanges for one in _mentions(exchange)}
         envelopes = (envelope_of(exchange.message) for exchange in exchanges)
         self._envelope = next((one for one in envelopes if len(one) == len(ENVELOPE)), {})
-        self.client: Json = namer.value(redactor.hidden(self._envelope), is_sent=True)
+        self.client: Json = namer.value(secrets.hidden(self._envelope), is_sent=True)
 
     def interaction(self, exchange: Exchange) -> Interaction:
         self._course.begin(exchange.message)
@@ -308,7 +267,7 @@ class _Writer:
                 if usual.get(name) != value
             },
             own_envelope=has_own,
-            message=self._sent(self._redactor.hidden(message)),
+            message=self._sent(self._secrets.hidden(message)),
             text=None if exchange.text is None else self._namer.text(exchange.text, is_sent=True),
         )
 
@@ -363,7 +322,7 @@ class _Writer:
         return Event(after, event_id, event.retry_ms, message)
 
     def _received(self, message: Any, exchange: Exchange) -> Any:
-        message = self._redactor.hidden(message)
+        message = self._secrets.hidden(message)
         if not isinstance(message, dict) or not _is_plain(message):
             return self._whole(message, is_sent=False)
         entry = self._id_of_received(message, exchange) if "id" in message else {}

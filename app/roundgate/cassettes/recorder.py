@@ -57,11 +57,7 @@ class Recorder:
 
     @property
     def cassette(self) -> Cassette:
-        """The recording so far.
-
-        Raises:
-            UsageError: it is more than a cassette may hold.
-        """
+        """The recording so far. Raise `UsageError` if it is more than a cassette may hold."""
         if self.tape.is_full:
             raise UsageError(
                 "The conversation is longer than a cassette may be (32 MB, 20,000 requests): "
@@ -91,11 +87,8 @@ class Recorder:
         return _Recorded(self.tape, exchange, response)
 
     async def close(self) -> None:
-        """Close the connections, and write the cassette.
-
-        Raises:
-            UsageError: the file cannot be written, or the conversation is too long.
-        """
+        """Close the connections, and write the cassette. Raise `UsageError` if the file cannot be
+        written, or the conversation is too long."""
         await self._transport.close()
         if self._path is not None and not self._is_closed:
             self._is_closed = True

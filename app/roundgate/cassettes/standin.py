@@ -92,11 +92,8 @@ class Faults:
 def parse_faults(
     texts: Iterable[str], interactions: int, *, kinds: Sequence[str] = FAULTS
 ) -> Faults:
-    """Parse the faults of a command line.
-
-    Raises:
-        UsageError: one is malformed, not possible here, or names an interaction beyond the last.
-    """
+    """Parse the faults of a command line. Raise `UsageError` if one is malformed, not possible
+    here, or names an interaction beyond the last."""
     return Faults(_parse_fault(text, interactions, kinds) for text in texts)
 
 

@@ -8,7 +8,6 @@ the environment variable NAME. A value that is redacted in one place is redacted
 
 from __future__ import annotations
 
-import json
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from roundgate.cassettes.model import params_of, result_of
 from roundgate.client import EventReader
 from roundgate.errors import BadAnswer, ParseError
 from roundgate.json import at_reference, decode
-from roundgate.settings.spellings import in_base64, in_escapes, in_json, spellings
+from roundgate.settings.redacting import Redactor
 
 _KEPT: Final = frozenset({"mcp-session-id", "last-event-id", "mcp-protocol-version"})
 _KEPT_OF_RESPONSES: Final = ("mcp-session-id", "retry-after")
@@ -182,8 +181,8 @@ class Hidden(str):
     __slots__ = ()
 
 
-class Redactor:
-    """Finds the secrets of a whole conversation, and redacts its messages."""
+class Secrets:
+    """Finds the secrets of a whole conversation, and redacts them in their places."""
 
     def __init__(self, tape: Tape, paths: Sequence[str]) -> None:
         self._paths = tuple(paths)
@@ -267,29 +266,13 @@ class Redactor:
             self._names[text] = next(choice for choice in names if choice not in taken)
         return Hidden(f"${{secret:{self._names[text]}}}")
 
-    def _elsewhere(self) -> Iterator[tuple[str, str]]:
-        """Yield the secrets that are redacted in any text, with their placeholders, longest
-        first."""
-        for value, name in sorted(self._names.items(), key=lambda item: -len(item[0])):
+    def elsewhere(self) -> Redactor:
+        """Return a redactor of the secrets that are long enough to be found in any text."""
+        redactor = Redactor()
+        for value, name in self._names.items():
             if len(value) >= _SHORTEST_ELSEWHERE:
-                yield value, f"${{secret:{name}}}"
-
-    def spelt(self) -> Mapping[str, str]:
-        """Return the spellings of the secrets, also in JSON within JSON and in base64, with their
-        placeholders."""
-        forms: dict[str, str] = {}
-        for value, placeholder in self._elsewhere():
-            twice = {json.dumps(one, ensure_ascii=False)[1:-1] for one in in_json(value)}
-            cores = {core for core, _ in in_base64(value)}
-            forms |= dict.fromkeys(spellings(value) | twice | cores, placeholder)
-        return forms
-
-    def escaped(self) -> Sequence[tuple[re.Pattern[str], str]]:
-        """Return patterns that match the secrets with any characters escaped, with their
-        placeholders."""
-        return [
-            (re.compile(in_escapes(value)), placeholder) for value, placeholder in self._elsewhere()
-        ]
+                redactor.add(value, f"${{secret:{name}}}")
+        return redactor
 
 
 def secret_fields(schema: Any) -> list[Path]:

@@ -146,11 +146,8 @@ class Verifier:
         self._live: list[_Live] = []
 
     async def run(self) -> AsyncIterator[Outcome]:
-        """Send everything again; yield each outcome, in the order of the cassette.
-
-        Raises:
-            UsageError: the environment variable of a secret is not set.
-        """
+        """Send everything again; yield each outcome, in the order of the cassette. Raise
+        `UsageError` if the environment variable of a secret is not set."""
         try:
             for number, interaction in enumerate(self._cassette.interactions, 1):
                 await self._begin(number, interaction)
@@ -432,11 +429,7 @@ async def in_another_era(
 ) -> AsyncIterator[Outcome]:
     """Make each call again with a client that speaks another revision, give the recorded answers to
     questions with the same texts, and compare the results; yield the outcomes, numbered as the
-    calls.
-
-    Raises:
-        UsageError: the environment variable of a secret is not set.
-    """
+    calls. Raise `UsageError` if the environment variable of a secret is not set."""
     bindings = Bindings({Slot("server"): client.url.rpartition("/")[0]})
 
     def value_of(slot: Slot) -> Any:

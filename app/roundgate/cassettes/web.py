@@ -62,11 +62,7 @@ Answerer = Callable[[Asked], Awaitable[Reply | None]]
 
 
 def address(text: str) -> tuple[str, int]:
-    """Parse `127.0.0.1:0` into host and port.
-
-    Raises:
-        UsageError: it is malformed.
-    """
+    """Parse `127.0.0.1:0` into host and port. Raise `UsageError` if it is malformed."""
     host, _, port = text.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise UsageError(f"--listen {text}: give host and port, such as 127.0.0.1:8100")
@@ -75,11 +71,7 @@ def address(text: str) -> tuple[str, int]:
 
 @asynccontextmanager
 async def serving(answer: Answerer, host: str, port: int) -> AsyncGenerator[int, None]:
-    """Serve until the block ends; yields the port.
-
-    Raises:
-        UsageError: nothing can listen there.
-    """
+    """Serve until the block ends; yields the port. Raise `UsageError` if nothing can listen there."""
     server = _Server(answer, is_local=host in _HERE)
     try:
         listening = await asyncio.start_server(server.connected, host, port, limit=_MAX_HEAD)

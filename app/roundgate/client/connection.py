@@ -382,22 +382,16 @@ class ToolList:
         await self.read()
 
     def known(self, name: str) -> Tool | None:
-        """Return a tool that was listed, `None` if it was not.
-
-        Raises:
-            ClientError: it must not be used.
-        """
+        """Return a tool that was listed, `None` if it was not. Raise `ClientError` if it must not
+        be used."""
         tool = (self._tools or {}).get(name)
         if tool is None and name in self.rejected:
             raise ClientError(f"The tool {name!r} must not be used: {self.rejected[name]}")
         return tool
 
     async def find(self, name: str) -> Tool:
-        """Return a tool by its name; ask for the list if it is not known.
-
-        Raises:
-            ClientError: there is none, with similar names.
-        """
+        """Return a tool by its name; ask for the list if it is not known. Raise `ClientError` if
+        there is none, with similar names."""
         if self._tools is None or name not in self._tools:
             await self.read()
         if (tool := self.known(name)) is not None:

@@ -109,11 +109,8 @@ class InputRequired:
 
 
 def read_input_required(result: Json, limits: Limits) -> InputRequired | None:
-    """Return the questions in a result, `None` if it does not ask.
-
-    Raises:
-        BadAnswer: it says that it asks, and asks nothing or too much.
-    """
+    """Return the questions in a result, `None` if it does not ask. Raise `BadAnswer` if it says
+    that it asks, and asks nothing or too much."""
     if result.get("resultType", "complete") != "input_required":
         return None
     requests, state = result.get("inputRequests"), result.get("requestState")
@@ -267,11 +264,7 @@ def _cancelled(task: TaskState) -> TaskEnded:
 
 
 def rpc_error(error: Any) -> RpcError:
-    """Return a JSON-RPC error object as an exception.
-
-    Raises:
-        BadAnswer: it is none.
-    """
+    """Return a JSON-RPC error object as an exception. Raise `BadAnswer` if it is none."""
     if is_error(error):
         return RpcError(error["code"], error["message"][:2_000], error.get("data"))
     raise BadAnswer("The server sent an error without a code and a message")
@@ -306,11 +299,8 @@ def wants_older_task(tool: Tool | None, *, detach: bool) -> bool:
 
 
 def read_older_task(raw: Json, task_id: str | None = None) -> TaskState:
-    """Read `task` of a created task, or `tasks/get`.
-
-    Raises:
-        BadAnswer: it is no task, or another than `task_id`.
-    """
+    """Read `task` of a created task, or `tasks/get`. Raise `BadAnswer` if it is no task, or another
+    than `task_id`."""
     renamed = {"pollIntervalMs": raw.get("pollInterval"), "ttlMs": raw.get("ttl")}
     state = {key: value for key, value in raw.items() if key not in ("result", "error")}
     return TaskState.read({**state, **renamed, "inputRequests": None}, task_id)
@@ -366,10 +356,7 @@ def negotiate(
     info: Json, capabilities: Json, versions: Sequence[str] = VERSIONS
 ) -> Flow[ServerInfo]:
     """Find the revision to speak (basic/versioning): by `server/discover`, then by `initialize`.
-
-    Raises:
-        NoCommonVersion: the server speaks none of `versions`.
-    """
+    Raise `NoCommonVersion` if the server speaks none of `versions`."""
     modern = [version for version in versions if is_modern(version)]
     legacy = [version for version in versions if not is_modern(version)]
     supported: Sequence[str] = ()
@@ -452,11 +439,8 @@ _LONGEST_CURSOR: Final = 64 * 1024
 
 
 def every_page(method: str, name: str, limits: Limits) -> Flow[list[Json]]:
-    """Return all items of a list, page after page (server/utilities/pagination).
-
-    Raises:
-        BadAnswer: a page is malformed, a cursor repeats, or the list is beyond a limit.
-    """
+    """Return all items of a list, page after page (server/utilities/pagination). Raise `BadAnswer`
+    if a page is malformed, a cursor repeats, or the list is beyond a limit."""
     items: list[Json] = []
     cursors: set[str] = set()
     params: Json = {}

@@ -155,11 +155,7 @@ class EventReader:
         self._last_id: str | None = None
 
     def feed(self, data: bytes) -> list[ServerEvent]:
-        """Return the events that `data` completes.
-
-        Raises:
-            BadAnswer: an event is too long.
-        """
+        """Return the events that `data` completes. Raise `BadAnswer` if an event is too long."""
         if not self._has_started:
             self._start += data
             if len(self._start) < len(_BOM) and _BOM.startswith(self._start):
@@ -365,11 +361,8 @@ def _refusal(status: int, reason: str) -> HttpRefused:
 
 
 def session_id_of(response: HttpResponse) -> str | None:
-    """Return the id of a new session, `None` if the server keeps none.
-
-    Raises:
-        BadAnswer: it is not visible ASCII (2025-11-25, "Session Management").
-    """
+    """Return the id of a new session, `None` if the server keeps none. Raise `BadAnswer` if it is
+    not visible ASCII (2025-11-25, "Session Management")."""
     session_id = response.headers.get("mcp-session-id")
     if session_id is None:
         return None

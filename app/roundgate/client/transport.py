@@ -62,11 +62,8 @@ class Url:
 
     @classmethod
     def parse(cls, text: str) -> Url:
-        """Parse an absolute http or https URL; a fragment is dropped.
-
-        Raises:
-            ClientError: it is malformed, or has a user name or password in it.
-        """
+        """Parse an absolute http or https URL; a fragment is dropped. Raise `ClientError` if it is
+        malformed, or has a user name or password in it."""
         try:
             parts = urlsplit(text)
             port = parts.port

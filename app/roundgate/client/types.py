@@ -35,11 +35,7 @@ _TYPE_NAMES: Final = {
 
 
 def member(raw: Mapping[str, Any], name: str, kind: type[T], what: str) -> T:
-    """Return a required member.
-
-    Raises:
-        BadAnswer: it is missing, or of another type.
-    """
+    """Return a required member. Raise `BadAnswer` if it is missing, or of another type."""
     value = raw.get(name)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
         actual = _TYPE_NAMES.get(type(value), "a number")
@@ -50,20 +46,12 @@ def member(raw: Mapping[str, Any], name: str, kind: type[T], what: str) -> T:
 
 
 def optional(raw: Mapping[str, Any], name: str, kind: type[T], what: str) -> T | None:
-    """Return a member that may be missing or null.
-
-    Raises:
-        BadAnswer: it is of another type.
-    """
+    """Return a member that may be missing or null. Raise `BadAnswer` if it is of another type."""
     return None if raw.get(name) is None else member(raw, name, kind, what)
 
 
 def objects(raw: Mapping[str, Any], name: str, what: str) -> list[Json]:
-    """Return a required list of objects.
-
-    Raises:
-        BadAnswer: it is something else.
-    """
+    """Return a required list of objects. Raise `BadAnswer` if it is something else."""
     items: list[Any] = member(raw, name, list, what)
     if not all(isinstance(item, dict) for item in items):
         raise BadAnswer(
@@ -324,11 +312,8 @@ class TaskState:
 
     @classmethod
     def read(cls, raw: Json, task_id: str | None = None) -> TaskState:
-        """Read a `CreateTaskResult`, a `tasks/get`, or the params of `notifications/tasks`.
-
-        Raises:
-            BadAnswer: it is no task, or another than `task_id`.
-        """
+        """Read a `CreateTaskResult`, a `tasks/get`, or the params of `notifications/tasks`. Raise
+        `BadAnswer` if it is no task, or another than `task_id`."""
         own_id: str = member(raw, "taskId", str, "a task")
         if not 0 < len(own_id) <= _LONGEST_TASK_ID or task_id not in (None, own_id):
             raise BadAnswer("The server answered with another task than the one that was asked for")

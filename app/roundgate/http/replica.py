@@ -119,7 +119,7 @@ class Replica:
             results or NEWEST.result_format(server_info(server)),
             self.core.texts(config, self._clock, parts.view),
         )
-        return methods, snapshot.use
+        return methods, snapshot
 
     def troubles(self) -> list[str]:
         """Return the reasons why tasks are not processed, as far as this process knows without

@@ -259,26 +259,17 @@ def _topics(
     wanted: SubscriptionFilter, features: frozenset[str]
 ) -> tuple[frozenset[Topic], dict[str, Any]]:
     """Return the topics that are wanted and served, and the filter as it is acknowledged."""
+    lists = {
+        "tools": (wanted.tools_list_changed, notifications.TOOLS_CHANGED),
+        "prompts": (wanted.prompts_list_changed, notifications.PROMPTS_CHANGED),
+        "resources": (wanted.resources_list_changed, notifications.RESOURCES_CHANGED),
+    }
     topics: set[Topic] = set()
     acknowledged: dict[str, Any] = {}
-    for feature, asked, name, method in (
-        ("tools", wanted.tools_list_changed, "toolsListChanged", notifications.TOOLS_CHANGED),
-        (
-            "prompts",
-            wanted.prompts_list_changed,
-            "promptsListChanged",
-            notifications.PROMPTS_CHANGED,
-        ),
-        (
-            "resources",
-            wanted.resources_list_changed,
-            "resourcesListChanged",
-            notifications.RESOURCES_CHANGED,
-        ),
-    ):
-        if asked and feature in features:
+    for feature, (is_wanted, method) in lists.items():
+        if is_wanted and feature in features:
             topics.add((method, None))
-            acknowledged[name] = True
+            acknowledged[f"{feature}ListChanged"] = True
     if wanted.resource_subscriptions and "resources" in features:
         topics.update(
             (notifications.RESOURCE_UPDATED, uri) for uri in wanted.resource_subscriptions

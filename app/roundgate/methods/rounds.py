@@ -76,7 +76,7 @@ _NOT_WRITTEN: Final = "The task of this call could not be written; send the same
 
 @dataclass(slots=True, eq=False)
 class RequestContext:
-    """One request and what belongs to it; nobody changes one. `notify` sends on its stream, if the
+    """One request and what belongs to it. `notify` sends on its stream, if the
     client wants notifications and takes a stream."""
 
     inbound: Inbound
@@ -92,7 +92,7 @@ class RequestContext:
     told."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reply:
     """A serialised result, and its label in the log: ok, tool_error, input_required or task."""
 
@@ -113,7 +113,7 @@ class Stream:
 Response: TypeAlias = Reply | Stream
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Target:
     """The tool, prompt or resource of a call: a token opens for the same target alone."""
 

@@ -6,7 +6,7 @@ The params that `Mcp-Name` mirrors are in the table of the revision.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
@@ -26,8 +26,8 @@ from roundgate.protocol import SUPPORTED_VERSIONS, ResultFormat, params, without
 from roundgate.replay import Texts
 from roundgate.settings import ServerConfig
 
-Use: TypeAlias = Callable[[], AbstractContextManager[Catalog]]
-"""Keeps the back ends behind the methods' catalog open while a request runs."""
+Use: TypeAlias = AbstractContextManager[Catalog]
+"""Keeps the back ends behind the methods' catalog open while requests run: each enters it."""
 
 
 class Methods:
@@ -110,7 +110,7 @@ class CurrentMethods:
     async def serve(self, context: RequestContext) -> Response:
         """Serve one request to its end with the current methods. Raises as `Methods.serve`."""
         methods = self.now
-        with self._use():
+        with self._use:
             return await methods.serve(context)
 
     def swap(self, methods: Methods, use: Use) -> None:

@@ -91,7 +91,7 @@ class ToolMethods:
                 round_, asked, call, lambda: self._run(served, round_, call)
             )
         except ToolError as error:  # the outcome of an earlier attempt is unknown
-            return self._error(error)
+            return self._result(Failed(error), served)
 
     async def _run(self, served: ServedTool, round_: Round, call: Call) -> Reply:
         if not served.arguments.is_valid(round_.target.arguments):
@@ -146,9 +146,6 @@ class ToolMethods:
         result = tool_result(outcome, served.name, self._clock, shows_errors=self._shows_errors)
         return self._results.tool(result, reason_of(outcome))
 
-    def _error(self, error: ToolError) -> Reply:
-        return self._results.tool(ToolResult.error(str(error)), reason_of(Failed(error)))
-
     def _hand_over(self, served: ServedTool, view: TaskView, call: Call) -> Reply:
         """Return the reply for a call that continues as a task of the tool's service."""
         try:
@@ -163,7 +160,7 @@ class ToolMethods:
             try:
                 self._tasks.check_size(self._task_call(served, round_, call, round_.journal))
             except ToolError as error:  # before the handler runs
-                return self._error(error)
+                return self._result(Failed(error), served)
         fixed_task = round_.fixed_task
         if fixed_task is None:
             return None

@@ -169,7 +169,7 @@ class _Stream(httpcore.AsyncNetworkStream):
         self._head_until: float | None = None
 
     def end_head(self) -> None:
-        """The rest of the answer is its body."""
+        """End the bounds of the head: what follows is the body."""
         self._is_in_head = False
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109

@@ -32,7 +32,7 @@ class JsonFormatter(logging.Formatter):
     """One record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end."""
+        """Return the line without its end."""
         members: dict[str, Any] = {**members_here(), **getattr(record, "fields", {})}
         if record.name not in (REQUESTS, "root"):
             members = {**members, "logger": record.name}

@@ -62,7 +62,7 @@ class Schema:
             raise ValueError(f"not a usable JSON Schema: {reason}") from None
 
     def is_valid(self, value: Any) -> bool:
-        """Whether a JSON value conforms."""
+        """Return whether a JSON value conforms."""
         if not self._can_validate(value):
             return False
         try:
@@ -71,8 +71,8 @@ class Schema:
             return False
 
     def problems(self, value: Any, root: str) -> list[str]:
-        """What is wrong with a value, a sentence each, with its place: `arguments.limit:
-        500 is greater than …`."""
+        """Return the faults of a value, a sentence each with its place: `arguments.limit: 500 is
+        greater than …`."""
         if not self._can_validate(value):
             return [f"{root}: too much work for this schema; send fewer values, or nest them less"]
         try:

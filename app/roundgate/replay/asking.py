@@ -17,7 +17,7 @@ from roundgate.protocol import merged
 from roundgate.replay.asyncio_internals import engine_call
 from roundgate.replay.journal import Answered, Asked, Unanswered, plain, wire_key
 from roundgate.replay.questions import Answer, Form, Question, digest_of
-from roundgate.replay.recording import be_cut_again, learn, noting_cut
+from roundgate.replay.recording import recording_cut, repeat_cut, take_event
 from roundgate.replay.run import Run
 from roundgate.replay.waiting import within_scopes
 
@@ -44,7 +44,7 @@ async def ask(
     branch = await run.enter("question", *asked)
     keys = {name: run.come_to(branch, "question", name) for name in asked}
     given_up = f"{branch.path}question:{'+'.join(keys.values()).removeprefix(branch.path)}"
-    await be_cut_again(run, given_up)
+    await repeat_cut(run, given_up)
     while True:
         answers: dict[str, Answer] = {}
         opened: list[tuple[str, Asked, Question]] = []
@@ -57,12 +57,12 @@ async def ask(
             else:
                 opened.append((name, known, question))
         if not opened:
-            async with noting_cut(run, given_up):
-                await learn(run, branch, given_up)
+            async with recording_cut(run, given_up):
+                await take_event(run, branch, given_up)
             for key in keys.values():
-                run.has_learned(key)
+                run.mark_received(key)
             return answers
-        async with noting_cut(run, given_up):
+        async with recording_cut(run, given_up):
             await within_scopes(run, branch)
             until_ms = _open(run, opened, timeout_s)
             try:

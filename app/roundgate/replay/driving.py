@@ -32,12 +32,14 @@ from roundgate.replay.asyncio_internals import (
     waits_alone,
 )
 from roundgate.replay.branches import END, Branch, Owner, here, inside
-from roundgate.replay.recording import cut_wait, was_cut_here
+from roundgate.replay.recording import cut_wait, is_cut_next
 from roundgate.replay.run import NAME, Run
 from roundgate.replay.values import digest_of_value
 
 I = TypeVar("I")  # noqa: E741  # an item
 T = TypeVar("T")
+
+log = logging.getLogger("roundgate.replay")
 
 Factory: TypeAlias = Callable[..., Any]
 
@@ -59,38 +61,35 @@ def _never_close_them() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(_given_up))
 
 
-log = logging.getLogger("roundgate.replay")
-
-
 class Driven(Coroutine[Any, Any, T]):
     """A handler's coroutine, driven so that it cannot end the process.
 
     A handler that catches everything that should end it awaits `END` in the end, and is never
     resumed. `sys.exit()` in a task would stop the event loop; it becomes an error of the handler.
 
-    The cancellation of a wait outside of ctx is recorded first (`_noting`), then raised.
+    The cancellation of a wait outside of ctx is recorded first (`_recording`), then raised.
     """
 
-    __slots__ = ("_cancellation", "_coroutine", "_is_alone", "_noting", "_owner")
+    __slots__ = ("_cancellation", "_coroutine", "_is_alone", "_owner", "_recording")
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], owner: Owner) -> None:
         self._coroutine = coroutine
         self._owner = owner
         self._is_alone = True
         """Whether the coroutine is about to begin, or waits for something outside of ctx."""
-        self._noting: asyncio.Task[None] | None = None
+        self._recording: asyncio.Task[None] | None = None
         """The task that records a cancellation before it is raised."""
         self._cancellation: BaseException | None = None
 
     def send(self, value: Any = None) -> Any:
-        if self._noting is not None:
-            return self._raise_once_noted(self._noting)
+        if self._recording is not None:
+            return self._raise_once_recorded(self._recording)
         return self._resume(self._coroutine.send, value)
 
     def throw(self, *error: Any) -> Any:
         # anyio cancels repeatedly until the coroutine has seen the cancellation
-        if self._noting is not None:
-            return self._raise_once_noted(self._noting)
+        if self._recording is not None:
+            return self._raise_once_recorded(self._recording)
         run: Run | None = self._owner.run
         if (
             run is not None
@@ -98,12 +97,12 @@ class Driven(Coroutine[Any, Any, T]):
             and self._is_alone
             and isinstance(error[0], asyncio.CancelledError)
             and isinstance(place := here.get(), Branch)
-            and (_may_be_a_limit(run, place) or was_cut_here(run, place))
+            and (_may_be_a_limit(run, place) or is_cut_next(run, place))
         ):
             with inside(None):
-                self._noting = asyncio.ensure_future(cut_wait(run, place))
+                self._recording = asyncio.ensure_future(cut_wait(run, place))
             self._cancellation = error[0]
-            return self._raise_once_noted(self._noting)
+            return self._raise_once_recorded(self._recording)
         return self._resume(self._coroutine.throw, *error)
 
     def _resume(self, resume: Callable[..., Any], *given: Any) -> Any:
@@ -122,12 +121,12 @@ class Driven(Coroutine[Any, Any, T]):
             return self._resume(self._coroutine.throw, refusal)
         return awaited
 
-    def _raise_once_noted(self, noting: asyncio.Task[None]) -> Any:
+    def _raise_once_recorded(self, noting: asyncio.Task[None]) -> Any:
         """Raise the cancellation in the coroutine once it is recorded."""
         if not noting.done():
             return next(asyncio.shield(noting).__await__())
         failed = None if noting.cancelled() else noting.exception()
-        error, self._cancellation, self._noting = failed or self._cancellation, None, None
+        error, self._cancellation, self._recording = failed or self._cancellation, None, None
         return self._resume(self._coroutine.throw, error)
 
     def close(self) -> None:

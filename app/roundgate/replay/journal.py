@@ -29,6 +29,12 @@ from typing import Any, ClassVar, Final, TypeAlias
 from roundgate.errors import NotJson, NotRetryable
 from roundgate.json import encode
 
+TIMED_OUT: Final = "timeout"
+NOT_JSON: Final = "value"
+MAX_DEPTH: Final = 100
+"""Levels of a recorded value. The journal's own add a few, and JSON readers stop at 200."""
+MAX_CAUSES: Final = 50
+"""The most causes of an error that are followed."""
 JOURNAL_VERSION: Final = 1
 
 
@@ -55,10 +61,6 @@ class Raised:
     """The number of attempts, if more than one."""
     beside: Sequence[str] | None = None
     """The places of other steps that were running, and so did not begin because of this failure."""
-
-
-TIMED_OUT: Final = "timeout"
-NOT_JSON: Final = "value"
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +186,6 @@ _REQUIRED: Final = {
     for kind in _TAG_OF
 }
 """The number of members that are always written; later ones are left out if they are `None`."""
-
-
-MAX_DEPTH: Final = 100
-"""Levels of a recorded value. The journal's own add a few, and JSON readers stop at 200."""
 
 
 def wire_key(key: str, attempt: int) -> str:
@@ -389,8 +387,6 @@ def _plain_text(value: str, where: str) -> str:
     return str.__str__(value)
 
 
-MAX_CAUSES: Final = 50
-"""The most causes of an error that are followed."""
 _ASKED: Final = (Asked, Answered, Unanswered)
 
 

@@ -19,6 +19,25 @@ from roundgate.json import digest
 from roundgate.protocol import PromptMessage, Schema, page_host, without_none
 from roundgate.replay.journal import plain
 
+_KEPT: Final = {
+    "string": (
+        "title",
+        "description",
+        "minLength",
+        "maxLength",
+        "format",
+        "default",
+        "enum",
+        "enumNames",
+        "oneOf",
+    ),
+    "number": ("title", "description", "minimum", "maximum", "default"),
+    "integer": ("title", "description", "minimum", "maximum", "default"),
+    "boolean": ("title", "description", "default"),
+    "array": ("title", "description", "minItems", "maxItems", "items", "default"),
+}
+_FORMATS: Final = ("email", "uri", "date", "date-time")
+
 Action: TypeAlias = Literal["accept", "decline", "cancel", "timeout"]
 """What a client can answer, and "timeout" if it did not in time."""
 
@@ -305,26 +324,6 @@ def _is_block(block: Mapping[str, Any]) -> bool:
     return isinstance(block.get("type"), str) and (
         block["type"] != "text" or isinstance(block.get("text"), str)
     )
-
-
-_KEPT: Final = {
-    "string": (
-        "title",
-        "description",
-        "minLength",
-        "maxLength",
-        "format",
-        "default",
-        "enum",
-        "enumNames",
-        "oneOf",
-    ),
-    "number": ("title", "description", "minimum", "maximum", "default"),
-    "integer": ("title", "description", "minimum", "maximum", "default"),
-    "boolean": ("title", "description", "default"),
-    "array": ("title", "description", "minItems", "maxItems", "items", "default"),
-}
-_FORMATS: Final = ("email", "uri", "date", "date-time")
 
 
 def compiled(fields: type[BaseModel] | Mapping[str, Any]) -> tuple[dict[str, Any], Schema]:

@@ -25,8 +25,18 @@ from roundgate.replay.journal import Cut, Entry, Told
 from roundgate.replay.run import Run
 from roundgate.replay.scheduling import Order, is_cut_wait
 
+CUT_GRACE_S: Final = 5.0
+"""How much longer than in the first run a cut step waits to be cut again, in seconds."""
+CUT_HOLD_S: Final = 0.5
+"""For how many of these seconds it holds up a run that is at rest otherwise."""
+CUT_EARLY: Final = (
+    "the handler went on here in an earlier run, and now a limit of asyncio or anyio has ended "
+    "a wait of its own before that: use `async with ctx.timeout(seconds)`, whose end is "
+    "the same in every run, and put what takes its own time into ctx.step"
+)
 
-async def be_admitted(run: Run) -> None:
+
+async def admit(run: Run) -> None:
     """Return once it is certain that a step may begin.
 
     Raises:
@@ -50,7 +60,7 @@ def compare(run: Run, key: str, what: str | None) -> None:
         raise Suspend
 
 
-async def remember(run: Run, entry: Entry, told_to: Branch | None = None) -> None:
+async def record(run: Run, entry: Entry, told_to: Branch | None = None) -> None:
     """Make an entry durable, then wait for the turn of the branch that gets it, if there is one.
 
     A cancellation of the handler is raised only once the entry is durable.
@@ -64,7 +74,7 @@ async def remember(run: Run, entry: Entry, told_to: Branch | None = None) -> Non
     except BaseException:
         run.order_here.drop(rank)
         raise
-    await tell(run, told_to, rank)
+    await take_turn(run, told_to, rank)
 
 
 async def write(run: Run, entry: Entry) -> None:
@@ -98,19 +108,19 @@ async def in_order(run: Run, branch: Branch, key: str) -> None:
         order.pass_by(key)
         return
     if not order.is_new(key):
-        order.leave_behind(branch.path, order.rank(key))
+        order.drop_passed(branch.path, order.rank(key))
     try:
         await _turn(run, branch, order, order.rank(key))
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or order.is_new(key) or run.stopped is not None or run.is_being_ended:
             raise
-        await turn_though_cancelled(run, order.rank(key))
+        await turn_despite_cancellation(run, order.rank(key))
         task.uncancel()
         task.cancel()  # raised where the branch waits next
 
 
-async def learn(run: Run, branch: Branch, place: str) -> None:
+async def take_event(run: Run, branch: Branch, place: str) -> None:
     """Wait for the turn of an event without an entry of its own: the end of a sleep, or answers."""
     if run.order is None and not run.root.has_branched:
         return
@@ -119,10 +129,10 @@ async def learn(run: Run, branch: Branch, place: str) -> None:
     if run.root.has_branched and entry.key not in run.journal.steps:
         run.journal.add(entry)
         run.unwritten.append(entry)
-        await tell(run, branch, run.order_here.new_rank())
+        await take_turn(run, branch, run.order_here.new_rank())
 
 
-async def tell(run: Run, branch: Branch, rank: float) -> None:
+async def take_turn(run: Run, branch: Branch, rank: float) -> None:
     """Wait for the turn of a rank. If the branch is cancelled before, drop the rank."""
     try:
         await _turn(run, branch, run.order_here, rank)
@@ -138,7 +148,7 @@ async def _turn(run: Run, branch: Branch, order: Order, rank: float) -> None:
         await run.refuse()
 
 
-async def turn_though_cancelled(run: Run, rank: float) -> None:
+async def turn_despite_cancellation(run: Run, rank: float) -> None:
     """Wait for the turn of a rank, however often the branch is cancelled meanwhile.
 
     Raises:
@@ -159,20 +169,8 @@ async def turn_though_cancelled(run: Run, rank: float) -> None:
         await run.refuse()
 
 
-CUT_GRACE_S: Final = 5.0
-"""How much longer than in the first run a cut step waits to be cut again, in seconds."""
-CUT_HOLD_S: Final = 0.5
-"""For how many of these seconds it holds up a run that is at rest otherwise."""
-
-CUT_EARLY: Final = (
-    "the handler went on here in an earlier run, and now a limit of asyncio or anyio has ended "
-    "a wait of its own before that: use `async with ctx.timeout(seconds)`, whose end is "
-    "the same in every run, and put what takes its own time into ctx.step"
-)
-
-
 @asynccontextmanager
-async def noting_cut(run: Run, key: str, what: str | None = None) -> AsyncIterator[None]:
+async def recording_cut(run: Run, key: str, what: str | None = None) -> AsyncIterator[None]:
     """Record that the handler cancelled the block, so that every replay does the same.
 
     A value that became durable during the cancellation is replaced, because the handler has not
@@ -186,14 +184,14 @@ async def noting_cut(run: Run, key: str, what: str | None = None) -> AsyncIterat
         branch = place if isinstance(place, Branch) else run.root
         if run.stopped is None and not run.is_being_ended:
             if _is_cut_as_before(run, branch):
-                _drop_cut_wait(run, branch)
+                _drop_recorded_wait(run, branch)
             else:
                 after_ms = round(run.clock.monotonic_ms() - begun_ms)
-                await _remember_cut(run, Cut(key, after_ms, what))
+                await _record_cut(run, Cut(key, after_ms, what))
         raise
 
 
-async def _remember_cut(run: Run, cut: Cut) -> None:
+async def _record_cut(run: Run, cut: Cut) -> None:
     """Record a cancellation and wait for its turn, also if another one comes meanwhile."""
     if not run.root.has_branched:
         await write(run, cut)
@@ -202,7 +200,7 @@ async def _remember_cut(run: Run, cut: Cut) -> None:
     try:
         with suppress(asyncio.CancelledError):  # raised once the entry is durable
             await write(run, cut)
-        await turn_though_cancelled(run, rank)
+        await turn_despite_cancellation(run, rank)
     except BaseException:
         run.order_here.drop(rank)
         raise
@@ -216,7 +214,7 @@ def _is_cut_as_before(run: Run, branch: Branch) -> bool:
     return not is_timer and not any(scope.has_fired for scope in branch.limits)
 
 
-def _drop_cut_wait(run: Run, branch: Branch) -> None:
+def _drop_recorded_wait(run: Run, branch: Branch) -> None:
     """Drop the recorded cancellation of a wait outside of ctx; in this run it reached a call of
     ctx."""
     order = run.order_here
@@ -226,7 +224,7 @@ def _drop_cut_wait(run: Run, branch: Branch) -> None:
         order.drop(upcoming[0])
 
 
-def was_cut_here(run: Run, branch: Branch) -> bool:
+def is_cut_next(run: Run, branch: Branch) -> bool:
     """Return whether the next recorded event of a branch is the cancellation of a wait outside of
     ctx."""
     order = run.order
@@ -257,15 +255,16 @@ async def cut_wait(run: Run, branch: Branch) -> None:
         return
     key = branch.key("cut", "wait")
     await in_order(run, branch, key)
-    await remember(run, Cut(key, run.owner.elapsed_ms()), branch)
+    await record(run, Cut(key, run.owner.elapsed_ms()), branch)
 
 
-async def be_cut_again(run: Run, key: str) -> None:
+async def repeat_cut(run: Run, key: str) -> None:
     """If a cut is recorded at a place, wait to be cancelled by the same timeout or sibling as in the
     earlier run.
 
     Raises:
         StepFailed: that does not happen within `CUT_GRACE_S`.
+        Suspend: the run has ended meanwhile.
     """
     cut = run.journal.steps.get(key)
     if not isinstance(cut, Cut):
@@ -275,15 +274,17 @@ async def be_cut_again(run: Run, key: str) -> None:
     rank = order.rank(key)
     try:
         with run.quiescence.moving(), order.expected(rank):
-            await asyncio.sleep(cut.after_ms / 1000 + CUT_HOLD_S)
-        await asyncio.sleep(CUT_GRACE_S - CUT_HOLD_S)
+            await asyncio.wait([run.ended], timeout=cut.after_ms / 1000 + CUT_HOLD_S)
+        await asyncio.wait([run.ended], timeout=CUT_GRACE_S - CUT_HOLD_S)
     except asyncio.CancelledError:
         try:
-            await turn_though_cancelled(run, rank)
+            await turn_despite_cancellation(run, rank)
         except BaseException:
             order.drop(rank)
             raise
         raise
+    if run.stopped is not None:
+        await run.refuse()
     order.drop(rank)
     raise StepFailed(
         f"{key!r} was given up by its handler in an earlier run, and was not in this one"

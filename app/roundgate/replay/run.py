@@ -45,7 +45,7 @@ from roundgate.replay.journal import (
     Unanswered,
     WireNames,
 )
-from roundgate.replay.scheduling import Order, Parked, Quiescence
+from roundgate.replay.scheduling import Order, Parked, Quiescence, wake
 
 log = logging.getLogger("roundgate.replay")
 
@@ -257,6 +257,7 @@ class Run:
     """The task that waits for the handler's own task, if it has one."""
     _driver_cancelling = 0
     """How often the driver was cancelled before."""
+    _ended: asyncio.Future[None] | None = None
     _quiescence: Quiescence | None = None
     _wire_names: WireNames | None = None
     _refusals = 0
@@ -299,7 +300,7 @@ class Run:
         """The durable time limits whose blocks are open."""
         self._ahead = {e.key for e in journal.entries() if not isinstance(e, (Cut, Told))}
         """The places that earlier runs reached and this one has not."""
-        self._to_learn = {e.key for e in journal.entries() if isinstance(e, _RESULTS)}
+        self._to_receive = {e.key for e in journal.entries() if isinstance(e, _RESULTS)}
         """The places of recorded results that the handler has not received yet. All of them come
         before anything new."""
 
@@ -321,9 +322,9 @@ class Run:
         self._ahead.discard(key)
         return key
 
-    def has_learned(self, key: str) -> None:
+    def mark_received(self, key: str) -> None:
         """Note that the handler has received the result recorded at a place."""
-        self._to_learn.discard(key)
+        self._to_receive.discard(key)
 
     def decide_by_state(self) -> None:
         """Note that the handler chooses its own point to continue from."""
@@ -331,9 +332,9 @@ class Run:
 
     def is_repeating(self, branch: Branch) -> bool:
         """Return whether an earlier run went further than this branch has."""
-        if self.is_beyond or not (self._ahead or self._to_learn):
+        if self.is_beyond or not (self._ahead or self._to_receive):
             return False
-        return bool(self._to_learn) or any(key.startswith(branch.path) for key in self._ahead)
+        return bool(self._to_receive) or any(key.startswith(branch.path) for key in self._ahead)
 
     def unasked(self) -> list[str]:
         """Return the places of steps that an earlier run began and this one has not reached."""
@@ -390,6 +391,13 @@ class Run:
         if self._quiescence is None:
             self._quiescence = Quiescence(self.owner, self.clock)
         return self._quiescence
+
+    @property
+    def ended(self) -> asyncio.Future[None]:
+        """Return a future that is done once the run is stopped. Made on demand."""
+        if self._ended is None:
+            self._ended = asyncio.get_running_loop().create_future()
+        return self._ended
 
     @property
     def order_here(self) -> Order:
@@ -475,6 +483,7 @@ class Run:
             self.wake_ms = None if self._must_go_on() else min(ends, default=None)
             of_this_loop().set(self, STOP_GRACE_S, self._enforce)
         self.quiescence.unpark(Suspend)
+        wake(self.ended)
         if self.order is not None:
             self.order.open()
 

@@ -44,6 +44,20 @@ from roundgate.errors import NondeterminismError
 from roundgate.replay.branches import Branch, Owner
 from roundgate.replay.journal import Cut, Entry, Finished, Raised, Told
 
+TURNS: Final = 15
+"""Turns of the event loop within which an action of one branch reaches the next, with a margin."""
+MAX_TURNS: Final = 100_000
+"""The most turns in which branches may resume by themselves while another waits for a result."""
+GRACE_S: Final = 0.5
+LIMIT_GRACE_S: Final = 5.0
+"""Seconds for which a passed time limit waits for missing results while its block continues."""
+CUT_GRACE_S: Final = 1.0
+"""How many seconds later than in the recorded run a wait outside of ctx may be cancelled again."""
+CUT_IS_MISSING: Final = (
+    "a limit of asyncio or anyio ended a wait of the handler that is no call of ctx in an earlier run, and "
+    "does not in this one: use `async with ctx.timeout(seconds)`, "
+    "whose end is the same in every run, and put what takes its own time into ctx.step"
+)
 QUIET_TURNS: Final = 10
 """Turns of the event loop without any engine call after which branches count as at rest."""
 
@@ -83,14 +97,14 @@ class Quiescence:
 
     def end(self) -> None:
         self._in_flight -= 1
-        self.stir()
+        self.restart_quiet()
 
     async def sleep(self, seconds: float) -> None:
         """Wait in this process. The wait counts as busy: the run does not come to rest before its
         end."""
         self._in_flight += 1
         self._sleeping += 1
-        self.stir()
+        self.restart_quiet()
         try:
             await self._clock.sleep(seconds)
         finally:
@@ -113,14 +127,14 @@ class Quiescence:
             if for_ms is None
             else self._clock.call_later(max(0.0, for_ms) / 1000, partial(wake, one.future))
         )
-        self.stir()
+        self.restart_quiet()
         try:
             await one.future
         finally:
             del self.parked[one]
             if timer is not None:
                 timer.cancel()
-            self.stir()
+            self.restart_quiet()
 
     def unpark(self, error: Callable[[], BaseException]) -> None:
         """End every wait with an error."""
@@ -133,7 +147,7 @@ class Quiescence:
         for one in self.parked:
             one.future.cancel()
 
-    def stir(self) -> None:
+    def restart_quiet(self) -> None:
         """Restart counting quiet turns of the event loop, if any branch waits."""
         self._activity += 1
         if (self.parked or self._sleeping) and not self._watching:
@@ -164,26 +178,6 @@ def wake(future: asyncio.Future[None]) -> None:
     """Complete a future, unless that is done."""
     if not future.done():
         future.set_result(None)
-
-
-TURNS: Final = 15
-"""Turns of the event loop within which an action of one branch reaches the next one, with a margin.
-"""
-MAX_TURNS: Final = 100_000
-"""The most turns in which branches may resume by themselves while another one waits for a result.
-"""
-GRACE_S: Final = 0.5
-LIMIT_GRACE_S: Final = 5.0
-"""Seconds for which a passed time limit waits for missing results while its block continues."""
-CUT_GRACE_S: Final = 1.0
-"""How many seconds later than in the recorded run a wait outside of ctx may be cancelled again."""
-
-
-CUT_IS_MISSING: Final = (
-    "a limit of asyncio or anyio ended a wait of the handler that is no call of ctx in an earlier run, and "
-    "does not in this one: use `async with ctx.timeout(seconds)`, "
-    "whose end is the same in every run, and put what takes its own time into ctx.step"
-)
 
 
 def is_cut_wait(entry: Entry | None) -> bool:
@@ -259,7 +253,7 @@ class Order:
         if self._waiting:
             self._settle()
 
-    def leave_behind(self, path: str, rank: float) -> None:
+    def drop_passed(self, path: str, rank: float) -> None:
         """Drop everything of a branch that has a lower rank: the branch has passed these places."""
         ranks = self._of_branch[path]
         while ranks and ranks[0] < rank:
@@ -353,14 +347,14 @@ class Order:
             return
         while self._waiting and self._waiting[0][-1].done():  # its branch was cancelled
             heapq.heappop(self._waiting)
-        if turns >= 0 and self._goes_on():
+        if turns >= 0 and self._is_active():
             turns = TURNS
         if turns > 0:
             self._loop.call_soon(self._look, generation, turns - 1)
         elif self._waiting and (self._waiting[0][0] <= self._next or self._is_last()):
             rank, *_, future = heapq.heappop(self._waiting)
             wake(future)
-            self._tell_next(rank)
+            self._deliver_next(rank)
         elif not self._waiting or self._next in self._expected or self.is_over:
             self._is_settling = False  # who is next comes, or is dropped
         elif turns < 0:
@@ -372,7 +366,7 @@ class Order:
         """Return whether every waiter waits only for all others."""
         return self.is_over and self._waiting[0][0] == math.inf
 
-    def _goes_on(self) -> bool:
+    def _is_active(self) -> bool:
         """Return whether a branch has resumed by itself since the last look while another one
         waits."""
         seen, self._seen = self._seen, self._owner.resumed
@@ -409,7 +403,7 @@ class Order:
             self._waiting.remove(first)
             heapq.heapify(self._waiting)
             wake(future)
-            self._tell_next(rank)
+            self._deliver_next(rank)
         elif until > self._next:
             self._next = until
             self._settle()
@@ -420,7 +414,7 @@ class Order:
         if self._owner.run is not None:
             self._owner.run.fail(NondeterminismError(key, reason=reason))
 
-    def _tell_next(self, rank: float) -> None:
+    def _deliver_next(self, rank: float) -> None:
         self._turns_unquiet = 0
         self._next = max(self._next, self._known if rank == math.inf else int(rank) + 1)
         self._advance()

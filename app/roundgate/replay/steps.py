@@ -43,13 +43,13 @@ from roundgate.replay.journal import (
     plain,
 )
 from roundgate.replay.recording import (
-    be_admitted,
-    be_cut_again,
+    admit,
     compare,
     in_order,
-    learn,
-    noting_cut,
-    remember,
+    record,
+    recording_cut,
+    repeat_cut,
+    take_event,
 )
 from roundgate.replay.run import Run
 from roundgate.replay.values import conversion_of, identity, is_converted
@@ -63,8 +63,7 @@ SLOW_S: Final = 30.0
 SLOWER: Final = 1.25
 """The expected duration of a step, as a multiple of the longest one so far."""
 THREADS: Final = 40
-"""Plain functions of steps that one event loop runs at once, unless the call brings its own bound.
-"""
+"""Plain functions of steps that one event loop runs at once, without a bound of the call's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +164,13 @@ async def step(
         case Finished() | Raised():
             await in_order(run, branch, key)
         case Began():
-            async with noting_cut(run, key, what):
-                await learn(run, branch, key)
+            async with recording_cut(run, key, what):
+                await take_event(run, branch, key)
     while not isinstance(known := run.journal.steps.get(key), (Finished, Raised, Began)):
-        await be_cut_again(run, key)
+        await repeat_cut(run, key)
         if every_s is None:
             check_return(function, name)
-        async with noting_cut(run, key, what):
+        async with recording_cut(run, key, what):
             await in_order(run, branch, key)
             if isinstance(known, Tried):
                 await wait_until(run, branch, known.again_ms)
@@ -194,7 +193,7 @@ async def _before_step(run: Run, branch: Branch, *, needs_task: bool) -> None:
     if run.stop_requested or becomes_task or (short and run.steps_run > 0):
         run.wants_task = True
         await run.park(branch)
-    await be_admitted(run)
+    await admit(run)
 
 
 async def _run_step(
@@ -206,8 +205,8 @@ async def _run_step(
     with run.quiescence.moving(), _running(run, task.key, attempt):
         watch, begun_ms = WATCH.get(), run.clock.monotonic_ms()
         if options.at_most_once:
-            await remember(run, Began(task.key, task.what))
-            await be_admitted(run)  # to write that may have taken longer than the lease lasts
+            await record(run, Began(task.key, task.what))
+            await admit(run)  # to write that may have taken longer than the lease lasts
         await watch.begins(task.key, task.what)
         entry: Finished | Raised | None = None
         try:
@@ -238,13 +237,13 @@ async def _record(
                 entry.key, attempt, run.clock.now_ms() + options.pause_ms(attempt), entry.what
             )
             _log_failed(entry, error, attempt, tried.again_ms)
-            await remember(run, tried)
+            await record(run, tried)
             return tried
         _log_failed(entry, error, attempt, None)
         attempts = attempt if attempt > 1 else None
         beside = sorted(run.running_steps - {entry.key}) or None
         entry = replace(entry, attempts=attempts, beside=beside)
-    await remember(run, entry, branch)
+    await record(run, entry, branch)
     return entry
 
 
@@ -359,7 +358,7 @@ def _value_of(
     Raises:
         Suspend: the value does not fit the annotation; the run has ended.
     """
-    run.has_learned(entry.key)
+    run.mark_received(entry.key)
     if not isinstance(entry, Finished):
         error = _error_of(entry, name)
         # a step's own ToolError is meant for the caller, not for the operator
@@ -379,13 +378,14 @@ def _value_of(
 def _error_of(entry: Raised | Began, name: str) -> RoundgateError:
     if isinstance(entry, Began):
         return OutcomeUnknown(name)
+    message = entry.message
     if entry.told:
-        return ToolError(entry.message)
+        return ToolError(message)
     if entry.how == TIMED_OUT:
-        return StepTimeout(f"step {name!r} timed out: {entry.message}")
+        return StepTimeout(f"step {name!r} timed out: {message}")
     if entry.how == NOT_JSON:
-        return NotJson(entry.message)
-    return StepFailed(f"step {name!r} failed: {entry.message}")
+        return NotJson(message)
+    return StepFailed(f"step {name!r} failed: {message}")
 
 
 def check_return(function: Callable[..., Any], name: str) -> None:
@@ -442,6 +442,6 @@ async def key_for(run: Run, name: str) -> str:
         source = run.call.idempotency
         known = Finished(key, run.clock.new_id() if source is None else digest([source, key]))
         run.journal.add(known)
-    run.has_learned(key)
+    run.mark_received(key)
     text: str = known.value
     return text

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from threading import Lock
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 from anyio import CapacityLimiter, from_thread
-from pydantic import BaseModel
 
 from roundgate.aio import in_thread
 from roundgate.replay import waiting
@@ -27,10 +26,13 @@ from roundgate.replay.context import CallFacts, Context, run_of
 from roundgate.replay.driving import item_branches
 from roundgate.replay.run import Run
 
+HELPERS: Final = 40
+"""The most threads that help at once, in one event loop."""
+_limiters: WeakKeyDictionary[asyncio.AbstractEventLoop, CapacityLimiter] = WeakKeyDictionary()
 HOPELESS_PAUSE_S: Final = 1.0
+"""How long each call of the engine takes once a handler has made too many after its run's end."""
 
 I = TypeVar("I")  # noqa: E741  # an item
-M = TypeVar("M", bound=BaseModel)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -58,40 +60,7 @@ class SyncContext(CallFacts):
         self._run.root.is_thread = True  # busy between two calls of the engine
         self._run.quiescence.begin()
 
-    @overload
-    def elicit(
-        self,
-        name: str,
-        message: str,
-        fields: type[M],
-        *,
-        timeout_s: float | None = None,
-        default: M | None = None,
-    ) -> M: ...
-    @overload
-    def elicit(
-        self,
-        name: str,
-        message: str,
-        fields: Mapping[str, Any],
-        *,
-        timeout_s: float | None = None,
-        default: dict[str, Any] | None = None,
-    ) -> dict[str, Any]: ...
-    def elicit(
-        self,
-        name: str,
-        message: str,
-        fields: Any,
-        *,
-        timeout_s: float | None = None,
-        default: Any = None,
-    ) -> Any:
-        ask = partial(
-            self._context.elicit, name, message, fields, timeout_s=timeout_s, default=default
-        )
-        return self._wait(ask)
-
+    elicit = _blocking(Context.elicit)
     elicit_url = _blocking(Context.elicit_url)
     elicit_url_done = _blocking(Context.elicit_url_done)
     sample = _blocking(Context.sample)
@@ -205,10 +174,6 @@ def _call(function: Callable[[], T]) -> T:
     return function()
 
 
-HELPERS: Final = 40
-"""The most threads that help at once, in one event loop."""
-
-
 @dataclass(slots=True)
 class Items(Generic[I, T]):
     """Items and their results. Any number of threads may work on them."""
@@ -247,9 +212,6 @@ class Items(Generic[I, T]):
         for _, error in sorted(self._errors.items()):
             raise error
         return [self._values[index] for index in range(len(self.placed))]
-
-
-_limiters: WeakKeyDictionary[asyncio.AbstractEventLoop, CapacityLimiter] = WeakKeyDictionary()
 
 
 def helper(work: Callable[[], None], run: Run) -> asyncio.Future[None] | None:

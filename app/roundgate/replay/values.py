@@ -35,6 +35,13 @@ from pydantic_core import PydanticSerializationError
 from roundgate.errors import NondeterminismError, NotJson
 from roundgate.json import digest, encode
 
+_CONVERTED: Final = (
+    *(BaseModel, Enum, date, time, timedelta, Decimal, UUID, PurePath),
+    *(bytes, bytearray, set, frozenset),
+)
+_MAX_HINT_DEPTH: Final = 10
+"""Levels of an annotation that are read."""
+
 DIGEST_CHARS: Final = 11
 """64 bits: enough to tell two calls at one place apart."""
 MAX_DEPTH: Final = 40
@@ -123,14 +130,6 @@ def _inside(value: Any, room: int) -> Any:
     return None
 
 
-_CONVERTED: Final = (
-    *(BaseModel, Enum, date, time, timedelta, Decimal, UUID, PurePath),
-    *(bytes, bytearray, set, frozenset),
-)
-_MAX_DEPTH: Final = 10
-"""Levels of an annotation that are read."""
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Conversion:
     """The conversion between a type and JSON. `name` is the annotation, for people."""
@@ -187,8 +186,7 @@ def is_converted(value: Any) -> bool:
 
 
 _known: Final[WeakKeyDictionary[Any, Any]] = WeakKeyDictionary()
-"""The return annotations of functions. Weak: a step is often a `lambda` that holds its call's data.
-"""
+"""The return annotations of functions. Weak: a step is often a `lambda` that holds its call."""
 
 
 def _returned(function: Any) -> Any:
@@ -227,7 +225,7 @@ def _conversion(hint: Any) -> Conversion | None:
     return Conversion(adapter, getattr(hint, "__name__", None) or str(hint).replace("typing.", ""))
 
 
-def _names_one(hint: Any, room: int = _MAX_DEPTH) -> bool:
+def _names_one(hint: Any, room: int = _MAX_HINT_DEPTH) -> bool:
     """Return whether an annotation names a type that JSON does not have."""
     if room == 0:
         return False

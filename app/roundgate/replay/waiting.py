@@ -30,12 +30,12 @@ from roundgate.replay.asyncio_internals import engine_call
 from roundgate.replay.branches import Branch, Scope, inside
 from roundgate.replay.journal import Passed, Slept, Told, plain
 from roundgate.replay.recording import (
-    be_cut_again,
     compare,
-    learn,
-    noting_cut,
-    remember,
-    tell,
+    record,
+    recording_cut,
+    repeat_cut,
+    take_event,
+    take_turn,
     write,
 )
 from roundgate.replay.run import HOLD_MS, Run
@@ -53,8 +53,8 @@ async def shed(run: Run, name: str) -> None:
     branch = await run.enter("shed", name)
     key = run.come_to(branch, "shed", name)
     if key not in run.journal.steps:
-        async with noting_cut(run, key):
-            await remember(run, Passed(key))
+        async with recording_cut(run, key):
+            await record(run, Passed(key))
             await run.park(branch)
     await _pass(run, branch, key)
 
@@ -66,17 +66,17 @@ async def continue_as_task(run: Run) -> None:
     key = run.come_to(branch, "task", "task")
     if run.call.may_become_task:
         run.wants_task = True
-        async with noting_cut(run, key):
+        async with recording_cut(run, key):
             await run.park(branch)
     await _pass(run, branch, key)
 
 
 async def _pass(run: Run, branch: Branch, key: str) -> None:
     """Continue after a place where a round or turn ended."""
-    await be_cut_again(run, key)
-    async with noting_cut(run, key):
-        await learn(run, branch, key)
-    run.has_learned(key)
+    await repeat_cut(run, key)
+    async with recording_cut(run, key):
+        await take_event(run, branch, key)
+    run.mark_received(key)
 
 
 @engine_call
@@ -96,14 +96,14 @@ async def sleep(run: Run, name: str, seconds: float = 0.0, until_ms: int | None 
     key = run.come_to(branch, "sleep", name)
     what = _for_seconds("sleep", seconds) if until_ms is None else f"sleep until {until_ms}"
     compare(run, key, what)
-    await be_cut_again(run, key)
+    await repeat_cut(run, key)
     if until_ms is None:
         until_ms = run.clock.now_ms() + round(seconds * 1000)
     begun = _begun(run, Slept(key, until_ms, what))
-    async with noting_cut(run, key, what):
+    async with recording_cut(run, key, what):
         if Told.of(key).key not in run.journal.steps:
             await wait_until(run, branch, begun.until_ms)
-        await learn(run, branch, key)
+        await take_event(run, branch, key)
 
 
 @engine_call
@@ -197,7 +197,7 @@ async def within_scopes(run: Run, branch: Branch) -> None:
             raise Suspend
     if any(scope.has_fired for scope in branch.limits):
         # after everything that follows from the end of the limit
-        await tell(run, branch, run.order_here.new_rank())
+        await take_turn(run, branch, run.order_here.new_rank())
 
 
 class TimeLimit(Scope):
@@ -219,7 +219,7 @@ class TimeLimit(Scope):
         self._error: BaseException | None = None
         """The error that prevented recording that the limit passed."""
         self._is_ending = False
-        self._is_noted = False
+        self._is_recorded = False
         """Whether it is recorded, or about to be, that the limit passed."""
         self._settled = asyncio.Event()
 
@@ -241,7 +241,7 @@ class TimeLimit(Scope):
         self._run.limits.add(self)
         left_s = (self.until_ms - self._run.clock.now_ms()) / 1000
         if self._told.key in self._run.journal.steps:
-            self._is_noted = True
+            self._is_recorded = True
             self._begin_passing(self._pass_again)
         elif left_s > 0:
             self._timer = self._run.clock.call_later(left_s, self.fire)
@@ -257,7 +257,7 @@ class TimeLimit(Scope):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        is_late = self._is_noted and not self.has_fired and _is_own_end(kind)
+        is_late = self._is_recorded and not self.has_fired and _is_own_end(kind)
         self._is_ending = True
         try:
             if is_late:
@@ -272,7 +272,7 @@ class TimeLimit(Scope):
             is_late = is_ours and kind is not None and issubclass(kind, CancelledError)
         if is_late and self._run.stopped is None:
             raise TimeoutError(f"the limit of {self._seconds:g} s is over") from error
-        if self._begun is not None and not self._is_noted and self._may_note(kind):
+        if self._begun is not None and not self._is_recorded and self._may_record_leaving(kind):
             left = replace(self._begun, was_left=True)
             self._run.journal.add(left)
             self._run.unwritten.append(left)
@@ -335,7 +335,7 @@ class TimeLimit(Scope):
         await order.reach(math.inf)
         if self._run.stopped is not None:
             return
-        self._is_noted = True
+        self._is_recorded = True
         rank = order.new_rank()
         try:
             await write(self._run, self._told)
@@ -355,7 +355,7 @@ class TimeLimit(Scope):
         if self._branch is not None:
             self._branch.scopes = tuple(scope for scope in self._branch.scopes if scope is not self)
 
-    def _may_note(self, kind: type[BaseException] | None) -> bool:
+    def _may_record_leaving(self, kind: type[BaseException] | None) -> bool:
         """Return whether the handler itself left the block, rather than the end of its run or of
         the loop."""
         is_own = _is_own_end(kind) or (kind is not None and issubclass(kind, CancelledError))

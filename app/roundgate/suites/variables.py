@@ -22,7 +22,7 @@ from jmespath import exceptions
 
 from roundgate.errors import UnresolvedReference
 from roundgate.settings import Expression, parts
-from roundgate.settings.spellings import in_base64, in_escapes, spellings
+from roundgate.settings.redacting import Redactor
 
 _BROKEN: Final = "${ begins something that is no reference: $${ is a plain one"
 MAX_FILE_BYTES: Final = 8 * 1024 * 1024
@@ -229,9 +229,7 @@ class Secrets:
     """The values to keep out of everything that is shown or written."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
-        self._forms: set[str] = set()
-        self._in_base64: dict[str, re.Pattern[str]] = {}
-        self._escaped: dict[str, re.Pattern[str]] = {}
+        self._redactor = Redactor()
         for value in values:
             self.add(value)
 
@@ -246,22 +244,13 @@ class Secrets:
             case str() | int() | float() if not isinstance(value, bool):
                 text = str(value)
                 if len(text) >= MIN_CHARS:
-                    # Python's errors quote with `repr`
-                    self._forms |= {repr(text)[1:-1], *spellings(text)}
-                    self._escaped[text] = re.compile(in_escapes(text))
-                    for core, pattern in in_base64(text):
-                        self._in_base64[core] = re.compile(pattern)
+                    self._redactor.add(text, SHOWN)
 
     def hidden(self, text: str) -> str:
         """Return a text without the secrets in it, and without the beginning of a secret at which
         the text was cut."""
-        for core, pattern in self._in_base64.items():
-            if core in text:
-                text = pattern.sub(SHOWN, text)
-        for pattern in self._escaped.values():
-            text = pattern.sub(SHOWN, text)
-        for form in sorted(self._forms, key=len, reverse=True):
-            text = text.replace(form, SHOWN)
+        text = self._redactor.text(text)
+        for form in self._redactor.forms:
             for length in range(min(len(form) - 1, len(text)), MIN_CHARS - 1, -1):
                 beginning = form[:length]
                 text = text.replace(f"{beginning}{CUT}", f"{SHOWN}{CUT}")
@@ -278,7 +267,7 @@ class Secrets:
                 return {self.hidden(str(key)): self.without(item) for key, item in value.items()}
             case list():
                 return [self.without(item) for item in value]
-            case int() | float() if not isinstance(value, bool) and str(value) in self._forms:
-                return SHOWN
+            case int() | float() if not isinstance(value, bool):
+                return SHOWN if self._redactor.text(str(value)) == SHOWN else value
             case _:
                 return value

@@ -105,7 +105,6 @@ class Worker:
             skew_ms=self._skew_ms,
         )
         self._running: dict[Running, None] = {}
-        self._abandoned: set[Running] = set()
         self._stop_requested = False
         self._reasons: dict[TaskRef, str | None] = {}
         """Why tools failed, until the line of the turn is written."""
@@ -234,11 +233,6 @@ class Worker:
         """The runs that have a lease. May be called from any thread."""
         return list(self._running)
 
-    @property
-    def has_abandoned(self) -> bool:
-        """Whether a handler goes on although its turn is over."""
-        return any(running.is_abandoned for running in self._abandoned)
-
     async def _turn(self, claimed: Claimed, deadline: Deadline) -> Turn:
         try:
             self._check(claimed.record)
@@ -338,7 +332,6 @@ class Worker:
             raise
         finally:
             self._running.pop(running, None)
-            self._abandoned = {one for one in {*self._abandoned, running} if one.is_abandoned}
 
     async def _leave(self, checkpointer: Checkpointer) -> None:
         """A task was taken from us. If it was cancelled, nobody else knows what we have just

@@ -81,7 +81,7 @@ class AnsweredRun(Run):
             with inside(None):
                 self._answering = asyncio.ensure_future(self._answer())
         elif self.clock.pass_time():
-            self.quiescence.stir()
+            self.quiescence.restart_quiet()
         elif self.restart_arguments is None and (left := [*self._that_gave_their_turn_back()]):
             for one in left:
                 one.future.set_result(None)

@@ -68,7 +68,7 @@ class SessionSealer:
         capabilities: Mapping[str, Any],
         client_info: Mapping[str, str],
     ) -> str:
-        """The id of a new session."""
+        """Return the id of a new session."""
         now_ms = self.clock.now_ms()
         claims = [
             _SESSION,
@@ -83,11 +83,11 @@ class SessionSealer:
         return self.ring.seal(json.encode(claims), owner)
 
     def open(self, token: str, owner: Principal) -> SessionFacts:
-        """The session behind an id.
+        """Return the session that an id identifies.
 
         Raises:
-            SessionNotFound: always with the same words; the reason goes to the log,
-                once per caller and minute.
+            SessionNotFound: always with the same text; the log has the reason, once per caller and
+                minute.
         """
         try:
             return self._open(token, owner)
@@ -95,7 +95,7 @@ class SessionSealer:
             raise self.refused(str(error), owner) from None
 
     def refused(self, reason: str, owner: Principal) -> SessionNotFound:
-        """The refusal to raise; its reason goes to the log."""
+        """Log the reason of a refusal, and return the error to raise."""
         self.refusals.note(reason, owner, self.clock.monotonic_ms())
         return SessionNotFound()
 
@@ -156,12 +156,12 @@ class StreamIds:
     ring: KeyRing
 
     def seal_question(self, question: QuestionId, owner: Principal) -> str:
-        """The JSON-RPC id of a question: about 140 characters."""
+        """Return the JSON-RPC id of a question, about 140 characters."""
         claims = [_QUESTION, question.session, question.round, question.number]
         return self.ring.seal(json.encode(claims), owner)
 
     def open_question(self, token: Any, session: str, owner: Principal) -> QuestionId | None:
-        """The question that an answer is for; `None` if this session was never asked it."""
+        """Return the question that an answer is for, or `None` if this session was never asked it."""
         match self._opened(token, owner):
             case [str(purpose), str(asked), str(round_), int(number)] if (
                 purpose == _QUESTION and asked == session
@@ -170,11 +170,11 @@ class StreamIds:
         return None
 
     def seal_call(self, session: str, facts: Any, owner: Principal) -> str:
-        """A token for what is needed to go on with a call; `facts` is any JSON value."""
+        """Return a token that holds the facts for continuing a call, which are any JSON value."""
         return self.ring.seal(json.encode([_CALL, session, facts]), owner)
 
     def open_call(self, token: Any, session: str, owner: Principal) -> Any:
-        """The facts of a call of this session; `None` if the token has none."""
+        """Return the facts of a call of this session, or `None` if the token has none."""
         match self._opened(token, owner, limit=None):
             case [str(purpose), str(of), facts] if purpose == _CALL and of == session:
                 return facts
@@ -213,14 +213,14 @@ class TaskIds:
         self._ring = ring
 
     def seal(self, place: TaskPlace, owner: Principal) -> str:
-        """The id that `owner` is given. Two calls for the same place return different ids."""
+        """Return the id of a task for its owner. Two calls for one place return different ids."""
         return self._ring.seal(json.encode([_TASK, place.backend, place.tool, place.id]), owner)
 
     def open(self, task_id: str, owner: Principal) -> TaskPlace | None:
-        """The place behind an id, or `None` if it is none that was sealed for this caller.
+        """Return the place of a task, or `None` if the id was not sealed for this caller.
 
         Raises:
-            Unavailable: the keys cannot be read just now.
+            Unavailable: the keys cannot be read now.
         """
         if len(task_id) > MAX_TASK_CHARS:
             return None

@@ -76,16 +76,16 @@ class KeyRing:
             raise ValueError("a key ring needs at least one key; make one: roundgate keys new")
 
     def seal(self, plaintext: bytes, owner: Principal) -> str:
-        """A token that `owner` alone can bring back."""
+        """Return a token that only `owner` can open."""
         key, nonce = self.keys[0], os.urandom(_NONCE_BYTES)
         sealed = _cipher(key.secret, owner).encrypt(nonce, plaintext, self._bound(key.id))
         return f"{VERSION}.{key.id}.{_encode(nonce + sealed)}"
 
     def open(self, token: str, owner: Principal) -> bytes:
-        """What was sealed.
+        """Return the sealed bytes.
 
         Raises:
-            SealBroken: it is not ours, not whole, not theirs, or its key is retired.
+            SealBroken: the token is malformed, altered or another caller's, or its key is retired.
         """
         from cryptography.exceptions import InvalidTag
 
@@ -104,7 +104,7 @@ class KeyRing:
             raise SealBroken("changed on the way, or sealed for somebody else") from None
 
     def of_view(self, view: str) -> KeyRing:
-        """The same keys, for one view."""
+        """Return the same keys for one view."""
         return replace(self, view=view)
 
     def _bound(self, key_id: str) -> bytes:
@@ -123,7 +123,7 @@ def _cipher(secret: bytes, owner: Principal) -> AESGCM:
 
 
 def _joined(*parts: str) -> bytes:
-    """Parts with their lengths before them, so that no two lists of parts make the same bytes."""
+    """Join parts, each after its length, so that no two lists of parts make the same bytes."""
     encoded = [part.encode() for part in parts]
     return b"".join(len(part).to_bytes(4, "big") + part for part in encoded)
 
@@ -133,7 +133,8 @@ def _encode(data: bytes) -> str:
 
 
 def _decode(text: str) -> bytes:
-    """Strict: one spelling for each value, so that a changed character is a changed token."""
+    """Decode base64url strictly: each value has one spelling, so a changed character is a changed
+    token."""
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):

@@ -17,16 +17,17 @@ from typing import Any, Final, Literal
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 import roundgate
+from roundgate import declare
 from roundgate.aio import Threads
 from roundgate.auth import Principal
-from roundgate.backends import declare, returned
+from roundgate.backends import returned
 from roundgate.backends.base import Complete, Offering, Prompt, Resource, Shared, Tool
 from roundgate.backends.config import BackendConfig
-from roundgate.backends.declare import Completer, Declaration, declarations_of
 from roundgate.backends.python import modules
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.returned import ToolReturn
 from roundgate.backends.signature import Signature, describe
+from roundgate.declare import Completer, Declaration, declarations_of
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound, ToolError
 from roundgate.observability import innermost
 from roundgate.protocol import (

@@ -12,8 +12,8 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from roundgate.backends.declare import Declaration, declarations_of
 from roundgate.backends.python.backend import PythonBackendConfig, declared_in
+from roundgate.declare import Declaration, declarations_of
 from roundgate.errors import Problem
 from roundgate.settings import Origin
 

@@ -48,11 +48,8 @@ class Auth(Protocol):
         """Return the headers that authenticate a request; empty until credentials are available."""
 
     async def renew(self, refusal: Refusal) -> bool:
-        """Return whether to send a refused request again, with other credentials.
-
-        Raises:
-            AuthorizationFailed: there are no other credentials, with the reason.
-        """
+        """Return whether to send a refused request again, with other credentials. Raise
+        `AuthorizationFailed` if there are no other credentials, with the reason."""
 
 
 class Bearer:

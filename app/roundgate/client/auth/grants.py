@@ -61,11 +61,9 @@ class ClientCredentials(OAuth):
         issuer: str | None,
         **options: Any,
     ) -> None:
-        super().__init__(issuer=issuer, **options)
+        super().__init__(issuer, client_id, client_secret, **options)
         if (client_secret is None) == (private_key is None):
             raise ClientError("Client credentials are either a client_secret or a private_key")
-        self._client_id = client_id
-        self._secret = client_secret
         self._private_key = private_key
         self._algorithm = algorithm
 
@@ -78,10 +76,10 @@ class ClientCredentials(OAuth):
         self, server: Server, stored: Stored
     ) -> tuple[dict[str, str], Headers]:
         if self._private_key is None:
-            return secret_authentication(server, self._client_id, self._secret)
+            return super()._client_authentication(server, stored)
         try:
             form = signed_assertion(
-                self._client_id,
+                self._client_id or "",
                 server.issuer,
                 self._private_key,
                 issued_s=self._clock.now_ms() // 1_000,
@@ -109,9 +107,8 @@ class WorkloadIdentity(OAuth):
         issuer: str | None,
         **options: Any,
     ) -> None:
-        super().__init__(issuer=issuer, **options)
+        super().__init__(issuer, client_id, **options)
         self._assertion = assertion
-        self._client_id = client_id
 
     async def _grant(self, fetch: Fetcher, server: Server, stored: Stored) -> Json:
         self._pin(server)
@@ -119,11 +116,6 @@ class WorkloadIdentity(OAuth):
         assertion = await assertion if isawaitable(assertion) else assertion
         form = {"grant_type": _JWT_BEARER, "assertion": assertion, **_scope(stored)}
         return await self._token(fetch, server, stored, form)
-
-    def _client_authentication(
-        self, server: Server, stored: Stored
-    ) -> tuple[dict[str, str], Headers]:
-        return ({"client_id": self._client_id} if self._client_id else {}), []
 
 
 class EnterpriseIdentity(OAuth):
@@ -142,12 +134,10 @@ class EnterpriseIdentity(OAuth):
         issuer: str | None,
         **options: Any,
     ) -> None:
-        super().__init__(issuer=issuer, **options)
+        super().__init__(issuer, client_id, client_secret, **options)
         self._id_token = id_token
         self._idp = safe_url(idp_token_endpoint, "token endpoint of the identity provider")
         self._idp_client_id = idp_client_id
-        self._client_id = client_id
-        self._secret = client_secret
 
     async def _grant(self, fetch: Fetcher, server: Server, stored: Stored) -> Json:
         self._pin(server)
@@ -168,11 +158,6 @@ class EnterpriseIdentity(OAuth):
         assertion = text_member(granted, "access_token", "an identity assertion")
         form = {"grant_type": _JWT_BEARER, "assertion": assertion}
         return await self._token(fetch, server, stored, form)
-
-    def _client_authentication(
-        self, server: Server, stored: Stored
-    ) -> tuple[dict[str, str], Headers]:
-        return secret_authentication(server, self._client_id, self._secret)
 
 
 # -- a login in the browser ------------------------------------------------------------------------
@@ -206,9 +191,7 @@ class BrowserLogin(OAuth):
         login_s: float = 300.0,
         **options: Any,
     ) -> None:
-        super().__init__(issuer=issuer, **options)
-        self._client_id = client_id
-        self._secret = client_secret
+        super().__init__(issuer, client_id, client_secret, **options)
         self._metadata_url = client_metadata_url
         self._has_issuer = issuer is not None
         self._client_name = client_name

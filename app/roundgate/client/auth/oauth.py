@@ -117,11 +117,8 @@ class Server:
     """Whether the MCP server is on this machine, so that its authorization server may be, too."""
 
     def endpoint(self, name: str) -> Url | None:
-        """Return an endpoint, `None` if the server has none.
-
-        Raises:
-            AuthorizationFailed: it is not encrypted.
-        """
+        """Return an endpoint, `None` if the server has none. Raise `AuthorizationFailed` if it is
+        not encrypted."""
         value = self.document.get(name)
         return safe_url(value, name, self.is_near) if isinstance(value, str) else None
 
@@ -133,11 +130,7 @@ class Server:
 
 def safe_url(value: str, what: str, is_near: bool = True) -> Url:
     """Return a URL that secrets may go to. Only a server on this machine (`is_near`) may name URLs
-    on it.
-
-    Raises:
-        AuthorizationFailed: it is malformed, or plain http to another machine.
-    """
+    on it. Raise `AuthorizationFailed` if it is malformed, or plain http to another machine."""
     subject = f"The {what} of the authorization server is"
     try:
         url = Url.parse(value)
@@ -151,11 +144,8 @@ def safe_url(value: str, what: str, is_near: bool = True) -> Url:
 
 
 async def discover(fetch: Fetcher, server: Url, challenge: dict[str, str]) -> Server:
-    """Return the authorization server of an MCP server that has refused a request.
-
-    Raises:
-        AuthorizationFailed: there is none that can be believed.
-    """
+    """Return the authorization server of an MCP server that has refused a request. Raise
+    `AuthorizationFailed` if there is none that can be believed."""
     is_near = is_this_machine(str(server))
     document = await _resource_metadata(fetch, server, challenge, is_near)
     scopes: tuple[str, ...] = ()
@@ -269,13 +259,17 @@ class OAuth:
 
     def __init__(
         self,
-        *,
         issuer: str | None,
+        client_id: str | None = None,
+        client_secret: str | None = None,
+        *,
         scopes: Sequence[str] = (),
         storage: TokenStorage | None = None,
         dpop: bool | None = None,
         clock: Clock | None = None,
     ) -> None:
+        self._client_id = client_id
+        self._secret = client_secret
         self._wanted = list(scopes)
         self._storage = storage or InMemory()
         self._dpop = dpop
@@ -337,14 +331,11 @@ class OAuth:
         self, server: Server, stored: Stored
     ) -> tuple[dict[str, str], Headers]:
         """Return the form members and headers that identify the client at the token endpoint."""
-        raise NotImplementedError
+        return secret_authentication(server, self._client_id, self._secret)
 
     def _pin(self, server: Server) -> None:
         """Bind the credentials to an authorization server: the configured one, else the first.
-
-        Raises:
-            AuthorizationFailed: they are bound to another.
-        """
+        Raise `AuthorizationFailed` if they are bound to another."""
         if self._issuer not in (None, server.issuer):
             raise failed(
                 f"The server names the authorization server {server.issuer[:200]!a}, and the "
@@ -472,7 +463,7 @@ class OAuth:
 
 
 def secret_authentication(
-    server: Server, client_id: str, secret: str | None, method: str | None = None
+    server: Server, client_id: str | None, secret: str | None, method: str | None = None
 ) -> tuple[dict[str, str], Headers]:
     """Return the form members and headers that identify a client with or without a secret: by the
     method of its registration, else by one that the server supports."""
@@ -481,6 +472,8 @@ def secret_authentication(
     if method is None:
         choices = ("client_secret_basic", "client_secret_post", "none")
         method = next((choice for choice in choices if choice in methods), choices[0])
+    if client_id is None:
+        return {}, []
     if secret is None or method == "none":
         return {"client_id": client_id}, []
     if method == "client_secret_post":

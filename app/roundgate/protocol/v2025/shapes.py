@@ -27,7 +27,7 @@ are those of a resource."""
 
 
 def tool(revision: Revision, definition: Mapping[str, Any]) -> Wire:
-    """An entry of tools/list."""
+    """Return an entry of tools/list."""
     shaped = _only(revision.tool, definition)
     if not _is_object_schema(shaped.get("outputSchema")):
         shaped.pop("outputSchema", None)
@@ -35,7 +35,7 @@ def tool(revision: Revision, definition: Mapping[str, Any]) -> Wire:
 
 
 def prompt(revision: Revision, definition: Mapping[str, Any]) -> Wire:
-    """An entry of prompts/list."""
+    """Return an entry of prompts/list."""
     shaped = _only(revision.prompt, definition)
     if "arguments" in shaped:
         shaped["arguments"] = [_only(revision.argument, one) for one in shaped["arguments"]]
@@ -43,12 +43,12 @@ def prompt(revision: Revision, definition: Mapping[str, Any]) -> Wire:
 
 
 def resource(revision: Revision, definition: Mapping[str, Any]) -> Wire:
-    """An entry of resources/list."""
+    """Return an entry of resources/list."""
     return _annotated(revision, _only(revision.resource, definition))
 
 
 def template(revision: Revision, definition: Mapping[str, Any]) -> Wire:
-    """An entry of resources/templates/list."""
+    """Return an entry of resources/templates/list."""
     return _annotated(revision, _only(revision.template, definition))
 
 
@@ -59,7 +59,7 @@ ENTRIES: Final[Mapping[str, Callable[[Revision, Mapping[str, Any]], Wire]]] = Ma
 
 
 def block(revision: Revision, given: Mapping[str, Any]) -> Wire:
-    """A block of content."""
+    """Return a block of content."""
     kind = given.get("type", "")
     if kind == "resource_link":
         if not revision.has_structured:
@@ -74,7 +74,7 @@ def block(revision: Revision, given: Mapping[str, Any]) -> Wire:
 
 
 def result(revision: Revision, given: Mapping[str, Any]) -> Wire:
-    """A result of any method."""
+    """Return a result of any method."""
     shaped = {name: value for name, value in given.items() if name not in _OF_LATER}
     if isinstance(blocks := shaped.get("content"), list):
         # nearly all are plain text, in which nothing of another revision has room
@@ -93,7 +93,7 @@ def result(revision: Revision, given: Mapping[str, Any]) -> Wire:
 
 
 def implementation(revision: Revision, given: Mapping[str, Any]) -> Wire:
-    """Who the server is."""
+    """Return the server's `Implementation`."""
     return _only(revision.implementation, given)
 
 
@@ -211,6 +211,6 @@ VERSIONS: Final = tuple(REVISIONS)
 
 
 def negotiated(requested: str) -> Revision:
-    """The revision for a client that asks for one: that, or the newest that we have
-    (lifecycle, "Version Negotiation")."""
+    """Return the revision that a client asks for, or the newest one (lifecycle, "Version
+    Negotiation")."""
     return REVISIONS.get(requested, _AUTUMN)
