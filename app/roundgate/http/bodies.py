@@ -108,8 +108,8 @@ never in `params`."""
 async def read_id(
     method: str, headers: Mapping[bytes, bytes], receive: Receive
 ) -> RequestId | None:
-    """Read the body of a POST and return its id. Return `None` if the head does not announce a
-    short JSON body, the body takes longer than `WAIT_S`, or it has no id."""
+    """Read the body of a POST and return its id, or `None` if its head does not announce short
+    JSON, it takes longer than `WAIT_S`, or it has no id."""
     length = headers.get(b"content-length", b"")
     is_json = headers.get(b"content-type", b"").partition(b";")[0].strip().lower() == _JSON
     if method != "POST" or not is_json or not length.isdigit() or int(length[:20]) > MAX_BYTES:
@@ -123,8 +123,8 @@ async def read_id(
 
 
 def id_of(body: bytes) -> RequestId | None:
-    """Return the id of the request in a body, or `None`. In a long body, only its beginning and end
-    are searched."""
+    """Return the id of the request in a body, or `None`. Only the beginning and the end of a long
+    body are searched."""
     if len(body) > MAX_BYTES:
         match = _FIRST.match(body[:1_024]) or _LAST.search(body[-1_024:])
         return None if match is None else jsonrpc.readable_id({"id": json.decode(match[1])})

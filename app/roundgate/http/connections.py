@@ -52,8 +52,7 @@ LEAST_READ: Final = 65_536
 """Bytes that a client must read within `http.send_timeout_s` while a response waits for it."""
 _FRAMING: Final = 6 * 65_536
 """Bytes of a chunked body that may arrive before the app receives any: uvicorn collects 64 KB, and
-a chunk of one byte takes six. If more than this and the limit of a head arrive, the body ends in
-endless trailers."""
+a chunk of one byte takes six. More bytes, beyond a head, are endless trailers."""
 _PIECE: Final = 1_024
 """Bytes of pipelined requests that are passed on at once, until uvicorn asks to pause."""
 _SPARE_DESCRIPTORS: Final = 64

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from roundgate.tasks.pool import Pool
 
 STOP_GRACE_S: Final = 10.0
-"""Seconds that running steps of tasks have left when the server is told to stop, the same as
-requests."""
+"""Seconds that running steps of tasks have left, as requests do, when the server is told to
+stop."""
 STALL_S: Final = 1.0
 """Seconds without a turn after which an event loop is reported as blocked."""
 LOOK_EVERY_S: Final = 0.25

@@ -143,7 +143,7 @@ class SearchExtension(Extension):
 
 
 class ThroughSearch:
-    """Tools behind a search: calls of the tool `call_tool` are calls of the tool that it names."""
+    """Tools behind a search: a call of `call_tool` is a call of the tool that it names."""
 
     def __init__(self, tools: Tools, catalog: Catalog, call_tool: str, results: Results) -> None:
         self._tools = tools

@@ -154,10 +154,8 @@ class ToolMethods:
             return self._result(Failed(error), served)
 
     async def _known_task(self, served: ServedTool, round_: Round, call: Call) -> Reply | None:
-        """Return the reply for a call whose task's id is fixed, if the task is stored already,
-        or the call has ended and only the task's row is missing. Also return an error for a call
-        that is too large for the task that its tool requires. Return `None` if the handler has
-        to run."""
+        """Return the reply for a call whose task is stored, or whose end has only to be written; an
+        error if the call is too large for a task; `None` if the handler has to run."""
         if served.tool.task == "required":
             try:
                 self._tasks.check_size(self._task_call(served, round_, call, round_.journal))
@@ -209,8 +207,7 @@ class ToolMethods:
         return self._task(created, round_, call)
 
     def _task(self, created: Mapping[str, Any], round_: Round, call: Call) -> Reply:
-        """Return the reply for a call that has become a task, and add the task to the request's log
-        line."""
+        """Return the reply for a call that has become a task, and log the task's id."""
         ref = self._tasks.ref(call.principal, created["taskId"])
         round_.correlation.task = str(ref)
         return self._results.task(created)
@@ -218,7 +215,6 @@ class ToolMethods:
     def _task_call(
         self, served: ServedTool, round_: Round, call: Call, journal: Journal
     ) -> TaskCall:
-        """Return the call in the form that its task stores."""
         return TaskCall(
             served.name,
             _arguments(round_, journal),

@@ -69,8 +69,8 @@ class Asking:
         return {key: _answer(call, caller, key, result) for key, result in found.items()}
 
     async def leave(self, call: OpenCall, caller: Caller, stream: SessionStream) -> None:
-        """End the stream of a call that another request will continue. Leave a finite one open: its
-        body gets a result.
+        """End a stream whose call another request will continue; a finite one stays open for a
+        result.
 
         Raises:
             ToolError: the client cannot resume a stream.

@@ -123,8 +123,8 @@ class Claim:
         return row.value == _FREE or now_ms - self._seen[1] > lost_ms
 
     async def keep_watch(self) -> None:
-        """Store how long another's claim has stayed the same, if it may be lost. If several
-        requests watch at once, one of them is stored."""
+        """Store how long another's claim has stayed the same, if it may be lost; one of several
+        watches is kept."""
         if self._seen is None:
             return
         version, since_ms = self._seen

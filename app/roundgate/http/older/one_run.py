@@ -1,7 +1,7 @@
 """Rounds that run once, however many requests continue a call.
 
-A client may resume while its first connection only seems to be dead, call `continue_call` twice, or
-use a proxy that resends a request. All these requests have the answers, and would run the round:
+A client may resume while its first connection is still alive, call `continue_call` twice, or use a
+proxy that resends requests. All these requests have the answers, and would run the round:
 
     GET      ──claim──▶ (won)  runs it, renews the claim every second ──▶ stores its end ──▶ answered
     another  ──claim──▶ (lost) polls for the end ─────────────────────────────────────────▶ answered with it
@@ -181,8 +181,8 @@ class OneRun:
         return await self.ended(reply)
 
     async def ended(self, reply: Reply) -> Ran:
-        """Store the end of the round and return the one that counts, which is an earlier one if
-        there was one. Raises the error of an earlier one."""
+        """Store the end of the round, and return or raise the one that counts: the first one
+        stored."""
         mine = Ran(reply, self._clock.new_id(), self._clock.now_ms() + self._wait_ms)
         before = await self._before(mine.next_round, mine.until_ms, kept_reply(reply))
         return mine if before is None else _opened(before)
