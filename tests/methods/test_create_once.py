@@ -22,7 +22,8 @@ from roundgate.clock import Clock
 from roundgate.errors import Unavailable
 from roundgate.runtime.startup import Stores, make_stores
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
-from roundgate.storage.tasks import NewTask
+from roundgate.tasks.machine import NewTask
+from roundgate.tasks.stored import StoredTasks
 from tests.support import wire
 from tests.support.asgi import STATE_KEY, Client
 from tests.support.dynamodb import Emulator
@@ -193,7 +194,7 @@ async def test_so_it_does_in_dynamodb(
 ) -> None:
     with dynamodb.table() as table:
         made = make_stores(task_settings(tmp_path), Clock())
-        doubtful = Doubtful(DynamoDbTasks(dynamodb.open(table)), **troubles)
+        doubtful = Doubtful(StoredTasks(DynamoDbTasks(dynamodb.open(table))), **troubles)
         stores = Stores(made.once, doubtful, made.queue, made.sessions)
         params: dict[str, Any] = {"name": name, "arguments": {"what": "cake"}}
         async with tasked(tmp_path, *orders.tools(), stores=stores) as ann:

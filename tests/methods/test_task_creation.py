@@ -17,7 +17,8 @@ from roundgate.clock import Clock
 from roundgate.errors import Unavailable
 from roundgate.runtime.startup import Stores, make_stores
 from roundgate.storage.queue import Message
-from roundgate.storage.tasks import NewTask, TaskRef
+from roundgate.storage.tasks import TaskRef
+from roundgate.tasks.machine import NewTask
 from tests.support import wire
 from tests.support.clocks import SkippingClock
 from tests.support.rounds import CAPABILITIES, accept, retry, valid_input_required

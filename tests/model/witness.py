@@ -12,7 +12,7 @@ from roundgate import json
 from roundgate.protocol.tasks import OPEN
 from roundgate.replay.branches import InStep, here
 from roundgate.replay.journal import Began, Finished, Raised, Slept, from_row
-from roundgate.storage.tasks import Lease
+from roundgate.tasks.stored import Lease
 from roundgate.tasks.turn import Running
 from roundgate.tasks.watchdog import RUNNING
 

@@ -21,9 +21,10 @@ from roundgate.settings import TasksConfig
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
-from roundgate.storage.tasks import TaskRef, TaskStore
+from roundgate.storage.tasks import TaskRef
 from roundgate.tasks.call import TaskCall, owner_of
 from roundgate.tasks.ending import Turn
+from roundgate.tasks.stored import StoredTasks
 from tests.support.clocks import FixedClock
 from tests.support.crashes import Plan
 from tests.support.dynamodb import ROOT, Emulator
@@ -166,11 +167,11 @@ async def costs(
     await queue.aclose()
 
 
-def _sqlite(path: Path, under: list[str]) -> TaskStore:
-    return SqliteTasks(CountedFast(path, under))
+def _sqlite(path: Path, under: list[str]) -> StoredTasks:
+    return StoredTasks(SqliteTasks(CountedFast(path, under)))
 
 
-def _dynamodb(request: pytest.FixtureRequest, counts: Counts) -> TaskStore:
+def _dynamodb(request: pytest.FixtureRequest, counts: Counts) -> StoredTasks:
     emulator: Emulator = request.getfixturevalue("dynamodb")
     table = emulator.table()
     name = table.__enter__()
@@ -188,7 +189,7 @@ def _dynamodb(request: pytest.FixtureRequest, counts: Counts) -> TaskStore:
     def note(parsed: Mapping[str, Any], **_: Any) -> None:
         counts.written.append(parsed.get("ConsumedCapacity", {}).get("CapacityUnits", 0))
 
-    return DynamoDbTasks(emulator.open(name, make_client))
+    return StoredTasks(DynamoDbTasks(emulator.open(name, make_client)))
 
 
 def _ask_for_units(params: Mapping[str, Any], **_: Any) -> Mapping[str, Any]:

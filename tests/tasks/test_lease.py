@@ -14,10 +14,11 @@ import pytest
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
 from roundgate.replay.context import Context
-from roundgate.storage.tasks import Claimed, TaskRecord, TaskRef
+from roundgate.storage.tasks import TaskRecord, TaskRef
 from roundgate.tasks import patience
 from roundgate.tasks.ending import Turn
 from roundgate.tasks.lease import LeaseTime, Moment
+from roundgate.tasks.stored import Claimed
 from tests.support.clocks import FixedClock
 from tests.support.tasks import Shared, Workshop
 

@@ -21,11 +21,13 @@ from roundgate.protocol.tasks import Status
 from roundgate.replay.context import Context
 from roundgate.replay.journal import Journal
 from roundgate.replay.sync_context import SyncContext
-from roundgate.storage.tasks import NOTHING, Added, Claimed, NewTask, NotClaimed, TaskRef
+from roundgate.storage.tasks import TaskRef
 from roundgate.tasks import patience
 from roundgate.tasks import turn as turn_module
 from roundgate.tasks.call import TaskCall, owner_of
 from roundgate.tasks.ending import DECLINED_MS, Turn
+from roundgate.tasks.machine import NOTHING, Added, NewTask, NotClaimed
+from roundgate.tasks.stored import Claimed
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, Name
 from tests.support.rounds import accept

@@ -25,7 +25,8 @@ from roundgate.clock import Clock
 from roundgate.errors import NotRetryable, Unavailable
 from roundgate.protocol import OPEN, TERMINAL, Status
 from roundgate.runtime.startup import Stores
-from roundgate.storage import Cancelled, Ending, TaskRecord, TaskRef, Wanted
+from roundgate.storage import Ending, TaskRecord, TaskRef, Wanted
+from roundgate.tasks.machine import Cancelled
 from roundgate.tasks.operating import retry
 
 CANCELLED_BY_OPERATOR: Final = "The operator cancelled the task"

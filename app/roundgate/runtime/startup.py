@@ -24,6 +24,7 @@ from roundgate.runtime import loading
 from roundgate.settings import Settings
 from roundgate.settings import process as settings
 from roundgate.storage import OnceStore, SessionStore, TaskQueue, TaskStore
+from roundgate.tasks.stored import StoredTasks
 
 if TYPE_CHECKING:  # who works on tasks is imported where there are tools with tasks
     from roundgate.tasks.lease import ClockTrust
@@ -46,11 +47,11 @@ class Stores:
     """What processes that belong together share."""
 
     once: OnceStore
-    tasks: TaskStore
+    tasks: StoredTasks
     queue: TaskQueue
     sessions: SessionStore
     prepares: Prepares = ()
-    again: Callable[[], TaskStore] | None = None
+    again: Callable[[], StoredTasks] | None = None
     """Makes another object on the same tasks, for another event loop."""
     clock_skew_s: float = 5.0
     """By how much the clocks of those that share them may differ, unless the
@@ -259,7 +260,7 @@ def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
     queue, prepares = kept.queue or _local_queue(using, clock) if url is None else _at_sqs(url)
     return Stores(
         kept.once,
-        kept.tasks,
+        StoredTasks(kept.tasks),
         queue,
         kept.sessions,
         [*kept.prepares, *prepares],

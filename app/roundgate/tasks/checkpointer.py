@@ -35,11 +35,13 @@ from roundgate.replay import (
     row,
 )
 from roundgate.settings import TasksConfig
-from roundgate.storage import Added, Claimed, Lease, TaskRef, TaskStore
+from roundgate.storage import TaskRef
 from roundgate.tasks.call import TaskCall, journal_of
 from roundgate.tasks.lease import ClockTrust, LeaseTime, Moment
+from roundgate.tasks.machine import Added
 from roundgate.tasks.outcome import Ended
 from roundgate.tasks.patience import Patience, to_its_end
+from roundgate.tasks.stored import Claimed, Lease, StoredTasks
 
 log = logging.getLogger("roundgate.tasks")
 
@@ -50,7 +52,7 @@ class Checkpointer:
 
     def __init__(
         self,
-        store: TaskStore,
+        store: StoredTasks,
         claimed: Claimed,
         task_call: TaskCall,
         call: Call,

@@ -27,9 +27,10 @@ from roundgate.errors import CleanedUp, NotCancelled, NotServedHere
 from roundgate.observability.metrics import Metrics
 from roundgate.protocol import Status
 from roundgate.replay import Cleanup, Failed, Suspended
-from roundgate.storage import Claimed, TaskRef, TaskStore
+from roundgate.storage import TaskRef
 from roundgate.tasks.ending import Endings, Turn
 from roundgate.tasks.patience import Patience
+from roundgate.tasks.stored import Claimed, StoredTasks
 from roundgate.tasks.turn import Outcome
 
 ALONE_PAUSES_S: Final = (5, 30)
@@ -58,7 +59,7 @@ class Cleaning:
 
     def __init__(
         self,
-        store: TaskStore,
+        store: StoredTasks,
         clock: Clock,
         endings: Endings,
         metrics: Metrics,

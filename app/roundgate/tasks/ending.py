@@ -35,19 +35,13 @@ from roundgate.errors import (
 )
 from roundgate.replay import HOLD_MS, Completed, Failed, Raised, Restarted, Suspended
 from roundgate.settings import TasksConfig
-from roundgate.storage import (
-    NOTHING,
-    Added,
-    Claimed,
-    Ending,
-    TaskQueue,
-    TaskRef,
-    TaskStore,
-)
+from roundgate.storage import Ending, TaskQueue, TaskRef
 from roundgate.tasks.checkpointer import Checkpointer
 from roundgate.tasks.hints import wake
 from roundgate.tasks.lease import ClockTrust
+from roundgate.tasks.machine import NOTHING, Added
 from roundgate.tasks.outcome import Ended, ended, failed, log_failure
+from roundgate.tasks.stored import Claimed, StoredTasks
 from roundgate.tasks.turn import Outcome
 
 MAX_MESSAGE_DELAY_MS: Final = 900_000
@@ -96,7 +90,7 @@ class Endings:
 
     def __init__(
         self,
-        store: TaskStore,
+        store: StoredTasks,
         queue: TaskQueue,
         clock: Clock,
         config: TasksConfig,

@@ -15,8 +15,10 @@ from roundgate.clock import Clock
 from roundgate.errors import Unavailable
 from roundgate.observability.metrics import Metrics
 from roundgate.settings import TasksConfig
-from roundgate.storage import Claimed, Message, NotClaimed, TaskQueue, TaskRef, TaskStore
+from roundgate.storage import Message, TaskQueue, TaskRef
 from roundgate.tasks.isolation import END_GRACE_S, Children, Quarantine
+from roundgate.tasks.machine import NotClaimed
+from roundgate.tasks.stored import Claimed, StoredTasks
 from roundgate.tasks.sweep import Sweep
 from roundgate.tasks.turn import Running
 from roundgate.tasks.watchdog import Held, LetGo, Watchdog
@@ -283,7 +285,7 @@ def _trouble(what: str, error: Exception) -> None:
 
 
 def watchdog_of(
-    worker: Worker, make_store: Callable[[], TaskStore], clock: Clock, **limits: float
+    worker: Worker, make_store: Callable[[], StoredTasks], clock: Clock, **limits: float
 ) -> Watchdog:
     """Return a watchdog over the leases of a worker. Before it ends its process it ends the leases,
     in an event loop of its own, for which `make_store` makes a store."""
@@ -292,7 +294,7 @@ def watchdog_of(
     )
 
 
-def _let_go_with(make_store: Callable[[], TaskStore], clock: Clock) -> LetGo:
+def _let_go_with(make_store: Callable[[], StoredTasks], clock: Clock) -> LetGo:
     async def let_go(held: Sequence[Held], guilty: Held | None) -> None:
         store, now_ms = make_store(), clock.now_ms()
 

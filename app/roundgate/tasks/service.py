@@ -24,18 +24,12 @@ from roundgate.json import encode
 from roundgate.protocol import Status, TaskView, detailed, to_wire
 from roundgate.replay import JOURNAL_VERSION, Journal, plain, row
 from roundgate.settings import TasksConfig
-from roundgate.storage import (
-    Answered,
-    Cancelled,
-    NewTask,
-    TaskQueue,
-    TaskRecord,
-    TaskRef,
-    TaskStore,
-)
+from roundgate.storage import TaskQueue, TaskRecord, TaskRef
 from roundgate.tasks.call import TaskCall, owner_of
 from roundgate.tasks.hints import wake
+from roundgate.tasks.machine import Answered, Cancelled, NewTask
 from roundgate.tasks.outcome import Ended
+from roundgate.tasks.stored import StoredTasks
 
 ANSWER_WAIT_S: Final = 5.0
 """How long an answer waits while the task goes on without it, in seconds."""
@@ -51,7 +45,7 @@ class Tasks:
 
     def __init__(
         self,
-        store: TaskStore,
+        store: StoredTasks,
         queue: TaskQueue,
         clock: Clock,
         config: TasksConfig,

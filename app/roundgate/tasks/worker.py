@@ -38,23 +38,16 @@ from roundgate.replay import (
     engine,
 )
 from roundgate.settings import TasksConfig
-from roundgate.storage import (
-    Claimed,
-    Move,
-    NotClaimed,
-    OpenTask,
-    TaskQueue,
-    TaskRecord,
-    TaskRef,
-    TaskStore,
-)
+from roundgate.storage import OpenTask, TaskQueue, TaskRecord, TaskRef
 from roundgate.tasks.call import TaskCall, journal_of
 from roundgate.tasks.checkpointer import Checkpointer
 from roundgate.tasks.cleanup import Cleaning, Left, doubt
 from roundgate.tasks.ending import Endings, Turn
 from roundgate.tasks.lease import ClockTrust
+from roundgate.tasks.machine import NotClaimed
 from roundgate.tasks.outcome import reason_of
 from roundgate.tasks.patience import to_its_end
+from roundgate.tasks.stored import Claimed, Move, StoredTasks
 from roundgate.tasks.turn import Outcome, Running
 
 _UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError)
@@ -69,7 +62,7 @@ class Worker:
     def __init__(
         self,
         catalogs: CatalogSource,
-        store: TaskStore,
+        store: StoredTasks,
         queue: TaskQueue,
         clock: Clock,
         config: TasksConfig,

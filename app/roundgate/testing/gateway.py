@@ -35,7 +35,9 @@ from roundgate.main import build_app
 from roundgate.replay import WATCH, Call, Run, StepWatch
 from roundgate.runtime.startup import Core, build_core
 from roundgate.settings import Origin, Settings, yaml_file
-from roundgate.storage import Claimed, Message, NotClaimed
+from roundgate.storage import Message
+from roundgate.tasks.machine import NotClaimed
+from roundgate.tasks.stored import Claimed
 from roundgate.testing.clock import VirtualClock
 from roundgate.testing.crashes import Crash, Truth, Watched, noting, survive
 from roundgate.testing.elsewhere import Source, findings_elsewhere, recorded

@@ -108,7 +108,7 @@ class Search:
         taken: list[TaskRecord] = []
         for row in page.rows:
             root = roots.get(row["pk"])
-            record = None if root is None else record_of(root, None)
+            record = None if root is None else record_of(root)
             if record is not None and self._wanted.takes(record):
                 taken.append(record)
             if len(taken) == room and row is not page.rows[-1]:

@@ -184,6 +184,7 @@ class Applied:
     """The write happened. `row` is what is there now, if it was asked for."""
 
     row: Row | None
+    version: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,14 +252,15 @@ class Table:
 
         def attempt(client: Any) -> Applied | ConditionFailed:
             try:
-                return Applied(_decoded(getattr(client, operation)(**arguments).get("Attributes")))
+                answer = getattr(client, operation)(**arguments)
+                return Applied(_decoded(answer.get("Attributes")), version)
             except Exception as error:
                 if not _is_refused(error):
                     raise
                 row = _decoded(error.response.get("Item"))  # type: ignore[attr-defined]
                 was_us = row is not None and row.get("version") == version
                 # of an old row that was asked for, the new one is what is left
-                return Applied(row) if was_us else ConditionFailed(row)
+                return Applied(row, version) if was_us else ConditionFailed(row)
 
         ended: Applied | ConditionFailed = await self._aws.do(attempt)
         return ended

@@ -56,6 +56,7 @@ create table once (
 create index once_by_forget on once (forget_ms);
 create table tasks (
     n integer primary key,
+    version integer not null default 1,
     owner text not null,
     id text not null,
     tool text not null,
@@ -82,7 +83,8 @@ create table tasks (
     resends integer not null default 0,
     noted integer not null default 0,
     unsent integer not null default 0,
-    cleans_up integer not null default 0
+    cleans_up integer not null default 0,
+    asked text
 );
 create unique index tasks_by_ref on tasks (owner, id);
 create index tasks_by_due on tasks (due_ms) where due_ms is not null;
