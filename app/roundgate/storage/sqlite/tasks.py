@@ -54,6 +54,8 @@ _REPLACED: Final = frozenset({Part.CALL, Part.STATE})
 """The parts that every task has, of which a put replaces the value before."""
 _ENDED: Final = frozenset({Status.FAILED, Status.CANCELLED})
 """The statuses in the index `tasks_ended`, as an operator sees them."""
+_DEFAULTS: Final = (None, 0)
+"""Values that a new row has without being told."""
 _OF_ENDED: Final = "ending in ('step_failed', 'error', 'cancelled')"
 """The condition of the index `tasks_ended`, which queries must repeat word for word."""
 _SHOWN: Final = "case ending when 'step_failed' then 'failed' else status end"
@@ -74,7 +76,8 @@ class SqliteTasks:
 
     async def insert(self, record: TaskRecord, puts: Sequence[Put]) -> bool:
         """See `TaskStore`."""
-        values = {name: _column(getattr(record, name)) for name in _FIELDS}
+        columns = {name: _column(getattr(record, name)) for name in _FIELDS}
+        values = {name: value for name, value in columns.items() if value not in _DEFAULTS}
         values |= {"owner": record.ref.owner, "id": record.ref.id}
         places = ", ".join("?" * len(values))
         insert = f"insert into tasks ({', '.join(values)}) values ({places}) on conflict do nothing"
@@ -292,13 +295,11 @@ def _to_record(row: tuple[Any, ...]) -> TaskRecord:
 
 def _column(value: Any) -> Any:
     """Return the value of a field as its column has it."""
-    match value:
-        case StrEnum():
-            return value.value
-        case tuple():
-            return json.dumps(value) if value else None
-        case _:
-            return value
+    if isinstance(value, StrEnum):
+        return value.value
+    if isinstance(value, tuple):
+        return json.dumps(value) if value else None
+    return value
 
 
 def _shown(db: sqlite3.Connection, record: TaskRecord) -> TaskRecord:
