@@ -44,7 +44,7 @@ TABLE = """
 | `tasks/update`, `tasks/cancel`, where any task's tool needs scopes | 1 read more | 0 | 1 | |
 | `tasks/cancel` of a task whose tool says how its job is cancelled | 1 + 1 | 4 | 1 | 1 |
 | cancelling that job: a look, a claim, its end | 1 + 2 + 1 | 3 + 2 | 2, and 1 each 4 KB | 0, or 1 to try again |
-| a turn of a worker: a read, the claim, and its end | 1 + 1 + 1 | 1 + 3 | 1, and 1 each 4 KB outside the head | 0, or 1 if it goes on |
+| a turn of a worker: read, claim, end | 1 + 1 + 1 | 1 + 3 | 1, and 1 each 4 KB beside it | 0, or 1 if it goes on |
 | the claim of a task that a sweep has sent again | 1 + 1 | 2 or 3 | as above | 0 |
 | a step in it | 1 | 1 (1.3 over 10,000 steps), and 2 more each 85 s | 0 | 0 |
 | a sweep, whatever it finds | 1 for the clock, and 1 query each shard | 1 | 0.5 each shard | 0 |

@@ -24,7 +24,7 @@ from roundgate.tasks.sweep import Sweep
 from tests.support.clocks import FixedClock
 from tests.support.replay import Name
 from tests.support.rounds import accept
-from tests.support.tasks import Shared, Workshop
+from tests.support.tasks import Shared, Workshop, as_stored
 
 Share = Callable[..., Shared]
 
@@ -278,7 +278,7 @@ async def test_sweepers_share_the_work_and_do_none_of_it_twice(
         for _ in shops
     ]
     sweeps = [
-        Sweep(store, shop.queue, clock, shop.config)
+        Sweep(as_stored(store), shop.queue, clock, shop.config)
         for store, shop in zip(stores, shops, strict=True)
     ]
     found = await asyncio.gather(*(one.sweep() for one in sweeps))
@@ -319,7 +319,7 @@ async def test_a_sweep_stops_at_its_deadline_and_the_next_one_goes_on(
             clock.skip(1)
             return await super().postpone_many(moves, *times_ms)
 
-    found = await Sweep(Slow(shop.store), shop.queue, clock, shop.config).sweep(
+    found = await Sweep(as_stored(Slow(shop.store)), shop.queue, clock, shop.config).sweep(
         clock.deadline(2_500)
     )
     assert 0 < found <= 15

@@ -31,7 +31,7 @@ from roundgate.tasks.stored import Claimed
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, Name
 from tests.support.rounds import accept
-from tests.support.tasks import Shared, Workshop
+from tests.support.tasks import Shared, Workshop, as_stored
 
 Share = Callable[..., Shared]
 SKEW_S = 5
@@ -482,7 +482,7 @@ async def test_a_store_that_is_back_soon_is_waited_for(shared: Shared, method: s
     failures: dict[str, Any] = {method: 4}
     flaky = Flaky(shop.store, **failures)
     assert (
-        await Workshop(shop.catalog, flaky, shop.queue, shop.clock).worker.work(ref)
+        await Workshop(shop.catalog, as_stored(flaky), shop.queue, shop.clock).worker.work(ref)
         is Turn.FINISHED
     )
     assert await shop.value(ref) == ["one", "two"]
@@ -503,7 +503,7 @@ async def test_a_store_that_stays_away_is_a_fault_and_the_task_goes_on_later(
     await shop.queue.delete([message])
     flaky = Flaky(shop.store, checkpoint=5, release=1)
     with pytest.raises(Unavailable):
-        await Workshop(shop.catalog, flaky, shop.queue, clock).worker.work(ref)
+        await Workshop(shop.catalog, as_stored(flaky), shop.queue, clock).worker.work(ref)
     assert effects.seen == ["one"]  # not a step more than could be remembered
     assert (await shop.record(ref)).status is Status.WORKING
     await until_the_end(shop, ref, clock)
@@ -622,7 +622,10 @@ async def test_no_step_begins_while_nobody_can_say_whether_the_lease_holds(
     shop = shared.workshop(stopped=stopped)
     ref = await shop.begin("stopped")
     flaky = Flaky(shop.store, error, checkpoint=3)
-    assert await Workshop(shop.catalog, flaky, shop.queue, clock).worker.work(ref) is Turn.FINISHED
+    assert (
+        await Workshop(shop.catalog, as_stored(flaky), shop.queue, clock).worker.work(ref)
+        is Turn.FINISHED
+    )
     assert flaky.calls[:5] == ["claim", *["checkpoint"] * 4]
     assert effects.seen == [1]  # the arguments are older than the renewal; it ran once
 
@@ -637,7 +640,9 @@ async def test_the_lease_is_renewed_through_any_error(share: Share) -> None:
     ref = await shop.begin("long")
     flaky = Flaky(shop.store, RuntimeError("ExpiredTokenException"), checkpoint=2)
     turn = asyncio.create_task(
-        Workshop(shop.catalog, flaky, shop.queue, shop.clock, shop.config).worker.work(ref)
+        Workshop(shop.catalog, as_stored(flaky), shop.queue, shop.clock, shop.config).worker.work(
+            ref
+        )
     )
     while not turn.done():
         await asyncio.sleep(0.05)
@@ -784,7 +789,7 @@ async def test_a_checkpoint_survives_the_time_out_that_its_handler_puts_around_t
 
     shop = shared.workshop(impatient=impatient)
     await shop.begin("impatient")
-    slow = Workshop(shop.catalog, Slow(shop.store), shop.queue, shop.clock)
+    slow = Workshop(shop.catalog, as_stored(Slow(shop.store)), shop.queue, shop.clock)
     assert await slow.turns() == [Turn.RELEASED]
     assert await shop.turns() == [Turn.FINISHED]
     assert effects.seen == ["one"]
