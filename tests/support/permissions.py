@@ -211,7 +211,7 @@ def _uses(module: str) -> Iterator[tuple[str, str]]:
 def _methods(
     path: str, name: str, under: Mapping[str, set[Permission]]
 ) -> dict[str, set[Permission]]:
-    """What each method of a class does, itself, through `self` or through the `_table` under it."""
+    """What each method of a class does, itself, through `self` or through the `_table` or `store` under it."""
     (found,) = (
         node for node in _parsed(path).body if isinstance(node, ast.ClassDef) and node.name == name
     )
@@ -241,7 +241,7 @@ def _does(
                 name in bodies and name not in seen
             ):
                 found |= _does(name, bodies, under, seen | {name})
-            case ast.Attribute(attr=name, value=ast.Attribute(attr="_table")):
+            case ast.Attribute(attr=name, value=ast.Attribute(attr="_table" | "store")):
                 found |= under.get(name, set())
     return {(action, index or resource) for action, resource in found}
 
@@ -255,7 +255,8 @@ def _parsed(path: str) -> ast.Module:
 
 
 _TABLE = _methods("app/roundgate/storage/dynamodb/table.py", "Table", {})
-TASKS = _methods("app/roundgate/storage/dynamodb/tasks.py", "DynamoDbTasks", _TABLE)
+_TASKS = _methods("app/roundgate/storage/dynamodb/tasks.py", "DynamoDbTasks", _TABLE)
+TASKS = _methods("app/roundgate/tasks/stored.py", "StoredTasks", _TASKS)
 STORES: Mapping[str, Mapping[str, set[Permission]]] = {
     "_store": TASKS,
     "_once": _methods("app/roundgate/storage/dynamodb/table.py", "DynamoDbOnce", _TABLE),

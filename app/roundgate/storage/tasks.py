@@ -333,8 +333,11 @@ class TaskStore(Protocol):
     async def read(self, ref: TaskRef) -> TaskRecord | None:
         """Return a record with what its client is shown, strongly consistent. One call."""
 
-    async def heads(self, refs: Sequence[TaskRef]) -> Sequence[TaskRecord | None]:
-        """Return records without values, strongly consistent, in the order of `refs`."""
+    async def head(self, ref: TaskRef) -> TaskRecord | None:
+        """Return a record without values, strongly consistent. One call."""
+
+    async def heads(self, refs: Sequence[TaskRef]) -> Mapping[TaskRef, TaskRecord]:
+        """Return many records as `head` does; those that are gone are left out."""
 
     async def read_work(self, ref: TaskRef) -> tuple[TaskRecord | None, Work | None]:
         """Return a record and the values that a worker needs, as of one moment.

@@ -111,7 +111,7 @@ class StoredTasks:
         self, ref: TaskRef, event: Event, now_ms: int, known: TaskRecord | None = None
     ) -> Next | Refused:
         """Return what an event came to. A `Next` has been written."""
-        record = known or await self._head(ref)
+        record = known or await self.store.head(ref)
         while True:
             decision = machine.apply(record, event, now_ms)
             if isinstance(decision, Refused):
@@ -121,10 +121,6 @@ class StoredTasks:
                     pass
                 case TaskRecord():
                     return decision
-
-    async def _head(self, ref: TaskRef) -> TaskRecord | None:
-        (record,) = await self.store.heads([ref])
-        return record
 
     async def _happens(self, ref: TaskRef, event: Event, now_ms: int) -> bool:
         return isinstance(await self._apply(ref, event, now_ms), Next)
@@ -437,10 +433,7 @@ class StoredTasks:
             return []
         records = await self.store.heads([move.task.ref for move in moves])
         return await asyncio.gather(
-            *(
-                self._postpone(move, record, now_ms, skew_ms)
-                for move, record in zip(moves, records, strict=True)
-            )
+            *(self._postpone(move, records.get(move.task.ref), now_ms, skew_ms) for move in moves)
         )
 
     async def _postpone(
@@ -495,7 +488,7 @@ class StoredTasks:
     async def purge(self, ref: TaskRef, now_ms: int) -> bool:
         """Delete a task that is terminal or expired, with everything that is kept of it. `False` if
         there is none, or it is still open."""
-        while (record := await self._head(ref)) is not None:
+        while (record := await self.store.head(ref)) is not None:
             if not machine.may_purge(record, now_ms):
                 return False
             if await self.store.delete(record):

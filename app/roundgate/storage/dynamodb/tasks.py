@@ -7,7 +7,7 @@ root item in `….root_items`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from roundgate.errors import Unavailable
@@ -93,14 +93,15 @@ class DynamoDbTasks:
             # a question was answered and its rows deleted while they were read
         raise Unavailable(_CHANGES_TOO_FAST)
 
-    async def heads(self, refs: Sequence[TaskRef]) -> Sequence[TaskRecord | None]:
+    async def head(self, ref: TaskRef) -> TaskRecord | None:
         """See `TaskStore`."""
-        pks = [pk_of(ref) for ref in refs]
-        if len(pks) == 1:
-            rows = {pks[0]: await self._table.root(pks[0])}
-        else:
-            rows = {**await self._table.roots(list(dict.fromkeys(pks)))}
-        return [None if (root := rows.get(pk)) is None else record_of(root) for pk in pks]
+        root = await self._table.root(pk_of(ref))
+        return None if root is None else record_of(root)
+
+    async def heads(self, refs: Sequence[TaskRef]) -> Mapping[TaskRef, TaskRecord]:
+        """See `TaskStore`."""
+        roots = await self._table.roots([pk_of(ref) for ref in dict.fromkeys(refs)])
+        return {record.ref: record for record in map(record_of, roots.values())}
 
     async def read_work(self, ref: TaskRef) -> tuple[TaskRecord | None, Work | None]:
         """See `TaskStore`."""

@@ -4,7 +4,7 @@ once."""
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
@@ -100,9 +100,17 @@ class SqliteTasks:
 
         return await self._database.read(look)
 
-    async def heads(self, refs: Sequence[TaskRef]) -> Sequence[TaskRecord | None]:
+    async def head(self, ref: TaskRef) -> TaskRecord | None:
         """See `TaskStore`."""
-        return await self._database.read(lambda db: [_record(db, ref) for ref in refs])
+        return await self._database.read(lambda db: _record(db, ref))
+
+    async def heads(self, refs: Sequence[TaskRef]) -> Mapping[TaskRef, TaskRecord]:
+        """See `TaskStore`."""
+
+        def look(db: sqlite3.Connection) -> Mapping[TaskRef, TaskRecord]:
+            return {ref: record for ref in refs if (record := _record(db, ref)) is not None}
+
+        return await self._database.read(look)
 
     async def read_work(self, ref: TaskRef) -> tuple[TaskRecord | None, Work | None]:
         """See `TaskStore`. A file keeps every task whole."""
