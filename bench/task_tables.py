@@ -26,7 +26,7 @@ from roundgate.storage import TaskRef
 from roundgate.storage.dynamodb import BATCH, SHARDS, DynamoDbTasks
 from roundgate.storage.sqlite import Database, SqliteTasks
 from roundgate.tasks import TaskCall, owner_of
-from roundgate.tasks.machine import NOTHING, NewTask
+from roundgate.tasks.events import NOTHING, NewTask
 from roundgate.tasks.stored import Claimed, StoredTasks
 
 OWNER = owner_of(LOCAL)

@@ -45,7 +45,7 @@ from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks import sweep as sweep_module
-from roundgate.tasks.machine import NewTask
+from roundgate.tasks.events import NewTask
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tasks.sweep import Sweep
 from tests.support.dynamodb import ROOT, Emulator, emulator, why_not

@@ -26,7 +26,7 @@ from roundgate.storage import TaskRef
 from roundgate.storage.dynamodb import DynamoDbTasks
 from roundgate.storage.sqlite import Database, SqliteTasks
 from roundgate.tasks.call import owner_of
-from roundgate.tasks.machine import Cancelled, NewTask
+from roundgate.tasks.events import Cancelled, NewTask
 from roundgate.tasks.stored import StoredTasks
 from tests.support.command import roundgate
 from tests.support.dynamodb import Emulator

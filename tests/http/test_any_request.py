@@ -32,7 +32,7 @@ from roundgate.protocol import v2025
 from roundgate.runtime.startup import Stores, make_stores
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks.call import owner_of
-from roundgate.tasks.machine import NOTHING, NewTask
+from roundgate.tasks.events import NOTHING, NewTask
 from roundgate.tasks.stored import Claimed
 from tests.support import wire
 from tests.support.functions import EVERYTHING

@@ -22,7 +22,7 @@ from roundgate.clock import Clock
 from roundgate.errors import Unavailable
 from roundgate.runtime.startup import Stores, make_stores
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
-from roundgate.tasks.machine import NewTask
+from roundgate.tasks.events import NewTask
 from roundgate.tasks.stored import StoredTasks
 from tests.support import wire
 from tests.support.asgi import STATE_KEY, Client

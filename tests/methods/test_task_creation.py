@@ -18,7 +18,7 @@ from roundgate.errors import Unavailable
 from roundgate.runtime.startup import Stores, make_stores
 from roundgate.storage.queue import Message
 from roundgate.storage.tasks import TaskRef
-from roundgate.tasks.machine import NewTask
+from roundgate.tasks.events import NewTask
 from tests.support import wire
 from tests.support.clocks import SkippingClock
 from tests.support.rounds import CAPABILITIES, accept, retry, valid_input_required

@@ -31,7 +31,7 @@ from roundgate.storage.tasks import (
     Work,
 )
 from roundgate.tasks import TaskCall
-from roundgate.tasks.machine import (
+from roundgate.tasks.events import (
     NOTHING,
     Added,
     Answered,

@@ -19,7 +19,7 @@ from roundgate.storage.dynamodb.table import TABLE, DynamoDbOnce, Table
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.once import OnceRecord, OnceStore
 from roundgate.storage.tasks import TaskRef, Wanted
-from roundgate.tasks.machine import NOTHING, Added, Answered
+from roundgate.tasks.events import NOTHING, Added, Answered
 from roundgate.tasks.stored import Claimed, Lease, Move, StoredTasks
 from tests.storage import contract, task_contract
 from tests.storage.contract import LATER

@@ -14,7 +14,7 @@ from roundgate.errors import Unavailable
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import TaskRef
-from roundgate.tasks.machine import NOTHING, Added, NewTask
+from roundgate.tasks.events import NOTHING, Added, NewTask
 from roundgate.tasks.stored import Claimed, StoredTasks
 
 REF = TaskRef("owner", "task")

@@ -17,7 +17,7 @@ from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.sessions import SqliteSessions
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import Ending, TaskRef, Wanted
-from roundgate.tasks.machine import NOTHING, Added
+from roundgate.tasks.events import NOTHING, Added
 from roundgate.tasks.stored import Claimed, Lease, Move, StoredTasks
 from tests.storage.task_contract import END, NOW, REF, UNTIL, new
 

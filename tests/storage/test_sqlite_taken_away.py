@@ -20,7 +20,7 @@ from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import TaskRef
-from roundgate.tasks.machine import NewTask
+from roundgate.tasks.events import NewTask
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tasks.sweep import Sweep
 from tests.support.asgi import STATE_KEY, client, config_file, stoppable

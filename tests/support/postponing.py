@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roundgate.storage import OpenTask
-from roundgate.tasks.machine import Postponed
+from roundgate.tasks.events import Postponed
 from roundgate.tasks.stored import Move, StoredTasks
 
 

@@ -34,8 +34,8 @@ from roundgate.storage.sqlite.writing import transacted
 from roundgate.storage.tasks import TaskRecord, TaskRef
 from roundgate.tasks.call import TaskCall, owner_of
 from roundgate.tasks.ending import Turn
+from roundgate.tasks.events import NotClaimed
 from roundgate.tasks.lease import ClockTrust
-from roundgate.tasks.machine import NotClaimed
 from roundgate.tasks.pool import Pool
 from roundgate.tasks.service import Tasks
 from roundgate.tasks.stored import Claimed, StoredTasks

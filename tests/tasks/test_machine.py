@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from roundgate.protocol.tasks import OPEN, Status
 from roundgate.storage.tasks import Ending, Part, TaskRecord, TaskRef
-from roundgate.tasks import machine
-from roundgate.tasks.machine import (
+from roundgate.tasks import events, machine
+from roundgate.tasks.events import (
     NOTHING,
     Added,
     Answered,
@@ -25,8 +25,8 @@ from roundgate.tasks.machine import (
     NotClaimed,
     Postponed,
     Refused,
-    apply,
 )
+from roundgate.tasks.machine import apply
 
 NOW: Final = 1_000_000
 END: Final = NOW + 100_000
@@ -62,26 +62,26 @@ STATES: Final[Mapping[str, TaskRecord | None]] = {
 }
 
 EVENTS: Final[Mapping[str, Event]] = {
-    "claim": machine.Claim(UNTIL, UNTIL, NOW),
-    "claim alone": machine.Claim(UNTIL, UNTIL, NOW, alone=True),
-    "checkpoint": machine.Checkpoint(FENCE, Added([b"1"]), 1, UNTIL),
-    "suspend": machine.Suspend(FENCE, NOTHING, 0, {"c": b"?"}),
-    "release": machine.Release(FENCE, NOTHING, 0, 0, UNTIL),
-    "restart": machine.Restart(FENCE, b"call", (), b"{}", 1, UNTIL),
-    "park": machine.Park(FENCE, "waits"),
-    "finish": machine.Finish(FENCE, Status.COMPLETED, b"{}", None),
-    "let go": machine.LetGo(FENCE, NOW, blame=True),
-    "answer one": machine.Answer({"a": b"!"}, UNTIL),
-    "answer all": machine.Answer({"a": b"!", "b": b"!"}, UNTIL),
-    "answer others": machine.Answer({"x": b"!"}, UNTIL),
-    "cancel": machine.Cancel("no more", NOW),
-    "expire": machine.Expire(NOW),
-    "go on": machine.GoOn(UNTIL),
-    "requeue": machine.Requeue(NOW),
-    "claim cleanup": machine.ClaimCleanup(UNTIL, UNTIL, NOW),
-    "postpone cleanup": machine.PostponeCleanup(FENCE, UNTIL, UNTIL),
-    "end cleanup": machine.EndCleanup(FENCE),
-    "note retry": machine.NoteRetry("other"),
+    "claim": events.Claim(UNTIL, UNTIL, NOW),
+    "claim alone": events.Claim(UNTIL, UNTIL, NOW, alone=True),
+    "checkpoint": events.Checkpoint(FENCE, Added([b"1"]), 1, UNTIL),
+    "suspend": events.Suspend(FENCE, NOTHING, 0, {"c": b"?"}),
+    "release": events.Release(FENCE, NOTHING, 0, 0, UNTIL),
+    "restart": events.Restart(FENCE, b"call", (), b"{}", 1, UNTIL),
+    "park": events.Park(FENCE, "waits"),
+    "finish": events.Finish(FENCE, Status.COMPLETED, b"{}", None),
+    "let go": events.LetGo(FENCE, NOW, blame=True),
+    "answer one": events.Answer({"a": b"!"}, UNTIL),
+    "answer all": events.Answer({"a": b"!", "b": b"!"}, UNTIL),
+    "answer others": events.Answer({"x": b"!"}, UNTIL),
+    "cancel": events.Cancel("no more", NOW),
+    "expire": events.Expire(NOW),
+    "go on": events.GoOn(UNTIL),
+    "requeue": events.Requeue(NOW),
+    "claim cleanup": events.ClaimCleanup(UNTIL, UNTIL, NOW),
+    "postpone cleanup": events.PostponeCleanup(FENCE, UNTIL, UNTIL),
+    "end cleanup": events.EndCleanup(FENCE),
+    "note retry": events.NoteRetry("other"),
 }
 UNDER_A_LEASE: Final = ("checkpoint", "suspend", "release", "restart", "park", "finish", "let go")
 IS_HELD: Final = ("held", "held alone", "lapsed")
@@ -195,7 +195,7 @@ def test_the_table_is_whole() -> None:
 def test_a_sweep_moves_what_is_not_held(state: str, expected: Postponed) -> None:
     record = STATES[state]
     seen_ms = NOW if record is None or record.due_ms is None else record.due_ms
-    decision = apply(record, machine.Postpone(seen_ms, END, 1, False, 0), NOW)
+    decision = apply(record, events.Postpone(seen_ms, END, 1, False, 0), NOW)
     if isinstance(decision, Refused):
         assert decision.reason is expected
         return
@@ -207,16 +207,16 @@ def test_a_sweep_moves_what_is_not_held(state: str, expected: Postponed) -> None
 
 
 def test_a_task_that_was_moved_since_is_missed() -> None:
-    decision = apply(NEW, machine.Postpone(NOW, END, 1, False, 0), NOW)
+    decision = apply(NEW, events.Postpone(NOW, END, 1, False, 0), NOW)
     assert decision == Refused(Postponed.MISSED)
 
 
 def test_entries_whose_write_was_in_doubt_are_added_once() -> None:
-    event = machine.Checkpoint(FENCE, Added([b"1"]), 1)
+    event = events.Checkpoint(FENCE, Added([b"1"]), 1)
     first = apply(HELD, event, NOW)
     assert isinstance(first, Next)
     assert apply(first.record(), event, NOW) == Refused(No.HAPPENED)
-    last = apply(first.record(), machine.Release(FENCE, Added([b"1"]), 1, 0, UNTIL), NOW)
+    last = apply(first.record(), events.Release(FENCE, Added([b"1"]), 1, 0, UNTIL), NOW)
     assert isinstance(last, Next)
     assert last.puts == []
 
@@ -255,42 +255,42 @@ def event_from(
     wake_ms = first if flag else 0
     match kind:
         case 0:
-            return machine.Claim(first, second, third, alone=flag)
+            return events.Claim(first, second, third, alone=flag)
         case 1 | 17:
-            return machine.Checkpoint(fence, added, number, first, second if flag else None)
+            return events.Checkpoint(fence, added, number, first, second if flag else None)
         case 2:
-            return machine.Suspend(fence, added, number, asked or {"a": b"?"}, wake_ms)
+            return events.Suspend(fence, added, number, asked or {"a": b"?"}, wake_ms)
         case 3:
-            return machine.Release(fence, added, number, wake_ms, second, n, third * flag, flag)
+            return events.Release(fence, added, number, wake_ms, second, n, third * flag, flag)
         case 4:
-            return machine.Restart(fence, b"call", (), b"{}", 1, first)
+            return events.Restart(fence, b"call", (), b"{}", 1, first)
         case 5:
-            return machine.Park(fence, "waits")
+            return events.Park(fence, "waits")
         case 6:
             status = Status.COMPLETED if n % 2 else Status.FAILED
             cleanup_ms, ending = first if flag else None, Ending.STEP_FAILED if keys > 5 else None
-            return machine.Finish(fence, status, b"{}", None, cleanup_ms, ending)
+            return events.Finish(fence, status, b"{}", None, cleanup_ms, ending)
         case 7:
-            return machine.LetGo(fence, first, blame=flag)
+            return events.LetGo(fence, first, blame=flag)
         case 8:
-            return machine.Answer(asked, first)
+            return events.Answer(asked, first)
         case 9:
-            return machine.Cancel("no more", first)
+            return events.Cancel("no more", first)
         case 10:
             journal = [b"1"] if n > 1 else None
-            return machine.ClaimCleanup(first, second, third, fence if flag else None, journal)
+            return events.ClaimCleanup(first, second, third, fence if flag else None, journal)
         case 11:
-            return machine.PostponeCleanup(fence, first, second)
+            return events.PostponeCleanup(fence, first, second)
         case 12:
-            return machine.EndCleanup(fence)
+            return events.EndCleanup(fence)
         case 13:
-            return machine.GoOn(first)
+            return events.GoOn(first)
         case 14:
-            return machine.Postpone(record.due_ms or 0, first, n, flag, 5_000)
+            return events.Postpone(record.due_ms or 0, first, n, flag, 5_000)
         case 15:
-            return machine.Expire(first)
+            return events.Expire(first)
         case _:
-            return machine.Requeue(first, fence if flag else None) if n else machine.NoteRetry("x")
+            return events.Requeue(first, fence if flag else None) if n else events.NoteRetry("x")
 
 
 @dataclass
@@ -355,7 +355,7 @@ def test_what_is_terminal_is_final(steps: list[Any], cleans_up: bool) -> None:
         kept = ("status", "status_message", "ending", "failed_steps", "revision", "updated_ms")
         for name in kept:
             assert getattr(after.record, name) == getattr(before.record, name)
-        assert before.record.due_ms is not None or isinstance(event, machine.NoteRetry)
+        assert before.record.due_ms is not None or isinstance(event, events.NoteRetry)
         assert after.answers == before.answers
 
     lives(steps, cleans_up, check)
@@ -367,7 +367,7 @@ def test_a_fence_never_goes_back_and_each_lease_has_its_own(
     steps: list[Any], cleans_up: bool
 ) -> None:
     def check(before: Life, event: Event, after: Life, now_ms: int) -> None:
-        takes = isinstance(event, machine.Claim | machine.ClaimCleanup | machine.Requeue)
+        takes = isinstance(event, events.Claim | events.ClaimCleanup | events.Requeue)
         assert after.record.fence == before.record.fence + takes
         if not before.record.lease_until_ms and after.record.lease_until_ms:
             assert takes
@@ -381,8 +381,8 @@ def test_nothing_outstanding_is_forgotten(steps: list[Any], cleans_up: bool) -> 
     """An open task is due at some time, and a question goes only with its answer, or because the
     task ends, asks anew, begins anew or lets go."""
     forgets = (
-        *(machine.Suspend, machine.Release, machine.Restart, machine.Finish),
-        *(machine.Cancel, machine.Expire),
+        *(events.Suspend, events.Release, events.Restart, events.Finish),
+        *(events.Cancel, events.Expire),
     )
 
     def check(before: Life, event: Event, after: Life, now_ms: int) -> None:
@@ -392,7 +392,7 @@ def test_nothing_outstanding_is_forgotten(steps: list[Any], cleans_up: bool) -> 
         assert record.status is not Status.INPUT_REQUIRED or record.asked
         if not isinstance(event, forgets):
             gone = before.questions - after.questions
-            assert all(isinstance(event, machine.Answer) and key in after.answers for key in gone)
+            assert all(isinstance(event, events.Answer) and key in after.answers for key in gone)
         if record.lease_until_ms:
             assert record.due_ms is not None, "who dies with it is found"
 
@@ -403,9 +403,9 @@ def test_nothing_outstanding_is_forgotten(steps: list[Any], cleans_up: bool) -> 
 @any_life
 def test_what_was_remembered_stays_until_it_begins_anew(steps: list[Any], cleans_up: bool) -> None:
     def check(before: Life, event: Event, after: Life, now_ms: int) -> None:
-        if isinstance(event, machine.Restart):
+        if isinstance(event, events.Restart):
             assert (after.journal, after.answers) == ([], {})
-        elif not isinstance(event, machine.ClaimCleanup):
+        elif not isinstance(event, events.ClaimCleanup):
             assert after.journal[: len(before.journal)] == before.journal
             assert before.answers.keys() <= after.answers.keys()
 
@@ -423,9 +423,9 @@ def test_blame_falls_on_what_ran_alone(steps: list[Any], cleans_up: bool) -> Non
             assert after.record.deaths == before.record.deaths + 1
         if after.record.suspect and not before.record.suspect:
             assert lease, "nothing is suspected of what had no worker"
-        if isinstance(event, machine.Claim) and after.record.suspect:
+        if isinstance(event, events.Claim) and after.record.suspect:
             assert after.record.alone
-        if isinstance(event, machine.Claim):
+        if isinstance(event, events.Claim):
             assert lease <= event.lapsed_ms, "a living lease is not taken"
 
     lives(steps, cleans_up, check)
@@ -437,7 +437,7 @@ def test_an_event_under_a_lease_happens_under_that_lease_alone(
     steps: list[Any], cleans_up: bool
 ) -> None:
     def check(before: Life, event: Event, after: Life, now_ms: int) -> None:
-        if isinstance(event, machine.UnderLease):
+        if isinstance(event, events.UnderLease):
             assert event.fence == before.record.fence
             assert before.record.lease_until_ms
             assert before.record.status is Status.WORKING

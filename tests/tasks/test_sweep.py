@@ -17,7 +17,7 @@ from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks import sweep
 from roundgate.tasks.ending import Turn
-from roundgate.tasks.machine import Postponed
+from roundgate.tasks.events import Postponed
 from roundgate.tasks.service import ANSWER_WAIT_S
 from roundgate.tasks.stored import Claimed, Move, StoredTasks
 from roundgate.tasks.sweep import Sweep

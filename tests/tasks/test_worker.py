@@ -26,7 +26,7 @@ from roundgate.tasks import patience
 from roundgate.tasks import turn as turn_module
 from roundgate.tasks.call import TaskCall, owner_of
 from roundgate.tasks.ending import DECLINED_MS, Turn
-from roundgate.tasks.machine import NOTHING, Added, NewTask, NotClaimed
+from roundgate.tasks.events import NOTHING, Added, NewTask, NotClaimed
 from roundgate.tasks.stored import Claimed
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, Name

@@ -26,7 +26,7 @@ from roundgate.errors import NotRetryable, Unavailable
 from roundgate.protocol import OPEN, TERMINAL, Status
 from roundgate.runtime.startup import Stores
 from roundgate.storage import Ending, TaskRecord, TaskRef, Wanted
-from roundgate.tasks.machine import Cancelled
+from roundgate.tasks.events import Cancelled
 from roundgate.tasks.operating import retry
 
 CANCELLED_BY_OPERATOR: Final = "The operator cancelled the task"

@@ -37,8 +37,8 @@ from roundgate.replay import (
 from roundgate.settings import TasksConfig
 from roundgate.storage import TaskRef
 from roundgate.tasks.call import TaskCall, journal_of
+from roundgate.tasks.events import Added
 from roundgate.tasks.lease import ClockTrust, LeaseTime, Moment
-from roundgate.tasks.machine import Added
 from roundgate.tasks.outcome import Ended
 from roundgate.tasks.patience import Patience, to_its_end
 from roundgate.tasks.stored import Claimed, Lease, StoredTasks

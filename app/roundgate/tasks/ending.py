@@ -37,9 +37,9 @@ from roundgate.replay import HOLD_MS, Completed, Failed, Raised, Restarted, Susp
 from roundgate.settings import TasksConfig
 from roundgate.storage import Ending, TaskQueue, TaskRef
 from roundgate.tasks.checkpointer import Checkpointer
+from roundgate.tasks.events import NOTHING, Added
 from roundgate.tasks.hints import wake
 from roundgate.tasks.lease import ClockTrust
-from roundgate.tasks.machine import NOTHING, Added
 from roundgate.tasks.outcome import Ended, ended, failed, log_failure
 from roundgate.tasks.stored import Claimed, StoredTasks
 from roundgate.tasks.turn import Outcome

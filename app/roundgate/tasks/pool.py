@@ -16,8 +16,8 @@ from roundgate.errors import Unavailable
 from roundgate.observability.metrics import Metrics
 from roundgate.settings import TasksConfig
 from roundgate.storage import Message, TaskQueue, TaskRef
+from roundgate.tasks.events import NotClaimed
 from roundgate.tasks.isolation import END_GRACE_S, Children, Quarantine
-from roundgate.tasks.machine import NotClaimed
 from roundgate.tasks.stored import Claimed, StoredTasks
 from roundgate.tasks.sweep import Sweep
 from roundgate.tasks.turn import Running

@@ -26,8 +26,8 @@ from roundgate.replay import JOURNAL_VERSION, Journal, plain, row
 from roundgate.settings import TasksConfig
 from roundgate.storage import TaskQueue, TaskRecord, TaskRef
 from roundgate.tasks.call import TaskCall, owner_of
+from roundgate.tasks.events import Answered, Cancelled, NewTask
 from roundgate.tasks.hints import wake
-from roundgate.tasks.machine import Answered, Cancelled, NewTask
 from roundgate.tasks.outcome import Ended
 from roundgate.tasks.stored import StoredTasks
 

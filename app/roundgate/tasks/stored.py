@@ -30,8 +30,8 @@ from roundgate.storage import (
     Wanted,
     Work,
 )
-from roundgate.tasks import machine
-from roundgate.tasks.machine import (
+from roundgate.tasks import events, machine
+from roundgate.tasks.events import (
     Added,
     Answered,
     Cancelled,
@@ -147,8 +147,8 @@ class StoredTasks:
     async def answer(
         self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int
     ) -> Answered:
-        """See `machine.Answer`."""
-        match await self._apply(ref, machine.Answer(answers, due_ms), now_ms):
+        """See `events.Answer`."""
+        match await self._apply(ref, events.Answer(answers, due_ms), now_ms):
             case Next(result=Answered() as result) | Refused(Answered() as result):
                 return result
         raise AssertionError("an answer comes to something")
@@ -156,9 +156,9 @@ class StoredTasks:
     async def cancel(
         self, ref: TaskRef, status_message: str, now_ms: int, due_ms: int | None = None
     ) -> Cancelled:
-        """See `machine.Cancel`. It is due at `due_ms`, by default at once."""
+        """See `events.Cancel`. It is due at `due_ms`, by default at once."""
         due_ms = now_ms if due_ms is None else due_ms
-        match await self._apply(ref, machine.Cancel(status_message, due_ms), now_ms):
+        match await self._apply(ref, events.Cancel(status_message, due_ms), now_ms):
             case Next(result=Cancelled() as result) | Refused(Cancelled() as result):
                 return result
         raise AssertionError("a cancellation comes to something")
@@ -175,17 +175,17 @@ class StoredTasks:
         lapsed_ms: int | None = None,
         alone: bool = False,
     ) -> Claimed | NotClaimed:
-        """See `machine.Claim`. Of many claims one wins. `due_ms` is by default `until_ms`, and
+        """See `events.Claim`. Of many claims one wins. `due_ms` is by default `until_ms`, and
         `lapsed_ms` is `now_ms`."""
         due_ms = until_ms if due_ms is None else due_ms
         lapsed_ms = now_ms if lapsed_ms is None else lapsed_ms
-        claimed = await self._claim(ref, machine.Claim(until_ms, due_ms, lapsed_ms, alone), now_ms)
+        claimed = await self._claim(ref, events.Claim(until_ms, due_ms, lapsed_ms, alone), now_ms)
         if isinstance(claimed, Claimed):
             return claimed
         return NotClaimed(claimed.reason)
 
     async def _claim(
-        self, ref: TaskRef, event: machine.Claim | machine.ClaimCleanup, now_ms: int
+        self, ref: TaskRef, event: events.Claim | events.ClaimCleanup, now_ms: int
     ) -> Claimed | Refused:
         """The work is read before the swap; if that succeeds, none of it has changed since."""
         while True:
@@ -198,7 +198,7 @@ class StoredTasks:
                 break
         assert work is not None, "what can be claimed keeps its work"
         journal = work.journal
-        if isinstance(event, machine.ClaimCleanup) and event.journal is not None:
+        if isinstance(event, events.ClaimCleanup) and event.journal is not None:
             journal = list(event.journal)
         return Claimed(
             Lease(ref, swapped.fence, _Held(swapped)),
@@ -217,14 +217,14 @@ class StoredTasks:
         until_ms: int | None = None,
         due_ms: int | None = None,
     ) -> None:
-        """See `machine.Checkpoint`.
+        """See `events.Checkpoint`.
 
         Raises:
             LeaseLost
         """
         await self._under_lease(
             lease,
-            lambda number: machine.Checkpoint(lease.fence, added, number, until_ms, due_ms),
+            lambda number: events.Checkpoint(lease.fence, added, number, until_ms, due_ms),
             now_ms,
             added.entries,
         )
@@ -238,14 +238,14 @@ class StoredTasks:
         *,
         wake_ms: int = 0,
     ) -> None:
-        """See `machine.Suspend`.
+        """See `events.Suspend`.
 
         Raises:
             LeaseLost
         """
         await self._under_lease(
             lease,
-            lambda number: machine.Suspend(lease.fence, added, number, requests, wake_ms),
+            lambda number: events.Suspend(lease.fence, added, number, requests, wake_ms),
             now_ms,
             added.entries,
         )
@@ -262,7 +262,7 @@ class StoredTasks:
         declined_ms: int = 0,
         keeps_blame: bool = False,
     ) -> None:
-        """See `machine.Release`.
+        """See `events.Release`.
 
         Raises:
             LeaseLost
@@ -270,7 +270,7 @@ class StoredTasks:
         rest = (wake_ms, due_ms, attempts, declined_ms, keeps_blame)
         await self._under_lease(
             lease,
-            lambda number: machine.Release(lease.fence, added, number, *rest),
+            lambda number: events.Release(lease.fence, added, number, *rest),
             now_ms,
             added.entries,
         )
@@ -285,21 +285,21 @@ class StoredTasks:
         now_ms: int,
         due_ms: int,
     ) -> None:
-        """See `machine.Restart`.
+        """See `events.Restart`.
 
         Raises:
             LeaseLost
         """
-        event = machine.Restart(lease.fence, call, journal, state, journal_version, due_ms)
+        event = events.Restart(lease.fence, call, journal, state, journal_version, due_ms)
         await self._under_lease(lease, lambda number: event, now_ms)
 
     async def park(self, lease: Lease, status_message: str, now_ms: int) -> None:
-        """See `machine.Park`.
+        """See `events.Park`.
 
         Raises:
             LeaseLost
         """
-        event = machine.Park(lease.fence, status_message)
+        event = events.Park(lease.fence, status_message)
         await self._under_lease(lease, lambda number: event, now_ms)
 
     async def finish(
@@ -314,12 +314,12 @@ class StoredTasks:
         ending: Ending | None = None,
         failed_steps: Sequence[str] = (),
     ) -> None:
-        """See `machine.Finish`.
+        """See `events.Finish`.
 
         Raises:
             LeaseLost
         """
-        event = machine.Finish(
+        event = events.Finish(
             *(lease.fence, status, outcome, status_message, cleanup_due_ms, ending, failed_steps)
         )
         await self._under_lease(lease, lambda number: event, now_ms)
@@ -327,11 +327,11 @@ class StoredTasks:
     async def let_go(
         self, ref: TaskRef, fence: int, now_ms: int, due_ms: int, *, blame: bool
     ) -> bool:
-        """See `machine.LetGo`. `False` if the lease is lost.
+        """See `events.LetGo`. `False` if the lease is lost.
 
         May be called from another thread, on a store and in an event loop of its own.
         """
-        return await self._happens(ref, machine.LetGo(fence, due_ms, blame), now_ms)
+        return await self._happens(ref, events.LetGo(fence, due_ms, blame), now_ms)
 
     async def _under_lease(
         self,
@@ -377,18 +377,18 @@ class StoredTasks:
         fence: int | None = None,
         journal: Sequence[bytes] | None = None,
     ) -> Claimed | None:
-        """See `machine.ClaimCleanup`. `None` if there is nothing to clean up, or not now."""
-        event = machine.ClaimCleanup(until_ms, due_ms, lapsed_ms, fence, journal)
+        """See `events.ClaimCleanup`. `None` if there is nothing to clean up, or not now."""
+        event = events.ClaimCleanup(until_ms, due_ms, lapsed_ms, fence, journal)
         claimed = await self._claim(ref, event, now_ms)
         return claimed if isinstance(claimed, Claimed) else None
 
     async def postpone_cleanup(self, lease: Lease, *, wake_ms: int, due_ms: int) -> bool:
-        """See `machine.PostponeCleanup`. `False` if another worker has claimed it since."""
-        return await self._cleaning(lease, machine.PostponeCleanup(lease.fence, wake_ms, due_ms))
+        """See `events.PostponeCleanup`. `False` if another worker has claimed it since."""
+        return await self._cleaning(lease, events.PostponeCleanup(lease.fence, wake_ms, due_ms))
 
     async def end_cleanup(self, lease: Lease) -> bool:
-        """See `machine.EndCleanup`. `False` if another worker has claimed it since."""
-        return await self._cleaning(lease, machine.EndCleanup(lease.fence))
+        """See `events.EndCleanup`. `False` if another worker has claimed it since."""
+        return await self._cleaning(lease, events.EndCleanup(lease.fence))
 
     async def _cleaning(self, lease: Lease, event: Event) -> bool:
         known = None if lease.held is None else lease.held.known
@@ -421,13 +421,13 @@ class StoredTasks:
         return await self.store.tell_time(report)
 
     async def go_on(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
-        """See `machine.GoOn`. `False` if it is not to go on now."""
-        return await self._happens(ref, machine.GoOn(due_ms), now_ms)
+        """See `events.GoOn`. `False` if it is not to go on now."""
+        return await self._happens(ref, events.GoOn(due_ms), now_ms)
 
     async def postpone_many(
         self, moves: Sequence[Move], now_ms: int, skew_ms: int = 0
     ) -> Sequence[Postponed]:
-        """See `machine.Postpone`. Each move happens or not by itself; of many callers all but one
+        """See `events.Postpone`. Each move happens or not by itself; of many callers all but one
         have missed it."""
         if not moves:
             return []
@@ -442,17 +442,17 @@ class StoredTasks:
         if record is None:
             return Postponed.MISSED
         seen_ms = move.task.due_ms
-        event = machine.Postpone(seen_ms, move.due_ms, move.resends, move.unsent, skew_ms)
+        event = events.Postpone(seen_ms, move.due_ms, move.resends, move.unsent, skew_ms)
         match await self._apply(move.task.ref, event, now_ms, record):
             case Next(result=Postponed() as result):
                 return result
         return Postponed.MISSED
 
     async def expire(self, ref: TaskRef, now_ms: int, due_ms: int | None = None) -> bool:
-        """See `machine.Expire`. Return whether it is now to be cleaned up; then it is due at
+        """See `events.Expire`. Return whether it is now to be cleaned up; then it is due at
         `due_ms`, by default at once."""
         due_ms = now_ms if due_ms is None else due_ms
-        match await self._apply(ref, machine.Expire(due_ms), now_ms):
+        match await self._apply(ref, events.Expire(due_ms), now_ms):
             case Next(result=Cancelled.CLEAN_UP):
                 return True
         return False
@@ -482,8 +482,8 @@ class StoredTasks:
         return work
 
     async def note_retry(self, ref: TaskRef, as_id: str) -> bool:
-        """See `machine.NoteRetry`."""
-        return await self._happens(ref, machine.NoteRetry(as_id), 0)
+        """See `events.NoteRetry`."""
+        return await self._happens(ref, events.NoteRetry(as_id), 0)
 
     async def purge(self, ref: TaskRef, now_ms: int) -> bool:
         """Delete a task that is terminal or expired, with everything that is kept of it. `False` if
@@ -498,8 +498,8 @@ class StoredTasks:
     async def requeue(
         self, ref: TaskRef, now_ms: int, due_ms: int, *, fence: int | None = None
     ) -> bool:
-        """See `machine.Requeue`. `False` if it is not working, or has another fence."""
-        return await self._happens(ref, machine.Requeue(due_ms, fence), now_ms)
+        """See `events.Requeue`. `False` if it is not working, or has another fence."""
+        return await self._happens(ref, events.Requeue(due_ms, fence), now_ms)
 
     async def aclose(self) -> None:
         """Let go of connections."""

@@ -30,8 +30,8 @@ from roundgate.observability.metrics import Census
 from roundgate.protocol import OPEN, Event, Status, sources
 from roundgate.settings import TasksConfig
 from roundgate.storage import OpenTask, TaskQueue, TaskRef
+from roundgate.tasks.events import Postponed
 from roundgate.tasks.lease import LONGEST_LEASE_MS, ClockTrust
-from roundgate.tasks.machine import Postponed
 from roundgate.tasks.stored import Move, StoredTasks
 
 AT_ONCE: Final = 200

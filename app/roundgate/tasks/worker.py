@@ -43,8 +43,8 @@ from roundgate.tasks.call import TaskCall, journal_of
 from roundgate.tasks.checkpointer import Checkpointer
 from roundgate.tasks.cleanup import Cleaning, Left, doubt
 from roundgate.tasks.ending import Endings, Turn
+from roundgate.tasks.events import NotClaimed
 from roundgate.tasks.lease import ClockTrust
-from roundgate.tasks.machine import NotClaimed
 from roundgate.tasks.outcome import reason_of
 from roundgate.tasks.patience import to_its_end
 from roundgate.tasks.stored import Claimed, Move, StoredTasks

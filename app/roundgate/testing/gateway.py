@@ -36,7 +36,7 @@ from roundgate.replay import WATCH, Call, Run, StepWatch
 from roundgate.runtime.startup import Core, build_core
 from roundgate.settings import Origin, Settings, yaml_file
 from roundgate.storage import Message
-from roundgate.tasks.machine import NotClaimed
+from roundgate.tasks.events import NotClaimed
 from roundgate.tasks.stored import Claimed
 from roundgate.testing.clock import VirtualClock
 from roundgate.testing.crashes import Crash, Truth, Watched, noting, survive
