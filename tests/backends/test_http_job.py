@@ -25,7 +25,7 @@ from roundgate.settings.base import Origin
 from roundgate.settings.yaml_file import Located
 from roundgate.storage.tasks import TaskRecord, TaskRef
 from roundgate.tasks.call import owner_of
-from roundgate.tasks.ending import Turn
+from roundgate.tasks.turn import Turn
 from tests.support import wire
 from tests.support.asgi import client, stoppable
 from tests.support.clocks import SkippingClock

@@ -16,10 +16,10 @@ from roundgate.protocol.tasks import Event, sources
 from roundgate.storage.sqlite import tasks as sqlite_tasks
 from roundgate.storage.tasks import TaskRecord, Work
 from roundgate.tasks import machine
-from roundgate.tasks.checkpointer import Checkpointer
 from roundgate.tasks.lease import Moment
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tasks.sweep import Sweep
+from roundgate.tasks.turn import Carrier
 from roundgate.tasks.worker import Worker
 from tests.model.explore import PROFILES, Ran, run
 from tests.model.world import Wrong
@@ -85,7 +85,7 @@ def _work_without_tail(db: Any, record: TaskRecord) -> Work:
     return replace(work, journal=work.journal[:-1])
 
 
-async def _admit_without_look(self: Checkpointer) -> None:
+async def _admit_without_look(self: Carrier) -> None:
     """A step begins whatever has become of the lease."""
 
 
@@ -108,7 +108,7 @@ async def _claim_beside_others(self: Worker, ref: Any, *, alone: bool = False) -
 _real_claim = Worker.claim
 
 
-async def _resume_without_row(self: Checkpointer) -> None:
+async def _resume_without_row(self: Carrier) -> None:
     self._time.renewed(Moment.now(self._clock))
 
 
@@ -138,7 +138,7 @@ MUTANTS = {
         "begins though it is remembered|is gone|failed with|not over",
     ),
     "no look at the lease before a step": Mutant(
-        Checkpointer, "admit", _admit_without_look, "stops", "which is somebody else's"
+        Carrier, "admit", _admit_without_look, "stops", "which is somebody else's"
     ),
     "a lapsed lease is taken without regard to clocks": Mutant(
         Worker, "claim", _claim_without_skew, "clocks", "took a lease that held"
@@ -147,7 +147,7 @@ MUTANTS = {
         StoredTasks, "claim", _claim_with_blame, "poison", "does not run alone|failed with"
     ),
     "a worker that went on does not ask the row": Mutant(
-        Checkpointer, "_renew_in_time", _resume_without_row, "stops", "which is somebody else's"
+        Carrier, "_renew_in_time", _resume_without_row, "stops", "which is somebody else's"
     ),
     "nobody sweeps": Mutant(Sweep, "sweep", _sweep_nothing, "everything", "not over"),
 }

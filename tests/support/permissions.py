@@ -80,15 +80,11 @@ GATEWAY = (
     "app/roundgate/methods/in_words.py",
     "app/roundgate/methods/once.py",
     "app/roundgate/methods/sessions.py",
-    "app/roundgate/tasks/hints.py",
     "app/roundgate/tasks/service.py",
 )
 WORKER = (
-    "app/roundgate/tasks/checkpointer.py",
-    "app/roundgate/tasks/cleanup.py",
-    "app/roundgate/tasks/ending.py",
-    "app/roundgate/tasks/hints.py",
     "app/roundgate/tasks/sweep.py",
+    "app/roundgate/tasks/turn.py",
     "app/roundgate/tasks/worker.py",
 )
 INVOKING = "app/roundgate/backends/aws_lambda/invoking.py"

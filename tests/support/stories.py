@@ -31,8 +31,8 @@ from roundgate.settings import TasksConfig
 from roundgate.storage.queue import TaskQueue
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks.call import TaskCall, owner_of
-from roundgate.tasks.ending import Turn
 from roundgate.tasks.stored import StoredTasks
+from roundgate.tasks.turn import Turn
 from tests.support.clocks import FixedClock
 from tests.support.crashes import Crash, Life, Plan, When, bury
 from tests.support.replay import Name

@@ -33,13 +33,13 @@ from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.sqlite.writing import transacted
 from roundgate.storage.tasks import TaskRecord, TaskRef
 from roundgate.tasks.call import TaskCall, owner_of
-from roundgate.tasks.ending import Turn
 from roundgate.tasks.events import NotClaimed
 from roundgate.tasks.lease import ClockTrust
 from roundgate.tasks.pool import Pool
 from roundgate.tasks.service import Tasks
 from roundgate.tasks.stored import Claimed, StoredTasks
 from roundgate.tasks.sweep import Sweep
+from roundgate.tasks.turn import Turn
 from roundgate.tasks.worker import Worker
 from tests.support.rounds import CAPABILITIES
 

@@ -29,10 +29,10 @@ from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import TaskRecord, TaskRef
-from roundgate.tasks import patience, turn
+from roundgate.tasks import running
 from roundgate.tasks.call import TaskCall, owner_of
-from roundgate.tasks.ending import CLEANUP_PAUSES_S, Turn
 from roundgate.tasks.stored import StoredTasks
+from roundgate.tasks.turn import CLEANUP_PAUSES_S, Turn
 from tests.support.clocks import FixedClock
 from tests.support.crashes import Crash, How, Life, Plan, When, bury
 from tests.support.dynamodb import Emulator
@@ -536,9 +536,9 @@ async def test_a_job_whose_start_was_lost_is_found_once_its_service_answers(
 async def test_a_start_under_way_comes_to_its_answer_before_its_handler_is_ended(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turn, "GRACE_S", 0.05)
-    monkeypatch.setattr(turn, "TICK_S", 0.01)
-    monkeypatch.setattr(turn, "LOOK_S", 0.01)
+    monkeypatch.setattr(running, "GRACE_S", 0.05)
+    monkeypatch.setattr(running, "TICK_S", 0.01)
+    monkeypatch.setattr(running, "LOOK_S", 0.01)
 
     async def slow() -> None:
         await house.cancel()
@@ -656,7 +656,7 @@ def test_a_process_dies_at_any_call_of_a_cleanup(files: Files, takes_keys: bool)
 def test_any_call_of_a_cleanup_times_out_and_may_have_happened_or_not(
     files: Files, takes_keys: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "PAUSES_S", (0,) * 4)
+    monkeypatch.setattr(running, "PAUSES_S", (0,) * 4)
     at: tuple[int, When] = (8, "before")
     calls = tell(files, Plan(), takes_keys=takes_keys, cancel_at=at)
     for (number, when), _ in product(all_points(calls), (0,)):

@@ -23,8 +23,8 @@ from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks.call import TaskCall, owner_of
-from roundgate.tasks.ending import Turn
 from roundgate.tasks.stored import StoredTasks
+from roundgate.tasks.turn import Turn
 from tests.support.clocks import FixedClock
 from tests.support.crashes import Plan
 from tests.support.dynamodb import ROOT, Emulator

@@ -16,11 +16,11 @@ from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks import sweep
-from roundgate.tasks.ending import Turn
 from roundgate.tasks.events import Postponed
 from roundgate.tasks.service import ANSWER_WAIT_S
 from roundgate.tasks.stored import Claimed, Move, StoredTasks
 from roundgate.tasks.sweep import Sweep
+from roundgate.tasks.turn import Turn
 from tests.support.clocks import FixedClock
 from tests.support.replay import Name
 from tests.support.rounds import accept

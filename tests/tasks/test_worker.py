@@ -22,12 +22,11 @@ from roundgate.replay.context import Context
 from roundgate.replay.journal import Journal
 from roundgate.replay.sync_context import SyncContext
 from roundgate.storage.tasks import TaskRef
-from roundgate.tasks import patience
-from roundgate.tasks import turn as turn_module
+from roundgate.tasks import running
 from roundgate.tasks.call import TaskCall, owner_of
-from roundgate.tasks.ending import DECLINED_MS, Turn
 from roundgate.tasks.events import NOTHING, Added, NewTask, NotClaimed
 from roundgate.tasks.stored import Claimed
+from roundgate.tasks.turn import DECLINED_MS, Turn
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, Name
 from tests.support.rounds import accept
@@ -471,7 +470,7 @@ async def two_steps(ctx: Context) -> list[Any]:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries without pauses, as many."""
-    monkeypatch.setattr(patience, "PAUSES_S", (0,) * 4)
+    monkeypatch.setattr(running, "PAUSES_S", (0,) * 4)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -817,7 +816,7 @@ async def test_a_status_that_is_no_unicode_is_shown_as_well_as_it_can_be(
 async def test_a_task_that_takes_longer_than_a_task_may_is_ended_and_says_so(
     share: Share, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turn_module, "GRACE_S", 0.1)
+    monkeypatch.setattr(running, "GRACE_S", 0.1)
 
     async def hangs(ctx: Context) -> None:
         while True:
@@ -841,7 +840,7 @@ async def test_a_task_that_takes_longer_than_a_task_may_is_ended_and_says_so(
 async def test_an_async_handler_of_a_cancelled_task_is_cancelled_after_the_grace(
     share: Share, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turn_module, "GRACE_S", 0.3)
+    monkeypatch.setattr(running, "GRACE_S", 0.3)
     ended: list[tuple[str, bool]] = []
 
     async def waits(ctx: Context) -> None:
@@ -866,8 +865,8 @@ async def test_an_async_handler_of_a_cancelled_task_is_cancelled_after_the_grace
 async def test_a_cancel_is_noticed_long_before_the_lease_is_to_be_renewed(
     share: Share, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turn_module, "LOOK_S", 0.5)
-    monkeypatch.setattr(turn_module, "GRACE_S", 0.1)
+    monkeypatch.setattr(running, "LOOK_S", 0.5)
+    monkeypatch.setattr(running, "GRACE_S", 0.1)
 
     async def waits(ctx: Context) -> None:
         await asyncio.sleep(60)
@@ -885,7 +884,7 @@ async def test_the_task_that_runs_a_turn_survives_the_end_of_its_handler(
 ) -> None:
     """The cancellation is used up: what runs the next turn is not cancelled
     by what ended this one."""
-    monkeypatch.setattr(turn_module, "GRACE_S", 0.1)
+    monkeypatch.setattr(running, "GRACE_S", 0.1)
 
     async def waits(ctx: Context) -> None:
         await asyncio.sleep(60)
@@ -943,7 +942,7 @@ async def test_a_poll_of_a_cancelled_task_polls_no_more(share: Share) -> None:
 async def test_a_task_that_expires_while_it_runs_is_stopped(
     share: Share, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turn_module, "GRACE_S", 0)
+    monkeypatch.setattr(running, "GRACE_S", 0)
 
     async def waits(ctx: Context) -> None:
         await asyncio.sleep(60)

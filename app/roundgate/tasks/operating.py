@@ -40,7 +40,7 @@ from roundgate.replay import (
 from roundgate.storage import Ending, TaskQueue, TaskRecord, TaskRef, Work
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.events import NewTask
-from roundgate.tasks.hints import wake
+from roundgate.tasks.service import wake
 from roundgate.tasks.stored import StoredTasks
 
 _OF_ANOTHER_VERSION: Final = (ParseError, ValueError, TypeError, KeyError)

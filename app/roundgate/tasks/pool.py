@@ -18,9 +18,9 @@ from roundgate.settings import TasksConfig
 from roundgate.storage import Message, TaskQueue, TaskRef
 from roundgate.tasks.events import NotClaimed
 from roundgate.tasks.isolation import END_GRACE_S, Children, Quarantine
+from roundgate.tasks.running import Running
 from roundgate.tasks.stored import Claimed, StoredTasks
 from roundgate.tasks.sweep import Sweep
-from roundgate.tasks.turn import Running
 from roundgate.tasks.watchdog import Held, LetGo, Watchdog
 from roundgate.tasks.worker import Worker
 
@@ -299,7 +299,7 @@ def _let_go_with(make_store: Callable[[], StoredTasks], clock: Clock) -> LetGo:
         store, now_ms = make_store(), clock.now_ms()
 
         async def one(running: Running) -> Any:
-            lease = running.checkpointer.lease
+            lease = running.carrier.lease
             # whose fault it is may not be known: then each of them is run alone
             blame = guilty is None or guilty is running
             return await store.let_go(lease.ref, lease.fence, now_ms, now_ms, blame=blame)

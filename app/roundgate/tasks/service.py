@@ -27,7 +27,6 @@ from roundgate.settings import TasksConfig
 from roundgate.storage import TaskQueue, TaskRecord, TaskRef
 from roundgate.tasks.call import TaskCall, owner_of
 from roundgate.tasks.events import Answered, Cancelled, NewTask
-from roundgate.tasks.hints import wake
 from roundgate.tasks.outcome import Ended
 from roundgate.tasks.stored import StoredTasks
 
@@ -38,6 +37,16 @@ CANCELLED_BY_CLIENT: Final = "The client cancelled the task"
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 log = logging.getLogger("roundgate.tasks")
+
+
+async def wake(queue: TaskQueue, ref: TaskRef, delay_ms: int = 0) -> None:
+    """Have a worker look at a task in so many milliseconds. If the queue cannot be
+    reached, the sweep will."""
+    try:
+        await queue.send(ref, delay_ms)
+    except Unavailable as error:
+        fields = {"task": str(ref), "error": str(error)}
+        log.warning("no message for a task, the sweep will send one", extra={"fields": fields})
 
 
 class Tasks:
