@@ -119,6 +119,7 @@ def _other(subject: str, is_logged: bool) -> tuple[Any, dict[str, Any]]:
 def _gateway(is_logged: bool) -> tuple[Any, dict[str, Any]]:
     from roundgate import config
     from roundgate import observability as logs
+    from roundgate.http import ConnectionMiddleware
     from roundgate.http.connections import Bounds, Connections
     from roundgate.main import build_app
     from roundgate.settings import process as settings
@@ -129,7 +130,10 @@ def _gateway(is_logged: bool) -> tuple[Any, dict[str, Any]]:
     file = config.load(Path("bench/gateway.yaml"))
     app = build_app(file, settings.Settings(state_keys=keys.new_key(), store=store))
     options = {"log_config": None, "access_log": False, "server_header": False}
-    return app, {"http": Connections(Bounds.from_config(file.config.http)), **options}
+    return ConnectionMiddleware(app), {
+        "http": Connections(Bounds.from_config(file.config.http)),
+        **options,
+    }
 
 
 if __name__ == "__main__":

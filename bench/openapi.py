@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from bench.openapi_documents import CACHE, KNOWN, entry, fetched, files_of, parsed
 from roundgate import config
-from roundgate.backends.openapi.command import compiled
+from roundgate.backends.openapi.compiling import compiled
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.openapi.index import write
 from roundgate.config import ConfigFile
@@ -97,7 +97,7 @@ def made_of(name: str, path: Path) -> Made:
     """Compile a document, and start with its index."""
     with tempfile.TemporaryDirectory() as folder:
         file = gateway(Path(folder), entry(name, path))
-        backend = file.config.backends[0]
+        backend = file.backends[0]
         assert isinstance(backend, OpenApiBackendConfig)
         started = time.process_time()
         index = compiled(backend, file.origin.at("backends", 0), fetches=False)

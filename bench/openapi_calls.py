@@ -28,10 +28,10 @@ from typing import Any, Final
 
 from bench.openapi import gateway
 from bench.openapi_documents import CACHE, ROOT, fetched, parsed, without_answers
-from roundgate.backends.http.access import Access
+from roundgate.backends.http.credentials import Access
 from roundgate.backends.http.secrets import Redactor
 from roundgate.backends.http.service import Service
-from roundgate.backends.openapi.command import compiled
+from roundgate.backends.openapi.compiling import compiled
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.openapi.index import Index
 from roundgate.backends.openapi.requests import request
@@ -212,7 +212,7 @@ def index_of(document: Path, url: str) -> tuple[Index, OpenApiBackendConfig]:
     with tempfile.TemporaryDirectory() as folder:
         entry = {"kind": "openapi", "name": "a", "document": str(document), "base_url": url}
         file = gateway(Path(folder), {**entry, "origins": ["https://*.com", "http://*.com"]})
-        backend = file.config.backends[0]
+        backend = file.backends[0]
         assert isinstance(backend, OpenApiBackendConfig)
         return compiled(backend, file.origin.at("backends", 0), fetches=False), backend
 

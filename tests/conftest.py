@@ -4,6 +4,8 @@ nor how this one began its tests is a failure."""
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -37,6 +39,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("crash_points")
         if "stack" in getattr(item, "fixturenames", ()):
             item.add_marker("stack")
+
+
+STORE = Path(__file__).parents[1] / ".roundgate"
+"""The folder of a gateway that was started in the checkout."""
+
+
+def files_of_store() -> dict[Path, int]:
+    return {file: file.stat().st_mtime_ns for file in STORE.glob("*")}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_in_the_checkout() -> Iterator[None]:
+    """Fails the tests of a module that use the store of the checkout instead of one of their own."""
+    before = files_of_store()
+    yield
+    assert files_of_store() == before, f"these tests have written to {STORE}"
 
 
 @pytest.hookimpl(trylast=True)

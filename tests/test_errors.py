@@ -1,20 +1,21 @@
-"""The tree of errors is the one that is drawn, and each error says its facts and nothing else."""
+"""Exceptions are of one tree, defined where they belong, and carry facts and nothing else."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
 import re
+from pathlib import Path
 
 import pytest
 
 import roundgate
-from roundgate import errors
 from roundgate.errors import (
     BackendError,
     CallTimeout,
     ConfigError,
     GatewayError,
+    Inside,
     InternalError,
     InvalidRequest,
     MethodNotFound,
@@ -22,25 +23,12 @@ from roundgate.errors import (
     Problem,
     ProtocolError,
     ResourceNotFound,
+    RoundgateError,
+    Suspend,
     ToolError,
     TransportError,
     UnsupportedVersion,
 )
-
-
-def drawn() -> dict[str, str]:
-    """Class → parent, as the docstring of `roundgate.errors` draws them."""
-    parents: dict[str, str] = {}
-    chain: list[str] = []
-    for line in (errors.__doc__ or "").splitlines():
-        if found := re.match(r"    ((?:[│ ] {3})*(?:[├└]── )?)([A-Z]\w+) *", line):
-            depth = len(found[1]) // 4
-            chain[depth:] = [found[2]]
-            parents[found[2]] = chain[depth - 1] if depth else ROOTS[found[2]]
-    return parents
-
-
-ROOTS = {"RoundgateError": "Exception", "Suspend": "BaseException"}
 
 
 def ours() -> list[type[BaseException]]:
@@ -55,19 +43,27 @@ def ours() -> list[type[BaseException]]:
     return found
 
 
-def test_the_tree_that_is_drawn_is_the_tree_that_is_written() -> None:
-    assert drawn() == {cls.__name__: cls.__bases__[0].__name__ for cls in ours()}
+def test_every_exception_is_of_the_tree() -> None:
+    assert [cls for cls in ours() if not issubclass(cls, RoundgateError | Suspend)] == []
 
 
-def test_no_exception_is_outside_of_the_tree() -> None:
-    outside = {
-        f"{cls.__module__}.{cls.__name__}"
-        for cls in ours()
-        if getattr(errors, cls.__name__, None) is not cls
-    }
-    assert not outside, (
-        "put the class into a file of roundgate/errors, into its face, and into the drawing at its beginning"
-    )
+def test_an_exception_that_is_defined_elsewhere_never_leaves_its_package() -> None:
+    defined = {cls for cls in ours() if cls.__module__ != "roundgate.errors"}
+    assert [cls for cls in defined if not issubclass(cls, Inside)] == []
+    for path in PACKAGE.rglob("*.py"):
+        own, text = package_of(path), path.read_text()
+        for cls in defined:
+            home = package_of(PACKAGE.parent / f"{cls.__module__.replace('.', '/')}.py")
+            assert own == home or not re.search(rf"\b{cls.__name__}\b", text), (
+                f"{path} names {cls.__name__} of another package: move it to roundgate/errors.py"
+            )
+
+
+PACKAGE = Path(roundgate.__path__[0])
+
+
+def package_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0]
 
 
 def test_every_branch_is_kept_apart_from_the_others() -> None:

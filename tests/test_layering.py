@@ -18,7 +18,7 @@ LAYERS = [
     {"errors", "clock", "garbage", "net"},
     {"json", "aws"},
     {"settings", "protocol", "observability"},
-    {"auth", "client", "storage"},
+    {"auth", "client", "declare", "storage"},
     {"aio", "tokens"},
     {"replay"},
     {"backends", "suites", "cassettes"},
@@ -37,21 +37,20 @@ HOMES = {
     "mangum": {"lambda_http"},
     "uvicorn": {"cli.serve", "http.connections", "deployment.stack"},
     "httpx": {
-        *("backends.http", "backends.openapi.fetching", "auth.jwks", "net"),
+        *("backends.http", "backends.openapi.documents", "net.http"),
         *("client.session", "client.transport", "deployment.stack"),
     },
+    "httpcore": {"net.http"},
     "yaml": {
         *(
-            "settings.yaml_budget",
             "settings.yaml_file",
-            "backends.openapi.sources",
+            "backends.openapi.documents",
             "suites.expecting",
         ),
         *("deployment.placing", "deployment.stack"),
     },
-    "jmespath": {"backends.shaping", "suites.paths"},
+    "jmespath": {"backends.shaping", "suites.variables"},
     "jsonpath_rfc9535": {"backends.openapi.overlays"},
-    "openapi_spec_validator": {"backends.openapi.conformity"},
     "jsonschema_rs": {"protocol.schemas"},
     "prompt_toolkit": {"cli.dialogue"},
     "docstring_parser": {"backends.signature"},
@@ -62,10 +61,10 @@ HOMES = {
             "clock",
             "observability",
             "http.request",
-            "http.stalls",
+            "http.replica",
             "backends.python.modules",
         ),
-        "backends.http.service",
+        *("backends.http.service", "net.http"),
         "deployment",  # waits for processes of its own
     },
     "secrets": {"tokens.keys", "deployment.stack.loops"},
@@ -73,7 +72,7 @@ HOMES = {
     "jwt": {"auth", "client.auth", "net.oauth"},
     "botocore": {"aws", "deployment.deploying", "deployment.dynamodb_local"},
     "opentelemetry": {"observability.tracing", "observability.metrics"},
-    "sqlite3": {"storage.sqlite", "testing.memory"},
+    "sqlite3": {"storage.sqlite", "testing.instances"},
     "pytest": {"testing.plugin", "cassettes.pytest_plugin"},
     "random": {"clock"},  # to seed it where a snapshot goes on; nobody draws from it
 }
@@ -210,7 +209,7 @@ def test_only_the_table_of_revisions_knows_their_packages(name: str) -> None:
     if not (is_of_a_revision(name) or is_of_sessions) and name not in {
         "protocol.revisions_with_sessions",
         "protocol.revisions",
-        "client.requests",
+        "client.messages",
         "client.types",
     }:
         assert not [
@@ -281,11 +280,10 @@ NOT_FOR_PYTHON_TOOLS = {
     "roundgate.backends.aws_lambda",
     "roundgate.backends.exchange",
     "roundgate.backends.http.config",
-    "roundgate.backends.http.remote_config",
     "roundgate.backends.openapi.config",
     "roundgate.client",
     "roundgate.http.older.endpoint",
-    "roundgate.methods.sessions",
+    "roundgate.http.older.sessions",
     "roundgate.protocol.v2025",
     "roundgate.storage.sqs",
     "roundgate.tasks.running",
@@ -293,7 +291,6 @@ NOT_FOR_PYTHON_TOOLS = {
     "roundgate.tasks.turn",
     "roundgate.tasks.watchdog",
     "roundgate.tasks.worker",
-    "roundgate.tokens.session_ids",
 }
 """What a gateway with Python tools pays nothing for until somebody needs it."""
 

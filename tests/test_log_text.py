@@ -213,5 +213,7 @@ def test_text_is_for_terminals_unless_something_else_is_asked_for(
     with root_logger.lent() as root:
         root.handlers.clear()
         logs.configure("info", form, alone=alone)
-        logs.RequestLog().write({"method": "ping", "outcome": "ok"})
+        logging.getLogger(logs.REQUESTS).info(
+            "request", extra={"fields": {"method": "ping", "outcome": "ok"}}
+        )
         assert sys.stderr.getvalue().startswith("{") is not is_text  # type: ignore[union-attr]

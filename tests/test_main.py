@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from roundgate.errors import ConfigError
 from roundgate.main import build_app, create_app
 from roundgate.settings.process import Settings
 from tests.support import root_logger, wire
-from tests.support.asgi import STATE_KEY, Client, client, config_file, gateway
+from tests.support.asgi import STATE_KEY, Client, built, client, config_file, gateway
 from tests.support.functions import EVERYTHING, add
 
 
@@ -118,10 +119,9 @@ def test_create_app_tells_what_is_wrong_with_the_environment(
 
 def test_build_app_tells_what_is_wrong_with_the_configuration() -> None:
     twice = config_file(add)
-    second = twice.config.backends[0].model_copy(update={"name": "again"})
-    config = twice.config.model_copy(update={"backends": [twice.config.backends[0], second]})
+    second = twice.backends[0].model_copy(update={"name": "again"})
     with pytest.raises(ConfigError, match="tool 'add' is offered by 'python' too"):
-        build_app(type(twice)(config, twice.origin), Settings())
+        build_app(replace(twice, backends=[*twice.backends, second]), Settings())
 
 
 async def test_the_back_ends_are_closed_when_the_app_ends() -> None:
@@ -197,9 +197,8 @@ async def test_routes_that_an_application_adds_are_served_to_operators() -> None
 async def test_the_api_document_lists_health_and_metadata_where_it_is_switched_on() -> None:
     auth = {"issuer": "https://id.example", "jwks_url": "https://id.example/keys"}
     using = Settings(state_keys=STATE_KEY, public_url="http://127.0.0.1")
-    app = build_app(
-        config_file(add, http={"docs": True}, auth=auth), using, verifier=LocalVerifier()
-    )
+    file = config_file(add, http={"docs": True}, auth=auth)
+    app = built(file, using, verifier=LocalVerifier())
     described = app.openapi()
     assert set(described["paths"]) == {
         "/healthz",
@@ -217,7 +216,7 @@ async def test_the_api_document_lists_health_and_metadata_where_it_is_switched_o
 async def test_probes_and_oauth_clients_may_ask_with_head(path: str) -> None:
     auth = {"issuer": "https://id.example", "jwks_url": "https://id.example/keys"}
     using = Settings(state_keys=STATE_KEY, public_url="http://127.0.0.1")
-    async with client(build_app(config_file(add, auth=auth), using)) as mcp:
+    async with client(built(config_file(add, auth=auth), using)) as mcp:
         head, whole = await mcp.http.head(path), await mcp.http.get(path)
     assert (head.status_code, whole.status_code) == (200, 200)
     assert head.headers["content-length"] == whole.headers["content-length"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 from roundgate import errors
-from roundgate.protocol.v2026_07_28 import wire_errors
+from roundgate.protocol.v2026_07_28.results import TABLE
 from tests.support.documents import ROOT
 from tests.support.said import parents, told
 
@@ -22,7 +22,7 @@ WITHOUT_A_CODE = {
 
 def headings() -> dict[str, str]:
     """Class → how the heading begins under which its errors are; others are under that of their parent."""
-    codes = {cls.__name__: f"{row.code}: " for cls, row in wire_errors.TABLE.items()}
+    codes = {cls.__name__: f"{row.code}: " for cls, row in TABLE.items()}
     return codes | WITHOUT_A_CODE
 
 
@@ -75,7 +75,7 @@ def test_every_error_that_a_caller_can_get_is_in_the_documentation() -> None:
 
 
 def test_every_code_that_leaves_the_gateway_has_a_section() -> None:
-    codes = {row.code for row in wire_errors.TABLE.values()}
+    codes = {row.code for row in TABLE.values()}
     assert {int(code) for code in re.findall(r"^## (-\d+): ", PAGE, re.MULTILINE)} == codes
 
 

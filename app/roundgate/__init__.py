@@ -11,13 +11,13 @@ async def add(a: int, b: int) -> int:
 from __future__ import annotations
 
 from roundgate.auth.principal import Principal as Principal
-from roundgate.backends.declare import PromptOptions as PromptOptions
-from roundgate.backends.declare import ResourceOptions as ResourceOptions
-from roundgate.backends.declare import ToolOptions as ToolOptions
-from roundgate.backends.declare import prompt as prompt
-from roundgate.backends.declare import resource as resource
-from roundgate.backends.declare import tool as tool
 from roundgate.clock import Deadline as Deadline
+from roundgate.declare import PromptOptions as PromptOptions
+from roundgate.declare import ResourceOptions as ResourceOptions
+from roundgate.declare import ToolOptions as ToolOptions
+from roundgate.declare import prompt as prompt
+from roundgate.declare import resource as resource
+from roundgate.declare import tool as tool
 from roundgate.errors import Declined as Declined
 from roundgate.errors import InvalidParams as InvalidParams
 from roundgate.errors import NotJson as NotJson

@@ -21,9 +21,9 @@ _URL_SAFE: Final = bytes.maketrans(b"+/", b"-_")
 
 
 def seed_after_restore() -> None:
-    """Seed the numbers of `random`, where this process may be one of many that go on from one
-    snapshot: they would all draw the same ones, for the ids of OpenTelemetry and in tools. Ours are
-    the system's (`urandom`)."""
+    """Seed `random` after a restore from a snapshot, because all processes of one snapshot would
+    draw the same numbers, for instance for the ids of OpenTelemetry. The gateway's own ids come
+    from the operating system."""
     if os.environ.get("AWS_LAMBDA_INITIALIZATION_TYPE") == "snap-start":
         random.seed()
 
@@ -32,30 +32,30 @@ class Timer(Protocol):
     """What `Clock.call_later` returns."""
 
     def cancel(self) -> None:
-        """Do not call back."""
+        """Cancel the callback."""
 
 
 class Clock:
     """The real clock."""
 
     def now_ms(self) -> int:
-        """Wall-clock time in milliseconds since the epoch."""
+        """Return the wall-clock time in milliseconds since the epoch."""
         return time.time_ns() // 1_000_000
 
     def monotonic_ms(self) -> float:
-        """A clock in milliseconds that only ever goes forward; its zero means nothing."""
+        """Return milliseconds that never go back, since an arbitrary moment."""
         return time.monotonic_ns() / 1_000_000
 
     def new_id(self) -> str:
-        """128 random bits as 22 URL-safe characters."""
+        """Return 128 random bits as 22 URL-safe characters."""
         return b2a_base64(urandom(16), newline=False)[:22].translate(_URL_SAFE).decode()
 
     def fraction(self) -> float:
-        """A random number from 0 to 1, without 1."""
+        """Return a random number of at least 0 and less than 1."""
         return int.from_bytes(urandom(4), "big") / 2**32
 
     async def sleep(self, seconds: float) -> None:
-        """Wait."""
+        """Wait for a number of seconds."""
         await asyncio.sleep(seconds)
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
@@ -63,17 +63,16 @@ class Clock:
         return asyncio.get_running_loop().call_later(seconds, callback)
 
     def pass_time(self) -> bool:
-        """Called when a handler has come to rest and waits for nothing but time. A clock of
-        tests moves on to the next moment that somebody waits for; the real one takes its time,
-        and says so with `False`."""
+        """Advance to the next moment that somebody waits for, when a handler waits only for time.
+        Clocks of tests do; the real clock returns `False`."""
         return False
 
     def deadline(self, in_ms: float | None) -> Deadline:
-        """A deadline that many milliseconds from now; `None` never comes."""
+        """Return a deadline that many milliseconds from now; `None` is no deadline."""
         return Deadline(self, None if in_ms is None else self.monotonic_ms() + in_ms)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Deadline:
     """The moment by which a call has to have its answer. `at_ms` is on the
     clock's monotonic scale."""
@@ -82,7 +81,7 @@ class Deadline:
     at_ms: float | None
 
     def remaining_ms(self) -> float | None:
-        """Milliseconds left, never below 0; `None` when there is no limit."""
+        """Return the milliseconds left, at least 0; `None` without a deadline."""
         return None if self.at_ms is None else max(0.0, self.at_ms - self.clock.monotonic_ms())
 
     @property
@@ -91,12 +90,12 @@ class Deadline:
 
 
 def iso(at_ms: int) -> str:
-    """A moment as ISO 8601 in UTC, to the millisecond: `2026-11-21T22:06:42.123Z`."""
+    """Return a moment as ISO 8601 in UTC to the millisecond: `2026-11-21T22:06:42.123Z`."""
     return f"{_iso_second(at_ms // 1000)}.{at_ms % 1000:03d}Z"
 
 
 @lru_cache(maxsize=4)
 def _iso_second(at_s: int) -> str:
-    """Kept, because the lines of a log have a second in common: it takes 4 µs, half as
-    much as all of a line."""
+    """Return the second of a moment. It is cached: the lines of a log have it in common, and it
+    takes 4 µs."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at_s))

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Within the block nothing is collected, unless somebody asks for it."""
+    """Suspend the garbage collector within the block."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -27,7 +27,8 @@ def held_back() -> Iterator[None]:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """As `held_back`; and what there is at the end of the block is never looked at again."""
+    """Suspend the garbage collector within the block, and exempt from it every object that exists
+    at the end."""
     with held_back():
         yield
         gc.freeze()

@@ -4,7 +4,7 @@
 
 `roundgate serve`, other ASGI servers and AWS Lambda (`roundgate.lambda_http`) run the same app:
 
-    request ─▶ connection ─▶ Guard ─▶ RequestMiddleware ─▶ MCP endpoints ─▶ FastAPI's router
+    request ─▶ Guard ─▶ RequestMiddleware ─▶ MCP endpoints ─▶ FastAPI's router
 
 The MCP endpoints take and return raw bytes, so they are ASGI middleware in front of the router
 (docs/decisions/0002). Middleware, routes and dependencies that an application adds to the app are
@@ -27,7 +27,6 @@ from roundgate.garbage import kept
 from roundgate.http import (
     GRACE_S,
     BodyBudget,
-    ConnectionMiddleware,
     Guard,
     Health,
     McpEndpoint,
@@ -145,7 +144,6 @@ def _layers(
         origins = public_origins(using.public_url)
     loopback_only = auth == "none" and not using.allow_anonymous
     return [
-        Middleware(ConnectionMiddleware),
         Middleware(
             Guard,
             hosts=hosts,

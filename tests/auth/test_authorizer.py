@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from roundgate.auth.authorizer import AuthorizerVerifier
 from roundgate.auth.principal import Principal
+from roundgate.auth.verifier import AuthorizerVerifier
 from roundgate.errors import Unauthenticated
 from roundgate.settings import AuthorizerConfig
 

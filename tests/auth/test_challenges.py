@@ -13,10 +13,9 @@ import pytest
 
 from roundgate import Context, tool
 from roundgate.errors import ConfigError
-from roundgate.main import build_app
 from roundgate.settings.process import Settings
 from tests.support import wire
-from tests.support.asgi import Client, client, config_file, gateway
+from tests.support.asgi import Client, built, client, config_file, gateway
 from tests.support.issuer import (
     AUDIENCE,
     ISSUER,
@@ -222,7 +221,7 @@ async def test_without_authentication_there_is_no_metadata() -> None:
 
 def test_authentication_needs_a_public_url() -> None:
     with pytest.raises(ConfigError, match="GATEWAY_PUBLIC_URL"):
-        build_app(guarded("http://127.0.0.1:9/jwks", read), Settings())
+        built(guarded("http://127.0.0.1:9/jwks", read), Settings())
 
 
 async def test_a_configured_audience_takes_the_place_of_the_address() -> None:
@@ -390,7 +389,7 @@ async def test_the_log_names_the_subject_and_never_the_token(
 
 def test_symmetric_algorithms_cannot_be_configured() -> None:
     for name in ("HS256", "none", "dir"):
-        with pytest.raises(ValueError, match="algorithms"):
+        with pytest.raises(ConfigError, match="algorithms"):
             config_file(
                 read, auth={"issuer": ISSUER, "jwks_url": "https://x", "algorithms": [name]}
             )

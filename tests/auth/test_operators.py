@@ -12,19 +12,16 @@ import pytest
 from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from starlette._utils import get_route_path
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from roundgate import tool
-from roundgate.http import exchange
-from roundgate.http.exchange import Exchange, route_path
-from roundgate.http.responder import Responder
-from roundgate.main import build_app
+from roundgate.errors import ConfigError
+from roundgate.http.exchange import Exchange, Responder, exchange_of, route_path
 from roundgate.settings.process import Settings
 from tests.support import wire
-from tests.support.asgi import STATE_KEY, Client, client, config_file
+from tests.support.asgi import STATE_KEY, Client, built, client, config_file
 from tests.support.issuer import ISSUER, PUBLIC_URL, bearer, guarded, jwks, token
 from tests.support.services import answer, service
 
@@ -50,7 +47,7 @@ async def hello() -> str:
 
 async def console(request: Request) -> JSONResponse:
     """A route of the kind that operators get."""
-    return JSONResponse({"subject": exchange.of(request.scope).caller.subject})
+    return JSONResponse({"subject": exchange_of(request.scope).caller.subject})
 
 
 def with_console(app: FastAPI) -> FastAPI:
@@ -64,7 +61,7 @@ async def served(using: Settings | None = None, **sections: Any) -> AsyncIterato
     async with service(answer(jwks("ec"))) as keys:
         file = guarded(f"{keys.url}/jwks", hello, **sections)
         settings = using or Settings(public_url=PUBLIC_URL, state_keys=STATE_KEY)
-        app = with_console(build_app(file, settings))
+        app = with_console(built(file, settings))
         async with app.router.lifespan_context(app), client(app) as made:
             yield made
 
@@ -180,21 +177,21 @@ async def test_the_endpoint_asks_for_a_token_wherever_it_is(path: str) -> None:
 
 
 async def test_without_authentication_this_machine_s_user_is_the_operator() -> None:
-    app = with_console(build_app(config_file(hello), Settings(state_keys=STATE_KEY)))
+    app = with_console(built(config_file(hello), Settings(state_keys=STATE_KEY)))
     async with client(app) as mcp:
         assert (await mcp.http.get("/console")).json() == {"subject": "local"}
 
 
 async def test_where_anybody_may_call_nobody_is_an_operator() -> None:
     using = Settings(state_keys=STATE_KEY, allow_anonymous=True)
-    async with client(with_console(build_app(config_file(hello), using))) as mcp:
+    async with client(with_console(built(config_file(hello), using))) as mcp:
         response = await mcp.http.get("/console")
         assert (response.status_code, "nothing here" in response.json()["error"]) == (404, True)
         assert await mcp.text("hello") == "hello"
 
 
 async def test_a_web_socket_is_closed_whoever_opens_it() -> None:
-    app = with_console(build_app(config_file(hello), Settings(state_keys=STATE_KEY)))
+    app = with_console(built(config_file(hello), Settings(state_keys=STATE_KEY)))
     sent: list[MutableMapping[str, Any]] = []
 
     async def send(message: MutableMapping[str, Any]) -> None:
@@ -234,7 +231,7 @@ async def test_a_failure_of_another_route_is_the_server_s_to_answer(
     async def broken(request: Request) -> JSONResponse:
         raise RuntimeError("the console is broken")
 
-    app = build_app(config_file(hello), Settings(state_keys=STATE_KEY))
+    app = built(config_file(hello), Settings(state_keys=STATE_KEY))
     app.add_route("/broken", broken)
     async with client(app) as mcp:
         with pytest.raises(RuntimeError, match="the console is broken"):
@@ -271,7 +268,7 @@ def test_the_path_that_is_looked_at_is_the_one_that_is_routed(path: str, root: s
 def test_a_scope_that_makes_everybody_or_nobody_an_operator_is_not_taken(
     auth: dict[str, Any], says: str
 ) -> None:
-    with pytest.raises(ValidationError, match=says):
+    with pytest.raises(ConfigError, match=says):
         config_file(hello, auth={"issuer": ISSUER, "jwks_url": "https://x", **auth})
 
 

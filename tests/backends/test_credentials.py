@@ -18,17 +18,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate import config
+from roundgate.backends.http.config import RemoteConfig
 from roundgate.backends.http.credential_config import CREDENTIALS
 from roundgate.backends.http.messages import Answer
-from roundgate.backends.http.remote_config import RemoteConfig
 from roundgate.backends.http.secrets import Redactor
 from roundgate.backends.registry import KINDS
 from roundgate.backends.secret_reading import Secrets
 from roundgate.errors import BackendError, UnresolvedReference
-from roundgate.main import build_app
 from roundgate.settings import Reference, Secret
 from roundgate.settings.process import Settings
-from tests.support.asgi import STATE_KEY, Client, client
+from tests.support.asgi import STATE_KEY, Client, built, client
 from tests.support.clocks import FixedClock
 from tests.support.issuer import PUBLIC_URL, bearer, jwks, token
 from tests.support.services import Service, answer, gateway_to, service
@@ -84,7 +83,7 @@ async def guarded_gateway(
     auth = {"issuer": "https://login.example.com/", "jwks_url": f"{keys.url}/jwks"}
     file = {"auth": auth, "backends": [{**entry, "credential": given}]}
     (folder / "gateway.json").write_text(json.dumps(file))
-    app = build_app(
+    app = built(
         config.load(folder / "gateway.json"), Settings(public_url=PUBLIC_URL, state_keys=STATE_KEY)
     )
     async with app.router.lifespan_context(app), client(app) as mcp:

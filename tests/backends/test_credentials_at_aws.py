@@ -19,12 +19,11 @@ from roundgate import aws, config
 from roundgate.backends import secret_reading
 from roundgate.backends.secret_reading import REFRESH_MS, Secrets
 from roundgate.errors import ConfigError
-from roundgate.main import build_app
 from roundgate.runtime import loading, reload
 from roundgate.settings import Reference, Secret
 from roundgate.settings.process import Settings
 from tests.support import moto_server
-from tests.support.asgi import STATE_KEY, Client, client
+from tests.support.asgi import STATE_KEY, Client, built, client
 from tests.support.clocks import FixedClock
 from tests.support.services import answer, gateway_to, service
 
@@ -101,7 +100,7 @@ def file_with(
 
 @asynccontextmanager
 async def serving(file: config.ConfigFile, **using: Any) -> AsyncIterator[Client]:
-    app = build_app(file, Settings(state_keys=STATE_KEY, **using))
+    app = built(file, Settings(state_keys=STATE_KEY, **using))
     async with app.router.lifespan_context(app), client(app) as mcp:
         yield mcp
 

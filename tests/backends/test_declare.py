@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from roundgate import Annotations, Icon, prompt, resource, tool
-from roundgate.backends.declare import (
+from roundgate.declare import (
     PromptDeclaration,
     ResourceDeclaration,
     ToolDeclaration,
     declarations_of,
 )
+from roundgate.errors import ConfigError
 from tests.support.asgi import client, gateway
 
 
@@ -211,3 +212,30 @@ async def test_a_resource_has_its_uri_and_a_template_its_template() -> None:
         "description": "Notes of one.",
         "icons": [{"src": "https://h/i"}],
     }
+
+
+@pytest.mark.parametrize(
+    ("options", "option"),
+    [
+        ({"name": " "}, "name"),
+        ({"description": 5}, "description"),
+        ({"input_schema": []}, "input_schema"),
+        ({"read_only": "yes"}, "read_only"),
+        ({"icons": ["https://h/i.png"]}, "icons"),
+        ({"scopes": "orders:write"}, "scopes"),
+        ({"scopes": ["two words"]}, "scopes"),
+        ({"task": "always"}, "task"),
+    ],
+)
+def test_an_option_that_cannot_be_is_a_problem_at_the_line_of_its_decorator(
+    options: dict[str, Any], option: str
+) -> None:
+    @tool(**options)
+    def work() -> None:
+        """Work."""
+
+    with pytest.raises(ConfigError) as caught:
+        gateway(work)
+    (problem,) = caught.value.problems
+    assert (problem.file, problem.path) == (__file__, f"work(): @tool({option}=…)")
+    assert problem.line == work.__code__.co_firstlineno

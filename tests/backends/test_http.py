@@ -161,7 +161,7 @@ async def test_a_header_cannot_be_smuggled_in_through_an_argument() -> None:
         assert "may only have visible ASCII" in await gate.text("tool", {"h": "a\r\nX-Evil: 1"})
         await gate.call("tool", {"q": "a\r\nX-Evil: 1", "h": "X-Evil: 1"})
     assert told.header("X-Evil") == []
-    assert told.request_lines == ["GET /?q=a%0D%0AX-Evil%3A+1 HTTP/1.1"]
+    assert told.request_lines == ["GET /?q=a%0D%0AX-Evil%3A%201 HTTP/1.1"]
 
 
 async def test_arguments_that_break_the_schema_or_are_unknown_are_refused_before_anything_is_sent() -> (

@@ -351,9 +351,7 @@ async def test_a_secret_in_a_header_is_taken_out_and_a_cookie_cannot_be_asked_fo
     credential = {"bearer": "s3cret-of-ours"}
     async with service(echo) as told, gateway_to(told.url, HEADERS, credential=credential) as gate:
         assert (await gate.call("tool"))["structuredContent"] == {"total": "Bearer [redacted]"}
-    from pydantic import ValidationError
-
-    with pytest.raises(ValidationError, match="Set-Cookie"):
+    with pytest.raises(ConfigError, match="Set-Cookie"):
         async with gateway_to("http://127.0.0.1:1", {"result_headers": {"c": "set-cookie"}}):
             pass
 

@@ -14,20 +14,17 @@ from typing import Any
 import pytest
 
 from roundgate.auth.principal import LOCAL
-from roundgate.backends.http.dialogue import INPUT_REQUIRED
+from roundgate.backends.http.exchanges import INPUT_REQUIRED
 from roundgate.cli import main
 from roundgate.clock import Clock
-from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.errors import LeaseLost
 from roundgate.main import build_app
 from roundgate.runtime.startup import Stores, make_stores
-from roundgate.settings.base import Origin
-from roundgate.settings.yaml_file import Located
 from roundgate.storage.tasks import TaskRecord, TaskRef
 from roundgate.tasks.call import owner_of
 from roundgate.tasks.turn import Turn
 from tests.support import wire
-from tests.support.asgi import client, stoppable
+from tests.support.asgi import client, config_of, stoppable
 from tests.support.clocks import SkippingClock
 from tests.support.rounds import CAPABILITIES, accept
 from tests.support.services import Service, answer, service
@@ -113,11 +110,10 @@ async def house_before(
         "tools": [declared],
     }
     sections = {"poll_interval_ms": 100, "sweep_every_s": 0.1, **(tasks or {})}
-    config = GatewayConfig.model_validate({"backends": [backend], "tasks": sections})
+    file = config_of({"backends": [backend], "tasks": sections})
     clock = SkippingClock()
     using = task_settings(directory, worker="on" if works else "off")
     stores = make_stores(using, clock)
-    file = ConfigFile(config, Origin(Located(Path("gateway.yaml"), {}, {})))
     async with (
         stoppable(build_app(file, using, clock=clock, stores=stores)) as app,
         client(app) as mcp,
@@ -458,12 +454,9 @@ def worker_of(other: House, directory: Path) -> tuple[Any, Callable[[], Any]]:
         "arguments": arguments,
     }
     backend = {"kind": "http", "name": "api", "prefix": "", "base_url": other.told.url}
-    config = GatewayConfig.model_validate(
-        {"backends": [{**backend, "tools": [{**declared, "task": "optional"}]}]}
-    )
-    file = ConfigFile(config, Origin(Located(Path("gateway.yaml"), {}, {})))
+    file = config_of({"backends": [{**backend, "tools": [{**declared, "task": "optional"}]}]})
     core = build_core(file, task_settings(directory), other.clock)
-    return core.worker(config, other.clock), core.aclose
+    return core.worker(file.config, other.clock), core.aclose
 
 
 async def test_each_exchange_of_a_service_that_asks_has_a_key_of_its_own(tmp_path: Path) -> None:

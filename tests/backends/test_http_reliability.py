@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
-from roundgate.backends.http import hosts
-from roundgate.backends.http.failures import no_answer
-from roundgate.backends.http.hosts import Breaker, Host
-from roundgate.backends.http.reliability import BreakerConfig, TimeoutsConfig
-from roundgate.backends.http.retries import retry_after_s
-from roundgate.errors import BackendError
+from roundgate.backends.http import reliability
+from roundgate.backends.http.config import BreakerConfig, TimeoutsConfig
+from roundgate.backends.http.messages import Answer
+from roundgate.backends.http.reliability import Breaker, retry_after_s
+from roundgate.backends.http.service import no_answer
+from roundgate.errors import BackendError, NoAnswer
 from tests.support.clocks import FixedClock, SkippingClock
 from tests.support.services import answer, gateway_to, service
 from tests.support.till import till
@@ -23,6 +23,7 @@ QUICK = {"pause_s": 0.01}
 GOOD = answer(b'"good"')
 AWAY = answer(b"{}", "503 Service Unavailable")
 CUT = answer(b"{}", length=50, Connection="close")
+GOOD_ANSWER = Answer(200, "OK", "application/json", b"{}")
 POST = {"method": "POST", "arguments": {"a": {}}}
 
 
@@ -174,36 +175,60 @@ async def test_who_cannot_wait_is_told_so_and_who_gives_up_takes_no_place() -> N
 # ---- the breaker
 
 
-def test_a_breaker_opens_lets_one_through_and_heals_or_opens_again() -> None:
+async def test_a_breaker_opens_lets_one_through_and_heals_or_opens_again() -> None:
     clock = FixedClock()
-    breaker = Breaker(BreakerConfig(failures=3, pause_s=30), Host("api", "h:80"), clock)
+    breaker = Breaker(BreakerConfig(failures=3, pause_s=30), "api", "h:80", clock)
+
+    async def fail(reason: str = "it broke") -> None:
+        async def send() -> Answer:
+            raise NoAnswer("It failed", reason, reached=True)
+
+        with pytest.raises(NoAnswer):
+            await breaker.watch(send)
+
+    async def wait_for(outcome: asyncio.Future[Answer]) -> Answer:
+        return await outcome
+
+    async def begin() -> tuple[asyncio.Task[Answer], asyncio.Future[Answer]]:
+        outcome = asyncio.get_running_loop().create_future()
+        task = asyncio.ensure_future(breaker.watch(lambda: wait_for(outcome)))
+        await asyncio.sleep(0)
+        return task, outcome
+
+    async def succeed() -> None:
+        task, outcome = await begin()
+        outcome.set_result(GOOD_ANSWER)
+        await task
+
     for _ in range(2):
-        breaker.failed(breaker.admit(), "it broke")
-    breaker.succeeded(breaker.admit())
-    late = breaker.admit()
+        await fail()
+    await succeed()
+    late, outcome = await begin()
     for _ in range(3):
-        breaker.failed(breaker.admit(), "it broke")
+        await fail()
     with pytest.raises(
         BackendError, match=r"failed 3 times in a row, last because it broke; .* 30 s"
     ):
         breaker.check()
-    breaker.succeeded(late)  # was sent before: it says nothing of now
+    outcome.set_result(GOOD_ANSWER)  # to a request that was sent before the breaker opened
+    await late
     clock.skip(29.5)
     with pytest.raises(BackendError, match="try again in 1 s"):
-        breaker.admit()
+        breaker.check()
     clock.skip(1)
-    tried = breaker.admit()
+    tried, _ = await begin()
     with pytest.raises(BackendError, match="in a moment"):
-        breaker.admit()
-    breaker.gave_up(tried)  # the caller went away: another may try
-    breaker.failed(breaker.admit(), "it broke again")
+        await succeed()
+    tried.cancel()  # the caller went away: another request may be sent
+    await asyncio.gather(tried, return_exceptions=True)
+    await fail("it broke again")
     with pytest.raises(
         BackendError, match=r"4 times in a row, last because it broke again; .* 30 s"
     ):
         breaker.check()
     clock.skip(31)
-    breaker.succeeded(breaker.admit())
-    breaker.succeeded(breaker.admit())
+    await succeed()
+    await succeed()
 
 
 async def test_a_service_that_is_away_is_left_alone_and_heals(
@@ -211,7 +236,7 @@ async def test_a_service_that_is_away_is_left_alone_and_heals(
 ) -> None:
     caplog.set_level(logging.INFO, "roundgate.backends")
     clock = SkippingClock()
-    monkeypatch.setattr(hosts, "Clock", lambda: clock)
+    monkeypatch.setattr(reliability, "Clock", lambda: clock)
     breaker = {"failures": 2, "pause_s": 60}
     async with service(AWAY, CUT, AWAY, GOOD) as told:
         port = told.port

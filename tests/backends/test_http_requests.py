@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from roundgate.backends.http.backend import endpoint_of
 from roundgate.backends.http.config import HttpToolConfig
-from roundgate.backends.http.declared import endpoint_of
 from roundgate.backends.http.endpoint import Endpoint
 from roundgate.backends.http.messages import Answer, Outgoing
 from roundgate.errors import BackendError, ToolError
@@ -46,7 +46,7 @@ def test_a_path_argument_is_implied_by_the_path_and_always_required() -> None:
         "additionalProperties": False,
     }
     assert tool.request({"user": "ann", "note-id": "7", "page": 2}) == Outgoing(
-        "GET", "/users/ann/notes/7", [("page", "2")], {}, None, is_repeatable=True
+        "GET", "/users/ann/notes/7", "page=2", {}, None, is_repeatable=True
     )
 
 
@@ -110,9 +110,9 @@ def test_a_path_value_stays_in_its_segment_and_comes_back_unless_it_is_refused(
 def test_an_argument_without_place_goes_into_the_query_or_the_body_by_method(method: str) -> None:
     outgoing = sent({"a": "x"}, method=method, arguments={"a": {}})
     if method in ("GET", "HEAD", "DELETE"):
-        assert (outgoing.query, outgoing.body) == ([("a", "x")], None)
+        assert (outgoing.query, outgoing.body) == ("a=x", None)
     else:
-        assert (outgoing.query, outgoing.body) == ([], b'{"a":"x"}')
+        assert (outgoing.query, outgoing.body) == ("", b'{"a":"x"}')
         assert outgoing.headers == {"content-type": "application/json"}
 
 
@@ -133,10 +133,8 @@ def test_an_argument_without_place_goes_into_the_query_or_the_body_by_method(met
 def test_a_query_repeats_the_name_for_a_list_and_leaves_null_out(
     value: Any, query: list[tuple[str, str]]
 ) -> None:
-    assert sent({"a": value}, arguments={"a": {"as": "q", **ANY}}, query={"v": "1"}).query == [
-        ("v", "1"),
-        *query,
-    ]
+    outgoing = sent({"a": value}, arguments={"a": {"as": "q", **ANY}}, query={"v": "1"})
+    assert parse_qsl(outgoing.query) == [("v", "1"), *query]
 
 
 FORM = {"method": "POST", "body": "form"}
@@ -150,10 +148,7 @@ def test_a_form_says_the_same_as_a_query_would(arguments: dict[str, Any]) -> Non
     form = sent(arguments, arguments=dict.fromkeys("abc", ANY), **FORM)
     query = sent(arguments, arguments={name: {"in": "query", **ANY} for name in "abc"}).query
     assert form.body is not None
-    assert (
-        parse_qsl(form.body.decode(), keep_blank_values=True, strict_parsing=bool(form.body))
-        == query
-    )
+    assert form.body.decode() == query
     assert form.headers == {"content-type": "application/x-www-form-urlencoded"}
 
 
@@ -191,7 +186,7 @@ def test_a_whole_body_is_one_value_and_a_string_is_plain_text(
     assert (outgoing.body, outgoing.headers, outgoing.query) == (
         body,
         {"content-type": content_type},
-        [("q", "1")],
+        "q=1",
     )
     assert sent({}, method="PUT", arguments=arguments).body is None
 

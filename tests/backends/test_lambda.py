@@ -25,13 +25,9 @@ from roundgate.backends.aws_lambda.payload import (
     bytes_of,
     facts,
 )
-from roundgate.config import GatewayConfig
-from roundgate.config.loading import ConfigFile
 from roundgate.errors import ConfigError, ToolError
-from roundgate.main import build_app
-from roundgate.settings.base import Origin
 from roundgate.settings.process import Settings
-from roundgate.settings.yaml_file import Located
+from tests.support.asgi import built, config_of
 from tests.support.lambdas import entry, gateway_with, refused, said, use
 from tests.support.rounds import Conversation, accept, tool
 from tests.support.services import Service, answer, service
@@ -678,9 +674,8 @@ def test_a_tool_that_cannot_be_offered_is_a_problem_at_its_place(
 
 def build(backend: dict[str, Any], where: Path = Path(), **settings: Any) -> Any:
     """An app with this back end."""
-    config = GatewayConfig.model_validate({"backends": [backend], "limits": {"strict": True}})
-    file = ConfigFile(config, Origin(Located(where / "gateway.yaml", {}, {})))
-    return build_app(file, Settings(**settings))
+    file = config_of({"backends": [backend], "limits": {"strict": True}}, where)
+    return built(file, Settings(**settings))
 
 
 @pytest.mark.parametrize("kept", [None, b"", b"{}", b"[]", b"roundgate-index 1\n"])
@@ -693,8 +688,7 @@ def test_a_cold_start_invokes_nothing(
     from roundgate.runtime import loading
 
     backend = {**entry(describe=True)}
-    config = GatewayConfig.model_validate({"backends": [backend]})
-    file = ConfigFile(config, Origin(Located(tmp_path / "gateway.yaml", {}, {})))
+    file = config_of({"backends": [backend]}, tmp_path)
     with pytest.raises(ConfigError, match="a cold start invokes nothing") as raised:
         loading.load(file, is_cold=True)
     assert "roundgate compile" in raised.value.problems[0].remedy
@@ -709,8 +703,7 @@ def test_an_index_of_another_version_says_to_compile_again(
     backend = entry(describe=True)
     index = write_index([], LambdaBackendConfig.model_validate(backend))
     (tmp_path / "desk.index").write_bytes(index.replace(b"lambda index 1", b"lambda index 0"))
-    config = GatewayConfig.model_validate({"backends": [backend]})
-    file = ConfigFile(config, Origin(Located(tmp_path / "gateway.yaml", {}, {})))
+    file = config_of({"backends": [backend]}, tmp_path)
     with pytest.raises(ConfigError) as raised:
         loading.load(file, is_cold=True)
     (problem,) = raised.value.problems
@@ -731,17 +724,16 @@ def test_an_index_is_of_one_function_and_what_is_declared_comes_first(
         write_index(told, LambdaBackendConfig.model_validate(backend))
     )
     assert FORMAT.encode() in (tmp_path / "desk.index").read_bytes()
-    config = GatewayConfig.model_validate({"backends": [backend]})
-    file = ConfigFile(config, Origin(Located(tmp_path / "gateway.yaml", {}, {})))
+    file = config_of({"backends": [backend]}, tmp_path)
     served = loading.load(file, is_cold=True).catalog
     assert {name: one.tool.definition["description"] for name, one in served.tools.items()} == {
         "tool": "A tool.",
         "b": "From it.",
     }
     assert ["another one has the same name" in str(one) for one in served.left_out] == [True]
-    other = GatewayConfig.model_validate({"backends": [{**backend, "function": "other"}]})
+    other = config_of({"backends": [{**backend, "function": "other"}]}, tmp_path)
     with pytest.raises(ConfigError, match="is no index of other"):
-        loading.load(ConfigFile(other, file.origin), is_cold=True)
+        loading.load(other, is_cold=True)
 
 
 async def test_nothing_that_is_sent_or_said_is_in_the_log(

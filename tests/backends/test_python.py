@@ -37,10 +37,9 @@ from roundgate import (
 )
 from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError
-from roundgate.main import build_app
 from roundgate.settings.process import Settings
 from tests.support import wire
-from tests.support.asgi import client, gateway
+from tests.support.asgi import built, client, gateway
 
 
 class Colour(enum.Enum):
@@ -510,7 +509,7 @@ NEIGHBOURS = {
 async def test_a_module_is_imported_by_path_or_by_name_with_its_neighbours(
     loaded: Callable[..., ConfigFile], source: str
 ) -> None:
-    async with client(build_app(loaded(source, **NEIGHBOURS), Settings())) as gate:
+    async with client(built(loaded(source, **NEIGHBOURS), Settings())) as gate:
         assert [one["name"] for one in (await gate.result("tools/list"))["tools"]] == [
             "a.b-c__greet"
         ]
@@ -520,7 +519,7 @@ async def test_a_module_is_imported_by_path_or_by_name_with_its_neighbours(
 
 def problem(file: ConfigFile) -> str:
     with pytest.raises(ConfigError) as refused:
-        build_app(file, Settings())
+        built(file, Settings())
     (only,) = refused.value.problems
     return str(only)
 
@@ -618,5 +617,5 @@ def test_a_declaration_that_cannot_be_served_is_a_problem_at_its_place(
 def test_every_wrong_declaration_is_told_at_once(loaded: Callable[..., ConfigFile]) -> None:
     source = "from roundgate import tool\n@tool\ndef one(*a): ...\n@tool\ndef two(a, /): ...\n@tool\ndef three(): ...\n"
     with pytest.raises(ConfigError) as refused:
-        build_app(loaded(tools=source), Settings())
+        built(loaded(tools=source), Settings())
     assert [(one.path, one.line) for one in refused.value.problems] == [("one()", 2), ("two()", 4)]

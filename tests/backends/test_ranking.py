@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roundgate.backends.ranking import Ranking, stem, words_of
+from roundgate.backends.search import Ranking, stem, words_of
 
 TITLES = [
     "Create an issue",

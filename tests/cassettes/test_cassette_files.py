@@ -12,15 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundgate.cassettes import Cassette, read
-from roundgate.cassettes.document import of_document, to_document
-from roundgate.cassettes.files import MAX_BYTES, as_text, dump
-from roundgate.cassettes.matching import Bindings, compare, fill
+from roundgate.cassettes.files import SCHEMA, as_text, dump, parse_document, to_document
+from roundgate.cassettes.matching import (
+    Bindings,
+    Slot,
+    compare,
+    escape,
+    fill,
+    matches,
+    parse,
+    steps,
+)
 from roundgate.cassettes.model import Event, Interaction, Request, Response
-from roundgate.cassettes.naming import Namer
-from roundgate.cassettes.paths import Slot, escape, matches, parse, steps
-from roundgate.cassettes.schema import SCHEMA
+from roundgate.cassettes.normalize import Namer
 from roundgate.errors import ConfigError
 from roundgate.protocol.schemas import Schema
+from roundgate.settings import yaml_file
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.sampled_from(
@@ -83,7 +90,11 @@ def test_writing_what_was_read_gives_the_same_bytes(
     interactions = []
     for sent, heard, is_stream in said:
         result = {"result": namer.value(heard, is_sent=False)}
-        response = Response(events=(Event(result, "e"),)) if is_stream else Response(message=result)
+        response = (
+            Response(events=(Event(message=result, event_id="e"),))
+            if is_stream
+            else Response(message=result)
+        )
         params = namer.value(sent, is_sent=True)
         request = Request(message={"method": "x", "params": params})
         interactions.append(Interaction(request, response))
@@ -109,14 +120,18 @@ HEAD = "cassette: 1\ninteractions:\n  - request: {method: ping}\n    response:\n
         (HEAD + "      result: {1: x}\n", 5, "put it in quotes"),
         (HEAD + "      result: {a: '${state'}\n", 5, "is no placeholder"),
         (HEAD + "      after: 1\n", 5, "name a later interaction"),
-        (HEAD + "      end: sometime\n", 5, "use one of server, client, cut"),
+        (HEAD + "      end: sometime\n", 5, "'server', 'client' or 'cut'"),
         ("cassette: 1\ninteractions:\n  - response: {}\n", 3, "has no request"),
         ("cassette: 1\ninteractions:\n  - request: {}\n", 3, "sends nothing"),
         ("cassette: 1\nrules: [{name: a, pattern: '('}]\ninteractions: []\n", 2, "no regular"),
         ("cassette: 1\nrules: [{name: a, pattern: 'a*'}]\ninteractions: []\n", 2, "narrower"),
-        ("cassette: 1\nrules: [{name: 'a b'}]\ninteractions: []\n", 2, "is no name"),
-        ("cassette: 1\ninteractions:\n  - request: {http: PUT}\n", 3, "use POST, GET or DELETE"),
-        (HEAD + "      status: 99\n", 5, "from 200 to 599"),
+        (
+            "cassette: 1\nrules: [{name: 'a b'}]\ninteractions: []\n",
+            2,
+            "a name of letters and digits",
+        ),
+        ("cassette: 1\ninteractions:\n  - request: {http: PUT}\n", 3, "'POST', 'GET' or 'DELETE'"),
+        (HEAD + "      status: 99\n", 5, "greater than or equal to 200"),
         (HEAD + "      message: 1\n      result: {}\n", 5, "keep one of them"),
         (HEAD + "      headers: {x-a: 1}\n", 5, "put it in quotes"),
         ("cassette: 1\nignore: ['a..b']\ninteractions: []\n", 2, "is no path"),
@@ -141,12 +156,12 @@ def test_what_is_wrong_is_told_with_its_line_and_a_remedy(
 def test_what_cannot_be_read_is_refused_before_it_is(tmp_path: Path) -> None:
     large = tmp_path / "large.yaml"
     with large.open("wb") as file:
-        file.truncate(MAX_BYTES + 1)
+        file.truncate(yaml_file.MAX_BYTES + 1)
     for path, what in (
-        (large, "at most"),
+        (large, "more than"),
         (tmp_path / "absent.yaml", "No such file"),
-        (tmp_path, "is no file"),
-        (Path("/dev/zero"), "is no file"),
+        (tmp_path, "Is a directory"),
+        (Path("/dev/zero"), "more than"),
     ):
         with pytest.raises(ConfigError, match=what):
             read(path)
@@ -159,7 +174,7 @@ def test_any_document_is_a_cassette_or_told_what_is_wrong(value: Any) -> None:
         {"cassette": 1, "interactions": value},
         {"cassette": 1, "interactions": [value]},
     ):
-        cassette, found = of_document(document)
+        cassette, found = parse_document(document)
         assert found or isinstance(cassette, Cassette)
 
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from roundgate.cassettes import Cassette, Player, Recorder, Verifier, read
+from roundgate.cassettes import SCHEMA, Cassette, Player, Recorder, Verifier, read
 from roundgate.cassettes.files import as_text
-from roundgate.cassettes.schema import SCHEMA
 from roundgate.protocol.schemas import Schema
 from tests.cassettes.conftest import HERE, desk
 from tests.cassettes.conversations import ALL, EXPECTED, held
@@ -60,7 +59,7 @@ def test_what_is_read_is_written_as_it_was(name: str) -> None:
     file = RECORDED / f"{name}.yaml"
     cassette = read(file)
     assert as_text(cassette) == file.read_text()
-    from roundgate.cassettes.document import to_document
+    from roundgate.cassettes.files import to_document
 
     assert Schema.compile(SCHEMA).problems(to_document(cassette), "cassette") == []
 

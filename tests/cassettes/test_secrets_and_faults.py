@@ -14,6 +14,7 @@ from urllib.parse import quote
 import pytest
 
 from roundgate.cassettes import (
+    RULES,
     Cassette,
     Faults,
     Player,
@@ -24,7 +25,7 @@ from roundgate.cassettes import (
     secret_names,
 )
 from roundgate.cassettes.files import as_text
-from roundgate.cassettes.normalize import cassette_of
+from roundgate.cassettes.normalize import make_cassette
 from roundgate.cassettes.tape import Tape
 from roundgate.client import Client, HttpRequest, Limits, Url
 from roundgate.errors import ConnectionLost, HttpRefused, RpcError, UsageError
@@ -141,7 +142,7 @@ def test_schemas_of_a_server_that_refer_to_themselves_are_looked_at_with_an_end(
     tape.arrived(exchange, json.dumps({"result": {"tools": [tool]}}).encode())
     call = {"method": "tools/call", "params": {"name": "t", "arguments": {"pin": "4711"}}}
     tape.begin("POST", [], json.dumps(call).encode())
-    assert "4711" not in as_text(cassette_of(tape))
+    assert "4711" not in as_text(make_cassette(tape, RULES))
 
 
 async def test_a_replay_takes_secrets_from_the_environment() -> None:

@@ -190,8 +190,9 @@ def test_serve_tells_what_is_wrong_in_the_environment(tmp_path: Path) -> None:
     ran = roundgate("serve", directory=tmp_path, GATEWAY_LISTEN="maybe", GATEWAY_PUBLIC_URL="x")
     assert ran.status == 1
     assert ran.err.startswith(
-        "2 problem(s):\nenvironment: GATEWAY_LISTEN: is 'maybe'\n    → use one of auto, on, off"
+        "2 problem(s):\nenvironment: GATEWAY_PUBLIC_URL: is not an http(s) URL"
     )
+    assert "environment: GATEWAY_LISTEN: is 'maybe'\n    → use one of auto, on, off" in ran.err
 
 
 def test_each_view_is_listed_with_where_it_is(

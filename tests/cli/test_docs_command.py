@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from roundgate.cli import docs, main
+from roundgate.cli import main, repository
 from tests.support.documents import ROOT
 
 CODE = [*ROOT.glob("app/roundgate/**/*.py"), *ROOT.glob("app/roundgate/**/*.txt")]
@@ -38,7 +38,7 @@ def test_what_the_code_names_is_a_page_that_the_wheel_has(file: Path) -> None:
     if file.name != "docs.py":
         assert not re.findall(r"docs/[a-z-]+\.md", text), "write `roundgate docs NAME`"
     named = set(re.findall(r"`roundgate docs ([a-z/-]+)", text))
-    assert named <= docs.pages().keys()
+    assert named <= repository.pages().keys()
 
 
 def test_the_text_of_the_package_leads_nowhere_outside_of_it() -> None:

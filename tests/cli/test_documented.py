@@ -6,18 +6,16 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from roundgate import suites
-from roundgate.cli import (
-    make_parser,
-    remote,
-    remote_options,
-    serving_options,
-    task_options,
-)
+from roundgate.cli import make_parser, remote
+from roundgate.cli.arguments import with_stack
 from roundgate.suites import models
-from roundgate.suites.patterns import MATCHERS
+from roundgate.suites.expecting import MATCHERS
 from tests.support.documents import blocks
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
@@ -33,9 +31,12 @@ def _actions(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPars
 
 
 def of_servers() -> dict[str, argparse.ArgumentParser]:
-    ours = argparse.ArgumentParser().add_subparsers()
-    remote_options.add_commands(ours)
-    return dict(ours.choices)
+    modules = {"call", "reading", "suite"}
+    return {
+        name: command
+        for name, command in commands().items()
+        if command.get_default("module") in modules
+    }
 
 
 def test_every_command_is_on_the_page() -> None:
@@ -68,32 +69,28 @@ def test_every_option_of_a_command_that_talks_to_a_server_is_on_the_page() -> No
     assert set(re.findall(r"`(--[a-z-]+)", table)) == there, "mend the table in docs/cli.md"
 
 
-def test_every_command_that_talks_to_a_server_has_examples_that_can_be_typed() -> None:
-    assert set(remote_options.EXAMPLES) == set(of_servers())
-    for name, lines in remote_options.EXAMPLES.items():
-        for line in lines:
-            words = shlex.split(re.split(r" [|<>] ", line)[0])
-            assert make_parser().parse_args(words[1:]).command == name
-            assert line in of_servers()[name].format_help()
+def with_examples() -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yield what has to have examples: each command, but of `tasks` and `cassette` the actions."""
+    for name, command in commands().items():
+        if name == "tasks":
+            yield from ((f"tasks {action}", one) for action, one in _actions(command).items())
+        elif name != "cassette":
+            yield name, command
 
 
-def test_every_command_for_the_own_gateway_has_examples_that_can_be_typed() -> None:
-    ours = argparse.ArgumentParser().add_subparsers()
-    serving_options.add_commands(ours)
-    assert set(serving_options.EXAMPLES) == set(ours.choices)
-    for name, lines in serving_options.EXAMPLES.items():
-        for line in lines:
-            words = shlex.split(re.split(r" [|<>] ", line)[0])
-            assert make_parser().parse_args(words[1:]).command == name
-
-
-def test_every_action_of_tasks_has_examples_that_can_be_typed() -> None:
-    actions = _actions(commands()["tasks"])
-    assert set(task_options.EXAMPLES) == set(actions)
-    for name, lines in task_options.EXAMPLES.items():
-        for line in lines:
-            words = shlex.split(re.split(r" [|<>] ", line)[0])
-            assert make_parser().parse_args(words[1:]).action == name
+@pytest.mark.parametrize(
+    ("name", "command"), [pytest.param(*one, id=one[0]) for one in with_examples()]
+)
+def test_every_command_has_examples_that_can_be_typed(
+    name: str, command: argparse.ArgumentParser
+) -> None:
+    title, *examples = (command.epilog or "").splitlines()
+    assert (title, bool(examples)) == ("examples:", True)
+    for line in examples:
+        words = with_stack(shlex.split(re.split(r" [|<>] ", line)[0])[1:])
+        read = make_parser().parse_args(words)
+        assert name in (read.command, f"{read.command} {getattr(read, 'action', '')}")
+        assert line in command.format_help()
 
 
 def test_every_exit_status_is_on_the_page() -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given as any_of
 from hypothesis import strategies as st
 
-from roundgate.cli.given import arguments
+from roundgate.cli.call import parse_arguments as arguments
 from roundgate.errors import UsageError
 
 SCHEMA: dict[str, Any] = {

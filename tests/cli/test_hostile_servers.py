@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from roundgate.cli import main
-from roundgate.cli.remote_options import SECRET_VARIABLE
-from roundgate.suites.patterns import regex_matches
+from roundgate.cli.options import SECRET_VARIABLE
+from roundgate.suites.expecting import differences
 from tests.cli.test_refusals import refusing
 
 
@@ -124,4 +124,4 @@ def test_a_suite_reads_no_file_outside_of_its_folder(
 )
 def test_an_expression_of_a_suite_ends(pattern: str, text: str) -> None:
     """Python's own engine takes years for the first."""
-    assert not regex_matches(pattern, text)
+    assert differences({"$regex": pattern}, text, "text")

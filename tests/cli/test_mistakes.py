@@ -281,7 +281,6 @@ FILES = {
     "camel case": (HTTP.replace("base_url", "baseUrl"), "is base_url meant?"),
     "singular": (PYTHON.replace("backends", "backend"), "is backends meant?"),
     "misspelt in a tool": (HTTP.replace("description", "descripton"), "is description meant?"),
-    "invisible blank": (f"server:\n  \u00a0name: x\n{PYTHON}", "that is none of the keyboard's"),
     "kind in capitals": (PYTHON.replace("python", "Python"), "is python meant?"),
     "mapping for a list": (
         "backends: {t: {kind: python, path: tools.py}}\n",

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from roundgate.cli import main, new
+from roundgate.cli import main, repository
 from roundgate.deployment import deploying, samconfig
 from roundgate.errors import UsageError
 
@@ -156,9 +156,9 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "is there and not empty" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "shop").iterdir()] == ["mine"]
     with pytest.raises(UsageError, match="lower-case letters"):
-        new.write(tmp_path / "My Shop", None)
+        repository.write_repository(tmp_path / "My Shop", None)
     with pytest.raises(UsageError, match="cannot be read"):
-        new.write(tmp_path / "other", tmp_path / "none.json")
+        repository.write_repository(tmp_path / "other", tmp_path / "none.json")
     assert not (tmp_path / "other").exists()
 
 

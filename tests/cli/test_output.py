@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.cli import listing
+from roundgate.cli import reading
 from roundgate.cli.output import Status, columns, cut
 from roundgate.client import Log, Progress, TaskState
 from roundgate.observability import Style
@@ -100,7 +100,7 @@ async def test_the_line_of_a_task_says_how_long_it_has_been(
 async def test_the_line_is_drawn_again_while_nothing_happens() -> None:
     screen, hours = Screen(), Hours()
     with Status(screen, hours) as status:  # type: ignore[arg-type]
-        status.says("running")
+        status.show("running")
         hours.ms = 5_000
         async with asyncio.timeout(60):
             while "(5 s)" not in screen.getvalue():  # noqa: ASYNC110
@@ -132,12 +132,12 @@ def test_a_list_has_columns_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sys, "stdout", screen)
     monkeypatch.setenv("COLUMNS", "40")
     rows = [("tools", "add", "Adds two numbers, whatever they are"), ("tools", "東京\x1b", "")]
-    listing._show_table([*rows, ("prompts", "greet", "Hello")], has_kinds=True)
+    reading.show_list([*rows, ("prompts", "greet", "Hello")], has_kinds=True)
     assert screen.getvalue().count("\x1b[1m") == 2  # two heads
     monkeypatch.setenv("NO_COLOR", "1")
     screen.seek(0)
     screen.truncate()
-    listing._show_table(rows, has_kinds=False)
+    reading.show_list(rows, has_kinds=False)
     lines = screen.getvalue().splitlines()
     assert lines == ["  add         Adds two numbers, whatev…", "  東京\\u001b"]
     assert columns(lines[0]) <= 39
@@ -152,7 +152,7 @@ def test_a_list_has_columns_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> No
     ],
 )
 def test_an_argument_says_what_it_may_be(schema: dict[str, Any], expected: str) -> None:
-    assert listing._kind(schema) == expected
+    assert reading.argument_type(schema) == expected
 
 
 def test_who_has_read_enough_is_no_error(tmp_path: Path) -> None:

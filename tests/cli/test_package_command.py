@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from roundgate.cli import package
+from roundgate.cli import deploy
 from roundgate.deployment import packaging
 from roundgate.errors import ConfigError
 
@@ -41,7 +41,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def planned(repository: Path, line: str) -> packaging.Plan:
     (repository / "tools.py").write_text(TOOLS % line)
-    return package.planned_from(repository / "gateway.yaml", "arm64")
+    return deploy.planned_from(repository / "gateway.yaml", "arm64")
 
 
 def test_what_stands_for_a_secret_is_there_for_modules_and_for_nobody_else(

@@ -19,11 +19,10 @@ import httpx
 import pytest
 
 from roundgate.config import load
-from roundgate.main import build_app
 from roundgate.runtime import reload
 from roundgate.settings.process import Settings
 from tests.support import wire
-from tests.support.asgi import STATE_KEY, Client, client, stoppable
+from tests.support.asgi import STATE_KEY, Client, built, client, stoppable
 from tests.support.server import Server, running
 from tests.support.task_client import TaskClient
 
@@ -215,7 +214,7 @@ async def test_so_is_one_that_comes_in_the_very_moment_in_which_its_absence_is_t
         (config.parent / "more.py").write_text("from words import HELLO\n")
 
     monkeypatch.setattr(reload, "_tell_failure", tell)
-    app = build_app(load(config), Settings(reload=True, state_keys=STATE_KEY))
+    app = built(load(config), Settings(reload=True, state_keys=STATE_KEY))
     async with stoppable(app), client(app) as mcp:
         assert await mcp.text("hello") == "one"  # and it has begun to watch
         tools = config.with_name("tools.py")
@@ -473,7 +472,7 @@ async def test_what_a_view_has_is_reloaded_and_where_it_is_needs_a_restart(
     using = Settings(
         reload=True, state_keys=STATE_KEY, store=f"sqlite:///{tmp_path / 'gateway.sqlite3'}"
     )
-    app = build_app(load(config), using)
+    app = built(load(config), using)
     async with stoppable(app), client(app) as mcp:
         few = Client(mcp.http, "/few/mcp")
         await asyncio.sleep(0)  # and it has begun to watch

@@ -124,17 +124,6 @@ def test_a_question_that_nobody_answers_is_on_standard_output(url: str) -> None:
     assert asked["requestState"]
 
 
-def test_a_command_writes_samples(url: str) -> None:
-    done = roundgate(
-        "call",
-        url,
-        "poem",
-        "--sample-command",
-        f"{sys.executable} -c \"print('violets are blue')\"",
-    )
-    assert (done.returncode, done.stdout) == (0, "violets are blue\n")
-
-
 def test_a_detached_task_is_gone_on_with_elsewhere(url: str, answers: str) -> None:
     handle = roundgate("call", url, "slowly", "city=Rome", "--detach").stdout.strip()
     assert handle.startswith(f"{url}#task=")

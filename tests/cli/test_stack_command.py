@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 
 from roundgate import config
-from roundgate.cli import main, package
+from roundgate.cli import deploy, main
 from roundgate.deployment import runtime
 from roundgate.deployment.stack import demo
 from roundgate.runtime import loading
@@ -56,8 +56,8 @@ def test_the_demonstration_stands_beside_a_document_and_an_overlay_of_the_reposi
     }.items():
         (tmp_path / "shop" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "shop" / name).write_text(dedent(text))
-    planned = package.planned_from(tmp_path / "shop" / "gateway.yaml", runtime.here())
+    planned = deploy.planned_from(tmp_path / "shop" / "gateway.yaml", runtime.here())
     beside = demo.beside(planned, tmp_path / "shown")
-    package.planned_from(beside, runtime.here(), is_compiled=True)
+    deploy.planned_from(beside, runtime.here(), is_compiled=True)
     served = loading.load(config.load(beside)).catalog
     assert {"shop__orders", "own__one", "demo__book"} <= served.tools.keys()

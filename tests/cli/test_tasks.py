@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from roundgate.auth.principal import LOCAL
-from roundgate.cli import main, task_acting
+from roundgate.cli import main, tasks
 from roundgate.cli.output import say
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
@@ -270,7 +270,7 @@ async def test_what_a_worker_has_begun_since_it_was_found_stays_with_it(
 
     if action == "retry":
         changed("wake_ms = expires_ms")
-    monkeypatch.setattr(task_acting, "_is_agreed", agreed)
+    monkeypatch.setattr(tasks, "_is_agreed", agreed)
     status, out, err = await operator(action, "--tool", "dig")
     assert (status, out) == (0, f"{ref(waits)} is queued; whoever had it can write to it no more\n")
     assert err.startswith(f"{ref(begun)} ")

@@ -25,18 +25,18 @@ CALL = ["call", "https://h/mcp", "add"]
 )
 def test_an_option_stands_anywhere(words: list[str]) -> None:
     read = parse(words)
-    assert (read.url, read.tool, read.given, read.json) == (*CALL[1:], ["a=1", "b=2"], True)
+    assert (read.url, read.tool, read.pairs, read.json) == (*CALL[1:], ["a=1", "b=2"], True)
 
 
 def test_what_begins_with_a_dash_stands_behind_two_dashes() -> None:
     read = parse([*CALL, "--json", "--", "-a=1", "--b=2"])
-    assert (read.given, read.json) == (["-a=1", "--b=2"], True)
+    assert (read.pairs, read.json) == (["-a=1", "--b=2"], True)
     assert parse(["describe", "https://h/mcp", "--json", "--", "--odd"]).name == "--odd"
 
 
 def test_the_value_of_an_option_is_no_argument() -> None:
     read = parse([*CALL, "--max-rounds", "3", "a=1", "--header", "X: y", "--no-input", "b=2"])
-    assert (read.given, read.max_rounds, read.header) == (["a=1", "b=2"], 3, ["X: y"])
+    assert (read.pairs, read.max_rounds, read.header) == (["a=1", "b=2"], 3, ["X: y"])
 
 
 def test_an_option_of_a_command_with_actions_stands_anywhere() -> None:

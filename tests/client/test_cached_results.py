@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.client.cache import Cache
+from roundgate.client.connection import Cache
 from tests.support.clocks import FixedClock
 
 READ = "resources/read"
@@ -88,12 +88,12 @@ def test_a_notification_makes_stale_what_it_is_about_and_nothing_else(clock: Fix
 
     for one in kept:
         cache.put(*one, fresh())
-    cache.heard("notifications/tools/list_changed", {})
+    cache.take("notifications/tools/list_changed", {})
     assert left() == kept[2:]
-    cache.heard("notifications/resources/updated", {"uri": "a"})
+    cache.take("notifications/resources/updated", {"uri": "a"})
     assert left() == [kept[2], kept[4]]
-    cache.heard("notifications/message", {})
+    cache.take("notifications/message", {})
     cache.clear("resources/list")
     assert left() == [kept[4]]
-    cache.clear()
+    cache.clear(READ)
     assert left() == []

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from roundgate.client import ACCEPT, CANCEL, DECLINE, Answers, Question, by_schema, defaults
-from roundgate.client.answers import answer_all
-from roundgate.client.questions import response_to
+from roundgate.client.questions import answer_all, response_to
 from roundgate.errors import AnswerInvalid, BadAnswer, Unanswered
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from roundgate.client import flows
 from roundgate.client.flows import Ask, Finished, Flow, Pause, Send, Show, Tell
-from roundgate.client.limits import Limits
+from roundgate.client.transport import Limits
 from roundgate.client.types import Json, TaskState
 from roundgate.errors import (
     BadAnswer,
@@ -283,6 +283,11 @@ OLDER = [("initialize", "2025-11-25"), ("notifications/initialized", "2025-06-18
         ([RpcError(-32602, "no"), OLD], "2025-06-18", [DISCOVER, *OLDER]),
         ([{}, OLD], "2025-06-18", [DISCOVER, *OLDER]),
         (
+            [HttpRefused(400, "no"), {**OLD, "protocolVersion": "2024-11-05"}],
+            "2024-11-05",
+            [DISCOVER, ("initialize", "2025-11-25"), ("notifications/initialized", "2024-11-05")],
+        ),
+        (
             [unsupported("2025-06-18"), OLD],
             "2025-06-18",
             [DISCOVER, ("initialize", "2025-06-18"), ("notifications/initialized", "2025-06-18")],
@@ -300,7 +305,7 @@ def test_the_era_of_a_server_follows_from_what_it_answers(
     [
         [unsupported("2027-01-01")],
         [{"supportedVersions": ["2031-01-01"]}],
-        [HttpRefused(404, "no"), {**OLD, "protocolVersion": "2024-11-05"}],
+        [HttpRefused(404, "no"), {**OLD, "protocolVersion": "2024-10-07"}],
         [HttpRefused(404, "no"), RpcError(-32601, "no")],
         [*[unsupported("2026-07-28")] * 3],
     ],

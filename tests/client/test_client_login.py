@@ -17,9 +17,14 @@ import jwt
 import pytest
 
 from roundgate.client import Client
-from roundgate.client.auth import Bearer, BrowserLogin, ClientCredentials, InMemory
-from roundgate.client.auth.dpop import ProofKey
-from roundgate.client.auth.metadata import challenge_parameters
+from roundgate.client.auth import (
+    Bearer,
+    BrowserLogin,
+    ClientCredentials,
+    InMemory,
+    challenge_parameters,
+)
+from roundgate.client.auth.base import ProofKey
 from roundgate.client.transport import Url
 from roundgate.clock import Clock
 from roundgate.errors import AuthorizationFailed, ClientError, HttpRefused
@@ -322,7 +327,7 @@ async def test_no_secret_is_logged_or_seen(caplog: pytest.LogCaptureFixture) -> 
         client = Client(server.url, auth=auth, observer=lambda *one: seen.append(one))
         async with client:
             await client.call("t")
-            shown = f"{client!r} {auth!r} {auth._kept!r} {seen!r} {caplog.text}"
+            shown = f"{client!r} {auth!r} {auth._stored!r} {seen!r} {caplog.text}"
     assert await kept.load(server.url)
     assert "tools/call" in shown
     for secret in ("hush-hush", "token-1", "'r'"):
@@ -382,7 +387,7 @@ def test_challenges_are_read(header: str, found: dict[str, str]) -> None:
 @pytest.mark.parametrize("header", ["a" * 8_192, "_" * 8_191 + "=", 'a="' + r"\a" * 4_000])
 def test_a_long_header_of_a_server_is_read_in_linear_time(header: str) -> None:
     code = (
-        "from roundgate.client.auth.metadata import challenge_parameters as read\n"
+        "from roundgate.client.auth import challenge_parameters as read\n"
         f"for _ in range(100): assert read({header!r}) == {{}}"
     )
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True)

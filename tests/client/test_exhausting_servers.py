@@ -48,7 +48,7 @@ async def drip(head: bytes, piece: bytes, pause_s: float = 0.01) -> AsyncGenerat
 @pytest.mark.parametrize(
     "drops",
     [
-        lambda asked: drip(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100),
+        lambda asked: drip(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
         lambda asked: drip(b"HTTP/1.1 200 OK\r\n", b"X"),
         lambda asked: drip(b"", b"HTTP/1.1 200 OK\r\nX-Long: "),
         lambda asked: drip(
@@ -66,6 +66,16 @@ async def drip(head: bytes, piece: bytes, pause_s: float = 0.01) -> AsyncGenerat
 async def test_an_answer_that_comes_drop_by_drop_ends_in_time(drops: Script) -> None:
     with pytest.raises(TimedOut, match="request_s"):
         await called(drops, Limits(request_s=1))
+
+
+async def test_interim_answers_without_end_are_refused() -> None:
+    with pytest.raises(BadAnswer, match="does not answer in HTTP as it should"):
+        await called(lambda asked: drip(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 1_000, 0))
+
+
+async def test_interim_answers_do_not_extend_the_time_for_an_answer() -> None:
+    with pytest.raises(TimedOut, match="idle_s"):
+        await called(lambda asked: drip(b"", b"HTTP/1.1 100 Continue\r\n\r\n"), Limits(idle_s=1))
 
 
 async def test_a_few_interim_answers_are_passed_over() -> None:

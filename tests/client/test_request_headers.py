@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from roundgate.client.requests import of_arguments, of_request
+from roundgate.client.messages import of_arguments, of_request
 from roundgate.client.types import Tool
 
 NESTED = {"type": "object", "properties": {"z": {"type": "integer", "x-mcp-header": "Z"}}}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roundgate.client.events import EventReader
+from roundgate.client.messages import EventReader
 from roundgate.errors import BadAnswer
 
 STREAM = (

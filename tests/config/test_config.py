@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from roundgate import config
 from roundgate.backends.http.config import HttpBackendConfig
 from roundgate.backends.http.credential_config import BearerCredential
-from roundgate.backends.python.config import PythonBackendConfig
-from roundgate.config import GatewayConfig
+from roundgate.backends.python.backend import PythonBackendConfig
+from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.errors import ConfigError, Problem
-from roundgate.settings import CacheHint, yaml_file
-from roundgate.settings.secret import of_file
+from roundgate.settings import CacheHint, Reference, yaml_file
 
 BACKENDS = "backends:\n  - {kind: python, name: one, path: tools.py}\n"
 
@@ -30,10 +29,13 @@ class Files:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    def load(self, text: str | bytes, name: str = "gateway.yaml", **environ: str) -> GatewayConfig:
+    def file(self, text: str | bytes, name: str = "gateway.yaml", **environ: str) -> ConfigFile:
         path = self.directory / name
         path.write_bytes(text.encode() if isinstance(text, str) else text)
-        return config.load(path, environ).config
+        return config.load(path, environ)
+
+    def load(self, text: str | bytes, name: str = "gateway.yaml", **environ: str) -> GatewayConfig:
+        return self.file(text, name, **environ).config
 
     def problems(
         self, text: str | bytes, name: str = "gateway.yaml", **environ: str
@@ -89,7 +91,7 @@ def test_a_configuration_cannot_be_changed(files: Files) -> None:
 )
 def test_the_prefix_is_the_name_unless_it_is_set(files: Files, given: str, prefix: str) -> None:
     text = f"backends:\n  - kind: python\n    name: one\n    path: tools.py\n    {given}\n"
-    assert files.load(text).backends[0].effective_prefix == prefix
+    assert files.file(text).backends[0].effective_prefix == prefix
 
 
 def test_half_of_a_caching_hint_keeps_the_other_half_of_its_default(files: Files) -> None:
@@ -120,10 +122,12 @@ backends:
 def test_references_are_filled_in_everywhere(files: Files) -> None:
     (files.directory / "secrets").mkdir()
     (files.directory / "secrets" / "key").write_bytes(b" k\n1 \r\n\r\n".replace(b"\n1", b"1"))
-    (backend,) = files.load(HTTP, TOKEN="t", A="a").backends
+    (backend,) = files.file(HTTP, TOKEN="t", A="a").backends
     assert isinstance(backend, HttpBackendConfig)
     assert backend.base_url == "http://localhost:1"
-    assert backend.headers["X-Key"].parts == (of_file(files.directory / "secrets/key"),)
+    assert backend.headers["X-Key"].parts == (
+        Reference("file", str(files.directory / "secrets/key")),
+    )
     assert isinstance(backend.credential, BearerCredential)
     assert backend.credential.bearer.text == "t"
     (tool,) = backend.tools
@@ -137,8 +141,8 @@ def test_a_reference_in_json_works_too_and_may_become_a_number(files: Files) -> 
         "limits": {"threads": "${THREADS}"},
         "backends": [{"kind": "python", "name": "a", "path": "${P:-x}.py"}],
     }
-    found = files.load(json.dumps(value), "gateway.json", THREADS="3")
-    assert found.limits.threads == 3
+    found = files.file(json.dumps(value), "gateway.json", THREADS="3")
+    assert found.config.limits.threads == 3
     assert isinstance(found.backends[0], PythonBackendConfig)
     assert found.backends[0].path == "x.py"
 
@@ -259,10 +263,10 @@ def test_everything_that_is_wrong_is_told_at_once_with_its_line(files: Files) ->
         ("servr", "Extra inputs are not permitted", "remove it, or correct its spelling"),
         (
             "backends[0]",
-            "does not match any of the expected tags: 'python', 'http', 'openapi'",
+            "there is no kind 'pyhton'; there are 'python', 'http', 'openapi'",
             "use one of the kinds named",
         ),
-        ("backends[1]", "Unable to extract tag", "add kind: python or kind: http or kind: openapi"),
+        ("backends[1]", "has no kind", "add kind: python or kind: http or kind: openapi"),
         ("backends[3].tools[0].description", "Field required", "add it"),
         ("limits.threads", "greater than or equal to 1", "roundgate docs configuration"),
     ],
@@ -347,7 +351,7 @@ def test_an_http_back_end_is_refused_with_a_reason(
 ) -> None:
     tool = {"name": "t", "description": "d", "path": "/"}
     backend = {"kind": "http", "name": "a", "base_url": "http://h:1/base", "tools": [tool]}
-    assert files.load(json.dumps({"backends": [backend]}), "g.json").backends[0].name == "a"
+    assert files.file(json.dumps({"backends": [backend]}), "g.json").backends[0].name == "a"
     (problem,) = files.problems(json.dumps({"backends": [backend | change]}), "g.json")
     assert message in problem.message
 
@@ -422,7 +426,7 @@ def test_a_key_may_override_what_an_anchor_brings(files: Files) -> None:
     """
     (problem,) = files.problems(dedent(text))
     assert (problem.line, problem.path) == (10, "backends[0].tools[1].body")
-    (backend,) = files.load(dedent(text).replace("xml", "form")).backends
+    (backend,) = files.file(dedent(text).replace("xml", "form")).backends
     assert isinstance(backend, HttpBackendConfig)
     assert [(tool.name, tool.description) for tool in backend.tools] == [
         ("one", "first"),

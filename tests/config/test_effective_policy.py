@@ -35,7 +35,7 @@ def policy(directory: Path, backend: dict[str, Any], **sections: Any) -> Effecti
     shop = {"kind": "python", "name": "shop", "prefix": "", "path": "tools.py", **backend}
     file.write_text(yaml.safe_dump({"backends": [shop], **sections}))
     loaded = load(file)
-    return effective_policy(loaded.config, loading.load(loaded).catalog)
+    return effective_policy(loaded, loading.load(loaded).catalog)
 
 
 def drop(**changes: Any) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def test_the_tools_of_a_back_end_that_is_served_again_are_no_loss(tmp_path: Path
         views={"admin": replace(away.views["admin"], tools={})},
         missing={"shop": Missing("", [])},
     )
-    assert losses(effective_policy(loaded.config, gone), served) == []
+    assert losses(effective_policy(loaded, gone), served) == []
 
 
 @pytest.mark.parametrize("name", ["sho", "store"], ids=["a name that is cut", "a new name"])
@@ -193,7 +193,7 @@ def test_credentials_that_may_go_elsewhere_are_named(tmp_path: Path) -> None:
         file = tmp_path / "gateway.yaml"
         file.write_text(yaml.safe_dump({"backends": [remote]}))
         loaded = load(file)
-        return effective_policy(loaded.config, loading.load(loaded).catalog)
+        return effective_policy(loaded, loading.load(loaded).catalog)
 
     whole, cut = "https://shop.example.com/v1", "https://shop.example.co"
     for secret in ({"credential": {"bearer": "hunter2"}}, {"headers": {"X-Api-Key": "hunter2"}}):

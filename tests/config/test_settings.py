@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import re
@@ -33,28 +32,25 @@ from roundgate.backends.config import (
     ViewSelector,
 )
 from roundgate.backends.http.config import (
+    BreakerConfig,
     HttpArgument,
     HttpBackendConfig,
     HttpCancelConfig,
     HttpJobConfig,
     HttpToolConfig,
-    ServiceConfig,
-)
-from roundgate.backends.http.credential_config import CREDENTIALS, CredentialConfig
-from roundgate.backends.http.reliability import (
-    BreakerConfig,
     LimitConfig,
+    RemoteConfig,
     RetryConfig,
+    ServiceConfig,
     TimeoutsConfig,
 )
-from roundgate.backends.http.remote_config import RemoteConfig
+from roundgate.backends.http.credential_config import CREDENTIALS, CredentialConfig
 from roundgate.backends.http.tls import TlsConfig
 from roundgate.backends.openapi.config import OpenApiBackendConfig
-from roundgate.backends.python.config import PythonBackendConfig
+from roundgate.backends.python.backend import PythonBackendConfig
 from roundgate.errors import ConfigError
+from roundgate.settings import Model, sections
 from roundgate.settings import process as settings
-from roundgate.settings import sections
-from roundgate.settings.base import Model
 from roundgate.settings.process import Settings, from_environment
 
 
@@ -188,16 +184,13 @@ def test_a_remedy_lists_what_is_allowed() -> None:
 
 
 def test_every_variable_that_is_read_is_described_at_its_field() -> None:
-    source = inspect.getsource(settings)
-    read = {node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)}
-    variables = {
-        value
-        for value in read
-        if isinstance(value, str) and re.fullmatch(r"GATEWAY_[A-Z_]+", value)
-    }
-    described = set(re.findall(r"(GATEWAY_[A-Z_]+): ", source))
-    assert variables
-    assert variables == described
+    described = re.findall(
+        r"^    (\w+): .*\n    \"\"\"(GATEWAY_[A-Z_]+): ", inspect.getsource(settings), re.MULTILINE
+    )
+    assert [name for name, _ in described] == [
+        field.name for field in dataclasses.fields(Settings) if not field.name.startswith("on_")
+    ]
+    assert all(variable == f"GATEWAY_{name.upper()}" for name, variable in described)
 
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()

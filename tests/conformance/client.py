@@ -20,8 +20,7 @@ from roundgate.client.auth import (
     EnterpriseIdentity,
     WorkloadIdentity,
 )
-from roundgate.client.limits import Limits
-from roundgate.client.transport import HttpRequest, HttpxTransport, Url
+from roundgate.client.transport import HttpRequest, HttpxTransport, Limits, Url
 from roundgate.errors import ClientError
 
 METADATA_DOCUMENT = "https://conformance-test.local/client-metadata.json"

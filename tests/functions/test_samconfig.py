@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from roundgate.cli.deployment_options import with_stack
+from roundgate.cli.arguments import with_stack
 from roundgate.deployment import deploying, places, samconfig
 from roundgate.deployment.stack.template import Template
 from roundgate.errors import UsageError

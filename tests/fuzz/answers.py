@@ -30,6 +30,7 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from roundgate import observability as logs
+from roundgate.http import ConnectionMiddleware
 from roundgate.http.connections import Bounds, Connections
 from roundgate.main import build_app
 from roundgate.settings import HttpConfig
@@ -142,7 +143,9 @@ async def answers(numbers: range) -> list[tuple[bytes, bytes]]:
     with tempfile.TemporaryDirectory() as folder:
         served = app(Path(folder))
         http: Any = Connections(Bounds.from_config(HttpConfig()))
-        configured = Config(served, http=http, ws="none", lifespan="off", log_config=None)
+        configured = Config(
+            ConnectionMiddleware(served), http=http, ws="none", lifespan="off", log_config=None
+        )
         configured.load()
 
         def connect() -> tuple[Any, set[Any]]:

@@ -27,6 +27,7 @@ from roundgate.auth.principal import Principal
 from roundgate.auth.verifier import JwtVerifier
 from roundgate.clock import Clock
 from roundgate.errors import AuthError, ConfigError, Problem, StateRefused
+from roundgate.http import ConnectionMiddleware
 from roundgate.http.connections import Bounds, Connections
 from roundgate.http.room import Stage
 from roundgate.protocol.uri_template import UriTemplate
@@ -117,7 +118,7 @@ def server() -> Callable[[], tuple[Any, set[Any]]]:
         one for one in EVERYTHING if one.__name__ not in ("crash", "broken_prompt", "broken_note")
     ]
     made = Config(
-        gateway(*functions),
+        ConnectionMiddleware(gateway(*functions)),
         http=cast("Any", Connections(Bounds.from_config(HttpConfig()))),
         ws="none",
         lifespan="off",

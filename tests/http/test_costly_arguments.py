@@ -12,7 +12,6 @@ import httpx
 import pytest
 
 from tests.support.asgi import Client
-from tests.support.command import roundgate
 from tests.support.server import Server, running
 
 TOOLS = '''
@@ -41,8 +40,6 @@ HAS_LEFT = {"type": "object", "properties": {"left": REFERENCE}, "required": ["l
 async def find(where: Any) -> str:
     """Find rows."""
     return "found"
-'''
-FILTER = '''
 
 @dataclass
 class And:
@@ -66,8 +63,8 @@ async def count(where: Filter) -> int:
 '''
 
 
-def configuration(directory: Path, tools: str) -> Path:
-    (directory / "tools.py").write_text(tools)
+def configuration(directory: Path) -> Path:
+    (directory / "tools.py").write_text(TOOLS)
     config = directory / "gateway.json"
     backend = {"kind": "python", "name": "tools", "prefix": "", "path": "tools.py"}
     config.write_text(json.dumps({"backends": [backend]}))
@@ -76,26 +73,20 @@ def configuration(directory: Path, tools: str) -> Path:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running(configuration(tmp_path_factory.mktemp("costly"), TOOLS)) as started:
+    with running(configuration(tmp_path_factory.mktemp("costly"))) as started:
         yield started
 
 
-async def test_a_small_nested_argument_leaves_the_process_to_others(server: Server) -> None:
+@pytest.mark.parametrize("tool", ["find", "count"])
+async def test_a_small_nested_argument_leaves_the_process_to_others(
+    server: Server, tool: str
+) -> None:
     where: Any = "wrong"
     for _ in range(40):
         where = {"left": where, "right": 1}
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
         result, health = await asyncio.gather(
-            Client(http).call("find", {"where": where}), http.get("/healthz")
+            Client(http).call(tool, {"where": where}), http.get("/healthz")
         )
     assert result["isError"] is True
     assert health.status_code == 200
-
-
-def test_a_type_that_could_be_tried_for_ever_is_refused_before_anything_is_served(
-    tmp_path: Path,
-) -> None:
-    ran = roundgate("check", configuration(tmp_path, TOOLS + FILTER))
-    assert ran.status == 1
-    assert "count()" in ran.out + ran.err
-    assert "Field(discriminator='kind')" in ran.out + ran.err

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from roundgate import Context, SyncContext, tool
-from roundgate.http.responder import DisconnectWatch
+from roundgate.http.exchange import DisconnectWatch
 from tests.support import wire
 from tests.support.asgi import Exchange, client, gateway
 from tests.support.functions import add

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from roundgate.http.guard import host_allowed, origin_allowed
+from roundgate.http.request import host_allowed, origin_allowed
 from roundgate.settings.process import Settings
 from tests.support import wire
 from tests.support.asgi import Client, Exchange, client, gateway

@@ -16,7 +16,7 @@ from mcp import MCPError
 from mcp.client.session import ClientSession
 from mcp.client.sse import sse_client
 
-from roundgate.http import old_transport
+from roundgate.http import routes
 from roundgate.settings.process import Settings
 from tests.support.asgi import gateway
 from tests.support.functions import EVERYTHING
@@ -76,7 +76,7 @@ async def test_a_stream_is_not_opened_where_none_can_be_held() -> None:
 async def test_the_stream_says_where_to_post_and_ends_after_some_moments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(old_transport, "PAUSES_S", (0.0, 0.01))
+    monkeypatch.setattr(routes, "PAUSES_S", (0.0, 0.01))
     app = gateway(*EVERYTHING)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://127.0.0.1"

@@ -16,7 +16,7 @@ from roundgate.errors import InvalidParams, ToolError, Unavailable
 from roundgate.http.older import claims, one_run, patient
 from roundgate.http.older.one_run import OneRun
 from roundgate.http.older.patient import PatientRows
-from roundgate.methods.results import Reply
+from roundgate.methods.rounds import Reply
 from roundgate.storage.dynamodb.sessions import DynamoDbSessions
 from roundgate.storage.sessions import SessionStore
 from roundgate.storage.sqlite.database import Database

@@ -22,8 +22,8 @@ from roundgate.settings.process import Settings
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.sessions import SqliteSessions
 from roundgate.tokens import KeyRing, keys
+from roundgate.tokens.ids import StreamIds
 from roundgate.tokens.keys import new_key
-from roundgate.tokens.stream_ids import StreamIds
 from tests.support.asgi import gateway
 from tests.support.issuer import PUBLIC_URL, gateway_for, token
 from tests.support.rounds import accept

@@ -15,7 +15,7 @@ from roundgate.clock import Clock
 from roundgate.errors import SessionNotFound
 from roundgate.settings.process import Settings
 from roundgate.tokens import KeyRing, keys
-from roundgate.tokens.session_ids import SessionSealer
+from roundgate.tokens.ids import SessionSealer
 from tests.support import wire
 from tests.support.asgi import client, gateway
 from tests.support.rounds import KEYS, accept

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from roundgate.http.shutdown import SIGNALS, on_stop_signal
+from roundgate.http.replica import SIGNALS, on_stop_signal
 from tests.support import wire
 from tests.support.asgi import Exchange, client, gateway, stoppable
 from tests.support.functions import add

@@ -406,7 +406,7 @@ def test_what_is_wrong_with_a_view_is_said_with_its_place(case: str) -> None:
     ],
 )
 def test_views_that_cannot_be_are_refused(given: list[dict[str, Any]], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ConfigError, match=said):
         config_file(*ALL, views=given)
 
 

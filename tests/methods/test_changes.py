@@ -14,8 +14,7 @@ from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
 from roundgate.methods import changes
-from roundgate.methods.changes import MAX_CHARS, MAX_PENDING, Changes
-from roundgate.methods.hub import Hub, Subscription, Topic
+from roundgate.methods.changes import MAX_CHARS, MAX_PENDING, Changes, Hub, Subscription, Topic
 from roundgate.protocol.notifications import RESOURCE_UPDATED, TASK, TOOLS_CHANGED
 from roundgate.protocol.params import SubscriptionFilter
 from roundgate.storage.dynamodb.sessions import DynamoDbSessions

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from roundgate.methods.extensions import EXTENSIONS, ROUTES, discovered
+from roundgate.methods.extensions import EXTENSIONS, ROUTES
+from roundgate.methods.table import capabilities
 from roundgate.protocol.v2026_07_28 import METHODS
 
 
@@ -26,5 +27,6 @@ def test_a_method_of_an_extension_needs_the_feature_of_the_extension() -> None:
 
 
 def test_an_extension_is_discovered_only_where_it_is_served() -> None:
-    assert discovered(frozenset()) == {}
-    assert discovered(frozenset({"tasks", "search"})) == {"io.modelcontextprotocol/tasks": {}}
+    assert "extensions" not in capabilities(frozenset())
+    served = capabilities(frozenset({"tasks", "search"}))
+    assert served["extensions"] == {"io.modelcontextprotocol/tasks": {}}

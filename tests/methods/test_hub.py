@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from roundgate.auth.principal import LOCAL, Principal
 from roundgate.errors import Unavailable
-from roundgate.methods.hub import Hub, Subscription
+from roundgate.methods.changes import Hub, Subscription
 from roundgate.protocol.notifications import (
     PROMPTS_CHANGED,
     RESOURCE_UPDATED,

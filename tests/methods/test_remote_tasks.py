@@ -15,9 +15,9 @@ from fastapi import FastAPI
 from roundgate.auth.principal import LOCAL, Principal
 from roundgate.settings import TasksConfig
 from roundgate.tasks import named
+from roundgate.tokens.ids import TaskIds, TaskPlace
 from roundgate.tokens.keys import parse
 from roundgate.tokens.sealed import KeyRing
-from roundgate.tokens.task_ids import TaskIds, TaskPlace
 from tests.support import wire
 from tests.support.asgi import STATE_KEY, Exchange, client
 from tests.support.issuer import ISSUER, PUBLIC_URL, bearer, guarded, jwks, token

@@ -13,7 +13,7 @@ from roundgate import settings
 from roundgate.clock import Clock
 from roundgate.errors import InternalError
 from roundgate.json import encode
-from roundgate.methods.results import Listing, Results
+from roundgate.methods.parts import Listing, Results
 from roundgate.methods.rounds import InputRequired
 from roundgate.protocol import revision, v2026_07_28
 from roundgate.protocol.content import ToolResult

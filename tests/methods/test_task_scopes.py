@@ -15,7 +15,7 @@ import pytest
 from fastapi import FastAPI
 
 from roundgate import Context, config, tool
-from roundgate.auth.authorizer import AuthorizerVerifier
+from roundgate.auth.verifier import AuthorizerVerifier
 from roundgate.main import build_app
 from roundgate.settings import AuthorizerConfig
 from tests.support import wire

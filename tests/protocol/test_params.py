@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roundgate.errors import InvalidParams
-from roundgate.methods.tasks import TaskParams, UpdateTaskParams
+from roundgate.methods.extensions import TaskParams, UpdateTaskParams
 from roundgate.protocol.params import (
     CallToolParams,
     CompleteParams,

@@ -17,10 +17,11 @@ from roundgate.replay.journal import (
     Slept,
     Told,
     Tried,
+    before_failure,
+    failed_steps_of,
     from_row,
     row,
 )
-from roundgate.replay.retry import before_failure, failed_steps_of
 
 DONE, FAILED = Finished("plan", 1), Raised("charge", "away", False)
 ANSWER = Answered("who", "digest", 1, 0, {"action": "accept"})

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from roundgate.errors import CallTimeout
-from roundgate.replay import stepping
+from roundgate.replay import steps
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Suspended
 from roundgate.replay.waiting import SHED_MARGIN_MS
@@ -67,7 +67,7 @@ async def test_every_round_that_sheds_has_finished_a_step_that_was_not_before(
 ) -> None:
     # the deadline itself runs by the loop's clock: all of it a hundred times slower, so
     # that no machine is too slow
-    monkeypatch.setattr(stepping, "SHED_MARGIN_MS", SHED_MARGIN_MS * 100)
+    monkeypatch.setattr(steps, "SHED_MARGIN_MS", SHED_MARGIN_MS * 100)
     within_ms *= 100
     work = Work(step_s * 100)
     handler = lambda_of(ninety_steps, work)

@@ -21,7 +21,7 @@ from typing_extensions import TypedDict
 
 from roundgate import Context, tool
 from roundgate.errors import NondeterminismError, NotJson
-from roundgate.replay.step_values import conversion_of
+from roundgate.replay.values import conversion_of
 from roundgate.testing import Gateway, fake_context
 
 

@@ -20,6 +20,7 @@ from roundgate.replay import run as run_module
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Failed, Restarted, Suspended
 from roundgate.replay.journal import Began, Cut, Entry, Finished, Journal
+from roundgate.replay.run import Run, Stop
 from roundgate.replay.sync_context import SyncContext
 from tests.support.replay import Effects, Name, asked_of, elsewhere, error_of, play, value_of
 from tests.support.rounds import accept
@@ -521,6 +522,21 @@ async def test_a_handler_that_waits_for_something_else_after_its_end_is_cancelle
         await asyncio.wait_for(SharedJournal().run(handler), 30),
     ):
         assert list(asked_of(outcome)) == ["who"]
+
+
+async def test_a_run_that_ends_does_not_wait_for_a_cut_to_happen_again(task: SharedJournal) -> None:
+    task.journal.add(Cut("slow", 60_000))
+
+    async def handler(ctx: Context) -> None:
+        await ctx.step("slow", asyncio.sleep, 60)
+
+    def stop_soon(run: Run) -> None:
+        asyncio.get_running_loop().call_later(0.05, run.stop, Stop.LOST)
+
+    outcome = await asyncio.wait_for(task.run(handler, prepare=stop_soon), 30)
+    assert isinstance(outcome, Suspended)
+    assert task.last is not None
+    assert not task.last.is_enforced
 
 
 # Threads

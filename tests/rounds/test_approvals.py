@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from roundgate import Context, tool
-from roundgate.main import build_app
 from roundgate.settings.process import Settings
 from tests.support import rounds
-from tests.support.asgi import Client, client, config_file
+from tests.support.asgi import Client, built, client, config_file
 from tests.support.rounds import CAPABILITIES, KEYS, REFUSAL, accept, retry
 from tests.support.services import answer, gateway_to, service
 
@@ -64,7 +63,7 @@ async def deploy(ctx: Context, env: str) -> str:
 async def guarded(*functions: Callable[..., Any], **backend: Any) -> AsyncIterator[Client]:
     """A gateway that has the user approve these functions, and its client."""
     file = config_file(*functions, backend={"approve": "destructive", **backend})
-    async with client(build_app(file, Settings(state_keys=KEYS))) as made:
+    async with client(built(file, Settings(state_keys=KEYS))) as made:
         yield made
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.backends.http.dialogue import INPUT_REQUIRED, INPUT_RESPONSES
+from roundgate.backends.http.exchanges import INPUT_REQUIRED, INPUT_RESPONSES
 from tests.support import rounds
 from tests.support.asgi import Client
 from tests.support.rounds import CAPABILITIES, Conversation, accept, retry, sampled

@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from roundgate import tool
-from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.errors import ConfigError
-from roundgate.main import build_app
 from roundgate.settings.process import Settings
 from tests.support import rounds
-from tests.support.asgi import Client, client, config_file
+from tests.support.asgi import Client, built, client, config_file, config_of
 from tests.support.rounds import CAPABILITIES, KEYS, Conversation, accept, retry
 from tests.support.services import Service, answer, gateway_to, service
 
@@ -45,9 +43,7 @@ async def approving(when: str) -> AsyncIterator[Client]:
     file = config_file(erase, look)
     raw = file.config.model_dump(exclude_unset=True)
     raw["backends"][0]["approve"] = when
-    app = build_app(
-        ConfigFile(GatewayConfig.model_validate(raw), file.origin), Settings(state_keys=KEYS)
-    )
+    app = built(config_of(raw), Settings(state_keys=KEYS))
     async with client(app) as made:
         yield made
 

@@ -11,10 +11,9 @@ from pydantic import BaseModel
 
 from roundgate import Context, prompt, resource, tool
 from roundgate.errors import ConfigError
-from roundgate.main import build_app
 from roundgate.settings.process import Settings
 from tests.support import rounds
-from tests.support.asgi import client, config_file, gateway
+from tests.support.asgi import built, client, config_of, gateway
 from tests.support.rounds import CAPABILITIES, KEYS, accept, retry
 
 ADA = accept(name="Ada")
@@ -118,8 +117,6 @@ def test_what_must_happen_once_needs_a_question_that_was_asked(tmp_path: Path) -
     module.write_text(
         "from roundgate import tool\n\n@tool(once=True, unasked_answers=True)\ndef f() -> str:\n    return ''\n"
     )
-    file = config_file()
-    raw = {"kind": "python", "name": "python", "path": str(module)}
-    config = type(file.config).model_validate({"backends": [raw]})
+    file = config_of({"backends": [{"kind": "python", "name": "python", "path": str(module)}]})
     with pytest.raises(ConfigError, match="unasked_answers and once"):
-        build_app(type(file)(config, file.origin), USING)
+        built(file, USING)

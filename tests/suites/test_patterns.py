@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roundgate.suites.patterns import MATCHERS, described, differences, exact, problems
+from roundgate.suites.expecting import MATCHERS, described, differences, exact, problems
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
@@ -22,27 +22,16 @@ FITS: list[tuple[Any, Any]] = [
     (1, 1.0),
     ({"a": 1}, {"a": 1, "b": 2}),
     ({"a": {"$absent": True}}, {"b": 1}),
-    ({"a": {"$absent": False}}, {"a": None}),
-    ({"a": {"$in": [1, {"$absent": True}]}}, {}),
     ({"a": {"$any": True}}, {"a": None}),
     ({"$$ref": "#/x"}, {"$ref": "#/x"}),
     ([1, {"$type": "string"}], [1, "x"]),
-    ({"$all": [{"$min": 1}, {"$max": 3}]}, 2),
     ({"$contains": "or"}, "word"),
     ({"$contains": {"a": 1}}, [{"a": 2}, {"a": 1, "b": 1}]),
-    ({"$every": {"$type": "integer"}}, [1, 2.0]),
     ({"$exactly": {"$ref": 1}}, {"$ref": 1}),
-    ({"$in": [1, {"$regex": "^a"}]}, "ab"),
-    ({"$length": {"$min": 2}}, "ab"),
-    ({"$length": 1}, {"a": 1}),
-    ({"$min": "b", "$max": "d"}, "c"),
-    ({"$near": [3.14, 0.01]}, 3.141),
-    ({"$not": 1}, True),
+    ({"$min": 2, "$max": 2.5}, 2),
     ({"$regex": "b+"}, "abba"),
     ({"$schema": {"minimum": 3}}, 3),
     ({"$type": ["null", "object"]}, {}),
-    ({"$unordered": [{"$type": "integer"}, 1]}, [1, 2]),
-    ({"$unordered": [{"$min": 1}, {"$min": 2}, 3]}, [3, 2, 1]),
 ]  # fmt: skip
 
 DIFFERS: list[tuple[Any, Any, str]] = [
@@ -57,27 +46,19 @@ DIFFERS: list[tuple[Any, Any, str]] = [
     ([1, 2], [1], "v[1]"),
     ([1], [1, 2], "v[1]"),
     ([1], 1, "v"),
-    ({"$all": [{"$min": 1}, {"$max": 3}]}, 4, "v"),
     ({"$contains": "x"}, "word", "v"),
     ({"$contains": 1}, 1, "v"),
-    ({"$every": 1}, [1, 2], "v[1]"),
-    ({"$every": 1}, 1, "v"),
     ({"$exactly": {"a": 1}}, {"a": 1, "b": 2}, "v.b"),
     ({"$exactly": [1, 2]}, [1], "v[1]"),
-    ({"$in": [1, 2]}, 3, "v"),
-    ({"$length": 2}, "abc", "length(v)"),
-    ({"$length": 2}, 2, "v"),
     ({"$max": 3}, "2", "v"),
     ({"$min": 3}, 2, "v"),
-    ({"$near": [1, 0.1]}, 2, "v"),
-    ({"$not": {"a": 1}}, {"a": 1}, "v"),
     ({"$regex": "^b"}, "ab", "v"),
     ({"$regex": "^(a+)+$"}, "a" * 60 + "b", "v"),
     ({"$regex": r"(a|aa)+\1$"}, "a" * 90 + "b", "v"),
     ({"$schema": {"properties": {"a": {"type": "string"}}}}, {"a": 1}, "v.a"),
     ({"$type": "integer"}, True, "v"),
-    ({"$unordered": [1, 2]}, [1, 1], "v"),
-    ({"$unordered": [1]}, [1, 2], "v"),
+    ({"$min": 1, "$max": 3}, 4, "v"),
+    ({"$exactly": {"a": 1}}, [1], "v"),
 ]
 
 
@@ -106,13 +87,11 @@ def test_every_matcher_is_seen_to_fit_and_to_differ() -> None:
         ({"$regx": "a"}, "$regex is"),
         ({"a": 1, "$min": 1}, "side by side"),
         ({"$regex": "("}, "no regular expression"),
-        ({"$type": "text"}, "is one of array"),
-        ({"$min": []}, "needs a number"),
-        ({"$near": [1]}, "needs [value, tolerance]"),
+        ({"$type": "text"}, "not a usable JSON Schema"),
+        ({"$min": []}, "not a usable JSON Schema"),
         ({"$schema": {"type": "nothing"}}, "not a usable JSON Schema"),
-        ({"$unordered": 1}, "needs a list"),
-        ({"$absent": "yes"}, "needs true or false"),
-        ([{"$not": {"$in": 1}}], "needs a list"),
+        ({"$absent": False}, "needs true"),
+        ([{"$contains": {"$regex": "("}}], "no regular expression"),
     ],
 )
 def test_what_is_no_pattern_is_said(pattern: Any, what: str) -> None:
@@ -125,7 +104,7 @@ def test_texts_of_several_lines_are_compared_line_by_line() -> None:
 
 
 def test_differences_are_bounded_and_so_is_what_is_shown() -> None:
-    found = differences({"$every": 1}, [0] * 1_000, "v")
+    found = differences([1] * 1_000, [0] * 1_000, "v")
     assert len(found) == 20
     (long,) = differences("x", "y" * 100_000, "v")
     assert len(long.actual) < 3_000
@@ -133,7 +112,7 @@ def test_differences_are_bounded_and_so_is_what_is_shown() -> None:
 
 def test_a_pattern_is_told_in_words() -> None:
     assert described({"$min": 1, "$max": 3}) == "at least 1 and at most 3"
-    assert described({"$length": {"$min": 2}}) == "a length of at least 2"
+    assert described({"$contains": {"$min": 2}}) == "something that contains at least 2"
     assert described({"a": 1}) == '{"a": 1}'
 
 

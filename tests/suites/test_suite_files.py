@@ -56,10 +56,6 @@ def told(tmp_path: Path, text: str) -> list[str]:
             "5: cases[0].steps[1].answers: answers nothing while it waits for a status",
         ),
         (
-            f"{CASE}    call: a\n    answers: [{{field: {{type: boolean}}, answer: 1}}]\n",
-            "4: cases[0].answers[0]: has only one of field and value",
-        ),
-        (
             f"{CASE}    call: a\n    expect: {{schema: suite.yaml}}\n",
             "4: cases[0].expect.schema: suite.yaml: ",
         ),

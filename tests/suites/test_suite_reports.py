@@ -1,14 +1,12 @@
-"""JUnit and TAP of results, hostile ones among them."""
+"""JUnit XML of results, hostile ones among them."""
 
 from __future__ import annotations
 
-import json
-import re
 from xml.etree import ElementTree as Xml
 
 import pytest
 
-from roundgate.suites import CaseResult, Difference, Failure, SuiteResult, Verdict, junit, tap
+from roundgate.suites import CaseResult, Difference, Failure, SuiteResult, Verdict, junit
 
 HOSTILE = "a <b> & \x1b[31m # not ok \ud800 \x00\n]]>"
 
@@ -45,25 +43,7 @@ def test_junit_has_every_case(text: str) -> None:
     assert "    +b" in said
 
 
-@pytest.mark.parametrize("text", ["plain", HOSTILE])
-def test_tap_has_a_line_for_each_case(text: str) -> None:
-    lines = tap([suite(text)]).split("\n")
-    assert lines[:2] == ["TAP version 14", "1..3"]
-    points = [line for line in lines if re.match(r"(not )?ok \d", line)]
-    assert [point.split(" - ")[0] for point in points] == ["ok 1", "not ok 2", "ok 3"]
-    # a # that is not escaped would begin a directive
-    directives = [re.split(r"(?<!\\)#", point)[1:] for point in points]
-    assert [len(one) for one in directives] == [0, 0, 1]
-    assert directives[2][0].startswith(" SKIP ")
-    block = lines[lines.index("  ---") + 1 : lines.index("  ...")]
-    said = dict(line.strip().split(": ", 1) for line in block if ": " in line and line[2] != " ")
-    assert json.loads(said["message"]) == text
-    assert json.loads(said["at"]) == "suite.yaml:7"
-    differing = [json.loads(line.strip()[2:]) for line in block if line.startswith("    - ")]
-    assert [one["actual"] for one in differing] == ["2", "2"]
-
-
-def test_nothing_that_a_terminal_acts_on_is_in_either() -> None:
-    for document in (junit([suite(HOSTILE)]), tap([suite(HOSTILE)])):
-        assert "\x1b" not in document
-        assert "\x00" not in document
+def test_nothing_that_a_terminal_acts_on_is_in_it() -> None:
+    document = junit([suite(HOSTILE)])
+    assert "\x1b" not in document
+    assert "\x00" not in document

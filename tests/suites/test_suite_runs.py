@@ -13,8 +13,8 @@ import pytest
 from roundgate import suites
 from roundgate.client import Client, Question
 from roundgate.suites import CaseResult, Run, Secrets, Snapshots, Verdict
-from roundgate.suites.patterns import MAX_SHOWN, differences
-from roundgate.suites.script import Script
+from roundgate.suites.expecting import MAX_SHOWN, differences
+from roundgate.suites.running import Script
 from tests.support.server import Server, serving
 
 CONFIG = """\
@@ -63,7 +63,7 @@ class Bench:
         """What is said of it."""
         result = await self.one(step, **options)
         assert result.failure is not None
-        return "\n".join(suites.told(result.failure))
+        return "\n".join(suites.failure_lines(result.failure))
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ BOOK = "call: book, arguments: {city: Paris}"
     "step",
     [
         "call: add, arguments: {a: 2, b: 40}, expect: {result: 42, rounds: 1, task: false}",
-        "call: add, arguments: {a: 1}, expect: {text: '2', raw: {isError: {$in: [false, {$absent: true}]}}}",
+        "call: add, arguments: {a: 1}, expect: {text: '2', jmespath: {'raw.isError || `false`': false}}",
         "call: add, arguments: {a: 1}, expect: {schema: {type: integer, maximum: 2}}",
         "call: add, arguments: {a: 1}, expect: {jmespath: {'raw.content[0].type': text}}",
         "call: fail, expect: {tool_error: true}",
@@ -92,20 +92,20 @@ BOOK = "call: book, arguments: {city: Paris}"
         f"{BOOK}, answers: [{{key: order, round: 1, kind: form, message: to P, answer: {{seats: 1, meal: none}}}}]",
         f"{BOOK}, expect: {{error: {{kind: Unanswered}}, asked: [{{key: order, kind: form, round: 1}}]}}",
         f"{BOOK}, answers: {{order: {{seats: 10, meal: none}}}}, expect: {{error: {{kind: AnswerInvalid}}}}",
-        "call: quiz, answers: [{field: {type: boolean}, value: true}], expect: {result: true, rounds: 2}",
+        "call: quiz, answers: [{kind: form, answer: true}], expect: {result: true, rounds: 2}",
         "call: choose, answers: [{defaults: true}], expect: {result: red}",
         "call: poem, answers: [{kind: sampling, answer: roses are red}], expect: {result: roses are red}",
         f"{BOOK}, max_rounds: 1, answers: {{seats: 1, meal: none}}, expect: {{error: {{kind: TooManyRounds}}}}",
-        "call: steps, expect: {progress: {$length: 3}, logs: [{level: info, data: {$any: true}}]}",
+        "call: steps, expect: {jmespath: {length(progress): 3, logs: [{level: info, data: {$any: true}}]}}",
         "call: slowly, arguments: {city: Rome}, answers: {seats: 1, meal: none}, expect: {task: true,"
-        " result: {$contains: 'to Rome'}, asked: [order], statuses: {$contains: completed}}",
+        " result: {$contains: 'to Rome'}, asked: [order], jmespath: {task.statuses: {$contains: completed}}}",
         "prompt: greet, arguments: {name: Ada}, expect: {text: {$contains: Ada}, result: [{role: user}]}",
         "read: 'note://one', expect: {text: a note, result: [{uri: 'note://one'}]}",
         "complete: greet, argument: name, value: A, expect: {result: [Ada, Alan]}",
         "list: tools, expect: {result: {$contains: {name: add}}}",
         "list: prompts, expect: {result: [{name: greet}]}",
         "list: templates, expect: {result: []}",
-        "request: tools/list, expect: {result: {tools: {$length: {$min: 3}}}}",
+        "request: tools/list, expect: {result: {tools: {$schema: {minItems: 3}}}}",
         "request: no/method, expect: {error: -32601}",
     ],
 )  # fmt: skip
@@ -168,7 +168,7 @@ cases:
   - name: answered while it works
     steps:
       - {start: slowly, as: trip, arguments: {city: Rome}, expect: {task: true}, save: {handle: result, id: task.id}}
-      - {wait: trip, until: input_required, expect: {statuses: {$contains: input_required}}}
+      - {wait: trip, until: input_required, expect: {jmespath: {task.statuses: {$contains: input_required}}}}
       - {wait: trip, answers: {order: {seats: 3, meal: vegan}}, expect: {result: {$contains: 3 to Rome}}}
       - {request: tasks/get, params: {taskId: "${id}"}, expect: {result: {status: completed}}}
   - name: cancelled
@@ -209,9 +209,11 @@ async def test_a_snapshot_is_compared_once_it_is_stored(bench: Bench) -> None:
     changed = await bench.fails(step.replace("hello", "goodbye"))
     assert 'expected  "hello"\n    actual    "goodbye"' in changed
     await bench.passes(step.replace("hello", "goodbye"), updates=True)
-    part = "call: echo, arguments: {text: hello}, expect: {snapshot: {of: '[rounds, raw.content[0].type]', name: part}}"
+    part = (
+        "call: echo, arguments: {text: hello}, expect: {snapshot: '[rounds, raw.content[0].type]'}"
+    )
     await bench.passes(part, updates=True)
-    assert "part:\n- 1\n- text\n" in (bench.folder / "suite.snapshots.yaml").read_text()
+    assert "one:\n- 1\n- text\n" in (bench.folder / "suite.snapshots.yaml").read_text()
 
 
 async def test_secrets_are_sent_and_shown_nowhere(bench: Bench) -> None:
@@ -267,7 +269,7 @@ cases:
       - {call: echo, arguments: {text: "${token}"}, expect: {result: other}}
 """)
     assert result.failure is not None
-    assert "12345" not in "\n".join(suites.told(result.failure))
+    assert "12345" not in "\n".join(suites.failure_lines(result.failure))
 
 
 async def test_a_case_that_is_skipped_is_not_run(bench: Bench) -> None:

@@ -23,9 +23,9 @@ import httpx
 from fastapi import FastAPI
 from starlette.applications import Starlette
 
-from roundgate.config import ConfigFile, GatewayConfig
+from roundgate.config import ConfigFile, validated
 from roundgate.main import build_app
-from roundgate.settings.base import Origin
+from roundgate.settings import Origin
 from roundgate.settings.process import DEFAULT_STORE, Settings
 from roundgate.settings.yaml_file import Located
 from roundgate.tokens.keys import new_key
@@ -42,8 +42,12 @@ def config_file(*functions: Callable[..., Any], **sections: Any) -> ConfigFile:
     sys.modules[module.__name__] = module
     more = sections.pop("backend", {})
     backend = {"kind": "python", "name": "python", "prefix": "", "module": module.__name__, **more}
-    config = GatewayConfig.model_validate({"backends": [backend], **sections})
-    return ConfigFile(config, Origin(Located(Path("gateway.yaml"), {}, {})))
+    return config_of({"backends": [backend], **sections})
+
+
+def config_of(value: dict[str, Any], folder: Path = Path()) -> ConfigFile:
+    """A configuration as it is in a gateway.yaml of a folder."""
+    return validated(value, Origin(Located(folder / "gateway.yaml", {}, {})))
 
 
 STATE_KEY = new_key()
@@ -54,12 +58,22 @@ def gateway(
     using: Settings = Settings(),  # noqa: B008 — frozen
     **sections: Any,
 ) -> FastAPI:
-    """Return an app that serves decorated functions. It has keys and a store of the tests unless named."""
+    """Return an app that serves decorated functions (`built`)."""
+    return built(config_file(*functions, **sections), using)
+
+
+def built(
+    file: ConfigFile,
+    using: Settings = Settings(),  # noqa: B008 — frozen
+    **more: Any,
+) -> FastAPI:
+    """Return the app of a configuration. It has keys and a store of the tests unless named, so that nothing is written
+    into the folder in which the tests were started."""
     if not using.state_keys:
         using = replace(using, state_keys=STATE_KEY)
     if using.store == DEFAULT_STORE:
         using = replace(using, store=f"sqlite:///{_folder()}/gateway.sqlite3")
-    return build_app(config_file(*functions, **sections), using)
+    return build_app(file, using, **more)
 
 
 @cache

@@ -16,9 +16,8 @@ from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile
-from roundgate.main import build_app
 from roundgate.settings.process import Settings
-from tests.support.asgi import STATE_KEY, Client, client, config_file
+from tests.support.asgi import STATE_KEY, Client, built, client, config_file
 from tests.support.services import Service, answer, service
 
 ISSUER = "https://login.example.com/"
@@ -100,7 +99,7 @@ async def gateway_for(
     """A client of a gateway that asks for tokens, and the server that has the issuer's keys."""
     async with service(*(documents or (answer(jwks("ec")),))) as keys:
         file = guarded(f"{keys.url}/jwks", *functions, **sections)
-        app = build_app(
+        app = built(
             file, using or Settings(public_url=PUBLIC_URL, state_keys=STATE_KEY), clock=clock
         )
         async with client(app) as mcp:

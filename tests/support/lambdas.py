@@ -12,11 +12,8 @@ from typing import Any
 
 import pytest
 
-from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.main import build_app
-from roundgate.settings.base import Origin
-from roundgate.settings.yaml_file import Located
-from tests.support.asgi import Client, client
+from tests.support.asgi import Client, client, config_of
 from tests.support.services import answer
 from tests.support.task_client import task_settings
 
@@ -43,11 +40,10 @@ async def gateway_with(
 ) -> AsyncIterator[Client]:
     """A client of a gateway whose one back end this is, with workers of its own."""
     tasks = {"poll_interval_ms": 100, "sweep_every_s": 0.1}
-    config = GatewayConfig.model_validate({"backends": [backend], "tasks": tasks, **sections})
-    origin = Origin(Located(directory / "gateway.yaml", {}, {}))
+    file = config_of({"backends": [backend], "tasks": tasks, **sections}, directory)
     using = task_settings(directory, worker="on")
     # in a thread: the functions may be served by this loop, and be asked for their tools
-    app = await asyncio.to_thread(build_app, ConfigFile(config, origin), using)
+    app = await asyncio.to_thread(build_app, file, using)
     async with app.router.lifespan_context(app), client(app) as one:
         yield one
 

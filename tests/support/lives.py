@@ -22,11 +22,10 @@ from roundgate.auth.principal import LOCAL
 from roundgate.errors import Suspend
 from roundgate.protocol.inbound import ClientCapabilities, Meta
 from roundgate.replay import engine
-from roundgate.replay.call import Call
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Completed, Failed, Outcome, Suspended
 from roundgate.replay.journal import Entry, Journal, from_row, row
-from roundgate.replay.run import Run, Stop
+from roundgate.replay.run import Call, Run, Stop
 from roundgate.replay.sync_context import SyncContext
 from tests.support.clocks import SkippingClock
 from tests.support.crashes import bury

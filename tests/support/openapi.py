@@ -11,12 +11,10 @@ from typing import Any
 from roundgate import config
 from roundgate.backends.openapi.compiling import compile_index
 from roundgate.backends.openapi.index import Index, Row
-from roundgate.backends.openapi.plan import Plan
-from roundgate.backends.openapi.requests import request
+from roundgate.backends.openapi.requests import Plan, request
 from roundgate.config import ConfigFile
-from roundgate.main import build_app
 from roundgate.settings.process import Settings
-from tests.support.asgi import Client, client
+from tests.support.asgi import Client, built, client
 
 OK = {"200": {"description": "Well.", "content": {"application/json": {}}}}
 
@@ -47,7 +45,7 @@ def file_of(folder: Path, described: Any, **backend: Any) -> ConfigFile:
 def compiled(folder: Path, described: Any, **backend: Any) -> Index:
     """The index of a document."""
     file = file_of(folder, described, **backend)
-    return compile_index(file.config.backends[0], file.origin.at("backends", 0))  # type: ignore[arg-type]
+    return compile_index(file.backends[0], file.origin.at("backends", 0))  # type: ignore[arg-type]
 
 
 class Compiled:
@@ -67,12 +65,12 @@ class Compiled:
     def sent(self, **arguments: Any) -> str:
         """The target of a call: path and query."""
         outgoing = request(self.plan, arguments)
-        return f"{outgoing.path}?{outgoing.raw_query}" if outgoing.raw_query else outgoing.path
+        return f"{outgoing.path}?{outgoing.query}" if outgoing.query else outgoing.path
 
 
 @asynccontextmanager
 async def gateway_of(file: ConfigFile) -> AsyncIterator[Client]:
     """A client of the gateway."""
-    app = build_app(file, Settings())
+    app = built(file, Settings())
     async with app.router.lifespan_context(app), client(app) as one:
         yield one

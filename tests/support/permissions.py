@@ -77,9 +77,9 @@ GATEWAY = (
     "app/roundgate/http/older/patient.py",
     "app/roundgate/http/older/questions.py",
     "app/roundgate/methods/changes.py",
-    "app/roundgate/methods/in_words.py",
+    "app/roundgate/methods/fallback.py",
     "app/roundgate/methods/once.py",
-    "app/roundgate/methods/sessions.py",
+    "app/roundgate/http/older/sessions.py",
     "app/roundgate/tasks/service.py",
 )
 WORKER = (
@@ -89,12 +89,11 @@ WORKER = (
 )
 INVOKING = "app/roundgate/backends/aws_lambda/invoking.py"
 """What invokes functions for tools, in both functions."""
-READING = "app/roundgate/backends/secret_stores.py"
+READING = "app/roundgate/settings/references.py"
 """What reads secrets of credentials, in both functions."""
 KEEPS_TEXTS = ("_rows", "put")
 """What the worker needs of `backends/bounded.py`: it keeps the rest of a long result, and only the gateway reads it."""
 SERVERS_ALONE = (
-    "app/roundgate/cli/task_acting.py",
     "app/roundgate/cli/tasks.py",
     "app/roundgate/tasks/pool.py",
     "app/roundgate/testing/gateway.py",

@@ -16,11 +16,10 @@ from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
 from roundgate.protocol.inbound import ClientCapabilities, Meta
 from roundgate.replay import engine
-from roundgate.replay.call import Call
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Completed, Failed, Outcome, Suspended
 from roundgate.replay.journal import Journal
-from roundgate.replay.run import Run
+from roundgate.replay.run import Call, Run
 from roundgate.replay.sync_context import SyncContext
 from tests.support.rounds import CAPABILITIES, accept, sampled
 

@@ -7,15 +7,10 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
-from roundgate.config import ConfigFile, GatewayConfig
-from roundgate.main import build_app
-from roundgate.settings.base import Origin
 from roundgate.settings.process import Settings
-from roundgate.settings.yaml_file import Located
-from tests.support.asgi import Client, client
+from tests.support.asgi import Client, built, client, config_of
 
 
 @asynccontextmanager
@@ -32,8 +27,7 @@ async def gateway_to(
         "tools": declared,
         **backend,
     }
-    config = GatewayConfig.model_validate({"backends": [entry]})
-    app = build_app(ConfigFile(config, Origin(Located(Path("gateway.yaml"), {}, {}))), Settings())
+    app = built(config_of({"backends": [entry]}), Settings())
     async with app.router.lifespan_context(app), client(app) as one:
         yield one
 

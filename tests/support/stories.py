@@ -21,12 +21,11 @@ from roundgate.auth.principal import Principal
 from roundgate.errors import StepFailed, ToolError, Unavailable
 from roundgate.protocol.inbound import ClientCapabilities, Meta
 from roundgate.replay import engine
-from roundgate.replay.call import Call
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Suspended
 from roundgate.replay.journal import Journal
 from roundgate.replay.questions import Form
-from roundgate.replay.run import Run
+from roundgate.replay.run import Call, Run
 from roundgate.settings import TasksConfig
 from roundgate.storage.queue import TaskQueue
 from roundgate.storage.tasks import TaskRef

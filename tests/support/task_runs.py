@@ -10,11 +10,10 @@ from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
 from roundgate.protocol.inbound import ClientCapabilities, Meta
 from roundgate.replay import engine
-from roundgate.replay.call import Call
 from roundgate.replay.context import Context
 from roundgate.replay.engine import Outcome
 from roundgate.replay.journal import Entry, Journal
-from roundgate.replay.run import Run
+from roundgate.replay.run import Call, Run
 from tests.support.clocks import FixedClock
 from tests.support.replay import elsewhere
 from tests.support.rounds import CAPABILITIES

@@ -103,4 +103,4 @@ def test_the_job_of_the_page_is_a_configuration(tmp_path: Path) -> None:
     assert served.tool.task == "optional"
     before = example.partition("        job:\n")[0]
     (tmp_path / "gateway.yaml").write_text(before + with_cancel)
-    assert config.load(tmp_path / "gateway.yaml").config.backends
+    assert config.load(tmp_path / "gateway.yaml").backends

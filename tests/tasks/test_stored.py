@@ -15,10 +15,7 @@ from roundgate.errors import LeaseLost
 from roundgate.protocol.tasks import OPEN, Status
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.tasks import SqliteTasks
-from roundgate.storage.tasks import (
-    TaskRef,
-    Wanted,
-)
+from roundgate.storage.tasks import TaskRef, Wanted
 from roundgate.tasks.events import (
     NOTHING,
     Added,

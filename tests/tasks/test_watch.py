@@ -19,8 +19,8 @@ from roundgate.storage.tasks import TaskRecord
 from roundgate.tasks.named import NamedTasks
 from roundgate.tasks.service import Tasks
 from roundgate.tasks.watch import Tell, Watch
+from roundgate.tokens.ids import TaskIds
 from roundgate.tokens.sealed import Key, KeyRing
-from roundgate.tokens.task_ids import TaskIds
 from tests.support.clocks import FixedClock
 from tests.support.replay import Name
 from tests.support.rounds import accept

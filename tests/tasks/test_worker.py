@@ -744,7 +744,7 @@ async def test_a_handler_that_restarts_begins_anew_with_other_arguments_and_noth
 
 
 async def test_a_handler_that_swallows_every_suspension_and_asks_on_holds_no_worker(
-    share: Share,
+    share: Share, caplog: pytest.LogCaptureFixture
 ) -> None:
     calls = 0
 
@@ -760,7 +760,7 @@ async def test_a_handler_that_swallows_every_suspension_and_asks_on_holds_no_wor
     assert await within(8, asyncio.create_task(shop.worker.work(ref))) is Turn.ASKED
     assert (await shop.shown(ref))["status"] == "input_required"
     assert calls < 1_000
-    assert not shop.worker.has_abandoned
+    assert "is abandoned" not in caplog.text
 
 
 async def test_a_checkpoint_survives_the_time_out_that_its_handler_puts_around_the_step(
@@ -814,7 +814,7 @@ async def test_a_status_that_is_no_unicode_is_shown_as_well_as_it_can_be(
 
 
 async def test_a_task_that_takes_longer_than_a_task_may_is_ended_and_says_so(
-    share: Share, monkeypatch: pytest.MonkeyPatch
+    share: Share, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(running, "GRACE_S", 0.1)
 
@@ -831,7 +831,7 @@ async def test_a_task_that_takes_longer_than_a_task_may_is_ended_and_says_so(
     ref = await shop.begin("hangs")
     assert await within(4, asyncio.create_task(shop.worker.work(ref))) is Turn.FINISHED
     assert "longer than a task" in await error_of(shop, ref)
-    assert shop.worker.has_abandoned
+    assert "a handler does not end and is abandoned" in caplog.text
     over.set()
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()

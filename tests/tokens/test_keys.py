@@ -14,7 +14,7 @@ import pytest
 from roundgate.auth.principal import LOCAL
 from roundgate.errors import ConfigError, Unavailable
 from roundgate.main import build_app
-from roundgate.runtime.sealing import make_ring
+from roundgate.runtime.startup import make_ring
 from roundgate.settings.process import Settings, from_environment
 from roundgate.tokens import keys
 from roundgate.tokens.sealed import Key, KeyRing

@@ -12,7 +12,7 @@ import pytest
 
 from roundgate.errors import ConfigError
 from roundgate.main import create_app
-from roundgate.runtime.sealing import make_ring
+from roundgate.runtime.startup import make_ring
 from roundgate.settings.process import Settings, from_environment
 from roundgate.tokens import keys
 from roundgate.tokens.sealed import Key

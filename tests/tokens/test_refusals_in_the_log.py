@@ -9,14 +9,12 @@ import pytest
 
 from roundgate.auth.principal import Principal
 from roundgate.errors import StateRefused
-from roundgate.main import build_app
 from roundgate.settings.process import Settings
 from roundgate.tokens import keys
-from roundgate.tokens.refusals import MAX_CALLERS
 from roundgate.tokens.request_state import Binding, StateSealer
-from roundgate.tokens.sealed import KeyRing
+from roundgate.tokens.sealed import MAX_CALLERS, KeyRing
 from tests.support import rounds
-from tests.support.asgi import STATE_KEY, client, config_file
+from tests.support.asgi import STATE_KEY, built, client, config_file
 from tests.support.clocks import FixedClock, SkippingClock
 from tests.support.functions import EVERYTHING
 from tests.support.rounds import REFUSAL
@@ -38,7 +36,7 @@ async def test_a_thousand_bad_states_of_one_caller_are_one_line_a_minute(
 ) -> None:
     caplog.set_level(logging.INFO)
     clock = FixedClock()
-    app = build_app(config_file(*EVERYTHING), Settings(state_keys=STATE_KEY), clock=clock)
+    app = built(config_file(*EVERYTHING), Settings(state_keys=STATE_KEY), clock=clock)
     method, params = rounds.tool("echo", text="x")
     async with client(app) as mcp:
 

@@ -7,9 +7,8 @@ import pytest
 
 from roundgate.auth.principal import Principal
 from roundgate.errors import SessionNotFound
+from roundgate.tokens.ids import MAX_OPENED, QuestionId, SessionSealer, StreamIds
 from roundgate.tokens.sealed import Key, KeyRing
-from roundgate.tokens.session_ids import MAX_OPENED, SessionSealer
-from roundgate.tokens.stream_ids import QuestionId, StreamIds
 from tests.support.clocks import FixedClock
 
 ANN, BOB = Principal("issuer", "ann"), Principal("issuer", "bob")

@@ -31,13 +31,13 @@ class Threads:
     """
 
     def __init__(self, total: int, share: int | None = None) -> None:
-        """`share` is how many one caller may have; half of them if it is `None`."""
+        """Make the threads. `share` is the number that one caller may use; `None` is half of them."""
         self._all = CapacityLimiter(total)
         self._share = share or max(1, total // 2)
         self._of_caller: WeakValueDictionary[_Identity, CapacityLimiter] = WeakValueDictionary()
 
     async def run(self, function: Callable[[], T], caller: Principal) -> T:
-        """What the function returns; see `in_thread`."""
+        """Run a function for a caller, as `in_thread`."""
         if caller.identity == LOCAL.identity:
             return await in_thread(function, self._all)
         limiter = self._of_caller.get(caller.identity)
@@ -48,8 +48,9 @@ class Threads:
 
 
 async def in_thread(function: Callable[[], T], *limiters: CapacityLimiter) -> T:
-    """What the function returns. Waits for a place at each limiter first, in this order; if the
-    caller is cancelled the function goes on, unheard."""
+    """Run a function in a thread, after waiting for a place at each limiter in this order, and
+    return its result. If the caller is cancelled, the function continues and its result is
+    dropped."""
     place, loop, owner = object(), asyncio.get_running_loop(), Lock()
     held: list[CapacityLimiter] = []
 

@@ -38,7 +38,7 @@ class CoarseTimer:
             loop.call_later(TICK_S, self._tick)
 
     def cancel(self, key: object) -> None:
-        """Forget a callback, whether it has been called or not."""
+        """Forget a callback, if it has not been called."""
         self._set.pop(key, None)
 
     def _tick(self) -> None:
@@ -59,7 +59,7 @@ a quarter of the time."""
 
 
 def of_this_loop() -> CoarseTimer:
-    """The coarse timer of the running event loop."""
+    """Return the coarse timer of the running event loop."""
     global _latest
     # one look at it: other threads may have other loops
     loop, latest = (

@@ -38,7 +38,7 @@ class Flight(Generic[T]):
 
     @property
     def is_under_way(self) -> bool:
-        """Whether somebody has begun it in this event loop, and it has not ended."""
+        """Return whether a run in this event loop has begun and not ended."""
         running = self._running
         return (
             running is not None
@@ -47,12 +47,8 @@ class Flight(Generic[T]):
         )
 
     async def join(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of the run that is under way, or of one that begins
-        now; raises what it raises.
-
-        The run has none of the caller's context: no deadline of a request
-        ends what others wait for.
-        """
+        """Return the result of the current run, or of a new one; raise its exception. The run has
+        no context of its caller: no deadline of one request ends the wait of others."""
         if not self.is_under_way or self._running is None:
             self._running = asyncio.create_task(begin(), context=Context())
             self._running.add_done_callback(_look_at)
@@ -60,6 +56,6 @@ class Flight(Generic[T]):
 
 
 def _look_at(ended: asyncio.Task[Any]) -> None:
-    """An exception that nobody waits for any more is no news."""
+    """Retrieve the exception of a run that nobody waits for, so that asyncio does not report it."""
     if not ended.cancelled():
         ended.exception()

@@ -17,7 +17,6 @@ from jwt import PyJWK
 from roundgate import json
 from roundgate.clock import Clock
 from roundgate.errors import KeysUnavailable
-from roundgate.net.tls import trust_store
 
 log = logging.getLogger("roundgate.auth")
 
@@ -43,10 +42,10 @@ class KeySet:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def key(self, kid: str) -> PyJWK | None:
-        """The key with an id; `None` if the issuer has no such key.
+        """Return the key with an id, or `None` if the issuer has none.
 
         Raises:
-            KeysUnavailable: the keys could not be read so far.
+            KeysUnavailable: the keys have never been read.
         """
         is_known = kid in self._keys
         # while one caller asks, a stale key serves all others: a slow issuer holds up nobody else
@@ -93,13 +92,10 @@ def _parse(document: bytes) -> dict[str, PyJWK]:
 
 async def fetch(url: str) -> bytes:
     """Read a URL, within time and size."""
-    import httpx
+    from roundgate.net.http import make_client
 
-    client = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False, verify=trust_store())
-    async with (
-        client,
-        client.stream("GET", url, headers={"accept-encoding": "identity"}) as response,
-    ):
+    client = make_client(timeout_s=TIMEOUT_S, headers={"accept-encoding": "identity"})
+    async with client, client.stream("GET", url) as response:
         response.raise_for_status()
         if response.headers.get("content-encoding", "identity") != "identity":
             raise ValueError("the document is packed, although that was not asked for")

@@ -28,7 +28,7 @@ class Principal:
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """Who it is, whatever this token lets it do: issuer, subject, client."""
+        """Return issuer, subject and client, whatever the token allows."""
         return self.issuer, self.subject, self.client_id
 
     @property
@@ -58,8 +58,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def scopes_of(granted: Any) -> frozenset[str]:
-    """Scopes as claims write them: a list, or text with blanks between them
-    (RFC 9068 section 2.2.3)."""
+    """Return scopes from a claim: a list, or text separated by blanks (RFC 9068 section 2.2.3)."""
     named = granted.split() if isinstance(granted, str) else granted
     return (
         frozenset(one for one in named if isinstance(one, str) and _is_unicode(one))
@@ -69,8 +68,8 @@ def scopes_of(granted: Any) -> frozenset[str]:
 
 
 def moment_of(claim: Any) -> float | None:
-    """The seconds since the epoch in a date as claims write it (RFC 7519 section 2): a
-    number, or text of one."""
+    """Return a date of a claim in seconds since the epoch (RFC 7519 section 2), a number or its
+    text; `None` if it is neither."""
     try:
         moment = float(claim)
     except (TypeError, ValueError, OverflowError):
@@ -88,11 +87,11 @@ class Verifier(Protocol):
     async def principal(
         self, authorization: bytes | None, claims: Mapping[str, Any] | None = None
     ) -> Principal:
-        """The caller, from the value of the Authorization header, or from what an
-        authorizer in front found in it.
+        """Return the caller that an Authorization header identifies, or the claims of an
+        authorizer in front.
 
         Raises:
-            Unauthenticated: there is no usable token in it.
+            Unauthenticated: there is no valid token.
         """
 
 

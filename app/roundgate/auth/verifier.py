@@ -22,7 +22,7 @@ from jwt.exceptions import (
 from roundgate.auth.jwks import KeySet
 from roundgate.auth.principal import Principal, is_name, moment_of, scopes_of
 from roundgate.errors import InsufficientScope, KeysUnavailable, Unauthenticated, Unavailable
-from roundgate.settings import JwtAuthConfig
+from roundgate.settings import AuthorizerConfig, JwtAuthConfig
 
 _TYPES: Final = ("at+jwt", "application/at+jwt", "jwt", None)
 """RFC 9068 section 4, and what servers from before it write. An issuer signs other things with the
@@ -116,3 +116,47 @@ def _principal(claims: Mapping[str, Any]) -> Principal:
             "invalid_token", "The token's sub and client_id must be strings, sub not empty"
         )
     return Principal(issuer, subject, client_id, scopes, moment_of(claims["exp"]))
+
+
+@dataclass(frozen=True, slots=True)
+class AuthorizerVerifier:
+    """Takes the claims of callers that an authorizer in front of the gateway has verified.
+
+    API Gateway's JWT authorizer checks signature, issuer, audience and expiry before the function is
+    invoked. The claims arrive in the event, beside the request: no client can send them.
+    """
+
+    config: AuthorizerConfig
+
+    async def principal(
+        self, authorization: bytes | None, claims: Mapping[str, Any] | None = None
+    ) -> Principal:
+        """See `Verifier`; the token itself is not looked at."""
+        if claims is None:
+            raise Unauthenticated(
+                None, "The request came past the authorizer that has to stand in front"
+            )
+        config = self.config
+        subject = _name(claims.get(config.subject_claim))
+        client_id = _name(claims.get(config.client_claim) or claims.get("azp") or "")
+        if claims.get("iss", config.issuer) != config.issuer or not subject or client_id is None:
+            raise Unauthenticated(
+                "invalid_token", f"The authorizer's claims need iss and {config.subject_claim}"
+            )
+        scopes, expires_at_s = _scopes(claims.get(config.scope_claim)), moment_of(claims.get("exp"))
+        principal = Principal(config.issuer, subject, client_id, scopes, expires_at_s)
+        if not principal.scopes.issuperset(config.scopes):
+            raise InsufficientScope("every call", config.scopes)
+        return principal
+
+
+def _name(claim: Any) -> str | None:
+    """Return a claim that names a subject or a client. Lambda authorizers may send a number."""
+    if isinstance(claim, str):
+        return claim if is_name(claim) else None
+    return str(claim) if isinstance(claim, int) and not isinstance(claim, bool) else None
+
+
+def _scopes(granted: Any) -> frozenset[str]:
+    """Return scopes from an authorizer's claim. An HTTP API writes a list as text in brackets."""
+    return scopes_of(granted.strip("[]").replace(",", " ") if isinstance(granted, str) else granted)

@@ -4,11 +4,13 @@ module a kind of back end."""
 from __future__ import annotations
 
 from roundgate.backends import registry as registry
+from roundgate.backends.base import MAX_ID_CHARS as MAX_ID_CHARS
 from roundgate.backends.base import Backend as Backend
 from roundgate.backends.base import Offering as Offering
 from roundgate.backends.base import Prompt as Prompt
 from roundgate.backends.base import Resource as Resource
 from roundgate.backends.base import Returned as Returned
+from roundgate.backends.base import TaskSource as TaskSource
 from roundgate.backends.base import Tool as Tool
 from roundgate.backends.bounded import KeptTexts as KeptTexts
 from roundgate.backends.catalog import Catalog as Catalog
@@ -30,5 +32,3 @@ from roundgate.backends.serving import Serving as Serving
 from roundgate.backends.serving import Snapshot as Snapshot
 from roundgate.backends.serving import ToolScopes as ToolScopes
 from roundgate.backends.serving import ViewSource as ViewSource
-from roundgate.backends.task_source import MAX_ID_CHARS as MAX_ID_CHARS
-from roundgate.backends.task_source import TaskSource as TaskSource

@@ -1,15 +1,14 @@
-"""What every back end offers, whatever is behind it.
+"""What a back end of any kind offers: tools, prompts and resources.
 
-A back end is made of its settings, says what it offers (`Offering`), serves calls, and is closed
-when the last of them has ended. Each `Tool`, `Prompt` and `Resource` carries its wire definition,
-served verbatim, and the function that serves it; names are still without prefix.
+Each carries its wire definition, served verbatim, and the function that serves it. Names are
+without prefix.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from operator import attrgetter
+from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, TypeAlias
 
@@ -17,31 +16,41 @@ from roundgate.aio import Threads
 from roundgate.auth import Principal
 from roundgate.backends.python.modules import Modules
 from roundgate.backends.secret_reading import Secrets
-from roundgate.backends.task_source import TaskSource
-from roundgate.errors import Problem
-from roundgate.protocol import Completion, PromptMessage, ResourceContents, TaskView, ToolResult
-from roundgate.replay import Context
+from roundgate.errors import BackendError, Problem
+from roundgate.json import encode
+from roundgate.protocol import (
+    NEWEST,
+    REQUIRED,
+    Completion,
+    PromptMessage,
+    ResourceContents,
+    Status,
+    TaskView,
+    ToolResult,
+    without_none,
+)
+from roundgate.replay import MAX_STATUS_CHARS, Context, Url, form_schema
 from roundgate.settings import Origin, TaskMode, WithoutTasks
 
 Returned: TypeAlias = ToolResult | TaskView
-"""A tool's result, or, where `task_source.may_hand_over`, a task of its service that
-has the call from now on."""
+"""A tool's result, or a task of its service that has the call from now on
+(`may_hand_over`)."""
 CallTool: TypeAlias = Callable[[Context, dict[str, Any]], Awaitable[Returned]]
 GetPrompt: TypeAlias = Callable[[Context, dict[str, str]], Awaitable[Sequence[PromptMessage]]]
 ReadResource: TypeAlias = Callable[
     [Context, str, Mapping[str, Any]], Awaitable[Sequence[ResourceContents]]
 ]
-"""Takes the URI that was asked for and the values of the template's variables."""
+"""Takes the requested URI and the values of the template's variables."""
 Complete: TypeAlias = Callable[[Principal, str], Awaitable[Completion]]
-"""Takes who asks, and what the user has typed so far."""
+"""Takes the caller and the typed text."""
 
 
 class About(Protocol):
-    """What is known of a tool that clients are not told, and that it can be chosen by."""
+    """The properties by which a tool can be selected, besides its definition."""
 
     @property
     def tags(self) -> Sequence[str]:
-        """Of its operation."""
+        """The tags of its operation."""
 
     @property
     def method(self) -> str | None:
@@ -58,7 +67,7 @@ class About(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ToolAbout:
-    """An `About` by itself."""
+    """An `About` of plain values."""
 
     tags: Sequence[str] = ()
     method: str | None = None
@@ -68,44 +77,39 @@ class ToolAbout:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """`definition` is the schema's `Tool`; its `inputSchema` is what arguments are checked
-    against before `call`."""
+    """A tool. `definition` is the schema's `Tool`; the gateway checks arguments against its
+    `inputSchema` before `call`."""
 
     definition: Mapping[str, Any]
     call: CallTool
     requires: Mapping[str, Any] = field(default_factory=dict)
     """Client capabilities without which the tool is not run, shaped as `ClientCapabilities`."""
     scopes: frozenset[str] = frozenset()
-    """What the caller's token must grant to see and call it."""
+    """The scopes that the caller's token must grant to see and call it."""
     once: bool = False
     """Whether a retry with the same `requestState` must not run it again."""
     task: TaskMode = "forbidden"
     """Whether a call of it becomes a task."""
     unasked_answers: bool = False
-    """Whether answers count that a client sends along without a `requestState`, so before
-    it was asked anything."""
+    """Whether answers count that a client sends before it is asked anything."""
     approve: Literal["never", "always"] | None = None
-    """Whether the user must approve each call; `None`: as the settings of the back end say."""
+    """Whether the user must approve each call; `None`: as the back end's settings say."""
     approval: str | None = None
-    """The text above the arguments when the user approves a call; `{name}` stands for an
-    argument."""
+    """The text above the arguments when the user approves a call; `{name}` is an argument."""
     ask_for: Sequence[str] = ()
-    """Arguments for which the user is asked with a form when a call lacks them."""
+    """Arguments that the user is asked for with a form when a call lacks them."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Values of arguments that a call lacks; the user is shown them before approving it."""
     place: Sequence[str | int] = ()
-    """Where the tool is declared, below its back end's entry in gateway.yaml; for problems."""
+    """The place of the declaration below the back end's entry in gateway.yaml, for problems."""
     is_described_remotely: bool = False
-    """Whether a service described the tool. A problem with it leaves it out and keeps nothing
-    else from being served."""
+    """Whether a service described the tool. A problem with it leaves out this tool alone."""
     max_result: int | None = None
-    """Most characters of text that a result gives the model at once."""
+    """The most characters of text that a result gives the model at once."""
     ask_in_words: bool | None = None
-    """Whether a client is asked in words that cannot be asked otherwise;
-    `None`: as for all tools."""
+    """Whether questions become text for clients that cannot be asked; `None`: as for all tools."""
     without_tasks: WithoutTasks | None = None
-    """What a client gets that knows no tasks, if its calls become some;
-    `None`: as for all tools."""
+    """The substitute for tasks; `None`: as for all tools."""
     about: About = ToolAbout()
     approvable: CallTool | None = None
     """The call with an approval question in front; the loader makes it."""
@@ -114,23 +118,14 @@ class Tool:
     may_ask: bool = False
     """Whether some calls are known to ask the client questions other than approvals."""
     cleans_up: bool = False
-    """Whether a task of it that ends early is to be called once more to end what it
-    began elsewhere (`replay.Cleanup`).
-    """
-
-    def defined(self, definition: Mapping[str, Any]) -> Tool:
-        """The tool with another definition. A start does this for every tool;
-        `replace` takes much longer."""
-        return Tool(definition, *_ALL_BUT_DEFINITION(self))
-
-
-_ALL_BUT_DEFINITION: Final = attrgetter(*(one.name for one in fields(Tool)[1:]))
+    """Whether a task that ends early is called once more to end what it began elsewhere
+    (`replay.Cleanup`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`definition` is the schema's `Prompt`; `complete` has a function for each argument
-    that can be completed."""
+    """A prompt. `definition` is the schema's `Prompt`; `complete` has a function for each argument
+    with completions."""
 
     definition: Mapping[str, Any]
     get: GetPrompt
@@ -139,8 +134,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """`definition` is the schema's `Resource` (with `uri`) or
-    `ResourceTemplate` (with `uriTemplate`)."""
+    """A resource. `definition` is the schema's `Resource` (with `uri`) or `ResourceTemplate` (with
+    `uriTemplate`)."""
 
     definition: Mapping[str, Any]
     read: ReadResource
@@ -149,39 +144,38 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class Offering:
-    """Everything one back end has, in the order in which it wants it listed."""
+    """Everything that one back end offers, in the order of the lists."""
 
     tools: Sequence[Tool] = ()
     prompts: Sequence[Prompt] = ()
     resources: Sequence[Resource] = ()
     task_source: TaskSource | None = None
-    """The tasks of its service, if its tools may return any."""
+    """The tasks of its service, if its tools may return tasks."""
     files: frozenset[Path] = frozenset()
-    """Files that it was read from, besides gateway.yaml and Python modules; a change makes
-    it worth asking again."""
+    """The files it was read from, besides gateway.yaml and Python modules."""
     left_out: Sequence[Problem] = ()
-    """What it has and does not offer, and why."""
+    """A problem for each part that is not offered."""
 
 
 class Backend(Protocol):
-    """One entry of `backends:` in gateway.yaml, ready to serve.
+    """One entry of `backends:`, ready to serve.
 
-    It offers plain tools. The loader selects and changes them, and puts forms, approvals and
-    bounds around their calls (`backends.shaping`), whatever kind the back end is of.
+    It offers plain tools. The loader selects and changes them, and puts forms, approvals and bounds
+    around their calls (`backends.shaping`), for every kind alike.
     """
 
     async def offer(self) -> Offering:
-        """Everything it offers now; may be asked again, and then says what has changed since.
+        """Return everything it offers now; called again at each reload.
 
-        It may be awaited in another event loop than the calls that follow, and in another thread
-        than made the back end: a connection that it needs does not outlive it.
+        It may run in another event loop and thread than the calls, so a connection that it needs
+        must not outlive it.
 
         Raises:
-            ConfigError: it cannot be served as configured.
+            ConfigError: the back end cannot be served as configured.
         """
 
     async def aclose(self) -> None:
-        """Let go of connections. Nothing is called afterwards."""
+        """Close connections. Nothing is called afterwards."""
 
 
 class NamedBackend(Backend, Protocol):
@@ -198,25 +192,177 @@ class NamedBackend(Backend, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the back ends of one configuration have in common."""
+    """The parts that the back ends of one configuration share."""
 
     threads: Threads
-    """Plain (not async) functions that run at once."""
+    """The threads of plain (not async) functions."""
     modules: Modules
-    """The Python modules that they have loaded."""
+    """The users' Python modules that are loaded."""
     fetches: bool = False
-    """Whether what they are described by may be fetched: by a command, never by
-    a gateway that starts."""
+    """Whether documents may be fetched: by a command, never by a gateway that starts."""
     fetched: dict[str, bytes] = field(default_factory=dict)
-    """What has been fetched, by URL: nothing is fetched twice for one command."""
+    """The documents that have been fetched, by URL."""
     is_cold: bool = False
-    """Whether a caller waits while this process starts, as for a function of AWS
-    Lambda: nobody is asked then."""
+    """Whether a caller waits while this process starts, as on AWS Lambda; then no service is asked.
+    """
     secrets: Secrets = field(default_factory=Secrets)
-    """What is read for their credentials: now, or in a cold start when the first call needs it."""
+    """The texts of credentials."""
 
 
 MakeBackend: TypeAlias = Callable[[Any, Origin, Shared], Backend]
-"""Makes a back end of its settings (of the model in the table), where they stand, and what it
-shares with others; raises ConfigError. It runs in the thread that serves, and waits for files only:
-the rest belongs to `offer`."""
+"""Makes a back end of its settings, their place, and the shared parts; raises ConfigError. It runs
+in the thread that serves and may wait for files only; the rest belongs to `offer`."""
+
+
+# Tasks of services
+
+
+MAX_ID_CHARS: Final = 512
+"""Characters of the service's id of a task."""
+MAX_REQUESTS: Final = 100
+"""Open questions of one task."""
+_MAX_KEY_CHARS: Final = 256
+_ERROR_CODES: Final = frozenset({-32700, -32600, -32601, -32602, -32603, -32020, -32021, -32022})
+"""The protocol's codes; a service's other codes are replaced."""
+_INTERNAL_ERROR: Final = -32603
+
+
+class TaskSource(Protocol):
+    """The tasks of one service, by the service's ids.
+
+    A tool whose service makes a task of a call returns a view of that task in place of a result.
+    From then on the client asks the gateway, under an id that seals the service's, and the gateway
+    asks the source in the back end's offering. It keeps neither row nor journal:
+
+        tools/call ──▶ tool ──▶ service: "task 17"     the client gets an id that is 17, sealed
+        tasks/get {our id} ──▶ source.get("17")        on any replica
+
+    Each method may raise `TaskNotFound`, `Unavailable` (the service cannot be asked just now) and
+    `BackendError` (its answer makes no sense). It is cancelled after some seconds.
+    """
+
+    async def get(self, task_id: str, principal: Principal) -> TaskView:
+        """Return the task as it is now (`task_view`)."""
+
+    async def update(
+        self, task_id: str, responses: Mapping[str, Any], principal: Principal
+    ) -> None:
+        """Answer questions of a task by their keys; ignore other keys."""
+
+    async def cancel(self, task_id: str, principal: Principal) -> None:
+        """End the task, if it has not ended."""
+
+    def watch(
+        self, task_id: str, principal: Principal, changed: Callable[[], None]
+    ) -> Callable[[], None] | None:
+        """Call `changed` in this event loop whenever the task may have changed, until the returned
+        function is called; more often than needed does no harm.
+
+        Return `None` if the service reports no changes. The task is also polled, so a lost change
+        is only late.
+        """
+
+
+def may_hand_over(context: Context) -> bool:
+    """Return whether a tool may return a task of its service: in a call that is not a task, of a
+    client that knows tasks."""
+    return context.task_id is None and context.supports(REQUIRED)
+
+
+def task_view(task: Any) -> TaskView:
+    """Return the view of a `Task` or `DetailedTask` in JSON; raise BackendError if it is neither."""
+    try:
+        return _task_view(task)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError):
+        raise BackendError(
+            "The service described its task in a form that the gateway does not know"
+        ) from None
+
+
+def _task_view(task: Any) -> TaskView:
+    status, message = Status(task["status"]), task.get("statusMessage")
+    created_ms, ttl_ms, interval_ms = (
+        _ms(task["createdAt"]),
+        task["ttlMs"],
+        task.get("pollIntervalMs"),
+    )
+    return TaskView(
+        task_id=_text(task["taskId"], MAX_ID_CHARS),
+        status=status,
+        status_message=None if message is None else str(message)[:MAX_STATUS_CHARS],
+        created_ms=created_ms,
+        updated_ms=_ms(task["lastUpdatedAt"]),
+        expires_ms=None if ttl_ms is None else created_ms + int(ttl_ms),
+        requests=_requests(task["inputRequests"]) if "inputRequests" in task else {},
+        outcome=_outcome(status, task),
+        poll_interval_ms=None if interval_ms is None else max(0, int(interval_ms)),
+    )
+
+
+def _ms(moment: str) -> int:
+    parsed = datetime.fromisoformat(moment)
+    if parsed.tzinfo is None:
+        raise ValueError("a time without a zone")
+    return int(parsed.timestamp() * 1000)
+
+
+def _text(value: Any, most: int) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= most:
+        raise ValueError("not a text of a usable length")
+    return value
+
+
+def _requests(requests: Mapping[str, Any]) -> Mapping[str, bytes]:
+    if len(requests) > MAX_REQUESTS:
+        raise ValueError("too many questions")
+    for request in requests.values():
+        check_request(request)
+    return {_text(key, _MAX_KEY_CHARS): encode(request) for key, request in requests.items()}
+
+
+def _outcome(status: Status, task: Mapping[str, Any]) -> bytes | None:
+    """Return the outcome of a terminal task; `None` in a `Task`, which has none."""
+    if status is Status.COMPLETED and "result" in task:
+        result = task["result"]
+        if not isinstance(result["content"], list):
+            raise ValueError("a result of a tool has content")
+        return NEWEST.kept_result(result)
+    if status is Status.FAILED and "error" in task:
+        error = task["error"]
+        code = error["code"] if error["code"] in _ERROR_CODES else _INTERNAL_ERROR
+        return encode(
+            {"code": code, "message": str(error["message"]), **without_none(data=error.get("data"))}
+        )
+    return None
+
+
+MAX_URL: Final = 2_048
+"""Characters of the URL of a page that a service sends a user to."""
+
+
+def check_request(request: Any) -> None:
+    """Raise ValueError unless a service's question is an `InputRequest` that a client can show."""
+    match request:
+        case {
+            "method": "elicitation/create",
+            "params": {"mode": "url", "message": str(message), "url": str(url)},
+        }:
+            Url(message, url)
+            if len(url) > MAX_URL:
+                raise ValueError("too long to be shown")
+        case {
+            "method": "elicitation/create",
+            "params": {"message": str(), "requestedSchema": dict(fields), **others},
+        }:
+            if others.get("mode", "form") != "form":
+                raise ValueError("elicitation has the modes form and url")
+            form_schema(fields)
+        case {
+            "method": "sampling/createMessage",
+            "params": {"messages": list(), "maxTokens": int()},
+        }:
+            pass
+        case {"method": "roots/list"} if isinstance(request.get("params", {}), dict):
+            pass
+        case _:
+            raise ValueError("not an input request")

@@ -35,7 +35,7 @@ READ_MORE: Final = "read_more"
 CHUNK: Final = 50_000
 """Characters of one row: at most 300 KB, as JSON writes control characters."""
 _LONGER_S: Final = 60.0
-"""Seconds for which the last number is known when the last text is forgotten."""
+"""Seconds for which the last number outlives the last text."""
 _CURSOR: Final = re.compile(
     r"(?P<id>(?P<number>[1-9][0-9]{0,14})-[\w-]{1,40})\.(?P<start>[0-9]{1,9})", re.ASCII
 )
@@ -50,9 +50,9 @@ class KeptTexts:
     limits: LimitsConfig
     view: str = ""
     checks_scopes: bool = True
-    """Whether callers are authenticated; otherwise nothing needs scopes."""
+    """Whether callers are authenticated; otherwise no text needs scopes."""
     task_s: float = 0.0
-    """Seconds for which the result of a task can be had."""
+    """Seconds for which the result of a task can be read."""
 
     async def keep(
         self,
@@ -63,7 +63,6 @@ class KeptTexts:
         *,
         of_task: bool = False,
     ) -> str:
-        """See `Texts`."""
         kept, now_ms = text[: self.limits.max_kept_chars], self.clock.now_ms()
         longest_s = max(self.limits.kept_results_s, self.task_s)
         forget_ms = now_ms + int((longest_s if of_task else self.limits.kept_results_s) * 1000)
@@ -86,7 +85,6 @@ class KeptTexts:
         return f"{text_id}.{size}"
 
     async def part(self, cursor: str, owner: Principal) -> TextPart | None:
-        """See `Texts`."""
         found = _CURSOR.fullmatch(cursor)
         if found is None:
             return None
@@ -111,7 +109,7 @@ class KeptTexts:
     async def _chunk(
         self, owner: Principal, number: int, at: int, text_id: str
     ) -> Sequence[Any] | None:
-        """The row of a text that has the character at this place.
+        """Return the row of a text that has the character at `at`.
 
         Raises:
             ToolError: a newer text has taken its place.
@@ -139,8 +137,7 @@ class KeptTexts:
 async def bounded(
     returned: Returned, limit: int, scopes: frozenset[str], context: Context
 ) -> Returned:
-    """What a tool returned, with at most so many characters of text; `scopes` are those that
-    reading the rest needs."""
+    """Return at most `limit` characters of a tool's text; `scopes` are needed to read the rest."""
     if not isinstance(returned, ToolResult):
         return returned
     text = _text_of(returned)
@@ -165,7 +162,7 @@ async def bounded(
 
 
 def reading_tool() -> Tool:
-    """The tool that returns the rest."""
+    """Return the tool that reads on."""
     cursor = {"type": "string", "maxLength": 100, "description": "From the end of a result."}
     definition = {
         "name": READ_MORE,
@@ -202,7 +199,7 @@ def _text_of(result: ToolResult) -> str:
 
 
 def _shown(part: TextPart) -> str:
-    """A part, and how to read on."""
+    """Return a part with a line that says how to read on."""
     end = part.start + len(part.text)
     where = f"Characters {part.start:,} to {end:,} of {part.total:,}"
     if part.next_cursor is not None:

@@ -1,8 +1,9 @@
-"""Everything that is served, merged from all back ends: look-up by name or URI, and lists as bytes.
+"""The catalog: everything that is served, merged from all back ends, found by name or URI, listed
+as bytes.
 
-Immutable; a reload makes another one. Names get their back end's prefix, order is that of
-gateway.yaml and of each back end, and a collision is an error that names both sides. Each entry of
-a list is serialised once; a page is a join.
+A catalog is immutable; a reload makes another one. Names get their back end's prefix, and a
+collision is an error that names both sides. Each entry of a list is serialised once; a page is a
+join.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar
 
 from roundgate.backends.base import (
     Complete,
@@ -23,6 +24,7 @@ from roundgate.backends.base import (
     Prompt,
     Resource,
     Returned,
+    TaskSource,
     Tool,
 )
 from roundgate.backends.definitions import (
@@ -31,7 +33,6 @@ from roundgate.backends.definitions import (
     encoded,
     renamed,
 )
-from roundgate.backends.task_source import TaskSource
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound, Unavailable
 from roundgate.protocol import (
     NEWEST,
@@ -47,8 +48,7 @@ from roundgate.settings import Origin
 log = logging.getLogger("roundgate.backends")
 
 OFFER_S: Final = 120.0
-"""How long a back end without which the rest is served may take to say what
-it offers, in seconds."""
+"""Seconds in which a back end that may be missing must say what it offers."""
 MAX_NAME: Final = 64
 MAX_VIEWS: Final = 256
 NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
@@ -56,7 +56,7 @@ NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
 
 @dataclass(slots=True)
 class ServedTool:
-    """A tool under its final name, with everything that a call needs made ready."""
+    """A tool under its final name, ready for calls."""
 
     name: str
     tool: Tool
@@ -66,7 +66,7 @@ class ServedTool:
     _arguments: Schema | None = None
 
     def call(self, context: Context, arguments: dict[str, Any]) -> Awaitable[Returned]:
-        """What the tool returns, as much of it as the model is to have at once."""
+        """Call the tool; return as much of its result as the model gets at once."""
         if self.tool.max_result is None:
             return self.tool.call(context, arguments)
         return self._bounded_call(context, arguments, self.tool.max_result)
@@ -81,8 +81,8 @@ class ServedTool:
 
     @property
     def arguments(self) -> Schema:
-        """What its arguments are checked against; of a definition that is stored, compiled
-        when it is first needed."""
+        """The compiled schema of its arguments; that of a stored definition is compiled at first
+        use."""
         if self._arguments is None:
             self._arguments = Schema.compile(self.tool.definition["inputSchema"])
         return self._arguments
@@ -90,7 +90,7 @@ class ServedTool:
 
 @dataclass(frozen=True, slots=True)
 class ServedTemplate:
-    """A resource template, parsed."""
+    """A resource template with its parsed URI."""
 
     template: UriTemplate
     resource: Resource
@@ -101,13 +101,13 @@ class Missing:
     """A back end that cannot be served just now."""
 
     prefix: str
-    """That of its tools and prompts."""
+    """The prefix of its tools and prompts."""
     problems: Sequence[Problem]
 
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """All that is served."""
+    """Everything that is served at one endpoint."""
 
     tools: Mapping[str, ServedTool]
     prompts: Mapping[str, Prompt]
@@ -118,31 +118,29 @@ class Catalog:
     resource_pages: Pages
     template_pages: Pages
     task_sources: Mapping[str, TaskSource] = field(default_factory=dict)
-    """Where tasks of others are, by the name of the back end."""
+    """The tasks of services, by the name of the back end."""
     files: frozenset[Path] = frozenset()
-    """What back ends have read it from, besides gateway.yaml and Python modules."""
+    """The files behind the back ends, besides gateway.yaml and Python modules."""
     left_out: Sequence[Problem] = ()
-    """What is not served and why, where that is no reason not to serve the rest."""
+    """A problem for each part that is left out while the rest is served."""
     missing: Mapping[str, Missing] = field(default_factory=dict)
-    """Back ends that cannot be served just now, by name; the rest is."""
+    """Back ends that cannot be served just now, by name."""
     call_tool: str | None = None
-    """The tool through which others are called, where search stands for the list
-    (`roundgate.backends.search`)."""
+    """The tool that calls others, if search replaces the list (`roundgate.backends.search`)."""
     views: Mapping[str, Catalog] = field(default_factory=dict)
-    """What each view has of all this, by its name (`roundgate.backends.views`)."""
+    """The catalog of each view, by its name (`roundgate.backends.views`)."""
     _visible: dict[frozenset[str], Pages] = field(default_factory=dict)
 
     def use(self) -> AbstractContextManager[Catalog]:
-        """Itself: a catalog that nobody swaps (`roundgate.backends.serving.CatalogSource`)."""
+        """Return itself: a `CatalogSource` that is never swapped."""
         return nullcontext(self)
 
     def of_view(self, name: str) -> Catalog:
-        """What a view has; without a name, everything."""
+        """Return the catalog of a view; without a name, the whole."""
         return self.views[name] if name else self
 
     def lists_that_differ(self, other: Catalog) -> frozenset[str]:
-        """Of "tools", "prompts" and "resources" those of which a client may see another
-        list in the other catalog."""
+        """Return those of "tools", "prompts" and "resources" whose lists may differ for a client."""
         mine, others = self._lists(), other._lists()
         return frozenset(name for name in mine if mine[name] != others[name])
 
@@ -160,8 +158,8 @@ class Catalog:
         }
 
     def tool_pages_for(self, scopes: frozenset[str]) -> Pages:
-        """The tools that a caller with these scopes may see; kept for each set of scopes
-        that makes a difference."""
+        """Return the pages of the tools that a caller with these scopes sees; cached by the scopes
+        that matter."""
         granted = scopes & self.all_scopes()
         if granted in self._visible:
             return self._visible[granted]
@@ -174,11 +172,16 @@ class Catalog:
         return pages
 
     def all_scopes(self) -> frozenset[str]:
-        """Every scope that some tool needs."""
+        """Return every scope that some tool needs."""
         return frozenset().union(*(served.tool.scopes for served in self.tools.values()))
 
     def tool(self, name: str) -> ServedTool:
-        """Raises InvalidParams: there is no such tool; Unavailable: nobody knows just now."""
+        """Return a tool by its name.
+
+        Raises:
+            InvalidParams: there is no such tool.
+         Unavailable: its back end may be missing just now.
+        """
         found = self.tools.get(name)
         if found is None:
             for backend, one in self.missing.items():
@@ -188,18 +191,18 @@ class Catalog:
         return found
 
     def prompt(self, name: str) -> Prompt:
-        """Raises InvalidParams: there is no such prompt."""
+        """Return a prompt; raise InvalidParams if there is none."""
         found = self.prompts.get(name)
         if found is None:
             raise InvalidParams(f"Unknown prompt: {name[:MAX_NAME]}")
         return found
 
     def resource(self, uri: str) -> tuple[Resource, Mapping[str, Any]]:
-        """The resource with this URI, or the first template that matches it with
-        the values of its variables.
+        """Return the resource with this URI, or the first template that matches it, with the values
+        of its variables.
 
         Raises:
-            ResourceNotFound: neither.
+            ResourceNotFound: neither exists.
         """
         if uri in self.resources:
             return self.resources[uri], {}
@@ -210,16 +213,12 @@ class Catalog:
         raise ResourceNotFound(uri)
 
     async def read_resource(self, context: Context, uri: str) -> Sequence[ResourceContents]:
-        """What the resource with this URI holds, for the caller of a handler.
-
-        Raises:
-            ResourceNotFound: as `resource`.
-        """
+        """Return the contents at a URI; raise ResourceNotFound if there is no resource."""
         resource, values = self.resource(uri)
         return await resource.read(context, uri, values)
 
     def has_resource(self, uri: str) -> bool:
-        """Whether there is something under this URI."""
+        """Return whether a resource exists at this URI."""
         try:
             self.resource(uri)
         except ResourceNotFound:
@@ -227,11 +226,8 @@ class Catalog:
         return True
 
     def completers(self, kind: str, name: str) -> Mapping[str, Complete]:
-        """The completers of a prompt or of a resource template.
-
-        Args:
-            kind: `ref/prompt` or `ref/resource`.
-            name: of the prompt, or the URI of the template.
+        """Return the completers of a prompt (`ref/prompt`) or of a resource template
+        (`ref/resource`).
 
         Raises:
             InvalidParams: there is no such prompt or template.
@@ -247,7 +243,7 @@ class Catalog:
 
     @property
     def can_complete(self) -> bool:
-        """Whether any argument of anything has completions."""
+        """Whether any argument has completions."""
         everything: Iterable[Prompt | Resource] = (
             *self.prompts.values(),
             *(served.resource for served in self.templates),
@@ -261,7 +257,7 @@ P = TypeVar("P", Tool, Prompt)
 
 @dataclass(slots=True)
 class _Shelf(Generic[T]):
-    """The entries of one kind, in order, each with the back end it came from."""
+    """The entries of one list in order, each with the name of its back end."""
 
     kind: str
     origins: Mapping[str, Origin]
@@ -301,18 +297,18 @@ async def build(
     may_be_missing: Collection[str] = (),
     origins: Mapping[str, Origin] | None = None,
 ) -> Catalog:
-    """Ask every back end, all at once, and merge what they offer.
+    """Ask all back ends at once, and merge what they offer.
 
     Args:
         backends: in the order of the lists.
         page_size: entries on a page.
-        problems: those that are known already.
-        missing: back ends that could not even be made.
-        may_be_missing: names of those without which the rest is served.
-        origins: where each stands in the configuration, for problems.
+        problems: known problems.
+        missing: back ends that could not be made.
+        may_be_missing: names of back ends without which the rest is served.
+        origins: the places of back ends in the configuration.
 
     Raises:
-        ConfigError: all that is wrong in all of them, but for those that may be missing.
+     ConfigError: lists every problem, except of back ends that may be missing.
     """
     found, absent = list(problems), dict(missing or {})
     offered = await asyncio.gather(
@@ -343,7 +339,7 @@ async def _offer(
 
 
 def missing_for(name: str, prefix: str, error: Exception) -> Missing:
-    """A back end that is not served because of an error."""
+    """Return a back end as missing because of an error."""
     if isinstance(error, ConfigError):
         return Missing(prefix, error.problems)
     log.error("a back end has failed", exc_info=error, extra={"fields": {"backend": name}})
@@ -365,11 +361,11 @@ def _merge(
     templates = _Shelf[Resource]("resource template", origins)
     for backend, offering in offered:
         for tool in offering.tools:
-            name = backend.prefix + tool.definition["name"]
-            tools.put(name, _called(tool, name) if backend.prefix else tool, backend.name)
+            tool = _called(tool, backend.prefix)
+            tools.put(tool.definition["name"], tool, backend.name)
         for prompt in offering.prompts:
-            name = backend.prefix + prompt.definition["name"]
-            prompts.put(name, _called(prompt, name) if backend.prefix else prompt, backend.name)
+            prompt = _called(prompt, backend.prefix)
+            prompts.put(prompt.definition["name"], prompt, backend.name)
         for resource in offering.resources:
             if (template := resource.definition.get("uriTemplate")) is not None:
                 templates.put(template, resource, backend.name)
@@ -405,7 +401,7 @@ def _merge(
 
 
 def with_reading(catalog: Catalog, origin: Origin) -> Catalog:
-    """The catalog with the tool that reads on in results, if there is one whose results may be cut.
+    """Return the catalog with the tool `read_more`, if results of some tool may be cut.
 
     Raises:
         ConfigError: another tool has its name.
@@ -430,17 +426,14 @@ def with_reading(catalog: Catalog, origin: Origin) -> Catalog:
     )
 
 
-def _called(item: P, name: str) -> P:
-    """A tool or a prompt under another name."""
-    definition = renamed(item.definition, name)
-    made: Any = (
-        item.defined(definition) if isinstance(item, Tool) else replace(item, definition=definition)
-    )
-    return cast("P", made)
+def _called(item: P, prefix: str) -> P:
+    """Return a tool or prompt with a prefix before its name."""
+    name = prefix + item.definition["name"]
+    return replace(item, definition=renamed(item.definition, name)) if prefix else item
 
 
 def _problem(origin: Origin | None, place: str, message: str, remedy: str) -> Problem:
-    """Something wrong with what a back end offers, where that back end stands."""
+    """Return a problem with an offer, at the place of its back end."""
     if origin is None:
         return Problem("gateway.yaml", place, message, remedy)
     return replace(origin.problem(message, remedy), path=place)
@@ -453,15 +446,8 @@ def serve(
     problems: list[Problem],
     origins: Mapping[str, Origin] | None = None,
 ) -> ServedTool | None:
-    """A tool made ready for calls; `None` if its input schema cannot be used.
-
-    Args:
-        name: under which it is served.
-        tool: as its back end offers it.
-        backend: the name of its back end, for problems.
-        problems: what is wrong is added to these.
-        origins: where back ends stand in the configuration.
-    """
+    """Return a tool ready for calls; add a problem and return `None` if its input schema is
+    unusable."""
     # it was checked when it was compiled, and mirrors no header
     if isinstance(tool.definition, StoredDefinition):
         return ServedTool(name, tool, (), backend)

@@ -1,4 +1,4 @@
-"""What can be set of back ends of several kinds."""
+"""Settings that back ends of several kinds have, and those of views and search."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from roundgate.settings import Model, TaskMode, WithoutTasks
 
 
 class Selector(Model):
-    """Which tools are meant: those that everything given here holds for. `*` stands for any
-    text."""
+    """A choice of tools: those for which every given member holds. `*` stands for any text."""
 
     name: str | None = Field(None, description="Name of the tool, without prefix.")
     tag: str | None = Field(None, description="One of its tags.")
@@ -19,7 +18,7 @@ class Selector(Model):
     method: str | None = Field(None, description="HTTP method of its operation, in any case.")
     hint: Literal["read_only", "destructive", "idempotent", "open_world"] | None = Field(
         None,
-        description="A hint that is true of it; one that nobody gave counts as the protocol says.",
+        description="A hint that is true of it, given or by the protocol's default.",
     )
     extension: str | None = Field(
         None,
@@ -36,7 +35,7 @@ class Selector(Model):
 
 
 class ArgumentOverride(Model):
-    """What is changed of an argument of a tool."""
+    """A change of one argument of a tool."""
 
     name: str | None = Field(
         None, description="What the model calls it.", pattern=r"^[A-Za-z0-9_.-]{1,64}$"
@@ -62,7 +61,7 @@ class ArgumentOverride(Model):
 
 
 class ToolOverride(Model):
-    """What is changed of a tool, whatever kind its back end is of."""
+    """A change of one tool, for every kind of back end."""
 
     name: str | None = Field(None, description="Another name.", pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     title: str | None = Field(None, description="Another name for people.")
@@ -108,8 +107,7 @@ class ToolOverride(Model):
 
     max_result: int | None = Field(
         None,
-        description="Characters of a result that the model gets at once; it reads the rest with "
-        "read_more.",
+        description="Characters of a result that the model gets at once.",
         ge=200,
         le=1_000_000,
     )
@@ -122,22 +120,19 @@ class ToolOverride(Model):
 
 
 class BackendConfig(Model):
-    """The settings that all kinds of back end have. A kind derives its own model from it."""
+    """The settings of all kinds of back end; a kind derives its own model."""
 
     kind: str = Field(description="The kind of back end.")
     name: str = Field(description="Unique name of the back end.", pattern=r"^[A-Za-z0-9_.-]{1,40}$")
     prefix: str | None = Field(
         None,
-        description='Stands before the names of its tools and prompts, joined by "__". Unset: its '
-        "name. Empty: none.",
+        description='Stands before names of tools and prompts with "__". Unset: the name. Empty: none.',
         pattern=r"^[A-Za-z0-9_.-]{0,40}$",
     )
 
     approve: Literal["never", "destructive", "always"] = Field(
         "never",
-        description="Which of its tools ask the user for confirmation, showing the arguments, "
-        "before they run: destructive are all that neither say readOnlyHint: true nor "
-        "destructiveHint: false.",
+        description="Which tools the user must approve; destructive: all without a hint that they are not.",
     )
 
     include: list[Selector] = Field([], description="The tools that are served; unset, all.")
@@ -148,19 +143,17 @@ class BackendConfig(Model):
 
     @property
     def effective_prefix(self) -> str:
-        """The prefix with its separator."""
         prefix = self.name if self.prefix is None else self.prefix
         return f"{prefix}__" if prefix else ""
 
     @property
     def packed_files(self) -> tuple[str, ...]:
-        """Files and folders, relative to gateway.yaml, without which a
-        function could not serve it."""
+        """Files and folders, relative to gateway.yaml, that a packed function needs."""
         return ()
 
     @property
     def packed_modules(self) -> tuple[str, ...]:
-        """Dotted names of modules, beside gateway.yaml or installed, that are loaded for it."""
+        """Dotted names of the modules that are loaded for it."""
         module, colon, _ = self.kind.partition(":")
         return (module,) if colon else ()
 
@@ -180,23 +173,21 @@ class SearchConfig(Model):
 
 
 class ViewSelector(Selector):
-    """Which of all tools are meant; `name` is the whole name, with the prefix."""
+    """A choice among all tools; `name` is the whole name, with the prefix."""
 
     backend: str | None = Field(None, description="Name of its back end.")
 
 
 class ViewConfig(Model):
-    """An endpoint of its own for a part of what is behind the gateway."""
+    """An endpoint of its own for a part of the tools, prompts and resources."""
 
     name: str = Field(
-        description="Unique name of the view. Tasks and calls belong to it: one that is renamed "
-        "loses those under way.",
+        description="Unique name of the view; tasks and calls belong to it.",
         pattern=r"^[A-Za-z0-9_-]{1,40}$",
     )
     path: str | None = Field(
         None,
-        description="Path of its endpoint. Unset: /NAME/mcp. One with http.path takes the place of "
-        "the endpoint of everything.",
+        description="Path of its endpoint. Unset: /NAME/mcp. With http.path, it replaces that endpoint.",
         pattern=r"^/[A-Za-z0-9_./-]*[A-Za-z0-9_-]$",
     )
     instructions: str | None = Field(
@@ -218,13 +209,11 @@ class ViewConfig(Model):
     )
     resources: list[str] = Field(
         [],
-        description='URIs and URI templates of the resources that it has; "*" stands for any text. '
-        "Unset: none.",
+        description='URIs and templates of its resources; "*" stands for any text. Unset: none.',
     )
 
     @property
     def effective_path(self) -> str:
-        """The path of its endpoint."""
         return f"/{self.name}/mcp" if self.path is None else self.path
 
 
@@ -233,12 +222,11 @@ JsonPointer: TypeAlias = Annotated[str, Field(pattern=r"^(/.*)?$")]
 
 
 class JobConfig(Model):
-    """What a service's answers say of a job that it has started, whatever carries them."""
+    """The meaning of a service's answers about a job that it has started."""
 
     variables: dict[str, JsonPointer] = Field(
         {"id": "/id"},
-        description="What names the job in later requests, and where the answer of the start has "
-        "it.",
+        description="Names for later requests, and their places in the answer of the start.",
     )
     every_s: float = Field(
         5, description="Seconds between two polls; no worker waits meanwhile.", ge=0.1, le=86_400

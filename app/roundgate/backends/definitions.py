@@ -1,9 +1,5 @@
-"""Definitions of tools that are kept as JSON, and read only when somebody asks for more
-than their name and hints.
-
-A catalog of a thousand tools is made of their bytes; parsing them would take longer than
-everything else in a start.
-"""
+"""Definitions of tools that are kept as JSON and parsed only when more than name and hints is
+needed: parsing those of a thousand tools would take longer than the rest of a start."""
 
 from __future__ import annotations
 
@@ -14,26 +10,23 @@ from roundgate.json import decode, encode
 
 
 class StoredDefinition(Mapping[str, Any]):
-    """A schema's `Tool` as JSON. It has been checked when it was written, its `inputSchema` too."""
+    """A schema's `Tool` as JSON, checked when it was written."""
 
     __slots__ = ("_annotations", "_name", "_rest", "_value")
 
     def __init__(
         self, name: str, annotations: Mapping[str, bool], rest: Callable[[], bytes]
     ) -> None:
-        """`rest` returns the JSON of it after the value of `name`, which is the
-        first member: `,"description":…}`."""
+        """`rest` returns its JSON after the value of `name`, the first member: `,"description":…}`."""
         self._name = name
         self._annotations = annotations
         self._rest = rest
         self._value: Mapping[str, Any] | None = None
 
     def renamed(self, name: str) -> StoredDefinition:
-        """The same under another name."""
         return StoredDefinition(name, self._annotations, self._rest)
 
     def encoded(self) -> bytes:
-        """Its JSON."""
         return b'{"name":' + encode(self._name) + self._rest()
 
     def __getitem__(self, key: str) -> Any:
@@ -56,14 +49,14 @@ class StoredDefinition(Mapping[str, Any]):
 
 
 def renamed(definition: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A definition under another name."""
+    """Return a definition under another name."""
     if isinstance(definition, StoredDefinition):
         return definition.renamed(name)
     return {**definition, "name": name}
 
 
 def encoded(definition: Mapping[str, Any]) -> bytes:
-    """A definition as JSON."""
+    """Return a definition as JSON."""
     return (
         definition.encoded()
         if isinstance(definition, StoredDefinition)
@@ -72,9 +65,8 @@ def encoded(definition: Mapping[str, Any]) -> bytes:
 
 
 class EncodedDefinitions(Sequence[tuple[str, bytes]]):
-    """Keys, and definitions as JSON. Of stored ones it is put together when somebody looks
-    at one: a cold start that answers a call would list a thousand tools for nobody. What
-    cannot be JSON is found now."""
+    """Keys, and definitions as JSON. Stored ones are assembled at first use, because a cold start
+    that answers one call lists nothing. Values without JSON are found now."""
 
     __slots__ = ("_entries", "_items")
 

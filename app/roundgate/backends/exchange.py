@@ -18,38 +18,45 @@ from itertools import count
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 from roundgate import json
+from roundgate.backends.base import check_request
 from roundgate.backends.config import JobConfig
-from roundgate.backends.input_requests import check_request
-from roundgate.backends.json_pointer import point
-from roundgate.errors import BackendError, CleanedUp, JobLeft, NotCancelled, NotNow
+from roundgate.backends.http.messages import Answer
+from roundgate.errors import (
+    BackendError,
+    CleanedUp,
+    FunctionAway,
+    FunctionFailed,
+    JobLeft,
+    NoAnswer,
+    NotCancelled,
+    NotNow,
+    ParseError,
+)
+from roundgate.json import at_pointer
 from roundgate.replay import NAME, Cleanup, Context, Raw, Run, run_of
 
 Kept: TypeAlias = Mapping[str, Any]
-"""An answer, as JSON: what a step returns."""
+"""An answer as JSON, the result of a step."""
 
 log = logging.getLogger("roundgate.backends")
 
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """What the second exchange and later ones bring: answers of the client by key, and the state
-    that came with the questions."""
+    """The client's answers by key, and the state that came with the questions; for the second
+    exchange and later ones."""
 
     responses: Mapping[str, Any]
     state: Any
 
 
 Exchange: TypeAlias = Callable[[int, Answering | None], Awaitable[Kept]]
-"""The nth exchange, from 1: what `asked` returns if there are questions, else the last answer,
-which has no member `inputRequests`. Raises BackendError."""
+"""The nth exchange, from 1: returns the result of `asked` if there are questions, else the last
+answer, without a member `inputRequests`. Raises BackendError."""
 
 
 async def dialogue(exchange: Exchange, context: Context) -> Kept:
-    """Exchange requests and answers until there are no more questions.
-
-    Raises:
-        BackendError: whatever the exchange raises.
-    """
+    """Exchange requests and answers until there are no more questions."""
     answering: Answering | None = None
     for number in count(1):
         said: Kept = await context.step("exchange", _exchanging(exchange, number, answering))
@@ -65,8 +72,8 @@ async def dialogue(exchange: Exchange, context: Context) -> Kept:
 def _exchanging(
     exchange: Exchange, number: int, answering: Answering | None
 ) -> Callable[[], Awaitable[Kept]]:
-    """One exchange as a step without arguments: a credential or an endpoint may
-    change between two rounds."""
+    """Return an exchange as a step without arguments: a credential or an endpoint may change
+    between two rounds."""
     return lambda: exchange(number, answering)
 
 
@@ -110,16 +117,15 @@ def is_none_left(status: int) -> bool:
 
 
 class Job(Protocol):
-    """A job of a service, as its transport sees it. Methods raise BackendError for errors that a
-    retry cannot fix."""
+    """A job of a service. Methods raise BackendError for errors that a retry cannot fix."""
 
     @property
     def config(self) -> JobConfig:
-        """What an answer means."""
+        """The meaning of its answers."""
 
     @property
     def has_result(self) -> bool:
-        """Whether the result is to be fetched; else the last poll's answer is it."""
+        """Whether the result must be fetched; otherwise the last poll's answer holds it."""
 
     async def start(self) -> Any:
         """Start the job; return the service's answer as JSON.
@@ -129,34 +135,22 @@ class Job(Protocol):
         """
 
     async def poll(self, values: Mapping[str, str]) -> tuple[Any, Kept]:
-        """What it answers about the job with these values, as JSON, and the
-        whole answer as it is kept.
-
-        Raises:
-            NotNow
-        """
+        """Return the answer about the job as JSON, and the whole answer; raise NotNow if there is
+        none just now."""
 
     async def fetch(self, values: Mapping[str, str]) -> Kept:
-        """Return the job's result.
-
-        Raises:
-            NotNow: the service failed temporarily; the result can be fetched later.
-        """
+        """Return the job's result; raise NotNow if it can be fetched later."""
 
     @property
     def is_cancellable(self) -> bool:
-        """Return whether the service has an operation that cancels the job."""
+        """Whether the service can cancel the job."""
 
     @property
     def starts_once(self) -> bool:
-        """Whether the service knows the start of this call again, so that to send
-        it twice starts one job."""
+        """Whether the service recognizes a repeated start, so two starts make one job."""
 
     async def cancel(self, values: Mapping[str, str]) -> bool:
-        """Cancel the job at the service. Safe to repeat.
-
-        Returns:
-            `False` if the service says that there is nothing to cancel.
+        """Cancel the job; safe to repeat. Return `False` if there is nothing to cancel.
 
         Raises:
             NotNow, BackendError: the service did not accept the cancel.
@@ -202,7 +196,7 @@ def _good(known: Kept) -> Kept:
 
 
 async def _cancel(job: Job, context: Context, cleanup: Cleanup) -> NoReturn:
-    """Cancel the job, if there is one. The steps are those of `follow`, so a replay restores their
+    """Cancel the job, if there is one, in the steps of `follow`, so a replay restores their
     results.
 
     Raises:
@@ -229,12 +223,12 @@ async def _cancel(job: Job, context: Context, cleanup: Cleanup) -> NoReturn:
 
 
 async def _found_again(job: Job) -> dict[str, str]:
-    """Return the values of a job whose start may have been sent but whose answer was lost. A
-    service that recognizes a repeated start answers with the same job.
+    """Return the values of a job whose answer to the start was lost, from a service that recognizes
+    a repeated start.
 
     Raises:
-        CleanedUp: the service does not recognize a repeated start.
-        NotCancelled: the repeated start failed; the job may still be running.
+        CleanedUp: the service does not recognize it.
+     NotCancelled: the repeated start failed; the job may still be running.
     """
     if not job.starts_once:
         raise CleanedUp("no job is known; one may have been started whose answer was lost")
@@ -245,14 +239,10 @@ async def _found_again(job: Job) -> dict[str, str]:
 
 
 async def _be_over(job: Job, values: Mapping[str, str]) -> None:
-    """Return if the job has ended, or the service does not know it.
-
-    Raises:
-        NotNow: the job is running, or its status is unavailable.
-    """
+    """Return if the job has ended or is unknown; raise NotNow if it runs or cannot be polled."""
     try:
         told, _ = await job.poll(values)
-        status = _text(point(told, job.config.status))
+        status = _text(at_pointer(told, job.config.status))
     except (BackendError, LookupError):
         return
     if status not in (*job.config.succeeded, *job.config.failed):
@@ -260,29 +250,25 @@ async def _be_over(job: Job, values: Mapping[str, str]) -> None:
 
 
 def _named(values: Mapping[str, str]) -> str:
-    """Return the values that identify a job, for the log."""
     return ", ".join(f"{name}={value}" for name, value in values.items())[:200]
 
 
 async def _unknown_start(cleanup: Cleanup) -> Kept:
-    """Stand in for a start whose outcome is unknown; say whether it may have started a job."""
     return {"error": "", "is_left": cleanup is Cleanup.IN_DOUBT}
 
 
 async def _not_over() -> Kept:
-    """Stand in for polls that are skipped during a cleanup."""
     return {"error": "", "is_left": True}
 
 
 async def _begin(run: Run, job: Job) -> Kept:
-    """Start the job for the first time; defer cancellation until the answer arrives, because only
-    the answer identifies the job."""
+    """Start the job; defer cancellation until the answer arrives, because only the answer
+    identifies it."""
     with run.beginning():
         return await _start(job)
 
 
 async def _start(job: Job) -> Kept:
-    """Start the job and return the values of its variables, or the reason for the failure."""
     try:
         return {"values": await _started(job)}
     except NotNow as error:
@@ -292,25 +278,23 @@ async def _start(job: Job) -> Kept:
 
 
 async def _started(job: Job) -> dict[str, str]:
-    """Start the job and return the values of its variables.
-
-    Raises:
-        NotNow, BackendError: as `Job.start`; also if the answer lacks a variable.
-    """
+    """Start the job and return the values of its variables; raise as `Job.start`."""
     answer = await job.start()
     try:
-        found = {name: point(answer, pointer) for name, pointer in job.config.variables.items()}
+        found = {
+            name: at_pointer(answer, pointer) for name, pointer in job.config.variables.items()
+        }
     except LookupError:
         raise BackendError("The service started a job but did not say where to follow it") from None
     return {name: _text(value) for name, value in found.items()}
 
 
 async def _poll(job: Job, values: Mapping[str, str]) -> Kept | None:
-    """Poll the job once. Return its answer or the failure, or `None` while the job runs or its
-    status is unavailable."""
+    """Return the answer that ends the job, or its failure; `None` while it runs or cannot be
+    polled."""
     try:
         told, kept = await job.poll(values)
-        status = _text(point(told, job.config.status))
+        status = _text(at_pointer(told, job.config.status))
     except NotNow as reason:
         _note(reason)
         return None
@@ -332,9 +316,8 @@ def _failed(error: Exception, *, is_left: bool = False) -> Kept:
 
 
 def _reason(config: JobConfig, told: Any) -> str:
-    """Of a failure, if the service gives one."""
     try:
-        reason = None if config.error is None else point(told, config.error)
+        reason = None if config.error is None else at_pointer(told, config.error)
     except LookupError:
         return ""
     return "" if reason is None else f": {_text(reason)[:500]}"
@@ -349,7 +332,6 @@ async def _fetch(job: Job, values: Mapping[str, str]) -> Kept | None:
 
 
 def _note(reason: NotNow) -> None:
-    """A job goes on while its service cannot be asked."""
     log.warning(
         "a job could not be polled, trying again later", extra={"fields": {"error": str(reason)}}
     )
@@ -357,3 +339,88 @@ def _note(reason: NotNow) -> None:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.encode(value).decode()
+
+
+Values: TypeAlias = Mapping[str, str]
+Ask: TypeAlias = Callable[[Values], Awaitable[Answer]]
+"""Sends a request about the job with these values; raises NotNow or BackendError."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredJob:
+    """A job whose service answers each request about it: the same for HTTP services and functions.
+
+    A transport brings the functions that send the start, a poll, a fetch and a cancel.
+    """
+
+    config: JobConfig
+    by: str
+    """"service" or "function", for messages."""
+    begin: Callable[[], Awaitable[Answer]]
+    look: Ask
+    result: Ask | None
+    """`None`: the last poll has the result."""
+    end: Ask | None
+    """`None`: the job cannot be cancelled."""
+    starts_once: bool
+
+    @property
+    def has_result(self) -> bool:
+        return self.result is not None
+
+    @property
+    def is_cancellable(self) -> bool:
+        return self.end is not None
+
+    async def start(self) -> Any:
+        try:
+            answer = await self.begin()
+        except FunctionFailed as error:
+            raise NotNow(str(error)) from None
+        except (NoAnswer, FunctionAway) as error:
+            if error.reached:
+                raise NotNow(str(error)) from None
+            raise
+        if is_in_doubt(answer.status):
+            raise NotNow(f"The {self.by} answered {answer.status_line} to starting the job")
+        try:
+            return self._good(answer, "starting the job").value()
+        except ParseError:
+            raise BackendError(
+                f"The {self.by} started a job but did not say where to follow it"
+            ) from None
+
+    async def poll(self, values: Values) -> tuple[Any, Kept]:
+        answer = await self._asked(self.look, values)
+        try:
+            return self._good(answer, "following the job").value(), answer.kept()
+        except ParseError:
+            raise BackendError(
+                f"The {self.by} told of the job in something that is not JSON"
+            ) from None
+
+    async def fetch(self, values: Values) -> Kept:
+        answer = await self._asked(self.result or self.look, values)
+        return answer.kept()
+
+    async def cancel(self, values: Values) -> bool:
+        assert self.end is not None, "only what is cancellable is cancelled"
+        answer = await self.end(values)
+        if is_none_left(answer.status):
+            return False
+        self._good(answer, "cancelling the job")
+        return True
+
+    async def _asked(self, ask: Ask, values: Values) -> Answer:
+        answer = await ask(values)
+        if is_passing(answer.status):
+            raise NotNow(answer.status_line)
+        return answer
+
+    def _good(self, answer: Answer, doing: str) -> Answer:
+        if answer.status >= 300:
+            raise BackendError(
+                f"The {self.by} answered {answer.status_line} to {doing}",
+                reason=f"upstream {answer.status}",
+            )
+        return answer

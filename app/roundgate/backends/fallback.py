@@ -32,20 +32,20 @@ class OwnTool(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """What there is a substitute for, by the names of the tools."""
+    """The tools with a substitute, by their names."""
 
     in_words: frozenset[str]
-    """Tools whose questions may be asked in words."""
+    """Tools whose questions may be asked as text."""
     waiting: frozenset[str]
     """Tools whose callers wait for their tasks."""
     with_handles: frozenset[str]
     """Tools whose callers get a handle of their tasks."""
     names: Mapping[OwnTool, str]
-    """Those of the gateway's own tools that are needed."""
+    """The names of the gateway's own tools that are needed."""
 
     @classmethod
     def of(cls, catalog: Catalog, config: FallbackConfig) -> Self:
-        """As configured for all tools and for each."""
+        """Build the substitutes from the defaults and each tool's own settings."""
         tools = [(name, served.tool) for name, served in catalog.tools.items()]
         usual = config.ask_in_words
         in_words = frozenset(
@@ -75,18 +75,17 @@ class Fallback:
 
     @property
     def is_on(self) -> bool:
-        """Whether there is a substitute for anything."""
+        """Whether any tool has a substitute."""
         return bool(self.in_words or self.waiting or self.with_handles)
 
 
 def check_names(
     catalog: Catalog, config: FallbackConfig, origin: Origin, continue_tool: str
 ) -> None:
-    """Do nothing if the gateway's own tools have names that no other tool has, in every
-    view. `origin` is the file's.
+    """Check that no tool of any view has the name of one of the gateway's own tools.
 
     Raises:
-        ConfigError: names each collision, and the setting that ends it.
+     ConfigError: names each collision, and the setting that ends it.
     """
     problems = [
         problem
@@ -100,7 +99,7 @@ def check_names(
 def _named(
     catalog: Catalog, config: FallbackConfig, continue_tool: str
 ) -> Iterator[tuple[str, tuple[str, str]]]:
-    """The name of each tool of the gateway's own, and the setting that it is from."""
+    """Yield the name of each of the gateway's own tools, and the setting it comes from."""
     yield continue_tool, ("sessions", "continue_tool")
     for own, name in Fallback.of(catalog, config).names.items():
         yield name, ("fallback", "answer_tool" if own is OwnTool.ANSWER else "task_tool_prefix")

@@ -1,24 +1,28 @@
-"""Questions for tools that know nothing of MCP: a confirmation before a tool runs, a
-form for missing arguments.
+"""Approvals and forms for tools of any back end, asked through the engine as any handler's
+questions.
 
-Both wrap a tool's `call`, whatever back end it belongs to; the questions go through the
-engine like any handler's.
+An approval shows all arguments or is refused. Each member has a line of its own, so none can hide
+behind another; a long text is shortened by itself:
+
+    - path: "/home/ada/thesis.txt"
+    - note: "Dear …" … "…, Ada" (6,001 characters, SHA-256 3b0c44298fc1c149)
+    - to.city: "Oslo"
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from roundgate.auth import Principal
 from roundgate.backends.base import CallTool, Returned, Tool
 from roundgate.backends.config import BackendConfig, ToolOverride
-from roundgate.backends.shown import shown, shown_in_line
 from roundgate.errors import ToolError
-from roundgate.protocol import Schema, visible
+from roundgate.protocol import Schema, visible, visible_json
 from roundgate.replay import Context, Form, form_schema, run_of
 
 log = logging.getLogger("roundgate.backends")
@@ -32,23 +36,18 @@ _APPROVAL: Final = {
 
 
 def around_calls(tool: Tool, wrap: Callable[[CallTool], CallTool], **changes: Any) -> Tool:
-    """Return the tool with `wrap` around its call, with and without approval.
-
-    Args:
-        tool: the tool.
-        wrap: makes the outer call of an inner one.
-        changes: other fields of `Tool`, by name.
-    """
+    """Return the tool with `wrap` around its call, with and without approval, and with other fields
+    changed."""
     approvable = None if tool.approvable is None else wrap(tool.approvable)
     return replace(tool, call=wrap(tool.call), approvable=approvable, **changes)
 
 
 def with_approval(tool: Tool, backend: BackendConfig) -> Tool:
-    """Return the tool, asking the user first if the settings of its back end say so. A client that
-    cannot ask gets -32021.
+    """Return the tool, asking the user first if the settings say so. A client that cannot ask gets
+    -32021.
 
-    Otherwise the question is made ready for a view that wants it. An override of the tool wins over
-    the tool's declaration, which wins over the back end's `approve`.
+    Otherwise the question is prepared for a view that wants it. An override wins over the tool's
+    declaration, which wins over the back end's `approve`.
     """
     override = backend.override.get(tool.definition["name"])
     tool = replace(tool, approvable=_approved_first(tool, backend))
@@ -57,10 +56,8 @@ def with_approval(tool: Tool, backend: BackendConfig) -> Tool:
 
 
 def _approved_first(tool: Tool, backend: BackendConfig) -> CallTool:
-    """Return the tool's call with the approval question in front.
-
-    The definition is not parsed before a user is asked, because a start does this for every tool.
-    """
+    """Return the tool's call with the approval question in front. It parses the definition when it
+    asks, because a start prepares this for every tool."""
     definition, call, text = tool.definition, tool.call, tool.approval
     own = name = definition["name"]
     if (override := backend.override.get(own)) is not None:
@@ -84,11 +81,10 @@ def _approved_first(tool: Tool, backend: BackendConfig) -> CallTool:
 
 
 def asking_first(tool: Tool) -> Tool:
-    """Return the tool with the approval question that `with_approval` has made ready.
+    """Return the tool with the approval question that `with_approval` has prepared.
 
-    One approval is one run: the tool is `once`. And nothing counts as an approval but
-    the answer to this question as it was shown, so answers that come unasked are not
-    taken, whatever the tool says.
+    One approval is one run: the tool is `once`. Only the answer to the question as it was shown is
+    an approval, so unasked answers are refused.
 
     Raises:
         ValueError: the tool is the gateway's own and cannot be approved.
@@ -107,8 +103,8 @@ def is_approval(request: Mapping[str, Any]) -> bool:
 
 
 def decision_in(response: Any) -> bool | None:
-    """Return whether a response on the wire approves a call; `None` if it is neither an approval
-    nor a refusal."""
+    """Return whether a response on the wire approves a call; `None` if it neither approves nor
+    refuses."""
     match response:
         case {"action": "accept", "content": {"approve": bool(decision)}}:
             return decision
@@ -118,8 +114,8 @@ def decision_in(response: Any) -> bool | None:
 
 
 def log_decision(principal: Principal, is_approved: bool, **ids: str | None) -> None:
-    """Log who approved or declined a call, and nothing else of the answer. `ids` identifies the
-    call in the log if it is not the one being served."""
+    """Log who approved or declined a call. `ids` identifies the call if it is not the one being
+    served."""
     known = {name: value for name, value in ids.items() if value is not None}
     fields = {**known, **principal.names}
     if is_approved:
@@ -139,12 +135,8 @@ def _is_to_be_approved(
 
 
 def is_destructive(tool: Tool, override: ToolOverride | None = None) -> bool:
-    """Whether a tool may destroy something: all may that do not say
-    otherwise (schema: `ToolAnnotations`).
-
-    "If true, the tool may perform destructive updates to its environment. […] Default: true", and
-    meaningful only where `readOnlyHint` is not true.
-    """
+    """Return whether a tool may destroy something, which is the default (schema:
+    `ToolAnnotations`): `destructiveHint` is meaningful only where `readOnlyHint` is not true."""
     hints = tool.definition.get("annotations") or {}
     read_only, destructive = hints.get("readOnlyHint"), hints.get("destructiveHint")
     if override is not None:
@@ -156,11 +148,7 @@ def is_destructive(tool: Tool, override: ToolOverride | None = None) -> bool:
 def _question(
     name: str, text: str | None, arguments: Mapping[str, Any], known: Container[str]
 ) -> str:
-    """What the user is asked.
-
-    Raises:
-        ToolError: the arguments are more than can be shown.
-    """
+    """Return the question; raise ToolError if the arguments cannot all be shown."""
     own = (
         []
         if text is None
@@ -186,8 +174,8 @@ def check_approval(text: str | None, arguments: Sequence[str]) -> None:
 
 
 def _filled(line: str, arguments: Mapping[str, Any], known: Container[str]) -> str:
-    """A line of the configuration's text with values as JSON has them: within quotes none can pass
-    for more of the text. All of them stand below once more, whole."""
+    """Return a line of the configured text with the values of arguments as JSON; in quotes no value
+    can pass for more of the text. All values follow below, whole."""
 
     def said(found: re.Match[str]) -> str:
         name = found[1]
@@ -199,8 +187,7 @@ def _filled(line: str, arguments: Mapping[str, Any], known: Container[str]) -> s
 
 
 def with_defaults(tool: Tool, defaults: Mapping[str, Any]) -> Tool:
-    """The tool, called with these values where a call has none: the user is shown them
-    before they approve it."""
+    """Return the tool, called with these values where a call has none; approvals show them."""
     if not defaults:
         return tool
 
@@ -214,14 +201,10 @@ def with_defaults(tool: Tool, defaults: Mapping[str, Any]) -> Tool:
 
 
 def with_questions(tool: Tool, ask: Sequence[str]) -> Tool:
-    """The tool, asking the user with a form for those of these arguments that are missing.
-
-    Args:
-        tool: one whose schema is an object.
-        ask: names of arguments.
+    """Return the tool, asking the user with a form for those of the arguments that are missing.
 
     Raises:
-        ValueError: an argument does not exist, or is of a type that no form has.
+        ValueError: an argument does not exist, or no form has its type.
     """
     if not ask:
         return tool
@@ -267,3 +250,93 @@ def _form(properties: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]
         "properties": {name: properties[name] for name in names},
         "required": list(names),
     }
+
+
+MAX_LINES: Final = 100
+MAX_CHARS: Final = 10_000
+MAX_NAME: Final = 200
+MAX_TEXT: Final = 400
+"""Characters of a text that is shown whole."""
+_BEGINNING: Final = 200
+_END: Final = 100
+_ONE_LINE: Final = 200
+"""About the characters of a list or object that is shown in one line."""
+_PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
+
+
+def shown(arguments: Mapping[str, Any]) -> str:
+    """Return a line for each member; raise ToolError if they are too many or too long."""
+    lines: list[str] = []
+    size = 0
+    for line in _lines_of_object("", arguments):
+        lines.append(line)
+        size += len(line)
+        if len(lines) > MAX_LINES or size > MAX_CHARS:
+            raise ToolError(
+                "The arguments are too many to be shown to the user, who has to approve them: "
+                f"more than {MAX_LINES} values or {MAX_CHARS:,} characters. Nothing was done; "
+                "split the call into smaller ones"
+            )
+    return "\n".join(lines)
+
+
+def shown_in_line(value: Any) -> str:
+    """Return a value for a sentence: long texts are shortened, long lists and objects are counted."""
+    if isinstance(value, str) and len(value) > _ONE_LINE:
+        return _shortened(value)
+    if isinstance(value, (dict, list)) and _room_after(value, _ONE_LINE) < 0:
+        kind = "members" if isinstance(value, dict) else "items"
+        return f"({len(value):,} {kind}, see below)"
+    return visible_json(value)
+
+
+def _lines(path: str, value: Any) -> Iterator[str]:
+    if isinstance(value, str) and len(value) > MAX_TEXT:
+        yield f"- {path}: {_shortened(value)}"
+    elif not isinstance(value, (dict, list)) or _room_after(value, _ONE_LINE) >= 0:
+        yield f"- {path}: {visible_json(value)}"
+    elif isinstance(value, dict):
+        yield from _lines_of_object(path, value)
+    else:
+        for index, item in enumerate(value):
+            yield from _lines(f"{path}[{index}]", item)
+
+
+def _lines_of_object(path: str, value: Mapping[str, Any]) -> Iterator[str]:
+    for name, item in value.items():
+        yield from _lines(_member(path, name), item)
+
+
+def _member(path: str, name: str) -> str:
+    if len(name) > MAX_NAME:
+        raise ToolError(
+            f"An argument has a name of {len(name):,} characters, which cannot be shown to the "
+            f"user, who has to approve it. Nothing was done; use names of at most {MAX_NAME}"
+        )
+    if not _PLAIN_NAME.fullmatch(name):
+        return f"{path}[{visible_json(name)}]" if path else visible_json(name)
+    return f"{path}.{name}" if path else name
+
+
+def _shortened(text: str) -> str:
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    beginning, end = visible_json(text[:_BEGINNING]), visible_json(text[-_END:])
+    return f"{beginning} … {end} ({len(text):,} characters, SHA-256 {digest})"
+
+
+def _room_after(value: Any, room: int) -> int:
+    """Return the characters that a value leaves of `room`; stop as soon as it is negative."""
+    match value:
+        case str():
+            return room - len(value) - 2
+        case dict():
+            for name, item in value.items():
+                if (room := _room_after(item, room - len(name) - 4)) < 0:
+                    break
+            return room
+        case list():
+            for item in value:
+                if (room := _room_after(item, room - 1)) < 0:
+                    break
+            return room
+    return room - len(str(value))

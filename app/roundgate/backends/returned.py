@@ -1,5 +1,6 @@
-"""What a Python handler returned → what the protocol says: tool results, prompt
-messages, resource contents."""
+"""Conversion of a Python handler's return value into a tool result, prompt messages, resource
+contents or completions. Each function raises UnusableReturn for a value that cannot be converted.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +39,7 @@ BLOCKS: Final = (TextContent, ImageContent, AudioContent, ResourceLink, Embedded
 
 @dataclass(frozen=True, slots=True)
 class ToolReturn:
-    """How one tool's return values become results. `schema` is its
-    `outputSchema`, if it has one."""
+    """The conversion of one tool's return values. `schema` is its `outputSchema`, if it has one."""
 
     adapter: TypeAdapter[Any] | None
     schema: dict[str, Any] | None
@@ -47,7 +47,7 @@ class ToolReturn:
 
     @classmethod
     def of(cls, annotation: Any, verbatim: dict[str, Any] | None) -> ToolReturn:
-        """From a return annotation; a `verbatim` output schema wins over the one derived from it.
+        """Read a return annotation; a `verbatim` output schema wins over the derived one.
 
         Raises:
             ValueError: the output schema is unusable.
@@ -57,11 +57,7 @@ class ToolReturn:
         return cls(adapter, schema, None if schema is None else Schema.compile(schema))
 
     def result(self, value: Any) -> ToolResult:
-        """The result for one returned value.
-
-        Raises:
-            UnusableReturn: the value has no JSON, or does not conform to the output schema.
-        """
+        """Return the result; its value must conform to the output schema."""
         if isinstance(value, ToolResult):
             return self._explicit(value)
         if self.checker is None and (
@@ -92,11 +88,7 @@ class ToolReturn:
 
 
 def to_json_value(value: Any, adapter: TypeAdapter[Any] | None = None) -> Any:
-    """A Python value as JSON would hold it.
-
-    Raises:
-        UnusableReturn: it has no JSON.
-    """
+    """Return a Python value as JSON would hold it."""
     try:
         if adapter is not None:
             # no warnings: whether it is what the annotation says, the output schema decides
@@ -107,11 +99,7 @@ def to_json_value(value: Any, adapter: TypeAdapter[Any] | None = None) -> Any:
 
 
 def prompt_messages(value: Any) -> Sequence[PromptMessage]:
-    """A prompt function's return value; a string or block is the user's message.
-
-    Raises:
-        UnusableReturn: it is neither message, string, block nor a list of these.
-    """
+    """Return messages; a string or block is the user's message."""
     messages: list[PromptMessage] = []
     for item in value if isinstance(value, (list, tuple)) else (value,):
         if isinstance(item, PromptMessage):
@@ -126,11 +114,7 @@ def prompt_messages(value: Any) -> Sequence[PromptMessage]:
 
 
 def resource_contents(value: Any, uri: str, mime_type: str | None) -> Sequence[ResourceContents]:
-    """A resource function's return value: text, bytes, explicit contents, or anything with JSON.
-
-    Raises:
-        UnusableReturn: it has no JSON.
-    """
+    """Return explicit contents as they are, text, bytes, or anything with JSON."""
     explicit = (TextResourceContents, BlobResourceContents)
     if isinstance(value, explicit):
         return (value,)
@@ -152,18 +136,14 @@ def resource_contents(value: Any, uri: str, mime_type: str | None) -> Sequence[R
 
 
 def completion(value: Any) -> Completion:
-    """A completer's return value: a `Completion`, any sequence of strings, or one."""
+    """Return a `Completion` of itself, of a sequence of strings, or of one string."""
     if isinstance(value, Completion):
         return value
     return Completion([value] if isinstance(value, str) else list(value))
 
 
 def _blocks(value: Any) -> Sequence[Any]:
-    """What is sent for content: nothing, one block or text, or several.
-
-    Raises:
-        UnusableReturn: there is something else in it.
-    """
+    """Return the blocks of a content: nothing, one block or text, or several."""
     if value is None:
         return ()
     blocks = (value,) if isinstance(value, (str, *BLOCKS)) else tuple(value)
@@ -180,7 +160,7 @@ def _blocks(value: Any) -> Sequence[Any]:
 
 
 def _is_block_list(value: Any) -> bool:
-    """A list counts as content if it has at least one block and nothing but blocks and strings."""
+    """Return whether a list is content: it has at least one block, and only blocks and strings."""
     if not isinstance(value, (list, tuple)) or not any(isinstance(item, BLOCKS) for item in value):
         return False
     return all(isinstance(item, (str, *BLOCKS)) for item in value)
@@ -190,7 +170,8 @@ _NO_SCHEMA: Final = (inspect.Parameter.empty, Any, object, None, type(None), str
 
 
 def _is_content(annotation: Any) -> bool:
-    """Whether an annotation promises text or blocks, or nothing in particular, rather than data."""
+    """Return whether an annotation promises text, blocks, or nothing in particular, rather than
+    data."""
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if annotation in _NO_SCHEMA or annotation in BLOCKS:

@@ -5,28 +5,185 @@
     call_tool       a name and arguments → what the tool itself returns
 
 A caller finds only what its scopes allow. A call through `call_tool` is a call of the tool it
-names (`roundgate.methods.search`): its questions, approvals, tasks, retries and
+names (`roundgate.methods.extensions`): its questions, approvals, tasks, retries and
 progress are the tool's own.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
+from itertools import islice
 from typing import Any, Final
 
 from roundgate.backends.base import Returned, Tool
 from roundgate.backends.catalog import Catalog, ServedTool, serve
 from roundgate.backends.config import SearchConfig
 from roundgate.backends.definitions import encoded
-from roundgate.backends.ranking import Ranking
 from roundgate.backends.shaping import is_known
 from roundgate.errors import ConfigError, Problem, ToolError
 from roundgate.protocol import Pages, TextContent, ToolResult
 from roundgate.replay import Context
 from roundgate.settings import Origin
+
+K1: Final = 1.2
+B: Final = 0.75
+SYNONYM: Final = 0.5
+"""The weight of a synonym of a word."""
+TITLE: Final = 0.5
+"""The part of a score that depends on the share of the title in the query: "fork" means "Create a
+fork" rather than "Get fork settings of private repositories"."""
+_PARTS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+_ENDINGS: Final = ("ation", "ion", "ing", "or", "er", "ee", "ed")
+_SAY_NOTHING: Final = """
+    a an and any are as at be been by can do does for from get give has have how i
+    if in into is it its many much of often on or our please put so some somebody
+    someone that the their them there these this those to us use using want was we
+    what when where whether which who will with you your
+"""
+_STOP: Final = frozenset(_SAY_NOTHING.split())
+_SPELLED: Final = {
+    "repository": "repo",
+    "repositories": "repo",
+    "repos": "repo",
+    "organization": "org",
+    "organizations": "org",
+    "organisation": "org",
+    "organisations": "org",
+    "orgs": "org",
+    "config": "configuration",
+    "configs": "configuration",
+    "info": "information",
+    "mail": "email",
+    "licence": "license",
+    "auth": "authentication",
+    "admin": "administrator",
+    "db": "database",
+    "docs": "document",
+    "id": "identifier",
+    "ids": "identifier",
+}
+"""Spellings of the same word."""
+_GROUPS: Final = (
+    "create add make new open register insert",
+    "delete remove drop erase destroy discard",
+    "update edit change modify set alter adjust rename",
+    "list show all see view display every",
+    "fetch read retrieve show see find look view",
+    "search find query lookup",
+    "send post submit",
+    "cancel stop abort halt",
+    "run trigger start dispatch execute launch",
+    "enable activate",
+    "disable deactivate",
+    "approve accept",
+    "reject decline refuse deny",
+    "user person account people member",
+    "my me myself authenticated current own",
+    "file content document",
+    "folder directory",
+    "log logs history",
+    "picture image photo",
+    "message note comment",
+    "permission access right",
+    "configuration setting option",
+    "information detail",
+    "token key credential",
+    "upload attach",
+    "download export",
+    "issue ticket",
+)
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text or a name (`listForRepo`) without their endings and without stop
+    words."""
+    found = (part.lower() for part in _PARTS.findall(text))
+    return [stem(_SPELLED.get(word, word)) for word in found if word not in _STOP]
+
+
+@lru_cache(maxsize=8_192)
+def stem(word: str) -> str:
+    """Return a word without its ending: the same for all forms of a word, and not always a word."""
+    if len(word) > 4 and word.endswith("ies"):
+        word = word[:-3] + "y"
+    elif len(word) > 3 and word.endswith("s") and word[-2] not in "su":
+        word = word[:-1]
+    for ending in _ENDINGS:
+        if len(word) > len(ending) + 3 and word.endswith(ending):
+            word = word[: -len(ending)]
+            if word[-1] == word[-2] and word[-1] not in "ls":
+                word = word[:-1]
+            break
+    return word[:-1] if len(word) > 3 and word.endswith("e") else word
+
+
+def _same() -> dict[str, frozenset[str]]:
+    found: dict[str, set[str]] = {}
+    for group in _GROUPS:
+        stems = {stem(word) for word in group.split()}
+        for one in stems:
+            found.setdefault(one, set()).update(stems - {one})
+    return {word: frozenset(others) for word, others in found.items()}
+
+
+_SAME: Final = _same()
+
+
+class Ranking:
+    """An index of documents, which are lists of fields, the title first (BM25F):
+
+        tf    = Σ over fields that have the word: weight / (1 − b + b · length / mean length)
+        score = (Σ over words: idf · tf / (k₁ + tf)) · share of the title in the query
+
+    Whether a field has a word counts, not how often: a repeated word in a name or description says
+    nothing more. Synonyms (`_GROUPS`) count with less weight.
+    """
+
+    def __init__(self, weights: Sequence[float], documents: Iterable[Sequence[str]]) -> None:
+        found = [[dict.fromkeys(words_of(text)) for text in fields] for fields in documents]
+        self._where: dict[str, dict[int, float]] = {}
+        for place, weight in enumerate(weights):
+            mean = sum(len(fields[place]) for fields in found) / max(1, len(found))
+            for number, fields in enumerate(found):
+                words = fields[place]
+                gain = weight / (1 - B + B * len(words) / max(1.0, mean))
+                for word in words:
+                    places = self._where.setdefault(word, {})
+                    places[number] = places.get(number, 0.0) + gain
+        self._rarities = {
+            word: math.log(1 + (len(found) - len(places) + 0.5) / (len(places) + 0.5))
+            for word, places in self._where.items()
+        }
+        self._titles = [frozenset(fields[0]) for fields in found]
+        self._wholes = [sum(map(self._rarities.__getitem__, title)) for title in self._titles]
+
+    def best(self, query: str, limit: int, allowed: Callable[[int], bool]) -> list[int]:
+        """Return the numbers of the allowed documents that fit best, the best first."""
+        given = dict.fromkeys(words_of(query), 1.0)
+        for word in list(given):
+            for other in _SAME.get(word, ()):
+                given.setdefault(other, SYNONYM)
+        scores: dict[int, float] = {}
+        for word in [one for one in given if one in self._where]:
+            worth = given[word] * self._rarities[word]
+            for number, gain in self._where[word].items():
+                scores[number] = scores.get(number, 0.0) + worth * gain / (K1 + gain)
+        for number in scores:
+            scores[number] *= 1 - TITLE + TITLE * self._part_of_title(number, given)
+        ranked = sorted(scores, key=lambda number: (-scores[number], number))
+        return list(islice((number for number in ranked if allowed(number)), limit))
+
+    def _part_of_title(self, number: int, given: Mapping[str, float]) -> float:
+        """Return the share of a title in the query, from 0 to 1."""
+        said = sum(given[one] * self._rarities[one] for one in self._titles[number] if one in given)
+        return said / self._wholes[number] if said else 0.0
+
 
 SEARCH: Final = "search_tools"
 DESCRIBE: Final = "describe_tool"
@@ -34,21 +191,19 @@ CALL: Final = "call_tool"
 MAX_RESULTS: Final = 20
 MAX_QUERY: Final = 500
 _LINE: Final = 160
-"""Characters of a description that a result of a search has."""
+"""Characters of a description in a search result."""
 _READ: Final = 500
-"""Characters of a description that count."""
+"""Characters of a description that are indexed."""
 _NAME: Final = {"type": "string", "description": f"A name that {SEARCH} has returned."}
 
 
 def with_search(
     catalog: Catalog, config: SearchConfig | None, origin: Origin, *, checks_scopes: bool
 ) -> Catalog:
-    """The catalog with search in place of its list, if it has more tools than
-    the settings let it list.
+    """Return the catalog with search in place of its list, if it has more tools than `above`.
 
     Raises:
-        ConfigError: one of its tools has the name of a tool of the search, or none that of a
-            pinned one.
+        ConfigError: a tool has the name of a tool of the search, or a pinned name has no tool.
     """
     if config is None:
         return catalog
@@ -91,8 +246,7 @@ def with_search(
 def not_pinned(
     tools: Collection[str], missing: Collection[str], config: SearchConfig, origin: Origin
 ) -> list[Problem]:
-    """Return a problem for each pinned name without a tool; none while back ends are missing,
-    because their tools are unknown."""
+    """Return a problem for each pinned name without a tool; none while back ends are missing."""
     if missing:
         return []
     remedy = "correct the name; `roundgate check` lists them, with their prefixes"
@@ -104,7 +258,7 @@ def not_pinned(
 
 
 class _Search:
-    """What the three tools do."""
+    """The three tools."""
 
     def __init__(self, catalog: Catalog, config: SearchConfig, *, checks_scopes: bool) -> None:
         self._served = [served for served in catalog.tools.values() if served.backend]
@@ -114,8 +268,6 @@ class _Search:
         self._ranking: Ranking | None = None
 
     def tools(self) -> list[Tool]:
-        """The three."""
-        count = len(self._served)
         query = {
             "type": "string",
             "minLength": 1,
@@ -124,39 +276,17 @@ class _Search:
         }
         limit = {"type": "integer", "minimum": 1, "maximum": MAX_RESULTS, "default": self._results}
         arguments = {"type": "object", "description": "Its arguments.", "default": {}}
+        search = (
+            f"Find tools by what they do: there are {len(self._served):,}, and most are not listed."
+            " Returns their names, arguments and first lines, the best first. Then read"
+            f" {DESCRIBE}, and use {CALL}."
+        )
+        describe = "What a tool does, and the JSON Schema of its arguments."
+        call = f"Call a tool. {DESCRIBE} tells its arguments."
         return [
-            Tool(
-                _definition(
-                    SEARCH,
-                    f"Find tools by what they do: there are {count:,}, and most are not listed. "
-                    "Returns their names, arguments and first lines, the best first. Then read "
-                    f"{DESCRIBE}, and use {CALL}.",
-                    {"query": query, "limit": limit},
-                    ["query"],
-                    read_only=True,
-                ),
-                self._search,
-            ),
-            Tool(
-                _definition(
-                    DESCRIBE,
-                    "What a tool does, and the JSON Schema of its arguments.",
-                    {"name": _NAME},
-                    ["name"],
-                    read_only=True,
-                ),
-                self._describe,
-            ),
-            Tool(
-                _definition(
-                    CALL,
-                    f"Call a tool. {DESCRIBE} tells its arguments.",
-                    {"name": _NAME, "arguments": arguments},
-                    ["name"],
-                    read_only=False,
-                ),
-                _never_called,
-            ),
+            Tool(_definition(SEARCH, search, _READS, query=query, limit=limit), self._search),
+            Tool(_definition(DESCRIBE, describe, _READS, name=_NAME), self._describe),
+            Tool(_definition(CALL, call, _WRITES, name=_NAME, arguments=arguments), _never_called),
         ]
 
     async def _search(self, context: Context, arguments: dict[str, Any]) -> Returned:
@@ -188,29 +318,24 @@ async def _never_called(context: Context, arguments: dict[str, Any]) -> Returned
     raise AssertionError("a call through it is a call of the tool that it names")
 
 
+_READS: Final = {"readOnlyHint": True, "openWorldHint": False}
+_WRITES: Final = {"readOnlyHint": False, "destructiveHint": True}
+
+
 def _definition(
-    name: str,
-    description: str,
-    properties: Mapping[str, Any],
-    required: list[str],
-    *,
-    read_only: bool,
+    name: str, description: str, hints: Mapping[str, bool], /, **properties: Any
 ) -> dict[str, Any]:
-    hints = (
-        {"readOnlyHint": True, "openWorldHint": False}
-        if read_only
-        else {"readOnlyHint": False, "destructiveHint": True}
-    )
+    """Return the definition of a tool whose first argument is required."""
     return {
         "name": name,
         "description": description,
         "inputSchema": {
             "type": "object",
-            "properties": dict(properties),
-            "required": required,
+            "properties": properties,
+            "required": [next(iter(properties))],
             "additionalProperties": False,
         },
-        "annotations": hints,
+        "annotations": dict(hints),
     }
 
 
@@ -218,7 +343,7 @@ _WEIGHTS: Final = (3.0, 3.0, 1.5, 0.5, 0.5, 1.0)
 
 
 def _fields(served: ServedTool) -> tuple[str, ...]:
-    """What a tool is found by, as heavy as `_WEIGHTS` says."""
+    """Return the fields of a tool for the index, in the order of `_WEIGHTS`."""
     definition, about = served.tool.definition, served.tool.about
     properties = definition["inputSchema"].get("properties", {})
     first, _, rest = (definition.get("description") or "").strip().partition("\n")
@@ -233,7 +358,7 @@ def _fields(served: ServedTool) -> tuple[str, ...]:
 
 
 def _line(served: ServedTool) -> str:
-    """A tool in one line: its name, its arguments (those that are needed first), what it is for."""
+    """Return a tool in one line: its name, its arguments, required ones first, and its purpose."""
     definition = served.tool.definition
     schema = definition["inputSchema"]
     needed = [name for name in schema.get("required", ()) if name in schema.get("properties", {})]

@@ -1,11 +1,11 @@
-"""What the references of secrets stand for now: read when needed, and again
-when it may have changed.
+"""The texts of secrets: read when needed, and again when they may have changed.
 
     file                          read when the file is another than before
-    Secrets Manager, Parameters   read after REFRESH_MS, and when a service refuses what was read, after AGAIN_MS
+    Secrets Manager, Parameters   read after REFRESH_MS, and after AGAIN_MS when a service refuses the text
 
-Who asks meanwhile waits for the one read that is under way. While a text cannot be read again the
-one from before serves. Texts are in this process only, and in no log.
+Callers that ask meanwhile wait for the one read that is under way. While a text cannot be read again,
+the earlier one serves. Texts are in this process only, and in no log. boto3 is imported at the first
+read from AWS.
 """
 
 from __future__ import annotations
@@ -13,41 +13,127 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from pydantic import BaseModel
 
-from roundgate import json
+from roundgate import aws, json
 from roundgate.aio import Flight
-from roundgate.backends.secret_stores import SecretStore, is_file, stores
 from roundgate.clock import Clock
 from roundgate.errors import (
     BackendError,
+    ConfigError,
     ParseError,
     Problem,
+    Unavailable,
     UnresolvedReference,
 )
-from roundgate.settings import Origin, Reference, Secret, found_in
+from roundgate.settings import Origin, Reference, Secret, read_file, settings_of
 from roundgate.settings.files import Stamp, stamp
+from roundgate.settings.references import STORES_AT_AWS, StoreAtAws
 
 REFRESH_MS: Final = 300_000
-"""Age at which what is kept at AWS is read again."""
+"""Age at which texts from AWS are read again."""
 AGAIN_MS: Final = 10_000
-"""Age from which it is read again because a service has refused it, or
-because it could not be read."""
+"""Age from which a text is read again because a service has refused it, or because the last read
+failed."""
 _EARLIER: Final = 4
-"""Texts from before that are still taken out of answers."""
+"""Earlier texts that are still redacted."""
+_REGION: Final = re.compile(r"arn:[a-z-]+:[a-z]+:([a-z0-9-]+):")
 
 log = logging.getLogger("roundgate.backends")
 
 
+class SecretStore(Protocol):
+    """A place where texts are kept under names."""
+
+    async def read(self, name: str) -> str:
+        """Return the current text.
+
+        Raises:
+            UnresolvedReference: the text is missing, may not be read, or cannot be reached.
+        """
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+
+
+class Files:
+    """The file system."""
+
+    async def read(self, name: str) -> str:
+        """Return the text of a file without the ends of line after it."""
+        return read_file(Path(name), name)
+
+    async def aclose(self) -> None:
+        """Do nothing."""
+
+
+class AtAws:
+    """A service of AWS, with a client for each region that an ARN names and one for the region of
+    the environment."""
+
+    def __init__(self, store: StoreAtAws) -> None:
+        self._store = store
+        self._regions: dict[str | None, aws.Aws] = {}
+
+    async def read(self, name: str) -> str:
+        """Return the text with a name or ARN."""
+        found, store = _REGION.match(name), self._store
+        service = self._service(found[1] if found else None)
+        try:
+            return store.text(await service.call(store.operation, **store.arguments(name)))
+        except ConfigError as error:
+            problem = error.problems[0]
+            raise UnresolvedReference(
+                f"{name}: {problem.path} {problem.message}", problem.remedy
+            ) from None
+        except Unavailable as error:
+            remedy = "it is tried again; check the network if this stays"
+            raise UnresolvedReference(f"{name}: {error}", remedy) from None
+        except KeyError:
+            raise UnresolvedReference(f"{name} is binary", "store it as a string") from None
+        except Exception as error:  # boto3's, most of them made at run time
+            raise self._refused(name, error) from None
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        for one in self._regions.values():
+            await one.aclose()
+
+    def _service(self, region: str | None) -> aws.Aws:
+        if region not in self._regions:
+            make = partial(aws.client, self._store.service, region=region)
+            self._regions[region] = aws.Aws(make, self._store.title)
+        return self._regions[region]
+
+    def _refused(self, name: str, error: Exception) -> UnresolvedReference:
+        code = str(getattr(error, "response", {}).get("Error", {}).get("Code", ""))
+        place = f"{name} of {self._store.title}"
+        if code in ("ResourceNotFoundException", "ParameterNotFound"):
+            remedy = "correct its name, or the region, or create it"
+            return UnresolvedReference(f"{name} is not in {self._store.title}", remedy)
+        if "AccessDenied" in code or code == "403":
+            action = self._store.action
+            remedy = f"allow {action} on it, and kms:Decrypt where its key is one of yours"
+            return UnresolvedReference(f"{place} may not be read", remedy)
+        if type(error).__name__ in ("NoCredentialsError", "PartialCredentialsError"):
+            remedy = "give the process a role, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            message = f"{place} needs credentials of AWS, and there are none"
+            return UnresolvedReference(message, remedy)
+        message = f"{place} cannot be read ({code or type(error).__name__})"
+        return UnresolvedReference(message, "check its name, the region, and what the role may do")
+
+
 @dataclass(slots=True)
 class _Held:
-    """What was read of one reference."""
+    """The texts of one reference."""
 
     text: str | None = None
     read_ms: float = -math.inf
@@ -59,26 +145,26 @@ class _Held:
 
 
 class Secrets:
-    """The texts of secrets. What is read for one back end serves the others too."""
+    """The texts of secrets, shared by all back ends."""
 
     def __init__(
         self, clock: Clock | None = None, at: Mapping[str, SecretStore] | None = None
     ) -> None:
         self._clock = clock or Clock()
-        self._stores = stores() if at is None else at
+        stores = {name: AtAws(store) for name, store in STORES_AT_AWS.items()}
+        self._stores: Mapping[str, SecretStore] = {**stores, "file": Files()} if at is None else at
         self._held: dict[tuple[str, str], _Held] = {}
 
     async def aclose(self) -> None:
-        """Let go of connections to AWS."""
+        """Close the connections to AWS."""
         for store in self._stores.values():
             await store.aclose()
 
     async def text(self, secret: Secret) -> str:
-        """The text of now.
+        """Return the current text.
 
         Raises:
-            BackendError: there is none to be had. The log says why; who calls a tool need
-                not know where it is kept.
+            BackendError: the text cannot be read. Only the log says why.
         """
         try:
             return await self._text(secret, REFRESH_MS)
@@ -89,8 +175,8 @@ class Secrets:
             ) from None
 
     async def other_than(self, secret: Secret, refused: str) -> str | None:
-        """The text, read again where that may help, if it is another than the one that
-        a service has refused."""
+        """Return the text, read again if that may help, unless it is the one that a service has
+        refused."""
         if not secret.references:
             return None
         try:
@@ -102,19 +188,19 @@ class Secrets:
         return None if text == refused else text
 
     def known(self, secrets: Iterable[Secret]) -> frozenset[str]:
-        """The texts of secrets, as far as they have been read, those from before included:
-        what no answer may show."""
+        """Return the texts that have been read, earlier ones included, for redaction."""
         return frozenset(text for secret in secrets for text in self._known(secret) if text)
 
     async def problems(self, settings: BaseModel, origin: Origin) -> list[Problem]:
-        """Read every secret of a back end's settings; a problem for each that cannot be read."""
+        """Read every secret of a back end's settings; return a problem for each that cannot be
+        read."""
         found = [
             (loc, one)
-            for loc, one in found_in(settings)
+            for loc, one in settings_of(settings)
             if isinstance(one, Secret) and one.references
         ]
-        told = await asyncio.gather(*(self._problem(one, origin.at(*loc)) for loc, one in found))
-        return [problem for problem in told if problem is not None]
+        read = await asyncio.gather(*(self._problem(one, origin.at(*loc)) for loc, one in found))
+        return [problem for problem in read if problem is not None]
 
     async def _problem(self, secret: Secret, place: Origin) -> Problem | None:
         try:
@@ -148,7 +234,7 @@ class Secrets:
 
     def _is_due(self, held: _Held, reference: Reference, max_age_ms: float) -> bool:
         now_ms = self._clock.monotonic_ms()
-        if is_file(reference):
+        if reference.kept == "file":
             return held.text is None or stamp(Path(reference.name)) != held.stamp
         has_failed = held.problem is not None
         if has_failed and now_ms - held.tried_ms < AGAIN_MS:
@@ -156,7 +242,7 @@ class Secrets:
         return has_failed or now_ms - held.read_ms >= max_age_ms
 
     async def _renew(self, held: _Held, reference: Reference) -> None:
-        found = stamp(Path(reference.name)) if is_file(reference) else None
+        found = stamp(Path(reference.name)) if reference.kept == "file" else None
         try:
             text = (await self._stores[reference.kept].read(reference.name)).rstrip("\r\n")
         except UnresolvedReference as error:
@@ -167,19 +253,16 @@ class Secrets:
                     extra={"fields": {"why": str(error)}},
                 )
         else:
-            self._note(held, text, reference)
+            if held.text is not None and held.text != text:
+                held.earlier.append(held.text)
+                where = Reference(reference.kept, reference.name)
+                log.info("a secret has changed", extra={"fields": {"secret": str(where)}})
+            held.text, held.problem, held.read_ms = text, None, self._clock.monotonic_ms()
         held.stamp = found
         held.tried_ms = self._clock.monotonic_ms()
 
-    def _note(self, held: _Held, text: str, reference: Reference) -> None:
-        if held.text is not None and held.text != text:
-            held.earlier.append(held.text)
-            where = Reference(reference.kept, reference.name)
-            log.info("a secret has changed", extra={"fields": {"secret": str(where)}})
-        held.text, held.problem, held.read_ms = text, None, self._clock.monotonic_ms()
-
     def _known(self, secret: Secret) -> Iterable[str]:
-        """All that it has been; for one of several parts, each part too."""
+        """Yield the whole current text, and each text of each part."""
         if secret.text is not None:
             yield secret.text
             return
@@ -191,7 +274,7 @@ class Secrets:
                 yield from texts
 
     def _known_of(self, part: str | Reference) -> Iterable[str]:
-        """The last one is that of now."""
+        """Yield the texts of a part, the current one last."""
         if isinstance(part, str):
             yield part
             return
@@ -205,7 +288,7 @@ class Secrets:
 
 
 def _member(reference: Reference, text: str) -> str:
-    """The text, or the member of it that a reference names."""
+    """Return the text, or the member of its JSON object that the reference names."""
     if reference.key is None:
         return text
     whole = Reference(reference.kept, reference.name)

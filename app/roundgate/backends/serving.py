@@ -24,17 +24,17 @@ log = logging.getLogger("roundgate.backends")
 
 
 class CatalogSource(Protocol):
-    """Where a call gets the catalog from that it runs on; a `Catalog` is a source of itself."""
+    """Provides the catalog for a call. A `Catalog` provides itself."""
 
     def use(self) -> AbstractContextManager[Catalog]:
-        """The catalog of now; what is behind it stays open until the block has ended."""
+        """Return the current catalog; its back ends stay open until the block ends."""
 
 
 class Snapshot:
-    """A catalog and the back ends behind it, with the number of calls that use them.
+    """A catalog and its back ends, with the number of calls that use them.
 
-    `with snapshot.use()` costs every call: no generator, and no event before somebody
-    waits for the last of them.
+    Every call pays for `with snapshot.use()`, so it has neither a generator nor an event until
+    `unused`.
     """
 
     def __init__(self, catalog: Catalog, backends: Sequence[NamedBackend]) -> None:
@@ -44,7 +44,7 @@ class Snapshot:
         self._unused: asyncio.Event | None = None
 
     def use(self) -> AbstractContextManager[Catalog]:
-        """Keeps the back ends open until the block has ended; many may use it at once."""
+        """Keep the back ends open until the block ends."""
         return self
 
     def __enter__(self) -> Catalog:
@@ -57,13 +57,13 @@ class Snapshot:
             self._unused.set()
 
     async def unused(self) -> None:
-        """Return when nobody uses it."""
+        """Return when no call uses it."""
         while self._users:
             self._unused = asyncio.Event()
             await self._unused.wait()
 
     async def aclose(self) -> None:
-        """Close the back ends; the trouble of one keeps no other open."""
+        """Close the back ends; an error of one keeps no other open."""
         for backend in self._backends:
             try:
                 await backend.aclose()
@@ -76,32 +76,30 @@ class Snapshot:
 
 
 class Serving:
-    """The snapshot of now, which can be swapped."""
+    """The current snapshot, and retired ones that calls still use."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.now = snapshot
-        """The current one; a call goes through `use`."""
+        """The current snapshot; calls go through `use`."""
         self._retiring: dict[asyncio.Task[None], Snapshot] = {}
 
     @property
     def catalog(self) -> Catalog:
-        """That of now."""
         return self.now.catalog
 
     def use(self) -> AbstractContextManager[Catalog]:
-        """The catalog of now, for a call."""
+        """Return the current catalog, for a call."""
         return self.now.use()
 
     def swap(self, snapshot: Snapshot) -> None:
-        """Serve another one from now on. The old one is closed when the last call
-        that uses it has ended."""
+        """Serve another snapshot. The old one is closed when its last call has ended."""
         old, self.now = self.now, snapshot
         closing = asyncio.create_task(_retire(old))
         self._retiring[closing] = old
         closing.add_done_callback(self._retiring.pop)
 
     async def aclose(self) -> None:
-        """Close everything, also what calls still use."""
+        """Close everything, even if calls use it."""
         old = list(self._retiring.items())
         for closing, _ in old:
             closing.cancel()
@@ -111,7 +109,7 @@ class Serving:
 
 
 class ViewSource:
-    """The catalog of now of one view (`CatalogSource`)."""
+    """The current catalog of one view (`CatalogSource`)."""
 
     def __init__(self, serving: Serving, view: str) -> None:
         self._serving = serving
@@ -119,13 +117,12 @@ class ViewSource:
 
     @contextmanager
     def use(self) -> Iterator[Catalog]:
-        """The view's part of the catalog of now, for a call."""
         with self._serving.use() as catalog:
             yield catalog.of_view(self._view)
 
 
 class ToolScopes:
-    """All scopes that the tools of now need: those of a view, if it is named."""
+    """The scopes that the current tools of a view need."""
 
     def __init__(self, serving: Serving, view: str = "") -> None:
         self._serving = serving

@@ -17,7 +17,13 @@ from typing import Any, Final, TypeAlias
 
 from roundgate import json
 from roundgate.backends.base import Backend, CallTool, Offering, Returned, Tool
-from roundgate.backends.config import ArgumentOverride, BackendConfig, Selector, ToolOverride
+from roundgate.backends.config import (
+    ArgumentOverride,
+    BackendConfig,
+    Selector,
+    ToolOverride,
+    ViewConfig,
+)
 from roundgate.backends.policy import (
     around_calls,
     check_approval,
@@ -31,18 +37,17 @@ from roundgate.protocol import ABSENT, Schema, TextContent, ToolResult
 from roundgate.replay import Context
 from roundgate.settings import Origin
 
-_HINTS: Final[Mapping[str, tuple[str, bool]]] = {
+HINTS: Final[Mapping[str, tuple[str, bool]]] = {
     "read_only": ("readOnlyHint", False),
     "destructive": ("destructiveHint", True),
     "idempotent": ("idempotentHint", False),
     "open_world": ("openWorldHint", True),
 }
-"""The hint of each name, and what holds where nobody gave it (schema: `ToolAnnotations`)."""
+"""The wire name and the protocol's default of each hint (schema: `ToolAnnotations`)."""
 
 
 class ConfiguredBackend:
-    """A back end under its name, whose tools are as its settings in gateway.yaml want them
-    (`roundgate.backends.base.NamedBackend`)."""
+    """A back end under its name, with its tools shaped by its settings (`NamedBackend`)."""
 
     def __init__(self, backend: Backend, config: BackendConfig, origin: Origin) -> None:
         self.name = config.name
@@ -61,8 +66,8 @@ class ConfiguredBackend:
             offering: Any = await self._backend.offer()
             if not isinstance(offering, Offering):
                 raise TypeError(f"offer() returned {type(offering).__name__}, not an Offering")
-        chosen = selected(offering.tools, self._config)
-        problems = [*self._unmatched(offering, chosen), *self._without_tool(offering, chosen)]
+        chosen = [tool for tool in offering.tools if is_selected(tool, self._config)]
+        problems = self._unmatched(offering, chosen)
         left_out = list(offering.left_out)
         tools: list[Tool] = []
         for tool in chosen:
@@ -88,16 +93,14 @@ class ConfiguredBackend:
         return replace(offering, tools=tools, left_out=left_out)
 
     async def aclose(self) -> None:
-        """Close the back end."""
         await self._backend.aclose()
 
     def _guarded(self, tool: Tool) -> Tool:
-        """Return the tool with its approval, its defaults and its form around the call.
-
-        The form comes first: the user approves the call with everything that was filled in.
+        """Return the tool with approval, defaults and form around its call. The form comes first,
+        so the user approves the complete call.
 
         Raises:
-            ValueError: the tool's `approval` or `ask_for` names an argument that does not exist.
+            ValueError: `approval` or `ask_for` names an argument that does not exist.
         """
         if tool.approval is not None:
             check_approval(
@@ -112,59 +115,64 @@ class ConfiguredBackend:
         remedy = "correct the tool's approval, ask_for or the schema of its arguments"
         return self._origin.at(*tool.place).problem(message, remedy)
 
-    def _unmatched(self, offering: Offering, chosen: list[Tool]) -> list[Problem]:
-        """A problem for each name in `include` and `exclude` that no tool has: what is meant to
-        be left out would be served. A pattern may match nothing, unless it has the prefix, which
-        the names have not here."""
-        config = self._config
-        if not (config.include or config.exclude):
-            return []
+    def _unmatched(self, offering: Offering, chosen: Sequence[Tool]) -> list[Problem]:
+        """Return a problem for each name without a tool, and for a selection without tools."""
+        config, known = self._config, [tool.definition["name"] for tool in chosen]
         names = [tool.definition["name"] for tool in offering.tools]
-        problems = [
-            self._origin.at(setting, number, "name").problem(
-                f"no tool is called {one.name!r}",
-                "correct the name; `roundgate check` lists them, here without prefix",
-            )
-            for setting, selectors in (("include", config.include), ("exclude", config.exclude))
-            for number, one in enumerate(selectors)
-            if one.name is not None and not is_known(one.name, names, self.prefix)
-        ]
-        if names and not chosen and not problems:
+        problems = unknown_names(config, names, known, self._origin, self.prefix)
+        is_wrong = any(problem.path.endswith(".name") for problem in problems)
+        if names and not chosen and not is_wrong and (config.include or config.exclude):
             place = self._origin.at("include" if config.include else "exclude")
             remedy = "correct it; without include and exclude, `roundgate check` lists the tools that there are"
-            return [place.problem("leaves no tool", remedy)]
+            problems.insert(0, place.problem("leaves no tool", remedy))
         return problems
 
-    def _without_tool(self, offering: Offering, chosen: list[Tool]) -> list[Problem]:
-        known = {tool.definition["name"] for tool in chosen}
-        offered = {tool.definition["name"] for tool in offering.tools}
-        return [
-            self._origin.at("override", name).problem(
-                "is the name of a tool that include and exclude leave out"
-                if name in offered
-                else "is no tool's name",
-                "remove it, or correct the name; `roundgate check` lists them, here without prefix",
-            )
-            for name in self._config.override
-            if name not in known
-        ]
 
+def unknown_names(
+    config: BackendConfig | ViewConfig,
+    names: Collection[str],
+    chosen: Collection[str],
+    origin: Origin,
+    prefix: str = "",
+) -> list[Problem]:
+    """Return a problem for each name in `include` and `exclude` that no tool has, and for each
+    override without effect.
 
-def selected(tools: Sequence[Tool], config: BackendConfig) -> list[Tool]:
-    """Those that the configuration wants: included, if it includes any, and not excluded."""
-    return [tool for tool in tools if is_selected(tool, config)]
+    Args:
+        config: the settings.
+        names: of all tools.
+        chosen: of the selected tools.
+        origin: the place of the settings.
+        prefix: text that the names lack here.
+    """
+    lists = f"`roundgate check` lists them, {'here without prefix' if prefix else 'with their prefixes'}"
+    problems = [
+        origin.at(setting, number, "name").problem(
+            f"no tool is called {one.name!r}", f"correct the name; {lists}"
+        )
+        for setting, selectors in (("include", config.include), ("exclude", config.exclude))
+        for number, one in enumerate(selectors)
+        if one.name is not None and not is_known(one.name, names, prefix)
+    ]
+    place = "the view leaves" if isinstance(config, ViewConfig) else "include and exclude leave"
+    for name in config.override:
+        if name not in chosen:
+            is_left_out = f"is the name of a tool that {place} out"
+            message = is_left_out if name in names else "is no tool's name"
+            remedy = f"remove it, or correct the name; {lists}"
+            problems.append(origin.at("override", name).problem(message, remedy))
+    return problems
 
 
 def is_selected(tool: Tool, config: BackendConfig) -> bool:
-    """Whether one is."""
+    """Return whether a tool is included, if anything is, and not excluded."""
     if config.include and not any(matches(tool, one) for one in config.include):
         return False
     return not any(matches(tool, one) for one in config.exclude)
 
 
 def is_known(wanted: str, names: Collection[str], prefix: str = "") -> bool:
-    """Whether a name of a selector is one that a tool has, or a pattern that may match nothing:
-    one with the prefix never does where the names are without."""
+    """Return whether a selector's name matches a tool, or is a pattern that may match nothing."""
     if any(fnmatchcase(name, wanted) for name in names):
         return True
     is_prefixed = prefix != "" and wanted.startswith(prefix)
@@ -172,7 +180,7 @@ def is_known(wanted: str, names: Collection[str], prefix: str = "") -> bool:
 
 
 def matches(tool: Tool, wanted: Selector) -> bool:
-    """Whether everything that a selector gives holds for a tool."""
+    """Return whether every member of a selector holds for a tool."""
     about = tool.about
     return (
         (wanted.name is None or fnmatchcase(tool.definition["name"], wanted.name))
@@ -187,7 +195,7 @@ def matches(tool: Tool, wanted: Selector) -> bool:
 
 
 def _has_hint(tool: Tool, hint: str) -> bool:
-    name, usual = _HINTS[hint]
+    name, usual = HINTS[hint]
     given = tool.definition.get("annotations") or {}
     if hint == "destructive" and given.get("readOnlyHint") is True:
         return False  # "meaningful only when readOnlyHint == false"
@@ -204,11 +212,11 @@ def _has_extension(extensions: Mapping[str, Any], wanted: str) -> bool:
 
 
 def overridden(tool: Tool, override: ToolOverride) -> Tool:
-    """The tool with what is changed.
+    """Return the changed tool.
 
     Raises:
-        ValueError: an argument that does not exist, a value that its schema does not allow,
-            a projection that is none.
+        ValueError: an argument does not exist, a value does not fit its schema, or the projection
+            is not an expression.
     """
     arguments = _Arguments.of(tool.definition["inputSchema"], override.arguments)
     definition = {**tool.definition, "inputSchema": arguments.schema}
@@ -217,7 +225,7 @@ def overridden(tool: Tool, override: ToolOverride) -> Tool:
             definition[name] = value
     hints = {
         hint: value
-        for name, (hint, _) in _HINTS.items()
+        for name, (hint, _) in HINTS.items()
         if (value := getattr(override, name)) is not None
     }
     if hints:
@@ -245,7 +253,7 @@ def overridden(tool: Tool, override: ToolOverride) -> Tool:
 
 @dataclass(frozen=True, slots=True)
 class _Arguments:
-    """The arguments as the model has them, and how they become those of the tool."""
+    """The arguments as the model sees them, and their conversion into the tool's."""
 
     schema: Mapping[str, Any]
     names: Mapping[str, str]
@@ -253,7 +261,7 @@ class _Arguments:
     fixed: Mapping[str, Any]
     defaults: Mapping[str, Any]
     refused: frozenset[str]
-    """Names of the tool that the model may not use."""
+    """The tool's names that the model may not use."""
 
     @classmethod
     def of(cls, schema: Mapping[str, Any], overrides: Mapping[str, ArgumentOverride]) -> _Arguments:
@@ -295,11 +303,7 @@ class _Arguments:
         return cls(changed, names, fixed, defaults, frozenset(set(members) - seen))
 
     def __call__(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The tool's arguments.
-
-        Raises:
-            ToolError: the model uses a name that it may not.
-        """
+        """Return the tool's arguments; raise ToolError for a name that the model may not use."""
         if hidden := sorted(self.refused & given.keys()):
             raise ToolError(f"Invalid arguments: there are no {', '.join(hidden)}")
         return {
@@ -319,11 +323,7 @@ def _described(member: Any, override: ArgumentOverride) -> Any:
 
 
 def _checked(schema: Mapping[str, Any], name: str, value: Any) -> Any:
-    """A value of the configuration for an argument.
-
-    Raises:
-        ValueError: the argument's schema does not allow it.
-    """
+    """Return a configured value; raise ValueError if the argument's schema does not allow it."""
     member = schema["properties"][name]
     alone = {**(member if isinstance(member, dict) else {}), "$defs": schema.get("$defs", {})}
     if problems := Schema.compile(alone).problems(value, f"arguments.{name}"):
@@ -335,10 +335,10 @@ _Project: TypeAlias = Callable[[Any], Any]
 
 
 def _projection(override: ToolOverride) -> _Project | None:
-    """What `result` or `fields` makes of a JSON value.
+    """Return the function that `result` or `fields` applies to a JSON value.
 
     Raises:
-        ValueError: the expression is none.
+     ValueError: the expression is invalid.
     """
     if override.result is None and not override.fields:
         return None
@@ -400,7 +400,7 @@ async def _within(
 
 
 def _projected(result: ToolResult, project: _Project) -> ToolResult:
-    """A result of which a part is kept; one that is no JSON stays as it is."""
+    """Return the kept part of a result; a result without JSON stays as it is."""
     if result.structured_content is ABSENT:
         return result
     value = project(result.structured_content)

@@ -14,6 +14,7 @@ import json
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import (
     Annotated,
     Any,
@@ -29,44 +30,49 @@ from typing import (
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic.fields import FieldInfo
-from pydantic.json_schema import GenerateJsonSchema
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import CoreSchema, to_jsonable_python
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
-from roundgate.backends.type_branching import branching_of
 from roundgate.json import fresh
-from roundgate.protocol import Branching
+from roundgate.protocol import Readings
 from roundgate.replay import Context, SyncContext
 
 
 class WithoutTitles(GenerateJsonSchema):
-    """pydantic titles every field with its own name; that tells a model
-    nothing and costs it tokens."""
+    """A schema generator without titles: pydantic's repeat the names and cost a model tokens."""
 
     def field_title_should_be_set(self, schema: CoreSchema | Any) -> bool:
         return False
 
 
+class _WithEveryChoice(WithoutTitles):
+    """Keeps the alternatives of a union whose schemas are alike: pydantic tries each of them."""
+
+    def get_flattened_anyof(self, schemas: list[JsonSchemaValue]) -> JsonSchemaValue:
+        return {"anyOf": schemas}
+
+
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter that a caller fills: its name (the alias, if it has one), its description from
-    the docstring, and whether it has no default."""
+    """A parameter that a caller fills: its name or alias, its description from the docstring, and
+    whether it is required."""
 
     name: str
     description: str | None
     required: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Signature:
-    """What `describe` found out about a function."""
+    """What `describe` has read of a function."""
 
     summary: str | None
     parameters: tuple[Parameter, ...]
     takes_context: str | None
-    """The parameter that gets the `Context`, if there is one."""
+    """The parameter that gets the `Context`."""
     takes_any: bool
-    """`**arguments`: whatever is sent is passed on."""
+    """Whether it has `**arguments`, which take any other argument."""
     is_async: bool
     returns: Any
     """The return annotation, or `Parameter.empty`."""
@@ -74,15 +80,17 @@ class Signature:
     _defaults: Mapping[str, Any]
     _changeable: Mapping[str, Any]
     """Defaults that a call could change for all that come after it, by the function's own names."""
-    _branching: Branching | None
-    """The branching of the arguments, if the cost of a value depends on more than its size."""
 
     def input_schema(self) -> dict[str, Any]:
-        """JSON Schema 2020-12 of the arguments, an object.
+        """Return the JSON Schema 2020-12 of the arguments, an object.
 
         Raises:
             TypeError: a parameter's type has none.
         """
+        return self._schema
+
+    @cached_property
+    def _schema(self) -> dict[str, Any]:
         try:
             schema = self._adapter.json_schema(schema_generator=WithoutTitles)
         except PydanticInvalidForJsonSchema as error:
@@ -98,6 +106,11 @@ class Signature:
                 shown.setdefault("default", self._defaults[parameter.name])
         return schema
 
+    @cached_property
+    def _readings(self) -> Readings:
+        schema = self._adapter.json_schema(schema_generator=_WithEveryChoice)
+        return Readings(schema, of_pydantic=True)
+
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return keyword arguments, converted to the annotated types. Lists and dicts, including
         defaults, are copies: a handler that changes one does not change the call or its task.
@@ -107,7 +120,7 @@ class Signature:
                 validation would take too many readings.
         """
         arguments = dict(arguments)
-        if self._branching and self._branching.price(arguments, MAX_READINGS) > MAX_READINGS:
+        if self._readings.may_exceed(MAX_READINGS, arguments):
             raise ValueError(
                 f"they can be read in more than {MAX_READINGS:,} ways; send less, or nest it less deeply"
             )
@@ -132,11 +145,6 @@ _MAX_ERRORS: Final = 1_000
 MAX_READINGS: Final = 100_000
 """Attempts that validating one call's arguments may take, including missing members: some 50 ms,
 during which the event loop is blocked."""
-_MAX_BRANCHES: Final = 10_000
-"""Attempts that one value may take. Only a type that branches at every level needs more."""
-_FEW_BRANCHES: Final = 16
-_FEW_MISSING: Final = 64
-_MAX_STATES: Final = 2_000
 _CHANGEABLE: Final = (list, dict, set, bytearray)
 _CONTEXTS: Final = (Context, SyncContext)
 
@@ -145,7 +153,8 @@ def describe(function: Callable[..., Any]) -> Signature:
     """Read a function's signature, hints and docstring.
 
     Raises:
-        TypeError: it is none, a parameter cannot be filled by name, or its type has no JSON Schema.
+        TypeError: it is not a function, a parameter cannot be filled by name, or its type has no
+            JSON Schema.
     """
     _check_function(function)
     hints = _hints_of(function)
@@ -191,7 +200,6 @@ def describe(function: Callable[..., Any]) -> Signature:
         _adapter=adapter,
         _defaults=defaults,
         _changeable=changeable,
-        _branching=_branching(adapter, fields),
     )
 
 
@@ -199,7 +207,7 @@ _OF_WRAPPERS: Final = " (if a decorator of yours made it, that needs functools.w
 
 
 def _check_function(function: Callable[..., Any]) -> None:
-    """Raises TypeError: it is none, or one whose calls have no result."""
+    """Raise TypeError unless this is a function whose calls have a result."""
     if inspect.isclass(function):
         raise TypeError("is a class: decorate a function that makes one and uses it")
     if isinstance(function, functools.partial):
@@ -212,7 +220,6 @@ def _check_function(function: Callable[..., Any]) -> None:
 
 
 def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """Its annotations, with those that are text looked up."""
     try:
         return get_type_hints(function, include_extras=True)
     except NameError as error:
@@ -223,8 +230,7 @@ def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _is_context(hint: Any) -> bool:
-    """Whether a parameter is the context, which may be optional for whoever calls the
-    function without a gateway."""
+    """Return whether a parameter is the context, which may be optional."""
     if get_origin(hint) is Annotated:
         return _is_context(get_args(hint)[0])
     options = [one for one in get_args(hint) if one is not type(None)]
@@ -244,36 +250,8 @@ def _adapter(name: str, fields: dict[str, Any], closed: bool) -> TypeAdapter[dic
         raise TypeError(f"a parameter has no JSON Schema: {said}. {_TYPES}") from error
 
 
-def _branching(adapter: TypeAdapter[dict[str, Any]], fields: Mapping[str, Any]) -> Branching | None:
-    """Return the branching of the arguments, or `None` if it does not matter.
-
-    Raises:
-        TypeError: a parameter's type branches without bound.
-    """
-    branching = branching_of(adapter.core_schema)
-    most = branching.most(_MAX_BRANCHES, states=_MAX_STATES)
-    missing = branching.missing(_FEW_MISSING, states=_MAX_STATES)
-    is_small = missing is not None and missing <= _FEW_MISSING
-    if is_small and most is not None and most <= _FEW_BRANCHES:
-        return None
-    if most is not None and most > _MAX_BRANCHES:
-        names = [name for name, hint in fields.items() if _is_unbounded(name, hint)]
-        raise TypeError(
-            f"the type of {', '.join(map(repr, names))} is a union whose alternatives have members in common and"
-            " contain the union again, so each level of a value doubles the time that it takes. Give the union a"
-            " discriminator: Annotated[A | B, Field(discriminator='kind')]"
-        )
-    return branching
-
-
-def _is_unbounded(name: str, hint: Any) -> bool:
-    branching = branching_of(_adapter(name, {name: hint}, closed=True).core_schema)
-    most = branching.most(_MAX_BRANCHES, states=_MAX_STATES)
-    return most is None or most > _MAX_BRANCHES
-
-
 def _public_name(name: str, hint: Any) -> str:
-    """`from_: Annotated[str, Field(alias="from")]` is sent as `from`."""
+    """Return the name that callers use: `from_: Annotated[str, Field(alias="from")]` is `from`."""
     notes = [note for note in getattr(hint, "__metadata__", ()) if isinstance(note, FieldInfo)]
     return next(
         (note.validation_alias for note in notes if isinstance(note.validation_alias, str)), name

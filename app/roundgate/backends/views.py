@@ -19,7 +19,7 @@ from roundgate.backends.config import ToolOverride, ViewConfig, ViewSelector
 from roundgate.backends.definitions import encoded
 from roundgate.backends.policy import asking_first
 from roundgate.backends.search import not_pinned, with_search
-from roundgate.backends.shaping import is_known, matches, overridden
+from roundgate.backends.shaping import matches, overridden, unknown_names
 from roundgate.errors import ConfigError, Problem
 from roundgate.protocol import Pages
 from roundgate.settings import Origin
@@ -33,16 +33,16 @@ def with_views(
     *,
     checks_scopes: bool,
 ) -> Catalog:
-    """The catalog with its views.
+    """Return the catalog with its views.
 
     Args:
-        catalog: of everything.
+        catalog: of all back ends.
         configs: the views.
-        origin: where they stand, for problems.
+        origin: their place, for problems.
         page_size: entries on a page.
 
     Raises:
-        ConfigError: everything that is wrong in all of them.
+        ConfigError: lists the problems of all views.
     """
     problems: list[Problem] = []
     views = {
@@ -95,7 +95,7 @@ def _overridden(
     origin: Origin,
     problems: list[Problem],
 ) -> tuple[dict[str, ServedTool], list[tuple[str, bytes]]]:
-    """The tools of a view as it has them, and their entries in the list."""
+    """Return the tools of a view, and their entries in the list."""
     unchanged = dict(everything.tool_pages.items)
     tools: dict[str, ServedTool] = {}
     items: list[tuple[str, bytes]] = []
@@ -119,7 +119,7 @@ def _overridden(
 
 
 def _others(everything: Catalog, config: ViewConfig, chosen: Mapping[str, ServedTool]) -> Catalog:
-    """What a view has beside tools."""
+    """Return a view without tools."""
     served_by = {served.backend for served in chosen.values()}
     return Catalog(
         tools={},
@@ -161,7 +161,7 @@ def _matches(served: ServedTool, wanted: ViewSelector) -> bool:
 
 
 def _may_have(backend: str, config: ViewConfig) -> bool:
-    """Whether some tool of a back end might be in the view; nobody knows its tools just now."""
+    """Return whether a missing back end's tools might be in the view."""
     wanted = [one.backend for one in config.include]
     return not wanted or any(one is None or fnmatchcase(backend, one) for one in wanted)
 
@@ -209,27 +209,9 @@ def _changed(
 def _unused(
     everything: Catalog, chosen: Collection[str], config: ViewConfig, origin: Origin
 ) -> list[Problem]:
-    """A problem for each override that changes nothing and each name that no tool has, and one
-    for a view that has nothing."""
-    problems = [
-        origin.at(setting, number, "name").problem(
-            f"no tool is called {one.name!r}",
-            "correct the name; `roundgate check` lists them, with their prefixes",
-        )
-        for setting, selectors in (("include", config.include), ("exclude", config.exclude))
-        for number, one in enumerate(selectors)
-        if one.name is not None and not is_known(one.name, everything.tools)
-    ]
-    problems += [
-        origin.at("override", name).problem(
-            "is the name of a tool that the view leaves out"
-            if name in everything.tools
-            else "is no tool's name",
-            "remove it, or correct the name; `roundgate check` lists them, with their prefixes",
-        )
-        for name in config.override
-        if name not in chosen
-    ]
+    """Return a problem for each name that no tool has, each override without effect, and an empty
+    view."""
+    problems = unknown_names(config, everything.tools, chosen, origin)
     if (
         everything.tools
         and not problems

@@ -1,4 +1,4 @@
-"""Conversations with MCP servers, recorded, and replayed as either side of them.
+"""Recorded conversations with MCP servers, and the replay of either side.
 
     from roundgate.cassettes import Player, Recorder
 
@@ -10,27 +10,27 @@ Names that this package does not export may change between releases.
 
 from __future__ import annotations
 
-from roundgate.cassettes.document import differences as differences
-from roundgate.cassettes.eras import in_another_era as in_another_era
-from roundgate.cassettes.faults import Faults as Faults
-from roundgate.cassettes.faults import parse_faults as parse_faults
+from roundgate.cassettes.files import SCHEMA as SCHEMA
+from roundgate.cassettes.files import differences as differences
 from roundgate.cassettes.files import read as read
 from roundgate.cassettes.files import write as write
 from roundgate.cassettes.matching import Difference as Difference
+from roundgate.cassettes.matching import check_paths as check_paths
 from roundgate.cassettes.model import RULES as RULES
 from roundgate.cassettes.model import Cassette as Cassette
 from roundgate.cassettes.model import Rule as Rule
-from roundgate.cassettes.paths import check_paths as check_paths
-from roundgate.cassettes.player import Player as Player
-from roundgate.cassettes.proxy import Proxy as Proxy
 from roundgate.cassettes.pytest_plugin import CassetteOfTest as CassetteOfTest
+from roundgate.cassettes.recorder import Proxy as Proxy
 from roundgate.cassettes.recorder import Recorder as Recorder
-from roundgate.cassettes.schema import SCHEMA as SCHEMA
-from roundgate.cassettes.standin import Reply as Reply
+from roundgate.cassettes.standin import Faults as Faults
+from roundgate.cassettes.standin import Player as Player
 from roundgate.cassettes.standin import StandIn as StandIn
+from roundgate.cassettes.standin import parse_faults as parse_faults
 from roundgate.cassettes.verify import Outcome as Outcome
 from roundgate.cassettes.verify import Verifier as Verifier
+from roundgate.cassettes.verify import in_another_era as in_another_era
 from roundgate.cassettes.verify import secret_names as secret_names
 from roundgate.cassettes.web import Asked as Asked
+from roundgate.cassettes.web import Reply as Reply
 from roundgate.cassettes.web import address as address
 from roundgate.cassettes.web import serving as serving

@@ -1,85 +1,210 @@
-"""Cassettes in files: YAML, or JSON if the name ends so. Reading is bounded, writing
-replaces the file at once."""
+"""Cassettes in files: YAML, or JSON if the name ends in `.json`. Reading is bounded, writing replaces
+the file atomically, and members with their usual values are left out."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import stat
 import tempfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from dataclasses import MISSING, fields
+from difflib import get_close_matches
+from itertools import zip_longest
+from pathlib import Path as FilePath
 from typing import Any, Final
 
-from roundgate.cassettes.document import interaction_document, of_document, to_document
-from roundgate.cassettes.model import Cassette
-from roundgate.cassettes.paths import dotted
+from pydantic import TypeAdapter, ValidationError
+
+from roundgate.cassettes.matching import Bindings, Path, compare, parse
+from roundgate.cassettes.model import (
+    MESSAGE,
+    VERSION,
+    Cassette,
+    Event,
+    Interaction,
+    Json,
+    Request,
+    Response,
+    Rule,
+)
 from roundgate.errors import ConfigError, Problem, UsageError
 from roundgate.observability import escaped
 from roundgate.settings import yaml_file
 
-MAX_BYTES: Final = 32 * 1024 * 1024
-"""How large a cassette may be."""
+_ADAPTER: Final = TypeAdapter(Cassette)
+_MAX_PROBLEMS: Final = 50
+Found = tuple[Path, str, str]
+"""A problem: the place, the fact, and the remedy."""
 
 
-def read(path: Path) -> Cassette:
-    """Read a cassette.
+def _schema() -> Json:
+    schema = _ADAPTER.json_schema()
+    version = {"const": VERSION, "description": "The version of this format."}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": "Roundgate cassette",
+        "properties": {"cassette": version, **schema["properties"]},
+        "required": ["cassette", *schema["required"]],
+    }
 
-    Raises:
-        ConfigError: it cannot be read or is none, with every problem: line, what, remedy.
-    """
-    _check_size(path)
-    located = yaml_file.read(path, has_aliases=False)
-    cassette, found = of_document(located.value)
-    if found:
-        raise ConfigError([_problem(located, at, what, remedy) for at, what, remedy in found])
+
+SCHEMA: Final = _schema()
+"""The JSON Schema of cassettes, with which editors complete and check."""
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def read(path: FilePath) -> Cassette:
+    """Read a cassette. Raise `ConfigError` if it cannot be read or is none, with every problem:
+    line, fact, remedy."""
+    located = yaml_file.read(path, has_aliases=False, remedy="give the path of a cassette")
+    cassette, found = parse_document(located.value)
+    if cassette is None or found:
+        raise ConfigError(
+            [
+                Problem(
+                    str(located.file),
+                    escaped(yaml_file.dotted(at)) or "(file)",
+                    escaped(fact),
+                    escaped(remedy),
+                    located.line(at),
+                )
+                for at, fact, remedy in found[:_MAX_PROBLEMS]
+            ]
+        )
     return cassette
 
 
-def _problem(
-    located: yaml_file.Located, at: tuple[str | int, ...], what: str, remedy: str
-) -> Problem:
-    where = escaped(dotted(at)) or "(file)"
-    return Problem(str(located.file), where, escaped(what), escaped(remedy), located.line(at))
-
-
-def _check_size(path: Path) -> None:
+def parse_document(document: Any) -> tuple[Cassette | None, list[Found]]:
+    """Return the cassette in a file's value, or its problems."""
+    if not isinstance(document, dict) or "cassette" not in document:
+        return None, [((), "is no cassette", f"a cassette begins with 'cassette: {VERSION}'")]
+    version = document["cassette"]
+    if version != VERSION or isinstance(version, bool):
+        remedy = (
+            f"this release reads version {VERSION}: record it again, or use the release that "
+            "wrote it"
+        )
+        return None, [(("cassette",), f"has the unknown version {version!r}", remedy)]
+    content = {name: value for name, value in document.items() if name != "cassette"}
+    if found := list(_broken_values(content.get("interactions"), ("interactions",))):
+        return None, found
     try:
-        found = path.stat()
-    except OSError as error:
-        what, remedy = error.strerror or "cannot be read", "give the path of a cassette"
-    else:
-        if not stat.S_ISREG(found.st_mode):
-            what, remedy = "is no file", "give the path of a cassette"
-        elif found.st_size > MAX_BYTES:
-            what = f"has {found.st_size} bytes, and a cassette has at most {MAX_BYTES}"
-            remedy = "record less in one cassette"
-        else:
-            return
-    raise ConfigError([Problem(str(path), "(file)", what, remedy)])
+        cassette = _ADAPTER.validate_python(content)
+    except ValidationError as error:
+        return None, [_found(detail) for detail in error.errors(include_url=False)]
+    return cassette, list(_contradictions(content, cassette))
 
 
-def write(cassette: Cassette, path: Path) -> None:
+_REMEDIES: Final = {
+    "string_type": "it has to be text: put it in quotes",
+    "int_type": "it has to be a whole number",
+    "bool_type": "it has to be true or false",
+    "dict_type": "it has to be a mapping",
+    "tuple_type": "it has to be a list",
+    "dataclass_type": "it has to be a mapping",
+    "string_pattern_mismatch": "give the rule a name of letters and digits",
+}
+_NAMES: Final = {
+    *MESSAGE,
+    *(
+        item.name
+        for part in (Cassette, Rule, Interaction, Request, Response, Event)
+        for item in fields(part)
+    ),
+}
+
+
+def _found(detail: Any) -> Found:
+    at: Path = detail["loc"]
+    name = str(at[-1]) if at else ""
+    match detail["type"]:
+        case "unexpected_keyword_argument":
+            near = get_close_matches(name, _NAMES, 1)
+            remedy = f"did you mean {near[0]}?" if near else "remove it"
+            return at, "is not known here", remedy
+        case "missing":
+            return at[:-1], f"has no {name}", f"add '{name}:'"
+        case "value_error":
+            return at, str(detail["ctx"]["error"]), "mend it"
+    return at, f"is {detail['input']!r:.60}", _REMEDIES.get(detail["type"], detail["msg"])
+
+
+def _broken_values(value: Any, at: Path) -> Iterator[Found]:
+    """Yield keys and values that JSON does not have, and malformed placeholders."""
+    stack: list[tuple[Path, Any]] = [(at, value)]
+    while stack:
+        path, item = stack.pop()
+        match item:
+            case str():
+                try:
+                    parse(item)
+                except ValueError as error:
+                    yield path, str(error), "write ${kind:1}, or $${ for a literal one"
+            case dict():
+                for key in item:
+                    if not isinstance(key, str):
+                        yield (*path, str(key)), f"has the key {key!r}", "put it in quotes"
+                stack.extend(((*path, str(key)), child) for key, child in item.items())
+            case list():
+                stack.extend(((*path, index), child) for index, child in enumerate(item))
+            case None | bool() | int() | float():
+                pass
+            case _:
+                yield path, f"is a {type(item).__name__}", "put it in quotes"
+
+
+def _contradictions(content: Json, cassette: Cassette) -> Iterator[Found]:
+    for index, interaction in enumerate(cassette.interactions):
+        at: Path = ("interactions", index)
+        document, request = content["interactions"][index], interaction.request
+        if request.http == "POST" and request.message is None and request.text is None:
+            yield (*at, "request"), "sends nothing", "give it a method, with params"
+        yield from _two_messages(document["request"], (*at, "request"))
+        response = interaction.response
+        if response is None:
+            continue
+        at = (*at, "response")
+        yield from _two_messages(document["response"], at)
+        yield from _after(response.after, index + 1, at)
+        for number, event in enumerate(response.events or ()):
+            place: Path = (*at, "events", number)
+            yield from _two_messages(document["response"]["events"][number], place)
+            yield from _after(event.after, index + 1, place)
+
+
+def _two_messages(document: Json, at: Path) -> Iterator[Found]:
+    if "message" in document and not MESSAGE.keys().isdisjoint(document):
+        yield (*at, "message"), "is there beside a message", "keep one of them"
+
+
+def _after(after: int | None, number: int, at: Path) -> Iterator[Found]:
+    if after is not None and after <= number:
+        remedy = "name a later interaction by its number, or leave it out"
+        yield (*at, "after"), f"is {after}, and this is {number}", remedy
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def write(cassette: Cassette, path: FilePath) -> None:
     """Write a cassette atomically, as a file that only its owner can read. A symbolic link in its
-    place is replaced, not followed.
-
-    A link at its place is replaced, not followed.
-
-    Raises:
-        UsageError: the file cannot be written, or the cassette is too large.
-    """
+    place is replaced, not followed. Raise `UsageError` if the file cannot be written, or the
+    cassette is too large."""
     text = as_text(cassette, is_json=path.suffix == ".json").encode()
-    if len(text) > MAX_BYTES:
+    if len(text) > yaml_file.MAX_BYTES:
         raise UsageError(
             f"{path}: the conversation takes {len(text)} bytes, and a cassette has at most "
-            f"{MAX_BYTES}"
+            f"{yaml_file.MAX_BYTES}"
         )
-    beside: Path | None = None
+    beside: FilePath | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
-        beside = Path(name)
+        beside = FilePath(name)
         with os.fdopen(descriptor, "wb") as file:
             file.write(text)
         beside.replace(path)
@@ -89,8 +214,42 @@ def write(cassette: Cassette, path: Path) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 
 
+def to_document(cassette: Cassette) -> Json:
+    """Return the value of a file, which `parse_document` reads."""
+    document: Json = {"cassette": VERSION, "rules": [_entry(rule) for rule in cassette.rules]}
+    document |= {key: value for key, value in _entry(cassette).items() if key != "rules"}
+    return document | {"interactions": document.pop("interactions", [])}
+
+
+def _entry(part: Any) -> Any:
+    """Return a part of a cassette as in a file: in the order of its fields, without usual values."""
+    match part:
+        case tuple():
+            return [_entry(item) for item in part]
+        case Cassette() | Rule() | Interaction() | Request() | Response() | Event():
+            entry: Json = {}
+            for item in fields(part):
+                value = getattr(part, item.name)
+                is_usual = value == item.default or (item.default is MISSING and value == {})
+                if item.name == "message":
+                    entry |= _message(value)
+                elif not is_usual:
+                    entry[item.name] = _entry(value)
+            return entry
+    return part
+
+
+def _message(message: Any) -> Json:
+    """Return a message as members beside those of the exchange, unless it is no plain message."""
+    if message is None:
+        return {}
+    if isinstance(message, dict) and message and not message.keys() - MESSAGE.keys():
+        return {name: message[name] for name in MESSAGE if name in message}
+    return {"message": message}
+
+
 def as_text(cassette: Cassette, *, is_json: bool = False) -> str:
-    """What stands in the file."""
+    """Return the text of a file."""
     if is_json:
         text = json.dumps(to_document(cassette), indent=2, ensure_ascii=False)
         return "".join(f"{escaped(line)}\n" for line in text.split("\n"))
@@ -99,21 +258,23 @@ def as_text(cassette: Cassette, *, is_json: bool = False) -> str:
 
 def _lines(cassette: Cassette) -> Iterator[str]:
     document = to_document(cassette)
-    del document["interactions"]
+    interactions = document.pop("interactions")
     yield from dump(document)
-    if not cassette.interactions:
-        yield "interactions: []"
-        return
-    yield "interactions:"
-    for number, one in enumerate(cassette.interactions, 1):
+    yield "interactions:" if interactions else "interactions: []"
+    for number, (interaction, entry) in enumerate(
+        zip(cassette.interactions, interactions, strict=True), 1
+    ):
         yield ""
-        yield f"  # {number}: {visible(one.title[:80])}"
-        yield from dump([interaction_document(one)], 2)
+        yield f"  # {number}: {visible(interaction.title[:80])}"
+        yield from dump([entry], 2)
 
+
+# The writer is our own because its bytes must be the same on every Python, with hidden characters
+# escaped: PyYAML writes controls that reorder text as they are.
 
 _WIDTH: Final = 96
 _PLAIN: Final = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*(?: [A-Za-z0-9_./-]+)*")
-_PLAIN_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
+_PLAIN_KEY: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]{0,98}")
 _WORDS: Final = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
 _NAMED: Final = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
 _BLOCK: Final = re.compile(r"[^\s](?:[\s\S]*[^\s])?\n?")
@@ -121,27 +282,31 @@ _HIDDEN: Final = re.compile(
     "[\\x00-\\x1f\\x7f-\\x9f\\xad\\u061c\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f"
     "\\ud800-\\udfff\\ufeff\\ufff9-\\ufffb\\ufffe\\uffff\\U000e0000-\\U000e007f]"
 )
-"""Controls, and what hides or reorders text. Not `str.isprintable`, which differs from
-one Python to another."""
+"""Controls, and characters that hide or reorder text. Not `str.isprintable`, which differs from one
+Python to another."""
 
 
 def dump(value: Any, indent: int = 0) -> Iterator[str]:
-    """The lines of a mapping or sequence, without line ends."""
+    """Yield the lines of a mapping or sequence, without line ends."""
     space = " " * indent
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _entry(f"{space}{_key(key)}:", item, indent + 2)
-    else:
-        for item in value:
-            yield from _item(space, item, indent)
+            yield from _dump_entry(f"{space}{_key(key)}:", item, indent + 2)
+        return
+    for item in value:
+        if isinstance(item, str) or _inline(item, _WIDTH - indent) is not None:
+            yield from _dump_entry(f"{space}-", item, indent + 2)
+        else:
+            lines = dump(item, indent + 2)
+            yield f"{space}- {next(lines)[indent + 2 :]}"
+            yield from lines
 
 
-def _entry(head: str, value: Any, indent: int) -> Iterator[str]:
+def _dump_entry(head: str, value: Any, indent: int) -> Iterator[str]:
     if (short := _inline(value, _WIDTH - len(head))) is not None:
         yield f"{head} {short}"
     elif isinstance(value, str):
-        chomp = "" if value.endswith("\n") else "-"
-        yield f"{head} |{chomp}"
+        yield f"{head} |{'' if value.endswith(chr(10)) else '-'}"
         for line in value.removesuffix("\n").split("\n"):
             yield f"{' ' * indent}{line}" if line else ""
     else:
@@ -149,33 +314,23 @@ def _entry(head: str, value: Any, indent: int) -> Iterator[str]:
         yield from dump(value, indent)
 
 
-def _item(space: str, value: Any, indent: int) -> Iterator[str]:
-    if _inline(value, _WIDTH - indent) is None and not isinstance(value, str):
-        lines = dump(value, indent + 2)
-        yield f"{space}- {next(lines)[indent + 2 :]}"
-        yield from lines
-    else:
-        yield from _entry(f"{space}-", value, indent + 2)
-
-
 def _inline(value: Any, room: int) -> str | None:
-    """A value on the line of its key, `None` if it is better below it."""
+    """Return a value for the line of its key, `None` if it is better below it."""
     if isinstance(value, str):
-        return None if "\n" in value and _is_block(value) else scalar(value)
-    if not isinstance(value, (Mapping, list, tuple)):
-        return scalar(value)
-    if not value:
-        return "{}" if isinstance(value, Mapping) else "[]"
+        return None if "\n" in value and _is_block(value) else _scalar(value)
+    if not isinstance(value, (Mapping, list)):
+        return _scalar(value)
+    is_mapping = isinstance(value, Mapping)
+    items = list(value.values()) if isinstance(value, Mapping) else value
+    if len(items) > (8 if is_mapping else 12) or any(
+        isinstance(one, (dict, list)) for one in items
+    ):
+        return None
+    texts = list(map(_scalar, items))
     if isinstance(value, Mapping):
-        if len(value) > 8 or any(isinstance(one, (Mapping, list, tuple)) for one in value.values()):
-            return None
-        text = ", ".join(f"{_key(key)}: {scalar(one)}" for key, one in value.items())
-        text = f"{{{text}}}"
-    else:
-        if len(value) > 12 or any(isinstance(one, (Mapping, list, tuple)) for one in value):
-            return None
-        text = f"[{', '.join(map(scalar, value))}]"
-    return text if len(text) < room else None
+        texts = [f"{_key(key)}: {text}" for key, text in zip(value, texts, strict=True)]
+    text = f"{{{', '.join(texts)}}}" if is_mapping else f"[{', '.join(texts)}]"
+    return text if len(text) < room or not items else None
 
 
 def _is_block(text: str) -> bool:
@@ -188,44 +343,26 @@ def _is_block(text: str) -> bool:
 
 
 def _key(text: str) -> str:
-    plain = _PLAIN_KEY.fullmatch(text) and text.lower() not in _WORDS and len(text) < 100
-    return text if plain else _quoted(text)
+    is_plain = _PLAIN_KEY.fullmatch(text) and text.lower() not in _WORDS
+    return text if is_plain else f'"{visible(text)}"'
 
 
-def scalar(value: Any) -> str:
-    """Text, a number, true, false or null on one line."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "true" if value else "false"
-        case int():
-            return str(value)
-        case float():
-            return _float(value)
-    text = str(value)
-    plain = _PLAIN.fullmatch(text) is not None and text.lower() not in _WORDS
-    return text if plain else _quoted(text)
-
-
-def _float(value: float) -> str:
-    """In the form that YAML 1.1 takes for a number: with a point, and a sign in the exponent."""
-    digits, exponent, power = repr(value).partition("e")
-    digits = digits if "." in digits else f"{digits}.0"
-    return (
-        f"{digits}e{power if power.startswith('-') else '+' + power.lstrip('+')}"
-        if exponent
-        else digits
-    )
+def _scalar(value: Any) -> str:
+    if isinstance(value, float):
+        # YAML 1.1 wants a point, and a sign in the exponent
+        digits, exponent, power = repr(value).partition("e")
+        digits = digits if "." in digits else f"{digits}.0"
+        sign = "" if power.startswith(("-", "+")) or not exponent else "+"
+        return f"{digits}{exponent}{sign}{power}"
+    if not isinstance(value, str):
+        return json.dumps(value)
+    is_plain = _PLAIN.fullmatch(value) is not None and value.lower() not in _WORDS
+    return value if is_plain else f'"{visible(value)}"'
 
 
 def visible(text: str) -> str:
-    """A text for a comment, with what must not stand in a file as its escape."""
+    """Return a text with hidden characters, quotes and line ends escaped."""
     return "".join(map(_char, text))
-
-
-def _quoted(text: str) -> str:
-    return f'"{"".join(map(_char, text))}"'
 
 
 def _char(char: str) -> str:
@@ -237,3 +374,40 @@ def _char(char: str) -> str:
     if number < 0x100:
         return f"\\x{number:02x}"
     return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+# -- differences -----------------------------------------------------------------------------------
+
+
+def differences(recorded: Cassette, now: Cassette) -> list[str]:
+    """Return the lines that tell how a new recording differs; none if both are equal, whatever
+    their placeholders stand for."""
+    return list(_differences(recorded, now))
+
+
+def _differences(recorded: Cassette, now: Cassette) -> Iterator[str]:
+    bindings = Bindings()
+    pairs = zip_longest(recorded.interactions, now.interactions)
+    for number, (before, after) in enumerate(pairs, 1):
+        if before is None or after is None:
+            other = before or after
+            title = "" if other is None else other.title
+            yield f"{number}: {title} {'is new' if before is None else 'does not come any more'}"
+            continue
+        found = compare(_entry(before), _literal(_entry(after)), bindings, (), recorded.ignore)
+        for count, difference in enumerate(found):
+            if count == 0:
+                yield f"{number}: {before.title}"
+            yield from (f"  {line}" for line in str(difference).splitlines())
+
+
+def _literal(value: Any) -> Any:
+    """Return a value of a cassette with its placeholders as literal texts."""
+    match value:
+        case str():
+            return "".join(map(str, parse(value)))
+        case dict():
+            return {key: _literal(item) for key, item in value.items()}
+        case list():
+            return [_literal(item) for item in value]
+    return value

@@ -1,39 +1,166 @@
-"""What was recorded against what is said now: values of placeholders are learned and held
-to, differences are told."""
+"""Placeholders in texts, paths into messages, and the comparison of a recorded message with a new
+one, in which placeholders learn their values.
+
+Placeholders are `${kind}`, `${kind:1}` and `${secret:NAME}`. A literal `${` has one more `$` before
+it. Paths such as `result.content[0].text`, `items[*].id` and `pin` say what to ignore and what to
+redact. A path matches if its steps are the last ones: `pin` is any member of that name.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, TypeAlias
 
-from roundgate.cassettes.paths import Path, Slot, any_matches, dotted, parse
+from roundgate.errors import UsageError
+from roundgate.json import encode
+from roundgate.settings.yaml_file import dotted
+
+Path: TypeAlias = tuple[str | int, ...]
 
 _LONGEST: Final = 300
 _MISSING: Final = object()
 
+# -- paths -----------------------------------------------------------------------------------------
+
+_STEP: Final = re.compile(r"\[(\*|\d+)\]|(?:^|\.)([^.\[\]]+)")
+
+
+@lru_cache(maxsize=256)
+def steps(text: str) -> Path:
+    """Return the steps of a path; `*` is any step. Raise `ValueError` if it is malformed."""
+    matched = list(_STEP.finditer(text))
+    if not matched or "".join(step[0] for step in matched) != text:
+        raise ValueError(f"{text!r} is no path: write it as arguments.items[0].pin, or pin")
+    return tuple(
+        step[2] if step[2] is not None else "*" if step[1] == "*" else int(step[1])
+        for step in matched
+    )
+
+
+def check_paths(option: str, paths: Sequence[str]) -> Sequence[str]:
+    """Return the paths of an option of a command. Raise `UsageError` if one is malformed."""
+    for path in paths:
+        try:
+            steps(path)
+        except ValueError as error:
+            raise UsageError(f"{option}: {error}") from None
+    return paths
+
+
+def matches(pattern: str, path: Path) -> bool:
+    """Return whether a path ends with the steps of a pattern."""
+    wanted = steps(pattern)
+    return len(path) >= len(wanted) and is_at(wanted, path[len(path) - len(wanted) :])
+
+
+def is_at(place: Path, path: Path) -> bool:
+    """Return whether a path has the steps of a place, of which `*` is any step."""
+    return len(place) == len(path) and all(
+        wanted in ("*", step) for wanted, step in zip(place, path, strict=True)
+    )
+
+
+def any_matches(patterns: Sequence[str], path: Path) -> bool:
+    """Return whether one of the patterns matches."""
+    return any(matches(pattern, path) for pattern in patterns)
+
+
+# -- placeholders ----------------------------------------------------------------------------------
+
+_MARK: Final = re.compile(r"(\$+)\{")
+_INSIDE: Final = re.compile(r"([A-Za-z][\w-]*)(?::([\w.-]+))?\}")
+
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """One thing that is not as it was recorded: where, and in words."""
+class Slot:
+    """One placeholder; `key` follows the colon, `None` if all values are the same."""
 
-    path: str
-    expected: str
-    got: str
+    kind: str
+    key: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.path}\n    recorded: {self.expected}\n    now:      {self.got}"
+        return f"${{{self.kind}}}" if self.key is None else f"${{{self.kind}:{self.key}}}"
+
+
+def escape(text: str) -> str:
+    """Return a literal text as a cassette has it."""
+    return _MARK.sub(lambda mark: f"${mark[0]}", text) if "${" in text else text
+
+
+@lru_cache(maxsize=4096)
+def parse(text: str) -> tuple[str | Slot, ...]:
+    """Return the literal texts and placeholders of a text in a cassette. Raise `ValueError` if a
+    placeholder is malformed."""
+    pieces: list[str | Slot] = []
+    plain, at = "", 0
+    for mark in _MARK.finditer(text):
+        if mark.start() < at:
+            continue
+        plain += text[at : mark.start()]
+        if len(mark[1]) > 1:
+            plain += mark[0][1:]
+            at = mark.end()
+            continue
+        inside = _INSIDE.match(text, mark.end())
+        if inside is None:
+            raise ValueError(f"{text[mark.start() : mark.start() + 30]!r} is no placeholder")
+        pieces += [plain] if plain else []
+        pieces.append(Slot(inside[1], inside[2]))
+        plain, at = "", inside.end()
+    plain += text[at:]
+    return (*pieces, plain) if plain else tuple(pieces)
+
+
+def only_slot(text: str) -> Slot | None:
+    """Return the placeholder that is the whole text, `None` if it is another text."""
+    match parse(text):
+        case [Slot() as slot]:
+            return slot
+    return None
+
+
+def fill(recorded: Any, value_of: Callable[[Slot], Any]) -> Any:
+    """Return a recorded value with the values of its placeholders. Raise `UnboundPlaceholder` if
+    `value_of` does not know one."""
+    match recorded:
+        case str():
+            if (slot := only_slot(recorded)) is not None:
+                return value_of(slot)
+            pieces = parse(recorded)
+            return "".join(
+                str(value_of(piece)) if isinstance(piece, Slot) else piece for piece in pieces
+            )
+        case Mapping():
+            return {key: fill(item, value_of) for key, item in recorded.items()}
+        case list() | tuple():
+            return [fill(item, value_of) for item in recorded]
+    return recorded
+
+
+def slots(recorded: Any) -> Iterator[Slot]:
+    """Yield each placeholder in a recorded value."""
+    match recorded:
+        case str():
+            yield from (piece for piece in parse(recorded) if isinstance(piece, Slot))
+        case Mapping():
+            for item in recorded.values():
+                yield from slots(item)
+        case list() | tuple():
+            for item in recorded:
+                yield from slots(item)
 
 
 class Bindings:
-    """What the placeholders of a cassette stand for in one conversation."""
+    """The values of a cassette's placeholders in one conversation."""
 
     def __init__(self, values: Mapping[Slot, Any] | None = None) -> None:
         self.values: dict[Slot, Any] = dict(values or {})
 
     def learn(self, slot: Slot, value: Any) -> str | None:
-        """Have a placeholder stand for a value from now on; what is wrong if
-        it stands for another."""
+        """Bind a placeholder to a value; return the expected value if this is another."""
         if slot in self.values:
             known = self.values[slot]
             return None if known == value else f"{slot}, which is {shown(known)}"
@@ -45,13 +172,33 @@ class Bindings:
         self.values[slot] = value
         return None
 
+    def shown(self, pieces: Sequence[str | Slot]) -> str:
+        """Return a text with the values that are known."""
+        return "".join(
+            str(self.values.get(piece, piece)) if isinstance(piece, Slot) else piece
+            for piece in pieces
+        )
+
+
+# -- comparison ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One difference from the recording: the place, and both values in words."""
+
+    path: str
+    expected: str
+    actual: str
+
+    def __str__(self) -> str:
+        return f"{self.path}\n    recorded: {self.expected}\n    now:      {self.actual}"
+
 
 def shown(value: Any) -> str:
-    """A JSON value in a line, not too long."""
+    """Return a JSON value in a line, not too long."""
     if value is _MISSING:
         return "(nothing)"
-    from roundgate.json import encode
-
     text = encode(value).decode()
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text)} characters)"
 
@@ -59,104 +206,70 @@ def shown(value: Any) -> str:
 def compare(
     recorded: Any, now: Any, bindings: Bindings, path: Path = (), ignore: Sequence[str] = ()
 ) -> Iterator[Difference]:
-    """Each difference between a recorded value and one of now; placeholders learn
-    their values on the way."""
+    """Yield each difference between a recorded value and a new one; placeholders learn their
+    values on the way."""
     if ignore and any_matches(ignore, path):
         return
     if isinstance(recorded, str):
         yield from _compare_text(recorded, now, bindings, path)
     elif isinstance(recorded, Mapping) and isinstance(now, Mapping):
         for key in [*recorded, *(key for key in now if key not in recorded)]:
-            yield from _member(recorded, now, key, bindings, path, ignore)
+            pair = recorded.get(key, _MISSING), now.get(key, _MISSING)
+            yield from compare(*pair, bindings, (*path, key), ignore)
     elif isinstance(recorded, (list, tuple)) and isinstance(now, list):
-        yield from _compare_lists(recorded, now, bindings, path, ignore)
-    elif not _same(recorded, now):
+        for index in range(max(len(recorded), len(now))):
+            before = recorded[index] if index < len(recorded) else _MISSING
+            after = now[index] if index < len(now) else _MISSING
+            yield from compare(before, after, bindings, (*path, index), ignore)
+    elif not _is_same(recorded, now):
         yield Difference(dotted(path), shown(recorded), shown(now))
 
 
-def _member(
-    recorded: Mapping[str, Any],
-    now: Mapping[str, Any],
-    key: str,
-    bindings: Bindings,
-    path: Path,
-    ignore: Sequence[str],
-) -> Iterator[Difference]:
-    inside = (*path, key)
-    if key in recorded and key in now:
-        yield from compare(recorded[key], now[key], bindings, inside, ignore)
-    elif not any_matches(ignore, inside):
-        yield Difference(
-            dotted(inside),
-            shown(recorded.get(key, _MISSING)),
-            shown(now.get(key, _MISSING)),
-        )
-
-
-def _compare_lists(
-    recorded: Sequence[Any], now: list[Any], bindings: Bindings, path: Path, ignore: Sequence[str]
-) -> Iterator[Difference]:
-    for index in range(max(len(recorded), len(now))):
-        inside = (*path, index)
-        if index < min(len(recorded), len(now)):
-            yield from compare(recorded[index], now[index], bindings, inside, ignore)
-        elif not any_matches(ignore, inside):
-            left = recorded[index] if index < len(recorded) else _MISSING
-            yield Difference(
-                dotted(inside), shown(left), shown(now[index] if index < len(now) else _MISSING)
-            )
-
-
-def _same(recorded: Any, now: Any) -> bool:
+def _is_same(recorded: Any, now: Any) -> bool:
     if isinstance(recorded, bool) or isinstance(now, bool):
         return recorded is now
     return bool(recorded == now)
 
 
 def _compare_text(recorded: str, now: Any, bindings: Bindings, path: Path) -> Iterator[Difference]:
+    if now is _MISSING:
+        yield Difference(dotted(path), shown(recorded), shown(now))
+        return
+    if (slot := only_slot(recorded)) is not None:
+        is_text = isinstance(now, (str, int, float)) and not isinstance(now, bool) and now != ""
+        expected = bindings.learn(slot, now) if is_text else f"{slot}, a text"
+        if expected is not None:
+            yield Difference(dotted(path), expected, shown(now))
+        return
     pieces = parse(recorded)
-    if len(pieces) == 1 and isinstance(pieces[0], Slot):
-        wrong = bindings.learn(pieces[0], now) if _may_stand_for(now) else f"{pieces[0]}, a text"
-        if wrong is not None:
-            yield Difference(dotted(path), wrong, shown(now))
+    values = _split(pieces, now, bindings) if isinstance(now, str) else None
+    if values is None:
+        yield Difference(dotted(path), shown(bindings.shown(pieces)), shown(now))
         return
-    found = _split(pieces, now, bindings) if isinstance(now, str) else None
-    if found is None:
-        yield Difference(dotted(path), shown(_with_values(pieces, bindings)), shown(now))
-        return
-    for slot, value in found:
-        if (wrong := bindings.learn(slot, value)) is not None:
-            yield Difference(dotted(path), wrong, shown(value))
-
-
-def _may_stand_for(value: Any) -> bool:
-    return isinstance(value, (str, int, float)) and not isinstance(value, bool) and value != ""
-
-
-def _with_values(pieces: Sequence[str | Slot], bindings: Bindings) -> str:
-    """A text as it was expected: with the values that are known."""
-    return "".join(
-        str(bindings.values.get(one, one)) if isinstance(one, Slot) else one for one in pieces
-    )
+    for slot, value in values:
+        if (expected := bindings.learn(slot, value)) is not None:
+            yield Difference(dotted(path), expected, shown(value))
 
 
 def _split(
     pieces: Sequence[str | Slot], text: str, bindings: Bindings
 ) -> list[tuple[Slot, str]] | None:
-    """What each placeholder in a text stands for, `None` if the text is another one.
+    """Return the value of each placeholder in a text, `None` if it is another text.
 
-    Each takes as little as it can: one pass, however many there are.
+    Each placeholder takes as little as it can, in one pass.
     """
     known = [
-        str(bindings.values[one]) if isinstance(one, Slot) and one in bindings.values else one
-        for one in pieces
+        str(bindings.values[piece])
+        if isinstance(piece, Slot) and piece in bindings.values
+        else piece
+        for piece in pieces
     ]
-    found: list[tuple[Slot, str]] = []
+    values: list[tuple[Slot, str]] = []
     at, waiting = 0, None
     for index, piece in enumerate(known):
         if isinstance(piece, Slot):
             if waiting is not None:
-                found.append((waiting, text[at : at + 1]))
+                values.append((waiting, text[at : at + 1]))
                 at += 1
             waiting = piece
             continue
@@ -169,41 +282,9 @@ def _split(
         end = len(text) - len(piece) if is_last else text.find(piece, at + 1)
         if end <= at or not text.startswith(piece, end):
             return None
-        found.append((waiting, text[at:end]))
+        values.append((waiting, text[at:end]))
         at, waiting = end + len(piece), None
     if waiting is not None:
-        found.append((waiting, text[at:]))
-        return found if text[at:] else None
-    return found if at == len(text) else None
-
-
-def fill(recorded: Any, value_of: Callable[[Slot], Any]) -> Any:
-    """A recorded value with what its placeholders stand for.
-
-    Raises:
-        UnboundPlaceholder: `value_of` does not know one.
-    """
-    match recorded:
-        case str():
-            pieces = parse(recorded)
-            if len(pieces) == 1 and isinstance(pieces[0], Slot):
-                return value_of(pieces[0])
-            return "".join(str(value_of(one)) if isinstance(one, Slot) else one for one in pieces)
-        case Mapping():
-            return {key: fill(item, value_of) for key, item in recorded.items()}
-        case list() | tuple():
-            return [fill(item, value_of) for item in recorded]
-    return recorded
-
-
-def slots(recorded: Any) -> Iterator[Slot]:
-    """Each placeholder in a recorded value."""
-    match recorded:
-        case str():
-            yield from (one for one in parse(recorded) if isinstance(one, Slot))
-        case Mapping():
-            for item in recorded.values():
-                yield from slots(item)
-        case list() | tuple():
-            for item in recorded:
-                yield from slots(item)
+        values.append((waiting, text[at:]))
+        return values if text[at:] else None
+    return values if at == len(text) else None

@@ -1,41 +1,86 @@
-"""What a cassette holds: the HTTP exchanges of one conversation, normalised, and the
-rules by which they were.
+"""The model of a cassette, and of its file: the normalized HTTP exchanges of one conversation, and
+the rules of their normalization.
 
-Values that differ from run to run stand as placeholders: `${state:1}` is the first `requestState`
-of the conversation wherever it comes up again, `${time}` any moment. A text that has `${` in it is
-written with one more `$` before it.
+Values that differ from run to run are placeholders: `${state:1}` is the first `requestState` of the
+conversation wherever it comes up, `${time}` any moment. A literal `${` has one more `$` before it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from dataclasses import field
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import AfterValidator, ConfigDict, Field, StrictBool, StrictInt, model_validator
+from pydantic.dataclasses import dataclass
+
+from roundgate.cassettes.matching import steps
 
 Json: TypeAlias = dict[str, Any]
 
 VERSION: Final = 1
 META: Final = "io.modelcontextprotocol/"
 ENVELOPE: Final = ("protocolVersion", "clientInfo", "clientCapabilities")
-"""The members of `_meta` (behind `io.modelcontextprotocol/`) that are the same in each
-request of one client."""
-MESSAGE: Final = ("id", "method", "params", "result", "error")
+"""The members of `_meta` (behind `io.modelcontextprotocol/`) that each request of a client
+repeats."""
+MESSAGE: Final[Mapping[str, Any]] = {
+    "id": {"type": ["string", "integer", "null"], "description": "If not that of the request."},
+    "method": {"type": "string", "description": "Of a request or a notification."},
+    **dict.fromkeys(("params", "result", "error"), True),
+}
+"""The members of a message that a file has beside those of the exchange, with their schemas."""
+_LONGEST_PATTERN: Final = 200
 
 
-@dataclass(frozen=True, slots=True)
+def _check_pattern(pattern: str) -> str:
+    try:
+        is_usable = len(pattern) <= _LONGEST_PATTERN and not re.compile(pattern).match("")
+    except re.error as error:
+        raise ValueError(f"is no regular expression: {error}") from None
+    if not is_usable:
+        raise ValueError("is too long, or matches nothing at all: write a narrower pattern")
+    return pattern
+
+
+def _check_path(path: str) -> str:
+    steps(path)
+    return path
+
+
+def _gathered(entry: Any) -> Any:
+    """Gather the members of a message that stand beside those of the exchange."""
+    if not isinstance(entry, dict) or MESSAGE.keys().isdisjoint(entry):
+        return entry
+    message = {name: entry[name] for name in MESSAGE if name in entry}
+    return {"message": message} | {key: entry[key] for key in entry if key not in MESSAGE}
+
+
+_FORBID: Final = ConfigDict(extra="forbid")
+_WITH_MESSAGE: Final = ConfigDict(
+    extra="forbid", json_schema_extra=lambda schema: schema["properties"].update(MESSAGE)
+)
+_Paths: TypeAlias = tuple[Annotated[str, AfterValidator(_check_path)], ...]
+_Text: TypeAlias = Annotated[str | None, Field(description="A body that is no JSON.")]
+_Message: TypeAlias = Annotated[Any, Field(description="A batch, or no message of JSON-RPC.")]
+_After: TypeAlias = Annotated[
+    StrictInt | None,
+    Field(description="The number of the later interaction that had begun when this came."),
+]
+
+
+@dataclass(frozen=True, slots=True, config=_FORBID)
 class Rule:
-    """One kind of value that is normalised: by the names of its members, of
-    headers, or by its looks.
+    """Values that differ from run to run and stand as ${name:1}, numbered by first appearance;
+    selected by the names of their members or headers, or by a pattern in any text."""
 
-    Values of a numbered rule are told apart, `${task:1}` from `${task:2}`;
-    the others are all the same.
-    """
-
-    name: str
-    members: Sequence[str] = ()
-    headers: Sequence[str] = ()
-    pattern: str | None = None
-    numbered: bool = True
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+    members: tuple[str, ...] = ()
+    headers: tuple[str, ...] = ()
+    pattern: Annotated[str, AfterValidator(_check_pattern)] | None = None
+    numbered: Annotated[
+        StrictBool, Field(description="Whether one value is told from another.")
+    ] = True
 
 
 RULES: Final = (
@@ -55,59 +100,73 @@ RULES: Final = (
     ),
     Rule("uuid", pattern=r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"),
 )
-"""The rules of a new cassette. Ids of requests that a server sends are `${request:1}`, its
-origin is `${server}`."""
+"""The rules of a new cassette. Ids of requests that a server sends are `${request:1}`, its origin
+is `${server}`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_WITH_MESSAGE)
 class Request:
-    """What the client sent: a message (or a batch of them), a GET for a stream,
-    a DELETE of a session."""
+    """A request of the client: a message (or a batch), a GET for a stream, a DELETE of a
+    session. Headers only if they do not follow from the rest."""
 
-    http: str = "POST"
-    message: Any = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-    own_envelope: bool = False
-    """Whether `_meta` is in the message as it was, instead of what is the same in all requests."""
-    text: str | None = None
-    """A body that is no JSON."""
+    http: Literal["POST", "GET", "DELETE"] = "POST"
+    headers: dict[str, str] = field(default_factory=dict)
+    own_envelope: Annotated[
+        StrictBool,
+        Field(description="Whether _meta is in params as it was, instead of what `client` says."),
+    ] = False
+    message: _Message = None
+    text: _Text = None
+
+    _gather = model_validator(mode="before")(_gathered)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_WITH_MESSAGE)
 class Event:
-    """One event of a stream. `after` is the number of the interaction that
-    had begun when it came."""
+    """One event of a stream."""
 
-    message: Any = None
+    after: _After = None
     event_id: str | None = None
-    retry_ms: int | None = None
-    after: int | None = None
+    retry_ms: Annotated[StrictInt, Field(ge=0)] | None = None
+    message: _Message = None
+
+    _gather = model_validator(mode="before")(_gathered)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_WITH_MESSAGE)
 class Response:
-    """What came back: one message, a stream of events, or text. `end` says who ended it:
-    "server", "client", "cut"."""
+    """A response: a message, a stream of events, or text."""
 
-    status: int = 200
-    headers: Mapping[str, str] = field(default_factory=dict)
-    message: Any = None
-    events: Sequence[Event] | None = None
-    text: str | None = None
-    end: str = "server"
-    after: int | None = None
+    status: Annotated[StrictInt, Field(ge=200, le=599)] = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    after: _After = None
+    message: _Message = None
+    text: _Text = None
+    events: tuple[Event, ...] | None = None
+    end: Annotated[
+        Literal["server", "client", "cut"], Field(description="Who ended it, or nobody.")
+    ] = "server"
+
+    _gather = model_validator(mode="before")(_gathered)
+
+    @property
+    def pieces(self) -> Sequence[Event]:
+        """The events of a stream, or the one message of another response."""
+        if self.events is not None:
+            return self.events
+        return () if self.message is None else (Event(message=self.message, after=self.after),)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_FORBID)
 class Interaction:
-    """A request and its response; `None` if none came."""
+    """A request and its response; without a response if none came."""
 
     request: Request
-    response: Response | None
+    response: Response | None = None
 
     @property
     def title(self) -> str:
-        """What it is, in a few words."""
+        """A name of a few words."""
         message = self.request.message
         if self.request.http == "GET":
             return "open a stream"
@@ -117,85 +176,103 @@ class Interaction:
             return "a batch" if isinstance(message, list) else "no JSON"
         if "method" not in message:
             return f"answer {message.get('id')}"
-        return f"{message['method']} {named(message)}".strip()
+        return f"{message['method']} {subject_of(message)}".strip()
 
 
-def named(message: Mapping[str, Any]) -> str:
-    """What a request is about: the tool, the prompt, the resource, the task."""
-    params = message.get("params")
-    found = params if isinstance(params, dict) else {}
-    return str(next((found[one] for one in ("name", "uri", "taskId") if one in found), ""))
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, config=_FORBID)
 class Cassette:
-    """A conversation. `ignore` are paths that are not compared, `redact` those whose
-    values were taken out."""
+    """A recorded conversation with an MCP server."""
 
-    interactions: Sequence[Interaction]
-    rules: Sequence[Rule] = RULES
-    ignore: Sequence[str] = ()
-    redact: Sequence[str] = ()
-    client: Mapping[str, Any] = field(default_factory=dict)
-    """What each request of the modern revision has in `_meta`."""
+    interactions: Annotated[
+        tuple[Interaction, ...], Field(description="In the order in which the requests began.")
+    ]
+    rules: Annotated[tuple[Rule, ...], Field(description="The rules of normalization.")] = RULES
+    ignore: Annotated[_Paths, Field(description="Paths that are not compared.")] = ()
+    redact: Annotated[_Paths, Field(description="Paths whose values were redacted.")] = ()
+    client: Annotated[
+        Json, Field(description=f"The members {', '.join(ENVELOPE)} of each request's _meta.")
+    ] = field(default_factory=dict)
 
 
-class Course:
-    """How a conversation stands. `initialize` begins the era of sessions, and
-    each session after it."""
+# -- parts of messages -----------------------------------------------------------------------------
 
-    def __init__(self) -> None:
-        self.is_older = False
-        self.version: str | None = None
-        self.session: str | None = None
 
-    def begins(self, message: Any) -> None:
-        """A request is about to be sent."""
-        if isinstance(message, dict) and message.get("method") == "initialize":
-            self.is_older, self.version, self.session = True, None, None
+def subject_of(message: Any) -> str:
+    """Return the tool, prompt, resource or task that a request is about, else ""."""
+    params = params_of(message)
+    return str(next((params[name] for name in ("name", "uri", "taskId") if name in params), ""))
 
-    def answered(self, message: Any, answer: Any, headers: Mapping[str, str]) -> None:
-        """Its answer is there."""
-        if not isinstance(message, dict) or message.get("method") != "initialize":
-            return
-        result = answer.get("result") if isinstance(answer, dict) else None
-        if isinstance(result, dict):
-            self.version = str(result.get("protocolVersion"))
-            self.session = headers.get("mcp-session-id")
 
-    def headers(self, message: Any) -> dict[str, str]:
-        """Headers that go without saying."""
-        if self.is_older:
-            found = {"mcp-protocol-version": self.version, "mcp-session-id": self.session}
-            return {name: value for name, value in found.items() if value is not None}
-        version = envelope_of(message).get("protocolVersion")
-        return {"mcp-protocol-version": version} if isinstance(version, str) else {}
+def params_of(message: Any) -> Json:
+    """Return the params of a message, `{}` if there are none."""
+    params = message.get("params") if isinstance(message, dict) else None
+    return params if isinstance(params, dict) else {}
+
+
+def result_of(message: Any) -> Json | None:
+    """Return the result of a message, `None` if there is none."""
+    result = message.get("result") if isinstance(message, dict) else None
+    return result if isinstance(result, dict) else None
+
+
+def method_of(message: Any) -> str | None:
+    """Return the method of a request or notification, else `None`."""
+    method = message.get("method") if isinstance(message, dict) else None
+    return method if isinstance(method, str) else None
+
+
+def without(message: Mapping[str, Any], *names: str) -> Json:
+    """Return an object without some members."""
+    return {name: value for name, value in message.items() if name not in names}
 
 
 def envelope_of(message: Any) -> Json:
-    """What a request of the modern revision says of its client, the prefix
-    of the names left out."""
-    params = message.get("params") if isinstance(message, dict) else None
-    meta = params.get("_meta") if isinstance(params, dict) else None
+    """Return the envelope of a modern request, with the prefix of its names left out."""
+    meta = params_of(message).get("_meta")
     if not isinstance(meta, dict):
         return {}
     return {name: meta[META + name] for name in ENVELOPE if META + name in meta}
 
 
 def without_envelope(message: Json) -> Json:
-    """A request without what its client says of itself each time."""
+    """Return a request without the envelope that each request repeats."""
     params = dict(message["params"])
-    meta = {
-        name: value
-        for name, value in params.pop("_meta").items()
-        if name not in {META + one for one in ENVELOPE}
-    }
-    params |= {"_meta": meta} if meta else {}
-    return {**message, "params": params}
+    meta = without(params.pop("_meta"), *(META + name for name in ENVELOPE))
+    return {**message, "params": {**params, "_meta": meta} if meta else params}
 
 
 def with_envelope(message: Json, client: Mapping[str, Any]) -> Json:
-    """The other way round."""
-    params = dict(message.get("params") or {})
+    """Return a request with an envelope."""
+    params = params_of(message)
     envelope = {META + name: value for name, value in client.items()}
     return {**message, "params": {**params, "_meta": {**(params.get("_meta") or {}), **envelope}}}
+
+
+class Course:
+    """The era, revision and session of a conversation. `initialize` begins the era of sessions, and
+    each session after it."""
+
+    def __init__(self) -> None:
+        self.is_older = False
+        self._version: str | None = None
+        self._session: str | None = None
+
+    def begin(self, message: Any) -> None:
+        """Take note of a request that is about to be sent."""
+        if method_of(message) == "initialize":
+            self.is_older, self._version, self._session = True, None, None
+
+    def end(self, message: Any, answer: Any, headers: Mapping[str, str]) -> None:
+        """Take note of the answer to a request."""
+        result = result_of(answer)
+        if method_of(message) == "initialize" and result is not None:
+            self._version = str(result.get("protocolVersion"))
+            self._session = headers.get("mcp-session-id")
+
+    def headers(self, message: Any) -> dict[str, str]:
+        """Return the headers that follow from the conversation."""
+        if self.is_older:
+            headers = {"mcp-protocol-version": self._version, "mcp-session-id": self._session}
+            return {name: value for name, value in headers.items() if value is not None}
+        version = envelope_of(message).get("protocolVersion")
+        return {"mcp-protocol-version": version} if isinstance(version, str) else {}

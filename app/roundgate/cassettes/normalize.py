@@ -1,21 +1,24 @@
-"""A cassette from a tape: what only chance or patience put there is left out, the rest is
-named, secrets are taken out.
+"""A cassette from a tape, without the traces of chance and time.
 
-Left out are tries that were repeated with another outcome (a lost connection, a redirect, a
-login), and what a task was asked while it worked or had nothing new to tell: how often a client
-looks depends on the clock.
+Left out are attempts that were repeated with another outcome (a lost connection, a redirect, a
+login), and polls of a task that found nothing new: how often a client polls depends on the clock.
+
+Values that differ from run to run become placeholders, numbered in the order of their first
+appearance. A value that the client sends stays as it is unless the server sent it before: only then
+can a replay know it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from roundgate.cassettes.matching import escape
 from roundgate.cassettes.model import (
     ENVELOPE,
     MESSAGE,
     META,
-    RULES,
     Cassette,
     Course,
     Event,
@@ -25,29 +28,158 @@ from roundgate.cassettes.model import (
     Response,
     Rule,
     envelope_of,
+    method_of,
+    result_of,
+    without,
     without_envelope,
 )
-from roundgate.cassettes.naming import Namer
-from roundgate.cassettes.redacting import Redactor, said
-from roundgate.cassettes.tape import Exchange, Tape, decoded_body
+from roundgate.cassettes.tape import Exchange, Hidden, Secrets, Tape, TapeEvent
+from roundgate.settings.redacting import Redactor, split
 
 _TRIED_AGAIN: Final = frozenset({None, 301, 302, 303, 307, 308, 401, 403, 429, 502, 503, 504})
+_MADE_BY_CLIENTS: Final = frozenset({"token"})
+_WHOLE_ONLY: Final = frozenset({"state", "cursor", "token", "id"})
+"""Kinds whose values are not searched for within other texts."""
+_SHORTEST_WITHIN: Final = 8
+
+# -- names -----------------------------------------------------------------------------------------
 
 
-def cassette_of(
-    tape: Tape,
-    *,
-    rules: Sequence[Rule] = RULES,
-    ignore: Sequence[str] = (),
-    redact: Sequence[str] = (),
+class Namer:
+    """Names the values of one conversation."""
+
+    def __init__(
+        self,
+        rules: Sequence[Rule],
+        fixed: Mapping[str, str] | None = None,
+        redactor: Redactor | None = None,
+    ) -> None:
+        """Name values by `rules`. `fixed` has the placeholders of values that are known in
+        advance, `redactor` those of secrets."""
+        self._redactor = redactor or Redactor()
+        self._members = {name: rule for rule in rules for name in rule.members}
+        self._headers = {name: rule for rule in rules for name in rule.headers}
+        self._patterns = [(rule, re.compile(rule.pattern)) for rule in rules if rule.pattern]
+        self._known: dict[tuple[str, Any], str] = {}
+        self._counts: dict[str, int] = {}
+        self._within: dict[str, str] = dict(fixed or {})
+        self._regex: re.Pattern[str] | None = None
+        self._sent: set[str] = set()
+        """Values of clients that look like those of a rule: they stay as they are."""
+
+    def name(self, kind: str, value: Any, *, is_numbered: bool = True) -> str:
+        """Return the placeholder of a value; a new one if it was not seen before."""
+        if not is_numbered:
+            return f"${{{kind}}}"
+        key = (kind, value)
+        if key not in self._known:
+            self._counts[kind] = self._counts.get(kind, 0) + 1
+            self._known[key] = f"${{{kind}:{self._counts[kind]}}}"
+            is_searched = isinstance(value, str) and len(value) >= _SHORTEST_WITHIN
+            if is_searched and kind not in _WHOLE_ONLY and value not in self._within:
+                self._within[value] = self._known[key]
+                self._regex = None
+        return self._known[key]
+
+    def known(self, kind: str, value: Any) -> str | None:
+        """Return the placeholder of a value that was seen before."""
+        return self._known.get((kind, value))
+
+    def header(self, name: str, value: str, *, is_sent: bool) -> str:
+        """Return a header's value with placeholders."""
+        rule = self._headers.get(name)
+        named = None if rule is None else self._by_rule(rule, value, is_sent=is_sent)
+        return self.text(value, is_sent=is_sent) if named is None else named
+
+    def value(self, value: Any, *, is_sent: bool) -> Any:
+        """Return a JSON value of a message with placeholders."""
+        match value:
+            case str():
+                return self.text(value, is_sent=is_sent)
+            case dict():
+                return {
+                    self._redactor.text(key): self._member(
+                        self._members.get(key), item, is_sent=is_sent
+                    )
+                    for key, item in value.items()
+                }
+            case list():
+                return [self.value(item, is_sent=is_sent) for item in value]
+            case int() | float() if not isinstance(value, bool):
+                pieces = [piece for piece in self._redactor.pieces(str(value)) if piece[0]]
+                is_secret = len(pieces) == 1 and pieces[0][1]
+                return pieces[0][0] if is_secret else value
+        return value
+
+    def _member(self, rule: Rule | None, item: Any, *, is_sent: bool) -> Any:
+        named = None if rule is None else self._by_member_rule(rule, item, is_sent=is_sent)
+        return self.value(item, is_sent=is_sent) if named is None else named
+
+    def _by_member_rule(self, rule: Rule, item: Any, *, is_sent: bool) -> Any:
+        if isinstance(item, list):
+            named = [self._by_member_rule(rule, one, is_sent=is_sent) for one in item]
+            return named if named and None not in named else None
+        if not isinstance(item, (str, int)) or isinstance(item, (bool, Hidden)) or item == "":
+            return None
+        return self._by_rule(rule, item, is_sent=is_sent)
+
+    def _by_rule(self, rule: Rule, value: Any, *, is_sent: bool) -> str | None:
+        if is_sent and rule.name not in _MADE_BY_CLIENTS:
+            return self.known(rule.name, value)
+        if rule.name == "id" and (of_server := self.known("request", value)) is not None:
+            return of_server
+        return self.name(rule.name, value, is_numbered=rule.numbered)
+
+    def text(self, text: str, *, is_sent: bool) -> str:
+        """Return a text with placeholders."""
+        if isinstance(text, Hidden):
+            return str(text)
+        pieces = self._redactor.pieces(text)
+        if self._within:
+            pieces = split(pieces, self._mentions(), self._within.get)
+        for rule, pattern in self._patterns:
+            pieces = split(pieces, pattern, self._pattern_namer(rule, is_sent=is_sent))
+        return "".join(one if is_placeholder else escape(one) for one, is_placeholder in pieces)
+
+    def _mentions(self) -> re.Pattern[str]:
+        """Return the pattern of known values as whole words."""
+        if self._regex is None:
+            longest_first = sorted(self._within, key=lambda value: (-len(value), value))
+            self._regex = re.compile("|".join(map(_as_whole_word, longest_first)))
+        return self._regex
+
+    def _pattern_namer(self, rule: Rule, *, is_sent: bool) -> Callable[[str], str | None]:
+        def named(value: str) -> str | None:
+            if is_sent:
+                if (known := self.known(rule.name, value)) is None:
+                    self._sent.add(value)
+                return known
+            if value in self._sent:
+                return None
+            return self.name(rule.name, value, is_numbered=rule.numbered)
+
+        return named
+
+
+def _as_whole_word(value: str) -> str:
+    before = r"(?<!\w)" if value[:1].isalnum() else ""
+    after = r"(?!\w)" if value[-1:].isalnum() else ""
+    return before + re.escape(value) + after
+
+
+# -- exchanges -------------------------------------------------------------------------------------
+
+
+def make_cassette(
+    tape: Tape, rules: Sequence[Rule], ignore: Sequence[str] = (), redact: Sequence[str] = ()
 ) -> Cassette:
-    """The cassette of what a tape has so far."""
-    redactor = Redactor(tape, redact)
-    namer = Namer(rules, {**_server(tape), **redactor.elsewhere()}, redactor.escaped())
-    kept = _kept(tape.exchanges)
-    writer = _Writer(redactor, namer, kept)
+    """Return the cassette of a tape so far."""
+    secrets = Secrets(tape, redact)
+    namer = Namer(rules, dict(_server_names(tape)), secrets.elsewhere())
+    exchanges = _without_chance(tape.exchanges)
+    writer = _Writer(secrets, namer, exchanges)
     return Cassette(
-        tuple(writer.interaction(one) for one in kept),
+        tuple(writer.interaction(exchange) for exchange in exchanges),
         tuple(rules),
         tuple(ignore),
         tuple(redact),
@@ -55,215 +187,182 @@ def cassette_of(
     )
 
 
-def _server(tape: Tape) -> dict[str, str]:
-    found: dict[str, str] = {}
+def _server_names(tape: Tape) -> Iterator[tuple[str, str]]:
     for origin in tape.origins:
-        found[origin] = "${server}"
+        yield origin, "${server}"
         authority = origin.partition("://")[2]
         if ":" in authority:
-            found[authority] = "${host}"
-    return found
+            yield authority, "${host}"
 
 
-def _kept(exchanges: Sequence[Exchange]) -> list[Exchange]:
-    told: dict[str, Any] = {}
+def _without_chance(exchanges: Sequence[Exchange]) -> list[Exchange]:
+    """Return the exchanges without attempts that were repeated, and polls without news."""
     later: list[Any] = []
     superseded: set[int] = set()
-    for one in reversed(exchanges):
-        failed = one.status in _TRIED_AGAIN or one.end == "cut"
-        if failed and one.message is not None and _said(one) in later:
-            superseded.add(one.number)
-        later.append(_said(one))
+    for exchange in reversed(exchanges):
+        message = exchange.message
+        content = without(message, "id") if isinstance(message, dict) else message
+        has_failed = exchange.status in _TRIED_AGAIN or exchange.end == "cut"
+        if has_failed and message is not None and content in later:
+            superseded.add(exchange.number)
+        later.append(content)
         del later[:-64]
-    return [one for one in exchanges if one.number not in superseded and _is_news(one, told)]
+    states: dict[str, Any] = {}
+    return [
+        exchange
+        for exchange in exchanges
+        if exchange.number not in superseded and _has_news(exchange, states)
+    ]
 
 
-def _said(exchange: Exchange) -> Any:
-    message = exchange.message
-    if not isinstance(message, dict):
-        return message
-    return {name: value for name, value in message.items() if name != "id"}
-
-
-def _is_news(exchange: Exchange, told: dict[str, Any]) -> bool:
-    """Whether something would be missing without it; `told` is what each task has told."""
+def _has_news(exchange: Exchange, states: dict[str, Any]) -> bool:
+    """Return whether an exchange adds something; `states` are the last states of tasks."""
     if exchange.http == "GET":
-        is_first = "(stream)" not in told
-        told["(stream)"] = True
+        is_first = "(stream)" not in states
+        states["(stream)"] = True
         return is_first or bool(exchange.events) or "last-event-id" in exchange.headers
-    message = exchange.message
-    if not isinstance(message, dict) or message.get("method") != "tasks/get":
+    if method_of(exchange.message) != "tasks/get":
         return True
-    answer = decoded_body(exchange)[0]
-    result = answer.get("result") if isinstance(answer, dict) else None
-    if not isinstance(result, dict):
+    result = result_of(exchange.decoded_body()[0])
+    if result is None:
         return True
     if result.get("status") == "working":
         return False
-    task = str(result.get("taskId"))
-    state = {name: value for name, value in result.items() if name != "lastUpdatedAt"}
-    is_news = told.get(task) != state
-    told[task] = state
-    return is_news
+    task, state = str(result.get("taskId")), without(result, "lastUpdatedAt")
+    has_changed = states.get(task) != state
+    states[task] = state
+    return has_changed
 
 
 class _Writer:
-    def __init__(self, redactor: Redactor, namer: Namer, exchanges: Sequence[Exchange]) -> None:
-        self._redactor = redactor
+    def __init__(self, secrets: Secrets, namer: Namer, exchanges: Sequence[Exchange]) -> None:
+        self._secrets = secrets
         self._namer = namer
         self._exchanges = exchanges
         self._course = Course()
-        self._numbers = [one.number for one in exchanges]
-        self._referred = {one for exchange in exchanges for one in _references(exchange)}
-        self._envelope = next(
-            (found for one in exchanges if len(found := envelope_of(one.message)) == len(ENVELOPE)),
-            {},
-        )
-        self.client: Json = namer.value(redactor.hidden(self._envelope), is_sent=True)
+        self._mentioned_ids = {one for exchange in exchanges for one in _mentions(exchange)}
+        envelopes = (envelope_of(exchange.message) for exchange in exchanges)
+        self._envelope = next((one for one in envelopes if len(one) == len(ENVELOPE)), {})
+        self.client: Json = namer.value(secrets.hidden(self._envelope), is_sent=True)
 
     def interaction(self, exchange: Exchange) -> Interaction:
-        self._course.begins(exchange.message)
+        self._course.begin(exchange.message)
         request = self._request(exchange)
-        response = self._response(exchange)
-        answers = [one for one in said(exchange) if isinstance(one, dict) and "result" in one]
-        self._course.answered(
-            exchange.message, answers[-1] if answers else None, exchange.response_headers
-        )
+        response = None if exchange.status is None else self._response(exchange, exchange.status)
+        answers = [one for one in exchange.responses() if isinstance(one, dict) and "result" in one]
+        answer = answers[-1] if answers else None
+        self._course.end(exchange.message, answer, exchange.response_headers)
         return Interaction(request, response)
 
-    # -- what was sent -----------------------------------------------------------------------------
-
     def _request(self, exchange: Exchange) -> Request:
-        message, own = exchange.message, False
+        message, has_own = exchange.message, False
         if isinstance(message, dict):
-            message, own = self._stripped(message)
-        headers = {
-            name: self._namer.header(name, value, is_sent=True)
-            for name, value in sorted(exchange.headers.items())
-            if self._course.headers(exchange.message).get(name) != value
-        }
-        text = exchange.text
+            message, has_own = self._without_envelope(message)
+        usual = self._course.headers(exchange.message)
         return Request(
-            exchange.http,
-            self._sent(self._redactor.hidden(message)),
-            headers,
-            own,
-            None if text is None else self._namer.text(text, is_sent=True),
+            http=exchange.http,  # type: ignore[arg-type]  # validated
+            headers={
+                name: self._namer.header(name, value, is_sent=True)
+                for name, value in sorted(exchange.headers.items())
+                if usual.get(name) != value
+            },
+            own_envelope=has_own,
+            message=self._sent(self._secrets.hidden(message)),
+            text=None if exchange.text is None else self._namer.text(exchange.text, is_sent=True),
         )
 
-    def _stripped(self, message: Json) -> tuple[Json, bool]:
-        """A request without what goes without saying, and whether it has an envelope of its own."""
-        is_asked = "method" in message and not str(message["method"]).startswith("notifications/")
-        if self._course.is_older or not self._envelope or not is_asked:
-            return message, bool(envelope_of(message))
-        if envelope_of(message) == self._envelope:
+    def _without_envelope(self, message: Json) -> tuple[Json, bool]:
+        """Return a request without the usual envelope, and whether it has an envelope of its
+        own."""
+        method, own = str(message.get("method", "notifications/")), envelope_of(message)
+        if self._course.is_older or not self._envelope or method.startswith("notifications/"):
+            return message, bool(own)
+        if own == self._envelope:
             return without_envelope(message), False
         return message, True
 
     def _sent(self, message: Any) -> Any:
         if not isinstance(message, dict) or not _is_plain(message):
             return self._whole(message, is_sent=True)
-        short = {name: value for name, value in message.items() if name != "jsonrpc"}
-        request_id = short.pop("id", None)
-        found: Json = {}
+        request_id = _key(message.get("id"))
+        entry: Json = {}
         if "method" not in message:
-            found["id"] = self._namer.known("request", _key(request_id)) or request_id
-        elif _key(request_id) in self._referred and "id" in message:
-            found["id"] = self._namer.name("id", _key(request_id))
-        return found | self._namer.value(short, is_sent=True)
+            entry["id"] = self._namer.known("request", request_id) or message.get("id")
+        elif request_id in self._mentioned_ids and "id" in message:
+            entry["id"] = self._namer.name("id", request_id)
+        return entry | self._namer.value(without(message, "jsonrpc", "id"), is_sent=True)
 
     def _whole(self, message: Any, *, is_sent: bool) -> Any:
         if isinstance(message, dict):
             message = {"jsonrpc": None, **message}
         return self._namer.value(message, is_sent=is_sent)
 
-    # -- what came back ----------------------------------------------------------------------------
-
-    def _response(self, exchange: Exchange) -> Response | None:
-        if exchange.status is None:
-            return None
-        message, text = decoded_body(exchange) if exchange.events is None else (None, None)
-        headers = {
-            name: self._namer.header(name, value, is_sent=False)
-            for name, value in exchange.response_headers.items()
-        }
+    def _response(self, exchange: Exchange, status: int) -> Response:
         events = exchange.events
+        message, text = exchange.decoded_body() if events is None else (None, None)
         return Response(
-            exchange.status,
-            headers,
-            None if message is None else self._heard(message, exchange),
-            None if events is None else tuple(self._event(one, exchange) for one in events),
-            None if text is None else self._namer.text(text, is_sent=False),
-            self._end(exchange),
-            self._after(exchange, exchange.after) if events is None else None,
+            status=status,
+            headers={
+                name: self._namer.header(name, value, is_sent=False)
+                for name, value in exchange.response_headers.items()
+            },
+            after=self._after(exchange, exchange.after) if events is None else None,
+            message=None if message is None else self._received(message, exchange),
+            text=None if text is None else self._namer.text(text, is_sent=False),
+            events=None if events is None else tuple(self._event(one, exchange) for one in events),
+            end=_end(exchange),  # type: ignore[arg-type]  # validated
         )
 
-    def _end(self, exchange: Exchange) -> str:
-        own_id = exchange.message.get("id") if isinstance(exchange.message, dict) else None
-        for one in said(exchange):
-            if isinstance(one, dict) and "method" not in one and one.get("id") == own_id:
-                return "server"  # whoever hangs up after that has heard all
-        if exchange.events is None and not exchange.body and exchange.end == "client":
-            return "server"  # there was nothing to read
-        return exchange.end or "client"
-
-    def _event(self, event: Any, exchange: Exchange) -> Event:
+    def _event(self, event: TapeEvent, exchange: Exchange) -> Event:
+        message = None if event.message is None else self._received(event.message, exchange)
         event_id = event.event_id
-        return Event(
-            None if event.message is None else self._heard(event.message, exchange),
-            None if event_id is None else self._event_id(event_id),
-            event.retry_ms,
-            self._after(exchange, event.after),
-        )
+        if event_id:
+            event_id = self._namer.header("last-event-id", event_id, is_sent=False)
+        after = self._after(exchange, event.after)
+        return Event(after, event_id, event.retry_ms, message)
 
-    def _event_id(self, event_id: str) -> str:
-        if event_id == "":
-            return ""
-        return self._namer.header("last-event-id", event_id, is_sent=False)
-
-    def _heard(self, message: Any, exchange: Exchange) -> Any:
-        message = self._redactor.hidden(message)
+    def _received(self, message: Any, exchange: Exchange) -> Any:
+        message = self._secrets.hidden(message)
         if not isinstance(message, dict) or not _is_plain(message):
             return self._whole(message, is_sent=False)
-        short = {name: value for name, value in message.items() if name != "jsonrpc"}
-        found: Json = {}
-        if "id" in short:
-            found = self._id_of_heard(short.pop("id"), "method" in short, exchange)
-        return found | self._namer.value(short, is_sent=False)
+        entry = self._id_of_received(message, exchange) if "id" in message else {}
+        return entry | self._namer.value(without(message, "jsonrpc", "id"), is_sent=False)
 
-    def _id_of_heard(self, value: Any, is_request: bool, exchange: Exchange) -> Json:
-        if is_request:
+    def _id_of_received(self, message: Json, exchange: Exchange) -> Json:
+        value = message["id"]
+        if "method" in message:
             return {"id": self._namer.name("request", _key(value))}
-        own = exchange.message.get("id") if isinstance(exchange.message, dict) else None
-        if value == own and exchange.http == "POST":
+        if value == exchange.own_id and exchange.http == "POST":
             return {}
-        return {
-            "id": self._namer.known("id", _key(value)) or self._namer.value(value, is_sent=True)
-        }
+        known = self._namer.known("id", _key(value))
+        return {"id": known or self._namer.value(value, is_sent=True)}
 
     def _after(self, exchange: Exchange, number: int) -> int | None:
-        """After which interaction it came, where that is no chance: on a stream that
-        waits, or behind an answer."""
+        """Return the interaction that a message came after, unless by chance: on a stream that
+        waits, or after an answer."""
+        waits = exchange.http == "GET" or method_of(exchange.message) == "subscriptions/listen"
         between = [
-            (index, one)
+            index
             for index, one in enumerate(self._exchanges, 1)
-            if exchange.number < one.number <= number
+            if exchange.number < one.number <= number and (waits or _is_answer(one.message))
         ]
-        if not _waits(exchange):
-            between = [(index, one) for index, one in between if _is_answer(one.message)]
-        return between[-1][0] if between else None
+        return between[-1] if between else None
 
 
-def _waits(exchange: Exchange) -> bool:
-    message = exchange.message
-    return exchange.http == "GET" or (
-        isinstance(message, dict) and message.get("method") == "subscriptions/listen"
-    )
+def _end(exchange: Exchange) -> str:
+    for message in exchange.responses():
+        is_response = isinstance(message, dict) and "method" not in message
+        if is_response and message.get("id") == exchange.own_id:
+            return "server"  # a client that hangs up afterwards has received everything
+    if exchange.events is None and not exchange.body and exchange.end == "client":
+        return "server"  # there was nothing to read
+    return exchange.end or "client"
 
 
 def _is_answer(message: Any) -> bool:
-    return isinstance(message, dict) and (
-        "method" not in message or message["method"] == "notifications/cancelled"
+    return isinstance(message, dict) and message.get("method") in (
+        None,
+        "notifications/cancelled",
     )
 
 
@@ -275,30 +374,26 @@ def _key(value: Any) -> Any:
     return value if isinstance(value, (str, int)) and not isinstance(value, bool) else repr(value)
 
 
-def _references(exchange: Exchange) -> list[Any]:
-    """Ids of requests that are mentioned elsewhere than in their own exchange's messages."""
-    own = exchange.message.get("id") if isinstance(exchange.message, dict) else None
-    found: list[Any] = []
-    for message in (exchange.message, *said(exchange)):
+def _mentions(exchange: Exchange) -> Iterator[Any]:
+    """Yield the ids of requests that are mentioned outside their own exchange."""
+    for message in (exchange.message, *exchange.responses()):
         if not isinstance(message, dict):
             continue
-        if "method" not in message and message is not exchange.message and message.get("id") != own:
-            found.append(_key(message.get("id")))
-        found += _mentioned(message)
-    return found
+        is_own = message is exchange.message or message.get("id") == exchange.own_id
+        if "method" not in message and not is_own:
+            yield _key(message.get("id"))
+        yield from _mentioned_in(message)
 
 
-def _mentioned(message: Any) -> list[Any]:
-    found: list[Any] = []
+def _mentioned_in(message: Any) -> Iterator[Any]:
     stack = [message]
     while stack:
         match stack.pop():
             case dict() as members:
                 for name, value in members.items():
                     if name in ("requestId", META + "subscriptionId"):
-                        found.append(_key(value))
-                    elif isinstance(value, (dict, list)):
+                        yield _key(value)
+                    else:
                         stack.append(value)
             case list() as items:
                 stack.extend(items)
-    return found

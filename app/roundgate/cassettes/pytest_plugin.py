@@ -1,17 +1,15 @@
-"""The fixture `cassette` for pytest: a test talks to a server once, and to
-what was recorded ever after.
+"""The fixture `cassette` for pytest: a test talks to a server once, and to the recording ever after.
 
     async def test_refund(cassette):
         async with cassette.client("http://127.0.0.1:8000/mcp") as client:
             assert (await client.call("refund", order=7, answers={"go": True})).value == "Refunded"
 
-The cassette is `cassettes/<file>/<test>.yaml` beside the test. `--cassettes` says what becomes of
-it:
+The cassette is `cassettes/<file>/<test>.yaml` beside the test. `--cassettes` has four modes:
 
-    once     recorded if there is none, else replayed (the default)
-    replay   replayed; a test without one fails, as it should in CI
-    record   recorded anew
-    verify   the server is asked, and the test fails where it does not answer as recorded
+    once     record if there is no cassette, else replay (the default)
+    replay   replay; a test without a cassette fails, as it should in CI
+    record   record again
+    verify   ask the server; the test fails if an answer is not as recorded
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ MODES: Final = ("once", "replay", "record", "verify")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The option that says what becomes of cassettes."""
+    """Add the option `--cassettes`."""
     parser.getgroup("cassettes").addoption(
         "--cassettes",
         choices=MODES,
@@ -41,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class CassetteOfTest:
-    """The cassette of one test. `redact` and `ignore` may be set before the first client is
+    """The cassette of one test. Set `redact`, `ignore` and `secrets` before the first client is
     made."""
 
     def __init__(self, path: Path, mode: str) -> None:
@@ -56,11 +54,11 @@ class CassetteOfTest:
 
     @property
     def needs_server(self) -> bool:
-        """Whether the server is asked: a fixture need not start one if not."""
+        """Whether the test needs the server."""
         return self._mode != "replay"
 
     def transport(self, url: str) -> Transport:
-        """What a client of this server sends through; one for a test."""
+        """Return the transport of a client of this server; one for each test."""
         from roundgate.cassettes import Player, Recorder
 
         if not self.needs_server:
@@ -79,13 +77,13 @@ class CassetteOfTest:
         return self._recorder
 
     def client(self, url: str, **options: Any) -> Client:
-        """A client of this server, or of what was recorded of it."""
+        """Return a client of this server, or of its recording."""
         from roundgate.client import Client
 
         return Client(url, transport=self.transport(url), **options)
 
     def finish(self) -> None:
-        """Write what was recorded, or compare it."""
+        """Write the recording, or compare it."""
         from roundgate.cassettes import differences, read, write
 
         if self._recorder is None:
@@ -103,7 +101,7 @@ class CassetteOfTest:
 
 @pytest.fixture
 def cassette(request: pytest.FixtureRequest) -> Iterator[CassetteOfTest]:
-    """The cassette of this test; written, or compared, when the test has passed."""
+    """Yield the cassette of this test; it is written or compared when the test has passed."""
     name = re.sub(r"[^\w.-]+", "-", request.node.name).strip("-")
     path = request.path.parent / "cassettes" / request.path.stem / f"{name}.yaml"
     found = CassetteOfTest(path, request.config.getoption("--cassettes"))

@@ -1,27 +1,37 @@
-"""A transport that records what passes through it, for `roundgate.client.Client(url,
-transport=Recorder(…))`."""
+"""A transport that records, `Client(url, transport=Recorder(path, url))`, and a proxy that records
+between any client and a server."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from roundgate.cassettes.files import write
 from roundgate.cassettes.model import RULES, Cassette, Rule
-from roundgate.cassettes.normalize import cassette_of
-from roundgate.cassettes.tape import Exchange, Tape
+from roundgate.cassettes.normalize import make_cassette
+from roundgate.cassettes.tape import Exchange, Tape, decoded
+from roundgate.cassettes.web import Asked, Reply, refusal
 from roundgate.client import HttpRequest, HttpResponse, HttpxTransport, Limits, Transport, Url
-from roundgate.errors import ClientError, UsageError
+from roundgate.errors import ClientError, ConnectionLost, UsageError
 
-_REDIRECTS = (307, 308)
+_HOP_BY_HOP: Final = frozenset(
+    {
+        *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer"),
+        *("transfer-encoding", "upgrade", "host", "content-length", "accept-encoding", "expect"),
+        "origin",
+    }
+)
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_FOLLOWED: Final = (307, 308)
 
 
 class Recorder:
     """Sends through another transport, and writes a cassette when it is closed.
 
-    Only what goes to the server's endpoint is recorded, no login at another address; no header but
-    those of the protocol. `redact` are paths of members whose values are secrets, `secrets` secret
-    values by the names of the environment variables that they come from.
+    Only requests to the server's endpoint are recorded, no login at another address, and no header
+    except those of the protocol. `redact` are paths of members whose values are secrets, `secrets`
+    secret values by the names of their environment variables.
     """
 
     def __init__(
@@ -42,22 +52,18 @@ class Recorder:
         self._rules, self._ignore, self._redact = tuple(rules), tuple(ignore), tuple(redact)
         self._is_closed = False
         self.tape = Tape()
-        self.tape.origins.append(f"{endpoint.scheme}://{endpoint.authority}")
+        self.tape.origins.append(endpoint.root)
         self.tape.secrets |= {value: name for name, value in (secrets or {}).items() if value}
 
     @property
     def cassette(self) -> Cassette:
-        """What was recorded so far.
-
-        Raises:
-            UsageError: it is more than a cassette may hold.
-        """
+        """The recording so far. Raise `UsageError` if it is more than a cassette may hold."""
         if self.tape.is_full:
             raise UsageError(
                 "The conversation is longer than a cassette may be (32 MB, 20,000 requests): "
                 "record less in one"
             )
-        return cassette_of(self.tape, rules=self._rules, ignore=self._ignore, redact=self._redact)
+        return make_cassette(self.tape, self._rules, self._ignore, self._redact)
 
     async def send(self, request: HttpRequest) -> HttpResponse:
         """Send a request, and record it if it goes to the endpoint."""
@@ -73,35 +79,34 @@ class Recorder:
             self.tape.end(exchange, "client")
             raise
         self.tape.head(exchange, response.status, response.headers)
-        if response.status in _REDIRECTS:
-            self._redirected(request.url, response.headers.get("location", ""))
+        if response.status in _FOLLOWED:
+            # The client follows within the server: its next request belongs to the conversation.
+            target = _redirect_target(request.url, response.headers.get("location", ""))
+            if target is not None:
+                self._endpoints.add(str(target))
         return _Recorded(self.tape, exchange, response)
 
-    def _redirected(self, url: Url, location: str) -> None:
-        """The client follows within the server alone: what it sends there
-        belongs to the conversation."""
-        target = f"{url.scheme}://{url.authority}{location}" if location[:1] == "/" else location
-        try:
-            aim = Url.parse(target)
-        except ClientError:
-            return
-        if aim.origin == url.origin:
-            self._endpoints.add(str(aim))
-
     async def close(self) -> None:
-        """Close the connections, and write the cassette.
-
-        Raises:
-            UsageError: the file cannot be written, or the conversation is too long.
-        """
+        """Close the connections, and write the cassette. Raise `UsageError` if the file cannot be
+        written, or the conversation is too long."""
         await self._transport.close()
         if self._path is not None and not self._is_closed:
             self._is_closed = True
             write(self.cassette, self._path)
 
 
+def _redirect_target(url: Url, location: str) -> Url | None:
+    """Return the URL of a redirect within the server, else `None`."""
+    is_path = location.startswith("/") and not location.startswith("//")
+    try:
+        target = Url.parse(f"{url.root}{location}" if is_path else location)
+    except ClientError:
+        return None
+    return target if target.origin == url.origin else None
+
+
 class _Recorded:
-    """A response on its way to the client."""
+    """A response that is recorded as the client reads it."""
 
     def __init__(self, tape: Tape, exchange: Exchange, response: HttpResponse) -> None:
         self._tape = tape
@@ -132,3 +137,76 @@ class _Recorded:
     async def close(self) -> None:
         self._tape.end(self._exchange, "client")
         await self._response.close()
+
+
+class Proxy:
+    """Passes requests on to a server, through a recorder.
+
+    Redirects are not followed, and a redirect to another host does not reach the client: it would
+    take the conversation and the credentials to a place that is not recorded.
+    """
+
+    def __init__(self, url: str, recorder: Recorder) -> None:
+        self._url = Url.parse(url)
+        self._recorder = recorder
+
+    @property
+    def path(self) -> str:
+        """The path of the endpoint, at the server and here."""
+        return self._url.target
+
+    def listens_at(self, origin: str) -> None:
+        """Record this address as `${server}`, like the server's own."""
+        self._recorder.tape.origins.append(origin)
+
+    async def answer(self, asked: Asked) -> Reply | None:
+        """Return the server's answer; 502 if it has none."""
+        url = Url(self._url.scheme, self._url.host, self._url.port, asked.target)
+        headers = [*_end_to_end(asked.headers).items(), ("accept-encoding", "identity")]
+        body = asked.body if asked.method in ("POST", "PUT", "PATCH") else None
+        try:
+            response = await self._recorder.send(HttpRequest(asked.method, url, headers, body))
+        except (ClientError, ValueError) as error:
+            if isinstance(error, ConnectionLost) and error.was_sent:
+                return None  # lost here as it was there: the server may have acted on it
+            return _bad_gateway(asked, f"The server could not be reached: {error}")
+        if response.status not in _REDIRECTS:
+            return await _reply(response)
+        await response.close()
+        target = _redirect_target(self._url, response.headers.get("location", ""))
+        if target is not None:
+            return Reply(response.status, {"location": target.target})
+        return _bad_gateway(
+            asked, "The server redirects to another host, which is not followed: record that one"
+        )
+
+
+def _bad_gateway(asked: Asked, text: str) -> Reply:
+    """Return a JSON-RPC error under the id of the request, which clients show."""
+    message, _ = decoded(asked.body)
+    return refusal(message.get("id") if isinstance(message, dict) else None, -32603, text, 502)
+
+
+def _end_to_end(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name not in _HOP_BY_HOP}
+
+
+async def _reply(response: HttpResponse) -> Reply:
+    reply = Reply(response.status, _end_to_end(response.headers))
+    if response.status in (204, 304) or response.headers.get("content-length") == "0":
+        async for _ in response.chunks():
+            pass
+        await response.close()
+    else:
+        reply.stream = _passed_on(response, reply)
+    return reply
+
+
+async def _passed_on(response: HttpResponse, reply: Reply) -> AsyncGenerator[bytes, None]:
+    try:
+        async for data in response.chunks():
+            yield data
+    except ClientError:
+        reply.is_cut = True  # the client must see that it is not whole
+    finally:
+        await response.close()

@@ -1,35 +1,47 @@
-"""A cassette as a server: each request is answered as it was when it was recorded, with
-ids of the client that asks.
+"""A cassette as a server: each request is answered as when it was recorded, with the client's ids.
 
-A request is found by its method, name, arguments, answers and state, so by its round; in the order
-of the cassette or in any. When all of it was played, it begins again where a request says. What was
-never recorded is one clear error.
+A request is matched by its method, name, arguments, answers and state, so by its round; in the order
+of the cassette or in any. After all was played, a call begins again. A request that was never
+recorded gets an error that names the nearest one.
 
     client ─ tools/call ──▶ 2 matched, its question goes out, event 3 waits (after: 3)
     client ─ the answer ──▶ 3 matched ─────────────────────────▶ the result follows on the stream of 2
+
+`--fault` and `faults=` make a replay go wrong on purpose:
+
+    lost:2       the response to interaction 2 is lost; the request comes (or is sent) again
+    twice:2      request 2 is sent twice, and both are answered alike (only when verifying)
+    cut:2        the response to interaction 2 breaks off in the middle; cut:2:3 after three events
+    delay:2:0.5  half a second passes before interaction 2
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
-from roundgate.cassettes.faults import NO_FAULTS, Faults
-from roundgate.cassettes.matching import Bindings, Difference, compare, fill, slots
+from roundgate.cassettes.files import read
+from roundgate.cassettes.matching import Bindings, Difference, Slot, compare, fill, slots
 from roundgate.cassettes.model import (
     Cassette,
     Event,
     Interaction,
-    Json,
     Response,
-    named,
+    method_of,
+    params_of,
+    result_of,
+    subject_of,
+    without,
     without_envelope,
 )
-from roundgate.cassettes.paths import Slot
+from roundgate.cassettes.web import Reply, refusal
+from roundgate.client import HttpRequest
 from roundgate.clock import Clock, iso
-from roundgate.errors import ParseError, UnboundPlaceholder
+from roundgate.errors import ConnectionLost, ParseError, UnboundPlaceholder, UsageError
 from roundgate.json import decode, encode
 
 _INVALID: Final = -32602
@@ -39,25 +51,75 @@ _OF_CLIENTS: Final = frozenset({"id", "token"})
 _BEGINNINGS: Final = frozenset(
     {"initialize", "tools/call", "prompts/get", "resources/read", "subscriptions/listen"}
 )
-"""What may be asked a second time, and then goes the same way again."""
+"""Requests that may come a second time, and then go the same way again."""
 _ANY_PARAMS: Final = frozenset({"initialize", "server/discover"})
 
+# -- faults ----------------------------------------------------------------------------------------
 
-@dataclass(slots=True)
-class Reply:
-    """What goes back over HTTP. `content` is a stream if it is one; `None` as a
-    reply is no answer at all."""
+FAULTS: Final = ("lost", "twice", "cut", "delay")
+_LONGEST_S: Final = 60.0
 
-    status: int
-    headers: Mapping[str, str]
-    body: bytes = b""
-    stream: AsyncGenerator[bytes, None] | None = None
-    is_cut: bool = False
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault, at one interaction; `amount` is the number of events before a cut, or the seconds
+    of a delay."""
+
+    kind: str
+    number: int
+    amount: float = 0.0
+
+
+class Faults:
+    """The faults of one replay; each except a delay happens once."""
+
+    def __init__(self, faults: Iterable[Fault] = ()) -> None:
+        self.all = tuple(faults)
+        self._left = list(self.all)
+
+    def take(self, kind: str, number: int) -> bool:
+        """Return whether this fault happens now, and take it away."""
+        fault = next((one for one in self._left if (one.kind, one.number) == (kind, number)), None)
+        if fault is not None:
+            self._left.remove(fault)
+        return fault is not None
+
+    def amount(self, kind: str, number: int) -> float:
+        """Return the sum of the amounts of this fault, whether it has happened or not."""
+        return sum(one.amount for one in self.all if (one.kind, one.number) == (kind, number))
+
+
+def parse_faults(
+    texts: Iterable[str], interactions: int, *, kinds: Sequence[str] = FAULTS
+) -> Faults:
+    """Parse the faults of a command line. Raise `UsageError` if one is malformed, not possible
+    here, or names an interaction beyond the last."""
+    return Faults(_parse_fault(text, interactions, kinds) for text in texts)
+
+
+def _parse_fault(text: str, interactions: int, kinds: Sequence[str]) -> Fault:
+    kind, *numbers = text.split(":")
+    try:
+        number, *more = map(float, numbers)
+    except ValueError:
+        number, more = 0.0, [0.0, 0.0]
+    if kind not in kinds or len(more) > 1 or (more and kind in ("lost", "twice")):
+        examples = ", ".join(f"{one}:2:0.5" if one == "delay" else f"{one}:2" for one in kinds)
+        raise UsageError(f"--fault {text}: write it as one of {examples}")
+    if not (number.is_integer() and 1 <= number <= interactions):
+        raise UsageError(f"--fault {text}: the cassette has interactions 1 to {interactions}")
+    amount = more[0] if more else 0.0
+    if not 0 <= amount <= (_LONGEST_S if kind == "delay" else 10_000):
+        raise UsageError(f"--fault {text}: at most {_LONGEST_S:g} seconds, at least 0")
+    return Fault(kind, int(number), amount)
+
+
+# -- the server ------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Played:
-    """How far one interaction is."""
+    """The state of one interaction."""
 
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     is_used: bool = False
@@ -65,8 +127,7 @@ class _Played:
 
 
 class StandIn:
-    """Answers requests from a cassette. Nothing it says depends on a clock but
-    what stands for a moment."""
+    """Answers requests from a cassette. Only placeholders of moments depend on a clock."""
 
     def __init__(
         self,
@@ -74,90 +135,78 @@ class StandIn:
         *,
         in_order: bool = False,
         origin: str = "http://cassette.invalid",
-        faults: Faults = NO_FAULTS,
+        faults: Faults | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._all = cassette.interactions
-        self._ignore = tuple(cassette.ignore)
+        self._ignore = cassette.ignore
         self._in_order = in_order
         self._clock = clock or Clock()
-        self._faults = faults.begun()
+        self._faults = Faults(faults.all if faults else ())
         self._bindings = Bindings(
             {Slot("server"): origin, Slot("host"): origin.partition("://")[2]}
         )
         self._played = [_Played() for _ in self._all]
-        self._methods = {_method(one.request.message) for one in self._all}
+        self._methods = {method_of(one.request.message) for one in self._all}
 
     async def answer(self, http: str, headers: Mapping[str, str], body: bytes) -> Reply | None:
-        """The reply to one request; `None` if it is to be lost."""
+        """Return the reply to one request; `None` if it is to be lost."""
         try:
             message = decode(body) if http == "POST" else None
         except ParseError as error:
             return refusal(None, _PARSE, str(error), 400)
-        found = self._find(http, headers, message)
-        if found is None:
-            return self._state_of_task(message) or self._never_recorded(http, message)
-        self._play(found)
-        number = found + 1
-        if (delay := self._faults.delay_s(number)) > 0:
-            await asyncio.sleep(delay)
-        if self._faults.takes("lost", number):
+        index = self._find(http, headers, message)
+        if index is None:
+            return self._created_task(message) or self._never_recorded(http, message)
+        self._play(index)
+        number = index + 1
+        await asyncio.sleep(self._faults.amount("delay", number))
+        response = self._all[index].response
+        if self._faults.take("lost", number) or response is None:
             return None
-        response = self._all[found].response
-        if response is None:
-            return None
-        return await self._reply(response, found, message)
+        return await self._reply(response, index, message)
 
-    # -- which interaction it is
-    # ------------------------------------------------------------------------------------
+    # -- the interaction ---------------------------------------------------------------------------
 
     def _find(self, http: str, headers: Mapping[str, str], message: Any) -> int | None:
         for index in self._candidates(message):
             bindings = Bindings(self._bindings.values)
-            if next(self._differences(index, http, headers, message, bindings), None) is None:
+            if not any(self._differences(index, http, headers, message, bindings)):
                 self._bindings = bindings
                 return index
         return None
 
     def _candidates(self, message: Any) -> Iterator[int]:
-        """Unplayed ones first, then those that were; looking at a task does not go
-        past what is done to it."""
+        """Yield unplayed interactions, then played ones. A poll of a task does not skip other
+        requests about it."""
         unused = [index for index, one in enumerate(self._played) if not one.is_used]
         used = [index for index, one in enumerate(self._played) if one.is_used]
         if self._in_order:
             yield from unused[:1] or used[:1]
-            yield from reversed([one for one in used if _is_look(self._all[one])])
-            return
-        if _method(message) == "tasks/get":
-            yield from self._looks(message, unused)
+            yield from (index for index in reversed(used) if is_poll(self._all[index]))
+        elif method_of(message) == "tasks/get":
+            yield from self._polls(message, unused)
             yield from reversed(used)
-            return
-        yield from unused
-        yield from used
+        else:
+            yield from unused
+            yield from used
 
-    def _looks(self, message: Any, unused: Sequence[int]) -> Iterator[int]:
-        task = named(message)
+    def _polls(self, message: Any, unused: Sequence[int]) -> Iterator[int]:
         for index in unused:
             request = self._all[index].request.message
-            if self._value(named(request) if isinstance(request, dict) else "") != task:
-                continue
-            if _method(request) != "tasks/get":
-                return
-            yield index
+            if self._filled(subject_of(request)) == subject_of(message):
+                if not is_poll(self._all[index]):
+                    return
+                yield index
 
-    def _value(self, text: str) -> Any:
+    def _filled(self, text: str) -> Any:
         try:
-            return fill(text, self._minted)
+            return fill(text, self._value_of)
         except (UnboundPlaceholder, ValueError):
             return None
 
     def _differences(
-        self,
-        index: int,
-        http: str,
-        headers: Mapping[str, str],
-        message: Any,
-        bindings: Bindings,
+        self, index: int, http: str, headers: Mapping[str, str], message: Any, bindings: Bindings
     ) -> Iterator[Difference]:
         request = self._all[index].request
         if request.http != http:
@@ -172,22 +221,16 @@ class StandIn:
             if slot.kind not in _OF_CLIENTS | {"any", "secret"} and slot.key is not None:
                 bindings.values.setdefault(slot, _made_up(slot))
         if isinstance(now, dict) and isinstance(recorded, dict):
-            self._learn_of_client(request.message, message, bindings)
+            if "method" in recorded:
+                _learn_of_client(request.message, message, bindings)
             if "id" not in recorded or "method" in recorded:
-                recorded, now = _without_id(recorded), _without_id(now)
+                recorded, now = without(recorded, "id"), without(now, "id")
         yield from compare(recorded, now, bindings, (), self._ignore)
 
-    def _learn_of_client(self, recorded: Any, message: Any, bindings: Bindings) -> None:
-        for one, value in (
-            (recorded.get("id"), message.get("id")),
-            (_token(recorded), _token(message)),
-        ):
-            if isinstance(one, str) and value is not None and "method" in recorded:
-                bindings.values |= dict.fromkeys(slots(one), value)
-
     def _play(self, index: int) -> None:
-        """It is played now: one that was before begins again, and all that came behind it."""
-        if self._played[index].is_used and _begins(self._all[index]):
+        """Mark an interaction as played. A second call begins again, with all that follow it."""
+        request = self._all[index].request.message
+        if self._played[index].is_used and method_of(request) in _BEGINNINGS:
             for later in self._played[index:]:
                 later.is_used, later.failure = False, None
                 later.begun.clear()
@@ -198,104 +241,103 @@ class StandIn:
         if http != "POST":
             return Reply(405 if http == "GET" else 200, {})
         request_id = message.get("id") if isinstance(message, dict) else None
-        method = _method(message)
+        method = method_of(message)
+        text = f"Nothing like this was recorded: {_title(message)}{self._nearest(message)}"
         if method is None:
-            self._fail_waiting(message)
+            self._fail_waiting(text)
         elif method.startswith("notifications/"):
             return Reply(202, {})
         elif method not in self._methods:
             return refusal(request_id, _NOT_FOUND, f"Method not found: no {method} was recorded")
-        nearest = self._nearest(message)
-        text = f"Nothing like this was recorded: {_title(message)}"
-        return refusal(request_id, _INVALID, f"{text}{nearest}", 200 if method else 400)
+        return refusal(request_id, _INVALID, text, 200 if method else 400)
 
     def _nearest(self, message: Any) -> str:
-        best: tuple[int, int, list[Difference]] | None = None
+        method = method_of(message)
+        nearest: tuple[int, int, list[Difference]] | None = None
         for index, one in enumerate(self._all):
-            if _method(one.request.message) != _method(message) or one.request.http != "POST":
+            if method_of(one.request.message) != method or one.request.http != "POST":
                 continue
             bindings = Bindings(self._bindings.values)
             found = list(self._differences(index, "POST", {}, message, bindings))[:20]
-            is_other = named(one.request.message) != named(message) if _method(message) else False
-            if best is None or (len(found) + 20 * is_other) < best[0]:
-                best = (len(found) + 20 * is_other, index, found)
-        if best is None:
+            is_other = method and subject_of(one.request.message) != subject_of(message)
+            distance = len(found) + (20 if is_other else 0)
+            if nearest is None or distance < nearest[0]:
+                nearest = distance, index, found
+        if nearest is None:
             return ""
-        _, index, found = best
+        _, index, found = nearest
         if not found:
             return f"; interaction {index + 1} is like it, and it is not its turn"
-        first = found[0]
-        what = f"{first.path} is {first.expected} there, and {first.got} here"
+        difference = found[0]
+        what = f"{difference.path} is {difference.expected} there, and {difference.actual} here"
         return f"; the nearest is interaction {index + 1} ({self._all[index].title}): {what}"
 
-    def _fail_waiting(self, message: Any) -> None:
-        """An answer that was not recorded: the call that waits for the recorded one
-        must not wait for ever."""
+    def _fail_waiting(self, failure: str) -> None:
+        """Fail the call that waits for the next recorded answer, because another answer came."""
         for index, one in enumerate(self._all):
-            sent = one.request.message
-            if isinstance(sent, dict) and "method" not in sent and not self._played[index].is_used:
-                self._played[
-                    index
-                ].failure = (
-                    f"Nothing like this was recorded: {_title(message)}{self._nearest(message)}"
-                )
-                self._played[index].begun.set()
+            sent, played = one.request.message, self._played[index]
+            if isinstance(sent, dict) and "method" not in sent and not played.is_used:
+                played.failure = failure
+                played.begun.set()
                 return
 
-    # -- what it answers
-    # --------------------------------------------------------------------------------------------
+    # -- the reply ---------------------------------------------------------------------------------
 
-    def _state_of_task(self, message: Any) -> Reply | None:
-        """A task that was created and has told nothing since is as it was created."""
-        if _method(message) != "tasks/get":
+    def _created_task(self, message: Any) -> Reply | None:
+        """Return the state of a task as it was created, if nothing else of it was recorded."""
+        if method_of(message) != "tasks/get":
             return None
         for one, played in zip(self._all, self._played, strict=True):
-            answer = one.response.message if played.is_used and one.response else None
-            result = answer.get("result") if isinstance(answer, dict) else None
-            if isinstance(result, dict) and result.get("resultType") == "task":
-                now = fill(result, self._minted)
-                if now.get("taskId") == named(message):
-                    state = {"result": {**now, "resultType": "complete"}}
-                    body = encode(wire(state, message.get("id")))
+            result = result_of(one.response.message) if played.is_used and one.response else None
+            if result is not None and result.get("resultType") == "task":
+                state = fill(result, self._value_of)
+                if state.get("taskId") == subject_of(message):
+                    answer = {"result": {**state, "resultType": "complete"}}
+                    body = encode(wire(answer, message.get("id")))
                     return Reply(200, {"content-type": "application/json"}, body)
         return None
 
-    def _minted(self, slot: Slot) -> Any:
-        """What a placeholder stands for in this conversation: learnt from the
-        client, or made up, once."""
+    def _value_of(self, slot: Slot) -> Any:
+        """Return the value of a placeholder: learnt from the client, or made up once."""
+        values = self._bindings.values
         if slot.kind == "time":
             return iso(self._clock.now_ms())
-        if slot.kind == "secret" or (slot.key is None and slot not in self._bindings.values):
-            return f"({slot.kind} {slot.key or ''})".replace(" )", ")")
-        if slot not in self._bindings.values:
+        if slot.kind == "secret" or (slot.key is None and slot not in values):
+            return f"({slot.kind} {slot.key})" if slot.key else f"({slot.kind})"
+        if slot not in values:
             if slot.kind in _OF_CLIENTS:
                 raise UnboundPlaceholder(str(slot))
-            self._bindings.values[slot] = _made_up(slot)
-        return self._bindings.values[slot]
+            values[slot] = _made_up(slot)
+        return values[slot]
+
+    def _value_or_own(self, slot: Slot) -> Any:
+        """Return the value of a placeholder; made up even if only the client could know it."""
+        try:
+            return self._value_of(slot)
+        except UnboundPlaceholder:
+            return _made_up(slot)
 
     async def _reply(self, response: Response, index: int, message: Any) -> Reply:
-        headers = {name: str(self._value(text)) for name, text in response.headers.items()}
+        headers = {name: str(self._filled(text)) for name, text in response.headers.items()}
         request_id = message.get("id") if isinstance(message, dict) else None
-        is_cut = self._faults.takes("cut", index + 1) or response.end == "cut"
+        is_cut = self._faults.take("cut", index + 1) or response.end == "cut"
         if response.events is not None:
-            stream = self._stream(response, index, request_id, dict(self._bindings.values), is_cut)
-            headers = {**headers, "content-type": "text/event-stream", "cache-control": "no-store"}
+            values = dict(self._bindings.values)
+            stream = self._stream(response, index, request_id, values, is_cut)
+            headers |= {"content-type": "text/event-stream", "cache-control": "no-store"}
             return Reply(response.status, headers, b"", stream, is_cut)
-        failure = await self._wait(response.after)
-        if failure is not None:
+        if (failure := await self._failure_before(response.after)) is not None:
             return refusal(request_id, _INVALID, failure)
         if response.message is None:
-            text = str(self._value(response.text or ""))
-            kind = {"content-type": "text/plain; charset=utf-8"} if text else {}
-            return Reply(response.status, {**headers, **kind}, text.encode(), None, is_cut)
-        body = encode(self._wire(response.message, request_id))
-        kind = {"content-type": "application/json"}
-        return Reply(response.status, {**headers, **kind}, body, None, is_cut)
+            body = str(self._filled(response.text or "")).encode()
+            headers |= {"content-type": "text/plain; charset=utf-8"} if body else {}
+        else:
+            body = encode(wire(fill(response.message, self._value_or_own), request_id))
+            headers["content-type"] = "application/json"
+        return Reply(response.status, headers, body, None, is_cut)
 
-    def _wire(self, message: Any, request_id: Any) -> Any:
-        return wire(fill(message, self._minted), request_id)
-
-    async def _wait(self, after: int | None) -> str | None:
+    async def _failure_before(self, after: int | None) -> str | None:
+        """Wait until a later interaction begins, and return why the call must fail, if it must."""
         if after is None or after > len(self._played):
             return None
         played = self._played[after - 1]
@@ -307,42 +349,47 @@ class StandIn:
         response: Response,
         index: int,
         request_id: Any,
-        values: dict[Slot, Any],
+        values: Mapping[Slot, Any],
         is_cut: bool,
     ) -> AsyncGenerator[bytes, None]:
         own = {slot: value for slot, value in values.items() if slot.kind in _OF_CLIENTS}
-        last = self._faults.events_before_cut(index + 1) if is_cut else None
+        last = int(self._faults.amount("cut", index + 1)) if is_cut else None
         for number, event in enumerate(response.events or ()):
-            if (failure := await self._wait(event.after)) is not None:
-                refused = {"code": _INVALID, "message": failure}
-                yield _event_bytes({"jsonrpc": "2.0", "id": request_id, "error": refused})
+            if (failure := await self._failure_before(event.after)) is not None:
+                error = {"code": _INVALID, "message": failure}
+                yield _event_bytes({"jsonrpc": "2.0", "id": request_id, "error": error})
                 return
             self._bindings.values |= own
             try:
                 data = self._event(event, request_id)
             except UnboundPlaceholder:
-                continue  # the progress of a client that wants none
-            if last is not None and number == last:
+                continue  # progress for a client that does not want it
+            if number == last:
                 yield data[: len(data) // 2]
                 return
             yield data
         if response.end == "client":
-            await asyncio.Event().wait()  # it was the client who ended it
+            await asyncio.Event().wait()  # until the client hangs up
 
     def _event(self, event: Event, request_id: Any) -> bytes:
-        message = None if event.message is None else self._wire(event.message, request_id)
-        event_id = None if event.event_id is None else str(self._value(event.event_id))
+        message = wire(fill(event.message, self._value_of), request_id)
+        event_id = None if event.event_id is None else str(self._filled(event.event_id))
         return _event_bytes(message, event_id, event.retry_ms)
 
 
 def wire(message: Any, request_id: Any) -> Any:
-    """A message of a cassette, its placeholders filled, as it goes over the wire."""
+    """Return a message of a cassette, with its placeholders filled, as it is sent."""
     if not isinstance(message, dict):
         return message
     if "jsonrpc" in message:
         return {key: value for key, value in message.items() if (key, value) != ("jsonrpc", None)}
     is_answer = "method" not in message and "id" not in message
     return {"jsonrpc": "2.0", **({"id": request_id} if is_answer else {}), **message}
+
+
+def is_poll(interaction: Interaction) -> bool:
+    """Return whether an interaction polls a task."""
+    return method_of(interaction.request.message) == "tasks/get"
 
 
 def _event_bytes(message: Any, event_id: str | None = None, retry_ms: int | None = None) -> bytes:
@@ -355,65 +402,113 @@ def _event_bytes(message: Any, event_id: str | None = None, retry_ms: int | None
     return b"\n".join(lines) + b"\n\n"
 
 
-def refusal(request_id: Any, code: int, message: str, status: int = 200) -> Reply:
-    """A JSON-RPC error, as a reply."""
-    error = {"code": code, "message": message}
-    body = encode({"jsonrpc": "2.0", "id": request_id, "error": error})
-    return Reply(status, {"content-type": "application/json"}, body)
-
-
 def _made_up(slot: Slot) -> str:
     if slot.kind == "uuid":
         return f"00000000-0000-4000-8000-{int(slot.key or 0):012d}"
     return f"{slot.kind}-{slot.key}"
 
 
-def _method(message: Any) -> str | None:
-    method = message.get("method") if isinstance(message, dict) else None
-    return method if isinstance(method, str) else None
+def _learn_of_client(recorded: Any, message: Any, bindings: Bindings) -> None:
+    """Bind the placeholders of a request's id and progress token to the client's."""
+    for placeholder, value in (
+        (recorded.get("id"), message.get("id")),
+        (_progress_token(recorded), _progress_token(message)),
+    ):
+        if isinstance(placeholder, str) and value is not None:
+            bindings.values |= dict.fromkeys(slots(placeholder), value)
 
 
-def _begins(one: Interaction) -> bool:
-    return _method(one.request.message) in _BEGINNINGS
-
-
-def _is_look(one: Interaction) -> bool:
-    return _method(one.request.message) == "tasks/get"
-
-
-def _comparable(message: Any) -> Any:
-    """What of a message says which request it is: not who sends it, and not what it
-    wants to hear meanwhile."""
-    if not isinstance(message, dict):
-        return message
-    short: Json = {name: value for name, value in message.items() if name != "jsonrpc"}
-    if _method(short) in _ANY_PARAMS:
-        return {"method": short["method"], "id": None}
-    params = short.get("params")
-    if isinstance(params, dict) and isinstance(params.get("_meta"), dict):
-        params = without_envelope(short)["params"]
-        params = {name: value for name, value in params.items() if name != "_meta"}
-        short["params"] = params
-    if short.get("params") == {}:
-        del short["params"]
-    return short
-
-
-def _without_id(message: Json) -> Json:
-    return {name: value for name, value in message.items() if name != "id"}
-
-
-def _token(message: Any) -> Any:
-    params = message.get("params")
-    meta = params.get("_meta") if isinstance(params, dict) else None
+def _progress_token(message: Any) -> Any:
+    meta = params_of(message).get("_meta")
     return meta.get("progressToken") if isinstance(meta, dict) else None
 
 
+def _comparable(message: Any) -> Any:
+    """Return the parts of a message that identify its request: not the client, and not the
+    notifications that it wants."""
+    if not isinstance(message, dict):
+        return message
+    short = without(message, "jsonrpc")
+    if method_of(short) in _ANY_PARAMS:
+        return {"method": short["method"], "id": None}
+    if isinstance(params_of(short).get("_meta"), dict):
+        short["params"] = without(without_envelope(short)["params"], "_meta")
+    return without(short, "params") if short.get("params") == {} else short
+
+
 def _title(message: Any) -> str:
-    method = _method(message)
+    method = method_of(message)
     if method is None:
         return "an answer to a question" if isinstance(message, dict) else "a batch"
-    text = f"{method} {named(message)}".strip()
-    params = message.get("params")
-    arguments = params.get("arguments") if isinstance(params, dict) else None
+    text = f"{method} {subject_of(message)}".strip()
+    arguments = params_of(message).get("arguments")
     return f"{text} {encode(arguments).decode()[:200]}" if arguments else text
+
+
+# -- a transport -----------------------------------------------------------------------------------
+
+
+class Player:
+    """A transport that answers a client's requests from a cassette or its file, without a socket:
+    `Client(url, transport=Player(cassette))`.
+
+    Raises:
+        ConfigError: the file is no cassette.
+    """
+
+    def __init__(
+        self,
+        cassette: Cassette | Path | str,
+        *,
+        in_order: bool = False,
+        faults: Faults | None = None,
+    ) -> None:
+        self._cassette = cassette if isinstance(cassette, Cassette) else read(Path(cassette))
+        self._in_order = in_order
+        self._faults = faults
+        self._stand_in: StandIn | None = None
+
+    async def send(self, request: HttpRequest) -> PlayedResponse:
+        """Return the recorded response, or an error that says what was not recorded."""
+        if self._stand_in is None:
+            self._stand_in = StandIn(
+                self._cassette,
+                in_order=self._in_order,
+                origin=request.url.root,
+                faults=self._faults,
+            )
+        headers = {name.lower(): value for name, value in request.headers}
+        reply = await self._stand_in.answer(request.method, headers, request.body or b"")
+        if reply is None:
+            raise ConnectionLost("The response was lost, as the cassette has it", was_sent=True)
+        return PlayedResponse(reply)
+
+    async def close(self) -> None:
+        """Do nothing: no connection is open."""
+
+
+class PlayedResponse:
+    """A response from a cassette."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        self.status = reply.status
+        self.headers = reply.headers
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        stream = self._reply.stream
+        if stream is None:
+            yield self._reply.sent_body
+        else:
+            try:
+                async for data in stream:
+                    yield data
+            finally:
+                await stream.aclose()
+        if self._reply.is_cut:
+            raise ConnectionLost("The response was cut off, as the cassette has it", was_sent=True)
+
+    async def close(self) -> None:
+        if self._reply.stream is not None:
+            with suppress(RuntimeError):  # its reader closes it
+                await self._reply.stream.aclose()

@@ -1,23 +1,28 @@
-"""What is said while a conversation is recorded, in memory: requests as they begin,
-responses as they arrive.
+"""The recording of a conversation in memory: requests as they begin, responses as they arrive; and
+the secrets in it, which are redacted before anything is written.
 
-Knows nothing of sockets: a client's transport and a proxy both tell it what passes by. `normalize`
-makes a cassette of it. Only what a cassette may hold is kept of the headers; the values of the
-others are kept to take them out elsewhere.
+Of the headers, only those that a cassette may hold are kept; the values of secret ones are noted, to
+be redacted elsewhere. A secret is `${secret:NAME}` in the cassette, and a replay takes its value from
+the environment variable NAME. A value that is redacted in one place is redacted everywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from roundgate.cassettes.matching import Path, any_matches, is_at
+from roundgate.cassettes.model import params_of, result_of
 from roundgate.client import EventReader
 from roundgate.errors import BadAnswer, ParseError
-from roundgate.json import decode
+from roundgate.json import at_reference, decode
+from roundgate.settings.redacting import Redactor
 
-KEPT: Final = frozenset({"mcp-session-id", "last-event-id", "mcp-protocol-version"})
-KEPT_OF_RESPONSES: Final = frozenset({"mcp-session-id", "retry-after"})
+_KEPT: Final = frozenset({"mcp-session-id", "last-event-id", "mcp-protocol-version"})
+_KEPT_OF_RESPONSES: Final = ("mcp-session-id", "retry-after")
 MAX_TAPE: Final = 32 * 1024 * 1024
 MAX_EXCHANGES: Final = 20_000
 _SECRET_WORDS: Final = ("auth", "cookie", "dpop", "key", "token", "secret", "password")
@@ -26,7 +31,7 @@ _SHORTEST_SECRET: Final = 8
 
 @dataclass(slots=True)
 class TapeEvent:
-    """An event of a stream, as it came."""
+    """An event of a stream; `after` is the number of exchanges that had begun."""
 
     message: Any
     event_id: str | None
@@ -36,7 +41,7 @@ class TapeEvent:
 
 @dataclass(slots=True)
 class Exchange:
-    """One request and what came back so far."""
+    """One request and its response so far."""
 
     number: int
     http: str
@@ -52,18 +57,33 @@ class Exchange:
     reader: EventReader | None = None
     last_id: str | None = None
 
+    @property
+    def own_id(self) -> Any:
+        """The id of the request."""
+        return self.message.get("id") if isinstance(self.message, dict) else None
+
+    def decoded_body(self) -> tuple[Any, str | None]:
+        """Return the message of a response that is no stream, or its text."""
+        return decoded(bytes(self.body)) if self.body.strip() else (None, None)
+
+    def responses(self) -> Iterator[Any]:
+        """Yield each message that the server sent."""
+        if self.events is not None:
+            yield from (event.message for event in self.events)
+        else:
+            yield self.decoded_body()[0]
+
 
 class Tape:
-    """The exchanges of one conversation, in the order in which they began; from
-    `MAX_TAPE` bytes on it is full."""
+    """The exchanges of one conversation, in the order in which they began; `MAX_TAPE` bytes at
+    most."""
 
     def __init__(self) -> None:
         self.exchanges: list[Exchange] = []
         self.secrets: dict[str, str] = {}
-        """Values that must not stand in a cassette, and what they are called there."""
+        """Secret values, with their names in the cassette."""
         self.origins: list[str] = []
-        """What is `${server}` in the cassette: where the server is, and the proxy in front of
-        it."""
+        """The origins that are `${server}` in the cassette: the server's, and a proxy's."""
         self._size = 0
 
     @property
@@ -71,37 +91,36 @@ class Tape:
         return self._size > MAX_TAPE or len(self.exchanges) >= MAX_EXCHANGES
 
     def begin(self, http: str, headers: Sequence[tuple[str, str]], body: bytes | None) -> Exchange:
-        """A request is sent."""
+        """Record a request."""
         lower = {name.lower(): value for name, value in headers}
-        self._hide(lower)
+        self._note_secrets(lower)
         kept = {
             name: value
             for name, value in lower.items()
-            if name in KEPT or name.startswith("mcp-param-")
+            if name in _KEPT or name.startswith("mcp-param-")
         }
         exchange = Exchange(len(self.exchanges) + 1, http, kept)
         if body is not None:
             self._size += len(body)
-            exchange.message, exchange.text = _decoded(body)
+            exchange.message, exchange.text = decoded(body)
         if not self.is_full:
             self.exchanges.append(exchange)
         return exchange
 
     def head(self, exchange: Exchange, status: int, headers: Mapping[str, str]) -> None:
-        """The head of its response is there."""
+        """Record the head of a response."""
         exchange.status = status
         exchange.response_headers = {
-            name: headers[name] for name in sorted(KEPT_OF_RESPONSES) if name in headers
+            name: headers[name] for name in _KEPT_OF_RESPONSES if name in headers
         }
-        self._hide(
-            {name: headers[name] for name in ("set-cookie", "dpop-nonce") if name in headers}
-        )
+        names = ("set-cookie", "dpop-nonce")
+        self._note_secrets({name: headers[name] for name in names if name in headers})
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type == "text/event-stream":
             exchange.events, exchange.reader = [], EventReader(MAX_TAPE)
 
     def arrived(self, exchange: Exchange, data: bytes) -> None:
-        """Part of its body is there."""
+        """Record a part of a body."""
         self._size += len(data)
         if self.is_full:
             return
@@ -113,26 +132,21 @@ class Tape:
         except BadAnswer:
             return
         for event in events:
-            message, text = _decoded(event.data) if event.data.strip() else (None, None)
-            own_id = event.id if event.id != exchange.last_id else None
+            message, text = decoded(event.data) if event.data.strip() else (None, None)
+            event_id = event.id if event.id != exchange.last_id else None
             exchange.last_id = event.id
-            exchange.events.append(
-                TapeEvent(
-                    message if text is None else text,
-                    own_id,
-                    event.retry_ms,
-                    len(self.exchanges),
-                )
-            )
+            content = message if text is None else text
+            after = len(self.exchanges)
+            exchange.events.append(TapeEvent(content, event_id, event.retry_ms, after))
 
     def end(self, exchange: Exchange, by: str) -> None:
-        """It is over: "server", "client" (hung up), "cut" (lost). Only the
-        first to say so counts."""
+        """Record the end of an exchange: "server", "client" (hung up), "cut" (lost). Only the first
+        end counts."""
         if exchange.end is None:
             exchange.end = by
             exchange.after = len(self.exchanges)
 
-    def _hide(self, headers: Mapping[str, str]) -> None:
+    def _note_secrets(self, headers: Mapping[str, str]) -> None:
         for name, value in headers.items():
             if name.startswith("mcp-") or not any(word in name for word in _SECRET_WORDS):
                 continue
@@ -142,7 +156,8 @@ class Tape:
                     self.secrets.setdefault(secret, "CREDENTIALS")
 
 
-def _decoded(body: bytes) -> tuple[Any, str | None]:
+def decoded(body: bytes) -> tuple[Any, str | None]:
+    """Return the JSON value of a body, or its text if it is none. `null` counts as text."""
     try:
         message = decode(body)
     except ParseError:
@@ -150,7 +165,145 @@ def _decoded(body: bytes) -> tuple[Any, str | None]:
     return (None, "null") if message is None else (message, None)
 
 
-def decoded_body(exchange: Exchange) -> tuple[Any, str | None]:
-    """The message of a response that is no stream, or its text."""
-    body = bytes(exchange.body)
-    return _decoded(body) if body.strip() else (None, None)
+# -- secrets ---------------------------------------------------------------------------------------
+
+_SHORTEST_ELSEWHERE: Final = 4
+_DEEPEST: Final = 8
+_MOST_SCHEMAS: Final = 1_000
+"""Bounds of the depth and the number of subschemas that are searched."""
+_ANY_MEMBER: Final = ("items", "additionalProperties")
+_SAME_VALUE: Final = ("anyOf", "oneOf", "allOf", "then", "else")
+
+
+class Hidden(str):
+    """A placeholder of a secret, which is no text of the conversation."""
+
+    __slots__ = ()
+
+
+class Secrets:
+    """Finds the secrets of a whole conversation, and redacts them in their places."""
+
+    def __init__(self, tape: Tape, paths: Sequence[str]) -> None:
+        self._paths = tuple(paths)
+        self._names: dict[str, str] = dict(tape.secrets)
+        self._of_tools: dict[str, list[Path]] = {}
+        self._of_questions: dict[str, list[Path]] = {}
+        for exchange in tape.exchanges:  # a schema may come after the value
+            for message in exchange.responses():
+                self._learn_schemas(message)
+        for exchange in tape.exchanges:
+            self.hidden(exchange.message)
+            for message in exchange.responses():
+                self.hidden(message)
+
+    def _learn_schemas(self, message: Any) -> None:
+        if isinstance(message, list):
+            for part in message:
+                self._learn_schemas(part)
+        if not isinstance(message, dict):
+            return
+        result = result_of(message) or {}
+        tools = result.get("tools")
+        for tool in tools if isinstance(tools, list) else ():
+            if isinstance(tool, dict) and (fields := secret_fields(tool.get("inputSchema"))):
+                self._of_tools[str(tool.get("name"))] = fields
+        for holder in (result, params_of(message)):
+            requests = holder.get("inputRequests")
+            for key, question in requests.items() if isinstance(requests, dict) else ():
+                self._learn_question(str(key), question)
+        if message.get("method") == "elicitation/create":
+            self._learn_question(f"#{message.get('id')}", message)
+
+    def _learn_question(self, key: str, question: Any) -> None:
+        if fields := secret_fields(params_of(question).get("requestedSchema")):
+            self._of_questions[key] = fields
+
+    def hidden(self, message: Any) -> Any:
+        """Return a message without the values in secret places."""
+        if isinstance(message, list):
+            return [self.hidden(part) for part in message]
+        return self._hidden(message, (), list(self._secret_places(message)))
+
+    def _secret_places(self, message: Any) -> Iterator[Path]:
+        if not isinstance(message, dict):
+            return
+        if not isinstance(message.get("params"), dict):
+            for field_ in self._of_questions.get(f"#{message.get('id')}", ()):
+                yield ("result", "content", *field_)
+            return
+        params = message["params"]
+        for field_ in self._of_tools.get(str(params.get("name")), ()):
+            yield ("params", "arguments", *field_)
+        responses = params.get("inputResponses")
+        for key in responses if isinstance(responses, dict) else ():
+            for field_ in self._of_questions.get(str(key), ()):
+                yield ("params", "inputResponses", key, "content", *field_)
+
+    def _hidden(self, value: Any, path: Path, places: Sequence[Path]) -> Any:
+        is_secret = any(is_at(place, path) for place in places) or any_matches(self._paths, path)
+        if path and is_secret:
+            return self._placeholder(value, path)
+        if isinstance(value, dict):
+            return {key: self._hidden(item, (*path, key), places) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._hidden(item, (*path, at), places) for at, item in enumerate(value)]
+        return value
+
+    def _placeholder(self, value: Any, path: Path) -> Any:
+        if value is None or isinstance(value, bool):
+            return value
+        member = next((str(step) for step in reversed(path) if isinstance(step, str)), "VALUE")
+        name = "CASSETTE_" + (re.sub(r"[^A-Za-z0-9]+", "_", member).strip("_").upper() or "VALUE")
+        if isinstance(value, (dict, list)):
+            for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+                self._placeholder(item, (*path, key))
+            return Hidden(f"${{secret:{name}}}")
+        text = str(value)
+        if text not in self._names:
+            taken = set(self._names.values())
+            names = (name, *(f"{name}_{number}" for number in range(2, len(taken) + 3)))
+            self._names[text] = next(choice for choice in names if choice not in taken)
+        return Hidden(f"${{secret:{self._names[text]}}}")
+
+    def elsewhere(self) -> Redactor:
+        """Return a redactor of the secrets that are long enough to be found in any text."""
+        redactor = Redactor()
+        for value, name in self._names.items():
+            if len(value) >= _SHORTEST_ELSEWHERE:
+                redactor.add(value, f"${{secret:{name}}}")
+        return redactor
+
+
+def secret_fields(schema: Any) -> list[Path]:
+    """Return the places that a schema says are secret: passwords, and write-only values. `*` is any
+    member."""
+    places: dict[Path, None] = {}
+    left: deque[tuple[Any, Path, int]] = deque([(schema, (), 0)])
+    for _ in range(_MOST_SCHEMAS):
+        if not left:
+            break
+        part, path, depth = left.popleft()  # the parts near the top come first
+        if not isinstance(part, dict) or depth > _DEEPEST:
+            continue
+        if path and (part.get("format") == "password" or part.get("writeOnly") is True):
+            places[path] = None
+            continue
+        members = part.get("properties")
+        inner = list(members.items()) if isinstance(members, dict) else []
+        inner += [("*", part[name]) for name in _ANY_MEMBER if name in part]
+        left += [(child, (*path, step), depth + 1) for step, child in inner]
+        same = [_referred(schema, part.get("$ref"))]
+        for name in _SAME_VALUE:
+            alternatives = part.get(name)
+            same += alternatives if isinstance(alternatives, list) else [alternatives]
+        left += [(child, path, depth + 1) for child in same]
+    return list(places)
+
+
+def _referred(schema: Any, ref: Any) -> Any:
+    """Return the target of a `$ref` within the schema, else `None`."""
+    try:
+        return at_reference(schema, ref) if isinstance(ref, str) else None
+    except LookupError:
+        return None

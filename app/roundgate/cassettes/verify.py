@@ -1,9 +1,8 @@
-"""A cassette as a client: every request is sent again, in its order, and each answer
-compared with the recorded one.
+"""A cassette as a client: every request is sent again, in its order, and each answer compared with
+the recorded one.
 
-What the server made up before (states, tasks, sessions) is what it makes up now; a request
-is sent once all that was heard before it has been heard again. A task is looked at until
-it has come where it was.
+The values that the server made up (states, tasks, sessions) are the new ones. A request is sent once
+everything that preceded it has arrived again. A task is polled until it reaches its recorded state.
 
     2 sent ──▶ stream of 2: its question, learnt ──▶ 3, the answer, sent ──▶ stream of 2: the result, compared
 """
@@ -18,24 +17,37 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final
 
-from roundgate.cassettes.faults import NO_FAULTS, Faults
-from roundgate.cassettes.matching import Bindings, Difference, compare, fill, shown, slots
-from roundgate.cassettes.model import Cassette, Course, Event, Interaction, Response, with_envelope
-from roundgate.cassettes.paths import Slot
-from roundgate.cassettes.standin import wire
+from roundgate.cassettes.matching import Bindings, Difference, Slot, compare, fill, shown, slots
+from roundgate.cassettes.model import (
+    Cassette,
+    Course,
+    Event,
+    Interaction,
+    Json,
+    Response,
+    method_of,
+    params_of,
+    result_of,
+    with_envelope,
+    without,
+)
+from roundgate.cassettes.standin import Faults, is_poll, wire
+from roundgate.cassettes.tape import decoded
 from roundgate.client import (
     Auth,
+    Client,
     EventReader,
     HttpRequest,
     HttpResponse,
     HttpxTransport,
     Limits,
+    Question,
     Transport,
     Url,
     of_request,
 )
-from roundgate.errors import ClientError, ParseError, UnboundPlaceholder, UsageError
-from roundgate.json import decode, encode
+from roundgate.errors import ClientError, RpcError, UnboundPlaceholder, UsageError
+from roundgate.json import encode
 
 _ACCEPT: Final = "application/json, text/event-stream"
 _MAX_MESSAGE: Final = 32 * 1024 * 1024
@@ -43,7 +55,7 @@ _MAX_MESSAGE: Final = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one interaction went; `differences` is empty if the server still answers so."""
+    """The outcome of one interaction; no differences if the server still answers as recorded."""
 
     number: int
     title: str
@@ -52,13 +64,12 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Live:
-    """A request that was sent, and what has come of it so far."""
+    """A request that was sent, and its response so far."""
 
     number: int
     recorded: Interaction
-    heard: list[Any] = field(default_factory=list)
-    """Messages, each as the cassette compares it; ids of events beside them."""
-    event_ids: list[str | None] = field(default_factory=list)
+    received: list[tuple[Any, str | None]] = field(default_factory=list)
+    """Messages, each with the id of its event."""
     status: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     text: str | None = None
@@ -70,6 +81,38 @@ class _Live:
     has_head: bool = False
     request_id: Any = None
     differences: list[Difference] = field(default_factory=list)
+
+    async def notify(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
+    async def stop(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.gather(self.task, return_exceptions=True)
+            self.task = None
+
+    def expected_before(self, number: int) -> int:
+        """Return how many messages must arrive before an interaction begins."""
+        pieces = self.recorded.response.pieces if self.recorded.response else ()
+        return sum((piece.after or self.number) < number for piece in pieces)
+
+    def has_received(self, wanted: int) -> bool:
+        """Return whether that many messages have arrived; a response without content arrives when
+        it ends."""
+        response = self.recorded.response
+        if response is None:
+            return True
+        if is_poll(self.recorded) or (response.events is None and not response.pieces):
+            return False
+        return self.status is not None and len(self.received) >= wanted
+
+    def short(self, message: Any) -> Any:
+        """Return a message as a cassette has it."""
+        if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
+            return message
+        is_own = "method" not in message and message.get("id") == self.request_id
+        return without(message, "jsonrpc", "id") if is_own else without(message, "jsonrpc")
 
 
 class Verifier:
@@ -85,113 +128,106 @@ class Verifier:
         headers: Sequence[tuple[str, str]] = (),
         environment: Mapping[str, str] | None = None,
         timeout_s: float = 30.0,
-        faults: Faults = NO_FAULTS,
+        faults: Faults | None = None,
     ) -> None:
         self._cassette = cassette
+        self._ignore = cassette.ignore
         self._urls = [Url.parse(url) for url in urls]
         self._transport = transport or HttpxTransport(Limits())
         self._auth = auth
         self._headers = tuple(headers)
         self._environment = os.environ if environment is None else environment
         self._timeout_s = timeout_s
-        self._faults = faults.begun()
-        origin = f"{self._urls[0].scheme}://{self._urls[0].authority}"
-        known = {Slot("server"): origin, Slot("host"): self._urls[0].authority}
-        self._bindings = Bindings(known)
+        self._faults = Faults(faults.all if faults else ())
+        first = self._urls[0]
+        self._bindings = Bindings({Slot("server"): first.root, Slot("host"): first.authority})
         self._course = Course()
         self._ids = count(1)
         self._live: list[_Live] = []
 
     async def run(self) -> AsyncIterator[Outcome]:
-        """Send everything again; each outcome, in the order of the cassette.
-
-        Raises:
-            UsageError: a secret is needed whose environment variable is not set.
-        """
+        """Send everything again; yield each outcome, in the order of the cassette. Raise
+        `UsageError` if the environment variable of a secret is not set."""
         try:
-            for number, one in enumerate(self._cassette.interactions, 1):
-                await self._begin(number, one)
+            for number, interaction in enumerate(self._cassette.interactions, 1):
+                await self._begin(number, interaction)
             for live in self._live:
-                await self._heard(live, _expected(live, len(self._cassette.interactions) + 1))
+                await self._receive(live, live.expected_before(len(self._live) + 1))
                 await self._finish(live)
                 yield Outcome(live.number, live.recorded.title, tuple(live.differences))
         finally:
             for live in self._live:
-                await _stop(live)
+                await live.stop()
             await self._transport.close()
 
-    async def _begin(self, number: int, one: Interaction) -> None:
+    async def _begin(self, number: int, interaction: Interaction) -> None:
         for live in self._live:
-            await self._heard(live, _expected(live, number))
-        live = _Live(number, one)
+            await self._receive(live, live.expected_before(number))
+        live = _Live(number, interaction)
         self._live.append(live)
-        await asyncio.sleep(self._faults.delay_s(number))
+        await asyncio.sleep(self._faults.amount("delay", number))
         try:
             request = await self._request(live)
         except UnboundPlaceholder as error:
             live.failure = f"it cannot be sent: the server has not said {error} yet"
             live.is_over = True
             return
-        if self._faults.takes("twice", number):
-            await self._once(live, request)
-        if self._faults.takes("lost", number):
-            await self._lose(request)
-        if self._faults.takes("cut", number):
-            await self._lose(request, reads=True)
+        if self._faults.take("twice", number):
+            await self._send_before(live, request)
+        for fault in ("lost", "cut"):
+            if self._faults.take(fault, number):
+                await self._lose(request, is_read=fault == "cut")
         live.task = asyncio.create_task(self._converse(live, request))
 
-    async def _once(self, live: _Live, request: HttpRequest) -> None:
-        """Send a request an additional time, and compare what comes of it just as well."""
-        before = dict(self._bindings.values)
+    async def _send_before(self, live: _Live, request: HttpRequest) -> None:
+        """Send a request an additional time, and compare its answer as well."""
+        values = dict(self._bindings.values)
         first = _Live(live.number, live.recorded, request_id=live.request_id)
         first.task = asyncio.create_task(self._converse(first, request))
-        await self._heard(first, _expected(first, live.number + 1))
-        await _stop(first)
-        self._bindings.values = before  # the second one may have a state of its own
+        await self._receive(first, first.expected_before(live.number + 1))
+        await first.stop()
+        self._bindings.values = values  # the second answer may have a state of its own
         again = "when it was sent the first time: "
         live.differences += [
-            Difference(again + one.path, one.expected, one.got) for one in first.differences
+            Difference(again + one.path, one.expected, one.actual) for one in first.differences
         ]
 
-    async def _lose(self, request: HttpRequest, *, reads: bool = False) -> None:
-        """Send a request and hang up before its answer is read, or in the middle of it."""
+    async def _lose(self, request: HttpRequest, *, is_read: bool) -> None:
+        """Send a request and hang up before its answer, or within it."""
         with suppress(ClientError):
             response = await self._transport.send(request)
-            if reads:
+            if is_read:
                 async for _ in response.chunks():
                     break
             await response.close()
 
-    # -- what is sent
-    # -----------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     async def _request(self, live: _Live) -> HttpRequest:
         recorded = live.recorded.request
         message = fill(recorded.message, self._value_of)
-        if isinstance(message, dict) and "jsonrpc" not in message:
-            message = self._addressed(message, live)
-        message = wire(message, None) if isinstance(message, dict) else message
-        self._course.begins(message)
-        headers = {**self._course.headers(message), **_metadata(message, self._course.is_older)}
-        headers |= fill(dict(recorded.headers), self._value_of)
+        if isinstance(message, dict):
+            if "jsonrpc" not in message:
+                message = self._addressed(message, live)
+            message = wire(message, None)
+        self._course.begin(message)
         url = self._urls[(live.number - 1) % len(self._urls)]
+        headers = self._course.headers(message) | _metadata(message, self._course.is_older)
+        headers |= fill(recorded.headers, self._value_of)
         sent = [("accept", "text/event-stream" if recorded.http == "GET" else _ACCEPT)]
         sent += [("accept-encoding", "identity"), *headers.items(), *self._headers]
         if self._auth is not None:
             sent += await self._auth.headers(recorded.http, url)
-        body = None
-        if recorded.http == "POST":
-            sent.append(("content-type", "application/json"))
-            body = (
-                encode(message)
-                if recorded.text is None
-                else str(fill(recorded.text, self._value_of)).encode()
-            )
+        if recorded.http != "POST":
+            return HttpRequest(recorded.http, url, sent)
+        sent.append(("content-type", "application/json"))
+        text = recorded.text
+        body = encode(message) if text is None else str(fill(text, self._value_of)).encode()
         return HttpRequest(recorded.http, url, sent, body)
 
-    def _addressed(self, message: dict[str, Any], live: _Live) -> dict[str, Any]:
-        """A message with its id, and with what its client says of itself."""
-        method = str(message.get("method", ""))
+    def _addressed(self, message: Json, live: _Live) -> Json:
+        """Return a message with its id and envelope."""
+        method = method_of(message) or ""
         if not method or method.startswith("notifications/"):
             return message
         message.setdefault("id", next(self._ids))
@@ -202,19 +238,19 @@ class Verifier:
         return with_envelope(message, fill(self._cassette.client, self._value_of))
 
     def _value_of(self, slot: Slot) -> Any:
+        values = self._bindings.values
         if slot.kind == "secret":
             return _secret(slot, self._environment)
-        if slot not in self._bindings.values:
+        if slot not in values:
             if slot.kind == "id":
-                self._bindings.values[slot] = next(self._ids)
+                values[slot] = next(self._ids)
             elif slot.kind == "token":
-                self._bindings.values[slot] = f"token-{slot.key}"
+                values[slot] = f"token-{slot.key}"
             else:
                 raise UnboundPlaceholder(str(slot))
-        return self._bindings.values[slot]
+        return values[slot]
 
-    # -- what comes back
-    # --------------------------------------------------------------------------------------------
+    # -- responses ---------------------------------------------------------------------------------
 
     async def _converse(self, live: _Live, request: HttpRequest) -> None:
         try:
@@ -224,127 +260,111 @@ class Verifier:
                     await self._listen(live, response)
                 finally:
                     await response.close()
-                if (wait_s := self._patience_s(live)) is None:
+                if (wait_s := self._poll_again_s(live)) is None:
                     break
-                live.heard.clear()
-                live.event_ids.clear()
+                live.received.clear()
                 await asyncio.sleep(wait_s)
         except ClientError as error:
             live.failure = str(error)
         finally:
             live.is_over = True
-            async with live.changed:
-                live.changed.notify_all()
+            await live.notify()
 
     async def _listen(self, live: _Live, response: HttpResponse) -> None:
         live.status, live.headers = response.status, response.headers
-        async with live.changed:
-            live.changed.notify_all()
+        await live.notify()
         media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type != "text/event-stream":
             body = b"".join([part async for part in response.chunks()])[:_MAX_MESSAGE]
-            live.text = None
-            if body.strip():
-                try:
-                    await self._take(live, decode(body), None)
-                except ParseError:
-                    live.text = body.decode("utf-8", "replace")
+            message, live.text = decoded(body) if body.strip() else (None, None)
+            if message is not None:
+                await self._take(live, message, None)
             return
         reader, last_id = EventReader(_MAX_MESSAGE), None
         async for data in response.chunks():
             for event in reader.feed(data):
-                own_id = event.id if event.id != last_id else None
+                message, text = decoded(event.data) if event.data.strip() else (None, None)
+                event_id = event.id if event.id != last_id else None
                 last_id = event.id
-                message = _message_of(event.data)
-                await self._take(live, message, own_id)
+                await self._take(live, message if text is None else text, event_id)
 
     async def _take(self, live: _Live, message: Any, event_id: str | None) -> None:
-        live.heard.append(message)
-        live.event_ids.append(event_id)
-        if not _is_look(live.recorded):
-            async with live.changed:
-                live.changed.notify_all()
+        live.received.append((message, event_id))
+        if not is_poll(live.recorded):
+            await live.notify()
 
-    def _patience_s(self, live: _Live) -> float | None:
-        """How long to wait before a task is looked at again, `None` if it has come where it was."""
+    def _poll_again_s(self, live: _Live) -> float | None:
+        """Return when to poll a task again, `None` if it has reached its recorded state."""
         response = live.recorded.response
-        if not _is_look(live.recorded) or response is None or not live.heard:
+        if not is_poll(live.recorded) or response is None or not live.received:
             return None
-        message = live.heard[0]
-        result = message.get("result") if isinstance(message, dict) else None
-        if not isinstance(result, dict):
+        message = live.received[0][0]
+        result, recorded = result_of(message), result_of(response.message) or {}
+        if result is None:
             return None
         trial = Bindings(self._bindings.values)
-        is_there = not any(
-            compare(response.message, _short(message, live.request_id), trial, (), self._ignored)
-        )
-        ended = result.get("status") in ("completed", "failed", "cancelled")
-        recorded = response.message.get("result") if isinstance(response.message, dict) else None
-        waits_for = recorded.get("status") if isinstance(recorded, dict) else None
-        if is_there or ended or (result.get("status") == waits_for != "input_required"):
+        status = result.get("status")
+        if (
+            status in ("completed", "failed", "cancelled")
+            or status == recorded.get("status") != "input_required"
+            or not any(compare(response.message, live.short(message), trial, (), self._ignore))
+        ):
             return None
-        interval = result.get("pollIntervalMs")
-        interval_ms = interval if isinstance(interval, (int, float)) else 500
+        interval_ms = result.get("pollIntervalMs")
+        interval_ms = interval_ms if isinstance(interval_ms, (int, float)) else 500
         return min(max(interval_ms, 20), 5_000) / 1_000
 
-    @property
-    def _ignored(self) -> Sequence[str]:
-        return self._cassette.ignore
-
-    async def _heard(self, live: _Live, wanted: int) -> None:
-        """Wait until that much has been heard, and compare it."""
+    async def _receive(self, live: _Live, wanted: int) -> None:
+        """Wait until that many messages have arrived, and compare them."""
         try:
             async with asyncio.timeout(self._timeout_s), live.changed:
                 await live.changed.wait_for(
-                    lambda: live.is_over or live.task is None or _has_come(live, wanted)
+                    lambda: live.is_over or live.task is None or live.has_received(wanted)
                 )
         except TimeoutError:
             if live.failure is None:
                 live.failure = f"no answer within {self._timeout_s:g} s"
-                await _stop(live)
+                await live.stop()
         self._compare(live, wanted)
 
     def _compare(self, live: _Live, wanted: int) -> None:
-        """Compare what was heard and not compared before; placeholders learn their values."""
+        """Compare messages that were not compared before; placeholders learn their values."""
         response = live.recorded.response
         if response is None:
-            live.compared = wanted
             return
         if not live.has_head and live.status is not None:
             live.has_head = True
             live.differences += self._compare_head(live, response)
-        events = _events(response)
-        for index in range(live.compared, min(wanted, len(live.heard), len(events))):
-            live.differences += self._compare_event(live, events[index], index)
-        live.compared = max(live.compared, min(wanted, len(live.heard)))
-        message = live.recorded.request.message
-        if live.heard and isinstance(message, dict):
-            self._course.answered(message, live.heard[-1], live.headers)
+        arrived = min(wanted, len(live.received))
+        for index in range(live.compared, min(arrived, len(response.pieces))):
+            live.differences += self._compare_piece(live, response, index)
+        live.compared = max(live.compared, arrived)
+        if live.received:
+            self._course.end(live.recorded.request.message, live.received[-1][0], live.headers)
 
     def _compare_head(self, live: _Live, response: Response) -> Iterator[Difference]:
         if live.status != response.status:
             yield Difference("HTTP status", str(response.status), str(live.status))
         for name, value in response.headers.items():
-            yield from compare(
-                value, live.headers.get(name), self._bindings, ("headers", name), self._ignored
-            )
+            now = live.headers.get(name)
+            yield from compare(value, now, self._bindings, ("headers", name), self._ignore)
 
-    def _compare_event(self, live: _Live, event: Event, index: int) -> Iterator[Difference]:
-        is_stream = live.recorded.response is not None and live.recorded.response.events is not None
-        path = ("events", index) if is_stream else ()
-        if event.event_id is not None:
-            now = live.event_ids[index]
-            yield from compare(event.event_id, now, self._bindings, (*path, "event_id"))
-        now = _short(live.heard[index], live.request_id)
-        yield from compare(event.message, now, self._bindings, path, self._ignored)
+    def _compare_piece(self, live: _Live, response: Response, index: int) -> Iterator[Difference]:
+        piece: Event = response.pieces[index]
+        message, event_id = live.received[index]
+        path = () if response.events is None else ("events", index)
+        if piece.event_id is not None:
+            yield from compare(piece.event_id, event_id, self._bindings, (*path, "event_id"))
+        now = live.short(message)
+        yield from compare(piece.message, now, self._bindings, path, self._ignore)
 
     async def _finish(self, live: _Live) -> None:
-        """What is left to say once everything that was recorded has been heard."""
+        """Compare the rest of a response, once everything that was recorded has arrived."""
         response = live.recorded.response
         if response is None:
-            await _stop(live)
+            await live.stop()
             return
-        self._compare(live, len(live.heard))
+        self._compare(live, len(live.received))
         if response.end == "server" and live.failure is None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._timeout_s), live.changed:
@@ -352,13 +372,13 @@ class Verifier:
         if live.failure is not None and response.end != "cut":
             live.differences.append(Difference("(the answer)", "an answer", live.failure))
             return
-        events = _events(response)
-        for index in range(len(live.heard), len(events)):
-            expected = shown(events[index].message)
+        count_now, count_before = len(live.received), len(response.pieces)
+        for index in range(count_now, count_before):
+            expected = shown(response.pieces[index].message)
             live.differences.append(Difference(f"events[{index}]", expected, "(nothing)"))
         if response.end == "server":
-            for index in range(len(events), len(live.heard)):
-                now = shown(_short(live.heard[index], live.request_id))
+            for index in range(count_before, count_now):
+                now = shown(live.short(live.received[index][0]))
                 live.differences.append(Difference(f"events[{index}]", "(nothing)", now))
         if response.text is not None or live.text is not None:
             live.differences += compare(response.text, live.text, self._bindings, ("text",))
@@ -373,90 +393,127 @@ def _secret(slot: Slot, environment: Mapping[str, str]) -> str:
     return value
 
 
-def filled(value: Any, bindings: Bindings, environment: Mapping[str, str]) -> Any:
-    """A recorded value with its secrets, and with what is known; other
-    placeholders stay what they are.
+def secret_names(cassette: Cassette) -> list[str]:
+    """Return the environment variables that a replay of a cassette takes secrets from."""
+    found = [slot for one in cassette.interactions for slot in slots(one.request.message)]
+    return sorted({str(slot.key) for slot in found if slot.kind == "secret"})
 
-    Raises:
-        UsageError: a secret is needed whose environment variable is not set.
-    """
+
+def _metadata(message: Any, is_older: bool) -> dict[str, str]:
+    """Return the headers that repeat the body of a modern request."""
+    method = method_of(message)
+    if is_older or method is None:
+        return {}
+    headers = of_request(method, params_of(message), "")
+    return {name: value for name, value in headers if name != "MCP-Protocol-Version"}
+
+
+# -- another revision ------------------------------------------------------------------------------
+
+_COMPARED: Final = ("content", "structuredContent", "isError")
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call with all its rounds: its end, and the answers by the texts of their questions."""
+
+    number: int
+    name: str
+    arguments: Json
+    answers: Json = field(default_factory=dict)
+    end: Json = field(default_factory=dict)
+
+
+async def in_another_era(
+    cassette: Cassette, client: Client, environment: Mapping[str, str]
+) -> AsyncIterator[Outcome]:
+    """Make each call again with a client that speaks another revision, give the recorded answers to
+    questions with the same texts, and compare the results; yield the outcomes, numbered as the
+    calls. Raise `UsageError` if the environment variable of a secret is not set."""
+    bindings = Bindings({Slot("server"): client.url.rpartition("/")[0]})
 
     def value_of(slot: Slot) -> Any:
         if slot.kind == "secret":
             return _secret(slot, environment)
         return bindings.values.get(slot, str(slot))
 
-    return fill(value, value_of)
+    for call in _calls(cassette):
+        answers = fill(call.answers, value_of)
+
+        def answer(question: Question, answers: Json = answers) -> Any:
+            response: Any = answers.get(question.message)
+            is_roots = isinstance(response, dict) and "roots" in response
+            return response["roots"] if is_roots else response
+
+        try:
+            arguments = fill(call.arguments, value_of)
+            done = await client.call(call.name, arguments, answers=answer, timeout_s=60)
+        except RpcError as error:
+            now: Json = {"error": {"code": error.code, "message": error.message}}
+        except ClientError as error:
+            now = {"error": str(error)}
+        else:
+            now = {"result": _compared(done.raw)}
+        found = compare(call.end, now, bindings, (), cassette.ignore)
+        yield Outcome(call.number, f"tools/call {call.name}", tuple(found))
 
 
-def secret_names(cassette: Cassette) -> list[str]:
-    """The environment variables that a replay of a cassette takes secrets from."""
-    found = [slot for one in cassette.interactions for slot in slots(one.request.message)]
-    return sorted({str(slot.key) for slot in found if slot.kind == "secret"})
+def _compared(result: Json) -> Json:
+    return {name: result[name] for name in _COMPARED if name in result}
 
 
-async def _stop(live: _Live) -> None:
-    if live.task is not None:
-        live.task.cancel()
-        await asyncio.gather(live.task, return_exceptions=True)
-        live.task = None
+def _calls(cassette: Cassette) -> list[_Call]:
+    """Return the calls that ended without a task, which other revisions lack."""
+    calls: list[_Call] = []
+    latest: dict[str, _Call] = {}
+    texts: dict[str, str] = {}
+    for number, interaction in enumerate(cassette.interactions, 1):
+        message = interaction.request.message
+        if not isinstance(message, dict):
+            continue
+        if "method" not in message:  # an answer to a question on a stream
+            text = texts.get(str(message.get("id")))
+            for call in calls:
+                call.answers |= {} if text is None else {text: message.get("result")}
+        if method_of(message) != "tools/call":
+            continue
+        params = params_of(message)
+        key = repr((params.get("name"), params.get("arguments")))
+        if key not in latest or (latest[key].end and "requestState" not in params):
+            arguments = params.get("arguments")
+            latest[key] = _Call(
+                number,
+                str(params.get("name")),
+                arguments if isinstance(arguments, dict) else {},
+            )
+            calls.append(latest[key])
+        call = latest[key]
+        responses = params.get("inputResponses")
+        for name, answer in responses.items() if isinstance(responses, dict) else ():
+            question = texts.get(str(name), str(name))
+            call.answers[question] = answer
+        for piece in interaction.response.pieces if interaction.response else ():
+            texts |= _question_texts(piece.message)
+            if (end := _end(piece.message)) is not None:
+                call.number, call.end = number, end
+    return [call for call in calls if call.end]
 
 
-def _events(response: Response) -> Sequence[Event]:
-    """What was heard, in pieces: the events of a stream, or the one message of an answer."""
-    if response.events is not None:
-        return response.events
-    return () if response.message is None else (Event(response.message, after=response.after),)
+def _question_texts(message: Any) -> dict[str, str]:
+    """Return the text of each question in a message, by its key or id."""
+    requests = (result_of(message) or {}).get("inputRequests")
+    questions = dict(requests) if isinstance(requests, dict) else {}
+    if isinstance(message, dict) and "method" in message and "id" in message:
+        questions[str(message["id"])] = message
+    return {key: str(params_of(one).get("message", "")) for key, one in questions.items()}
 
 
-def _has_come(live: _Live, wanted: int) -> bool:
-    """Whether that much of an answer has been heard; one without content is
-    heard when it is over."""
-    response = live.recorded.response
-    if response is None:
-        return True
-    if _is_look(live.recorded) or (response.events is None and not _events(response)):
-        return False
-    return live.status is not None and len(live.heard) >= wanted
-
-
-def _expected(live: _Live, number: int) -> int:
-    """How much has to be heard of an interaction before another one begins."""
-    response = live.recorded.response
-    if response is None:
-        return 0
-    return sum((one.after or live.number) < number for one in _events(response))
-
-
-def _metadata(message: Any, is_older: bool) -> dict[str, str]:
-    """The headers in which a request of the modern revision repeats its body."""
-    if is_older or not isinstance(message, dict) or "method" not in message:
-        return {}
-    params = message.get("params")
-    params = params if isinstance(params, dict) else {}
-    found = of_request(str(message["method"]), params, "")
-    return {name: value for name, value in found if name != "MCP-Protocol-Version"}
-
-
-def _message_of(data: bytes) -> Any:
-    if not data.strip():
+def _end(message: Any) -> Json | None:
+    """Return the end of a call as it is compared, `None` if this message is none."""
+    error = message.get("error") if isinstance(message, dict) else None
+    if isinstance(error, dict):
+        return {"error": {"code": error.get("code"), "message": error.get("message")}}
+    result = result_of(message)
+    if result is None or result.get("resultType", "complete") != "complete":
         return None
-    try:
-        return decode(data)
-    except ParseError:
-        return data.decode("utf-8", "replace")
-
-
-def _short(message: Any, request_id: Any) -> Any:
-    """A message as a cassette has it: without what goes without saying."""
-    if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
-        return message
-    short = {name: value for name, value in message.items() if name != "jsonrpc"}
-    if "method" not in short and "id" in short and short["id"] == request_id:
-        del short["id"]
-    return short
-
-
-def _is_look(one: Interaction) -> bool:
-    message = one.request.message
-    return isinstance(message, dict) and message.get("method") == "tasks/get"
+    return {"result": _compared(result)}

@@ -1,7 +1,7 @@
-"""A small HTTP/1.1 server for a cassette that plays, or a proxy that records: one
-request a connection, bounded.
+"""A small HTTP/1.1 server for a cassette that plays, or a proxy that records: one request a
+connection, bounded.
 
-It can do what a real one never should: say nothing, or stop in the middle.
+It can do what a real server never should: send nothing, or stop in the middle.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Final
+from http.client import responses
+from typing import Any, Final
 from urllib.parse import urlsplit
 
-from roundgate.cassettes.standin import Reply
 from roundgate.errors import RequestMalformed, UsageError
+from roundgate.json import encode
 
 _MAX_HEAD: Final = 64 * 1024
 _MAX_BODY: Final = 32 * 1024 * 1024
 _MAX_CONNECTIONS: Final = 256
 _READ_S: Final = 60.0
 _HERE: Final = frozenset({"localhost", "127.0.0.1", "::1"})
-_REASONS: Final = {200: "OK", 202: "Accepted", 204: "No Content"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +34,35 @@ class Asked:
     body: bytes
 
 
+@dataclass(slots=True)
+class Reply:
+    """One HTTP response: `stream` if it is a stream, else `body`. `None` in place of a reply is no
+    response at all."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes = b""
+    stream: AsyncGenerator[bytes, None] | None = None
+    is_cut: bool = False
+
+    @property
+    def sent_body(self) -> bytes:
+        """The part of the body that is sent."""
+        return self.body[: len(self.body) // 2] if self.is_cut else self.body
+
+
+def refusal(request_id: Any, code: int, message: str, status: int = 200) -> Reply:
+    """Return a reply with a JSON-RPC error."""
+    error = {"code": code, "message": message}
+    body = encode({"jsonrpc": "2.0", "id": request_id, "error": error})
+    return Reply(status, {"content-type": "application/json"}, body)
+
+
 Answerer = Callable[[Asked], Awaitable[Reply | None]]
 
 
 def address(text: str) -> tuple[str, int]:
-    """`127.0.0.1:0` → host and port.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """Parse `127.0.0.1:0` into host and port. Raise `UsageError` if it is malformed."""
     host, _, port = text.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise UsageError(f"--listen {text}: give host and port, such as 127.0.0.1:8100")
@@ -51,11 +71,7 @@ def address(text: str) -> tuple[str, int]:
 
 @asynccontextmanager
 async def serving(answer: Answerer, host: str, port: int) -> AsyncGenerator[int, None]:
-    """Serve until the block ends; the port is the one that was had.
-
-    Raises:
-        UsageError: nothing can listen there.
-    """
+    """Serve until the block ends; yields the port. Raise `UsageError` if nothing can listen there."""
     server = _Server(answer, is_local=host in _HERE)
     try:
         listening = await asyncio.start_server(server.connected, host, port, limit=_MAX_HEAD)
@@ -93,13 +109,13 @@ class _Server:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
 
-    def _check(self, asked: Asked) -> None:
-        """Raises RequestMalformed: a page from elsewhere sends it, under its own name or one that
-        it has made lead here (DNS rebinding)."""
+    def _refuse_foreign(self, asked: Asked) -> None:
+        """Raise `RequestMalformed` for a request from a page of another origin, also under a name
+        that leads here (DNS rebinding)."""
         origin, host = asked.headers.get("origin"), asked.headers.get("host")
-        is_foreign = origin is not None and _name_in(origin) not in _HERE
+        is_foreign = origin is not None and _host_in(origin) not in _HERE
         if self._is_local and host is not None:
-            is_foreign = is_foreign or _name_in(f"//{host}") not in _HERE
+            is_foreign = is_foreign or _host_in(f"//{host}") not in _HERE
         if is_foreign:
             raise RequestMalformed(403, "pages of other origins may not send requests here")
 
@@ -107,39 +123,39 @@ class _Server:
         try:
             async with asyncio.timeout(_READ_S):
                 asked = await _read(reader)
-                self._check(asked)
+                self._refuse_foreign(asked)
         except RequestMalformed as error:
             await _refuse(writer, error)
             return
-        reply = await _or_hung_up(self._answer(asked), reader)
+        reply = await _unless_hung_up(self._answer(asked), reader)
         if reply is None:
             writer.transport.abort()
-            return
-        if reply.stream is None:
+        elif reply.stream is None:
             await _send_whole(writer, reply)
-            return
-        async with aclosing(reply.stream):
-            await _or_hung_up(_send_stream(writer, reply), reader)
+        else:
+            async with aclosing(reply.stream):
+                await _unless_hung_up(_send_stream(writer, reply), reader)
 
 
-def _name_in(url: str) -> str | None:
-    """The name or address of the host in a URL, `None` if there is none."""
+def _host_in(url: str) -> str | None:
     try:
         return urlsplit(url).hostname
     except ValueError:
         return None
 
 
-async def _or_hung_up(work: Awaitable[Reply | None], reader: asyncio.StreamReader) -> Reply | None:
-    """What comes of some work; `None`, and the work cancelled, once the client has hung up."""
+async def _unless_hung_up(
+    work: Awaitable[Reply | None], reader: asyncio.StreamReader
+) -> Reply | None:
+    """Await work; cancel it and return `None` once the client has hung up."""
     task = asyncio.ensure_future(work)
     hung_up = asyncio.ensure_future(reader.read(1))
     try:
         await asyncio.wait({task, hung_up}, return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None
     finally:
-        for one in (task, hung_up):
-            one.cancel()
+        task.cancel()
+        hung_up.cancel()
         await asyncio.gather(task, hung_up, return_exceptions=True)
 
 
@@ -156,19 +172,19 @@ async def _read(reader: asyncio.StreamReader) -> Asked:
         if not colon or name.strip() != name or not name:
             raise RequestMalformed(400, "a header is malformed")
         headers[name.lower()] = value.strip()
-    return Asked(method, target, headers, await _body(reader, headers))
+    return Asked(method, target, headers, await _read_body(reader, headers))
 
 
-async def _body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> bytes:
+async def _read_body(reader: asyncio.StreamReader, headers: Mapping[str, str]) -> bytes:
     if headers.get("transfer-encoding", "").lower() == "chunked":
-        return await _chunked(reader)
+        return await _read_chunks(reader)
     length = headers.get("content-length", "0")
     if not length.isascii() or not length.isdigit() or int(length[:12]) > _MAX_BODY:
         raise RequestMalformed(413, "the body is too long")
     return await reader.readexactly(int(length))
 
 
-async def _chunked(reader: asyncio.StreamReader) -> bytes:
+async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
     body = bytearray()
     while True:
         try:
@@ -184,20 +200,20 @@ async def _chunked(reader: asyncio.StreamReader) -> bytes:
 
 
 async def _refuse(writer: asyncio.StreamWriter, error: RequestMalformed) -> None:
-    kind = {"content-type": "text/plain"}
-    await _send_whole(writer, Reply(error.status, kind, f"{error}\n".encode()))
+    headers = {"content-type": "text/plain"}
+    await _send_whole(writer, Reply(error.status, headers, f"{error}\n".encode()))
 
 
 def _head(reply: Reply, framing: str) -> bytes:
-    lines = [f"HTTP/1.1 {reply.status} {_REASONS.get(reply.status, 'Said')}", framing]
+    lines = [f"HTTP/1.1 {reply.status} {responses.get(reply.status, '')}", framing]
+    lines.append("Connection: close")
     lines += [f"{name}: {value}" for name, value in reply.headers.items()]
     clean = [line.replace("\r", " ").replace("\n", " ") for line in lines]
-    return "\r\n".join([*clean, "Connection: close", "", ""]).encode("latin-1", "replace")
+    return "\r\n".join([*clean, "", ""]).encode("latin-1", "replace")
 
 
 async def _send_whole(writer: asyncio.StreamWriter, reply: Reply) -> None:
-    body = reply.body[: len(reply.body) // 2] if reply.is_cut else reply.body
-    writer.write(_head(reply, f"Content-Length: {len(reply.body)}") + body)
+    writer.write(_head(reply, f"Content-Length: {len(reply.body)}") + reply.sent_body)
     with suppress(OSError):
         await writer.drain()
 

@@ -1,129 +1,87 @@
-"""Arguments that are more than text (`argparse` types), and those that are settings as well."""
+"""How the words of a command line are read: the parser of a command, the types of its arguments,
+and the arguments that are settings as well."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeVar
 
 from roundgate.storage import TaskRef
 
 _FILE: Final = "gateway.yaml"
-MAX_PORT: Final = 65_535
-MIN_WAIT_S: Final = 0.1
-MAX_WAIT_S: Final = 3_600.0
-_DIGITS: Final = 10
 UNITS_S: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-
-
-class Commands(Protocol):
-    """The return value of `ArgumentParser.add_subparsers`."""
-
-    @property
-    def choices(self) -> Mapping[str, argparse.ArgumentParser]:
-        """The parsers by their commands."""
-
-    def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser:
-        """Add a command and return its parser."""
+Number = TypeVar("Number", int, float)
 
 
 def task_ref(text: str) -> TaskRef:
-    """A task, as `roundgate tasks list` prints it.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none.
-    """
+    """Parse a task, as `roundgate tasks list` prints it."""
     try:
         return TaskRef.parse(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(
-            "give owner.id, as `roundgate tasks list` prints it"
-        ) from None
+        message = "give owner.id, as `roundgate tasks list` prints it"
+        raise argparse.ArgumentTypeError(message) from None
 
 
 def age_ms(text: str) -> int:
-    """`90s`, `15m`, `2h` or `1d` in milliseconds.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none of these.
-    """
-    found = re.fullmatch(r"(\d{1,6})([smhd])", text)
-    if found is None:
+    """Return `90s`, `15m`, `2h` or `1d` in milliseconds."""
+    age = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    if age is None:
         raise argparse.ArgumentTypeError("give an age such as 90s, 15m, 2h or 1d")
-    return int(found[1]) * UNITS_S[found[2]] * 1000
+    return int(age[1]) * UNITS_S[age[2]] * 1000
 
 
-def count(text: str) -> int:
-    """How many: a whole number from 1 on.
+def number(kind: type[Number], least: Number, most: Number) -> Callable[[str], Number]:
+    """Return the type of an argument that is a number between two bounds, included."""
 
-    Raises:
-        argparse.ArgumentTypeError: it is none.
-    """
-    if not (text.isascii() and text.isdigit() and len(text) < _DIGITS and int(text) > 0):
-        raise argparse.ArgumentTypeError("give a whole number from 1 on")
-    return int(text)
+    def parse(text: str) -> Number:
+        if re.fullmatch(r"[0-9]+" if kind is int else r"[0-9]*\.?[0-9]+", text):
+            value = kind(text)
+            if least <= value <= most:
+                return value
+        raise argparse.ArgumentTypeError(f"{text!r}: give a number from {least} to {most}")
 
-
-def seconds(text: str) -> float:
-    """A time to wait: 0.1 to 3600.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none.
-    """
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not MIN_WAIT_S <= value <= MAX_WAIT_S:
-        raise argparse.ArgumentTypeError("give seconds, 0.1 to 3600")
-    return value
+    return parse
 
 
-def port(text: str) -> int:
-    """The number of a TCP port, 0 to 65535.
-
-    Raises:
-        argparse.ArgumentTypeError: it is none.
-    """
-    if not (text.isascii() and text.isdigit() and int(text) <= MAX_PORT):
-        raise argparse.ArgumentTypeError(f"{text!r} is no port: give a number from 0 to {MAX_PORT}")
-    return int(text)
-
-
-def configuration_file(given: Path | None) -> Path:
-    """Which gateway.yaml is meant: the one that was given, GATEWAY_CONFIG, or the nearest, here or
-    in a directory above, as git finds its own."""
-    if given is not None:
-        return given
+def configuration_file(path: Path | None) -> Path:
+    """Return the gateway.yaml of a command: the given one, GATEWAY_CONFIG, or the nearest, here or
+    in a directory above."""
+    if path is not None:
+        return path
     if named := os.environ.get("GATEWAY_CONFIG"):
         return Path(named)
     here = Path.cwd()
-    found = (directory / _FILE for directory in (here, *here.parents))
-    nearest = next((file for file in found if file.is_file()), Path(_FILE))
+    files = (directory / _FILE for directory in (here, *here.parents))
+    nearest = next((file for file in files if file.is_file()), Path(_FILE))
     return nearest.relative_to(here) if nearest.is_relative_to(here) else nearest
 
 
 def into_environment(arguments: argparse.Namespace) -> None:
-    """Put what was said on the command line into the environment, for this process
-    and those that it starts."""
+    """Put the arguments that are settings into the environment, for this process and those that it
+    starts."""
     os.environ["GATEWAY_CONFIG"] = str(configuration_file(arguments.config))
     for name in ("log_level", "log_format"):
-        if (said := getattr(arguments, name)) is not None:
-            os.environ[f"GATEWAY_{name.upper()}"] = said
+        if (value := getattr(arguments, name)) is not None:
+            os.environ[f"GATEWAY_{name.upper()}"] = value
     for name in ("allow_anonymous", "reload"):
         if getattr(arguments, name, False):
             os.environ[f"GATEWAY_{name.upper()}"] = "true"
 
 
-def add_examples(commands: Commands, examples: Mapping[str, Sequence[str]]) -> None:
-    """Show under the help of each command that has some how it is typed."""
-    for name, lines in examples.items():
-        command = commands.choices[name]
-        command.formatter_class = argparse.RawDescriptionHelpFormatter
-        command.epilog = "examples:\n" + "\n".join(f"  {line}" for line in lines)
+def with_stack(words: Sequence[str]) -> Sequence[str]:
+    """Insert an empty name of a stack where `deploy` is given none: samconfig.toml has it then.
+    argparse would take the value of an option of `sam` for the name."""
+    match words:
+        case ["deploy"]:
+            return ["deploy", ""]
+        case ["deploy", str(word), *_] if word not in ("-h", "--help"):
+            is_none = word.startswith("-") or "." in word or "/" in word
+            return ["deploy", "", *words[1:]] if is_none else words
+    return words
 
 
 class CommandParser(argparse.ArgumentParser):

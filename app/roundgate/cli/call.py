@@ -1,20 +1,35 @@
 """`roundgate call URL TOOL key=value …`: a call through its rounds, and through its task.
 
 `--detach` prints a handle as soon as the call is a task; `roundgate wait HANDLE` continues on any
-machine, also with a task whose call was interrupted.
+machine, also with a task whose call was interrupted. Arguments get their types from the tool's
+schema:
+
+limit=5                the type that the schema gives the property; text where it gives none
+tag=a tag=b            items of an array, in order; `tag=a` alone is an array of one
+filter:='{"a": 1}'     JSON, whatever the schema says
+body=@letter.txt       the text of a file; `=@-` reads standard input
+filter:=@filter.json   the JSON of a file
+address.city=Paris     a member of an object
+name=\\@handle          a value that begins with @
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import shlex
 import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
-from roundgate.cli import answering, given, output, remote
+from roundgate.cli import output, remote
 from roundgate.cli.output import Status, say
 from roundgate.client import Answers, CallResult, Client, Task, split_handle
-from roundgate.errors import TimedOut, WrongHandle
+from roundgate.errors import TimedOut, UsageError, WrongHandle
+from roundgate.json import at_reference
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -31,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 async def _call(client: Client, arguments: argparse.Namespace) -> int:
     try:
         async with asyncio.timeout(arguments.timeout) as limit:
-            return await _called(client, arguments)
+            return await _call_without_limit(client, arguments)
     except TimeoutError:
         if not limit.expired():
             raise
@@ -40,11 +55,11 @@ async def _call(client: Client, arguments: argparse.Namespace) -> int:
         ) from None
 
 
-async def _called(client: Client, arguments: argparse.Namespace) -> int:
+async def _call_without_limit(client: Client, arguments: argparse.Namespace) -> int:
     tool = await client.tool(arguments.tool)
-    values = given.arguments(arguments.given, tool.input_schema)
+    values = parse_arguments(arguments.pairs, tool.input_schema)
     with Status(sys.stderr) as status:
-        answers = answering.sources(arguments, status.hide)
+        answers = remote.answers(arguments, status.hide)
         task = await client.start(
             tool.name,
             values,
@@ -58,36 +73,26 @@ async def _called(client: Client, arguments: argparse.Namespace) -> int:
             print(task.handle)
             return remote.DONE
         result = await _finished(task, answers, status, None)
-    answering.report_unused(answers)
+    remote.report_unused(answers)
     return _show(result, arguments)
 
 
 async def _finished(
     task: Task, answers: Answers, status: Status, timeout_s: float | None
 ) -> CallResult:
-    """The result of a task; a user who interrupts is told how to go on with it.
-
-    Args:
-        task: which may be over already.
-        answers: for what it asks.
-        status: shows how it is.
-        timeout_s: seconds; `None` for as long as it takes.
-    """
+    """Return the result of a task; tell a user who interrupts how to come back to it."""
     try:
         return await task.wait(answers=answers, timeout_s=timeout_s, on_task=status.task)
     except (asyncio.CancelledError, KeyboardInterrupt):
         status.hide()
         if task.handle is not None:
-            say(
-                "The task goes on without you. To come back: roundgate wait "
-                f"{shlex.quote(task.handle)}",
-                to=sys.stderr,
-            )
+            again = f"roundgate wait {shlex.quote(task.handle)}"
+            say(f"The task goes on without you. To come back: {again}", to=sys.stderr)
         raise
 
 
 def _show(result: CallResult, arguments: argparse.Namespace) -> int:
-    """Print a result; returns the exit status that it stands for."""
+    """Print a result; return its exit status."""
     if arguments.json:
         output.show_json(result.raw)
     else:
@@ -98,9 +103,9 @@ def _show(result: CallResult, arguments: argparse.Namespace) -> int:
 async def _wait(client: Client, arguments: argparse.Namespace) -> int:
     task = client.resume(arguments.handle)
     with Status(sys.stderr) as status:
-        answers = answering.sources(arguments, status.hide)
+        answers = remote.answers(arguments, status.hide)
         result = await _finished(task, answers, status, arguments.timeout)
-    answering.report_unused(answers)
+    remote.report_unused(answers)
     return _show(result, arguments)
 
 
@@ -109,3 +114,204 @@ async def _cancel(client: Client, arguments: argparse.Namespace) -> int:
     await task.cancel()
     print((await task.get()).status)
     return remote.DONE
+
+
+MAX_FILE_BYTES: Final = 32 * 1024 * 1024
+_MAX_REFERENCES: Final = 32
+_BOOLEANS: Final = {"true": True, "yes": True, "false": False, "no": False}
+_TYPES: Final = {
+    "array": "an array (as JSON, or item by item)",
+    "boolean": "true or false",
+    "integer": "an integer",
+    "null": "null",
+    "number": "a number",
+    "object": "an object (as JSON, or as key.member=value)",
+    "string": "text",
+}
+
+_Schema: TypeAlias = Mapping[str, Any]
+
+
+def parse_arguments(pairs: Iterable[str], schema: _Schema) -> dict[str, Any]:
+    """Return the arguments of a call.
+
+    Args:
+        pairs: the words of the command line, a `key=value` or `key:=json` each.
+        schema: the tool's `inputSchema`.
+
+    Raises:
+        UsageError: a pair is malformed, does not fit its type, or contradicts another.
+    """
+    arguments: dict[str, Any] = {}
+    types = _PropertyTypes(schema)
+    for pair in pairs:
+        _Pair.parse(pair).add_to(arguments, types)
+    return arguments
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """One argument of the command line."""
+
+    key: str
+    text: str
+    is_json: bool
+
+    @classmethod
+    def parse(cls, pair: str) -> _Pair:
+        key, equals, text = pair.partition("=")
+        is_json = key.endswith(":")
+        key = key.removesuffix(":")
+        if not equals or not key:
+            raise UsageError(f"{pair!r} is no argument: give key=value, or key:=json")
+        if text.startswith("@"):
+            text = _read_file(text[1:], key)
+        return cls(key, text.removeprefix("\\") if text.startswith("\\@") else text, is_json)
+
+    def add_to(self, arguments: dict[str, Any], types: _PropertyTypes) -> None:
+        *path, name = types.path(self.key)
+        holder = arguments
+        for step in path:
+            holder = holder.setdefault(step, {})
+            if not isinstance(holder, dict):
+                raise UsageError(f"{self.key}: {step} has another value already")
+        schema = types.property((*path, name))
+        is_item = not self.is_json and not self.text.lstrip().startswith("[")
+        if is_item and (items := types.items(schema)) is not None:
+            value = holder.setdefault(name, [])
+            if not isinstance(value, list):
+                raise UsageError(f"{self.key} is given both as JSON and as items")
+            value.append(self._value(types.types(items), items))
+        elif name in holder:
+            raise UsageError(f"{self.key} is given twice, and is no array")
+        else:
+            holder[name] = (
+                self._json() if self.is_json else self._value(types.types(schema), schema)
+            )
+
+    def _value(self, types: frozenset[str], schema: _Schema) -> Any:
+        """Return the value of the text in the first of the types that fits."""
+        text, choices = self.text, schema.get("enum")
+        if isinstance(choices, list) and text in choices:
+            return text
+        if "null" in types and text == "null":
+            return None
+        if types & {"integer", "number"} and (number := _number(text, types)) is not None:
+            return number
+        if "boolean" in types and (boolean := _BOOLEANS.get(text.lower())) is not None:
+            return boolean
+        if types & {"array", "object"} and text.lstrip()[:1] in ("[", "{"):
+            return self._json()
+        if not types or "string" in types:
+            return text
+        shown = repr(text if len(text) <= 40 else text[:37] + "…")
+        wanted = " or ".join(_TYPES[name] for name in sorted(types))
+        raise UsageError(f"{self.key}: {shown} is not {wanted}")
+
+    def _json(self) -> Any:
+        try:
+            return _parse_json(self.text)
+        except ValueError as error:
+            raise UsageError(f"{self.key}: not JSON: {error}") from None
+
+
+def _number(text: str, types: frozenset[str]) -> int | float | None:
+    try:
+        value = _parse_json(text)
+    except ValueError:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if "number" in types or isinstance(value, int) else None
+
+
+def _parse_json(text: str) -> Any:
+    def refuse(word: str) -> Any:
+        raise ValueError(f"{word} is no number that JSON has")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def _read_file(name: str, key: str) -> str:
+    """Return the text of a file, or of standard input for `-`."""
+    try:
+        if name == "-":
+            data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+        else:
+            with Path(name).open("rb") as file:
+                data = file.read(MAX_FILE_BYTES + 1)
+        text = data.decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{key}: {name} cannot be read as text: {error}") from None
+    if len(data) > MAX_FILE_BYTES:
+        raise UsageError(f"{key}: {name} has more than {MAX_FILE_BYTES} bytes")
+    return text
+
+
+class _PropertyTypes:
+    """The types that a tool's schema gives its properties; references within it are followed."""
+
+    def __init__(self, schema: _Schema) -> None:
+        self._root = schema
+
+    def path(self, key: str) -> tuple[str, ...]:
+        """Split a key at its dots, unless the schema has a property with dots in its name."""
+        properties = self._properties(self._root)
+        head, dot, _ = key.partition(".")
+        if key in properties or not dot or head not in properties:
+            return (key,)
+        return tuple(key.split("."))
+
+    def property(self, path: tuple[str, ...]) -> _Schema:
+        schema = self._root
+        for step in path:
+            schema = self._followed(self._properties(schema).get(step, {}))
+        return schema
+
+    def items(self, schema: _Schema) -> _Schema | None:
+        """Return the schema of an array's items; `None` if the value may be no array."""
+        if self.types(schema) - {"null"} != {"array"}:
+            return None
+        schemas = (schema, *map(self._followed, self._alternatives(schema)))
+        return self._followed(next((one["items"] for one in schemas if "items" in one), {}))
+
+    def types(self, schema: _Schema) -> frozenset[str]:
+        """Return the JSON types that a schema allows; empty if it allows any."""
+        types: set[str] = set()
+        seen: set[int] = set()
+        waiting: list[Any] = [schema]
+        while waiting:
+            schema = self._followed(waiting.pop())
+            if id(schema) in seen:
+                continue
+            seen.add(id(schema))
+            named, alternatives = schema.get("type"), self._alternatives(schema)
+            if not named and not alternatives:
+                return frozenset()
+            kinds = named if isinstance(named, list) else [named]
+            types.update(kind for kind in kinds if isinstance(kind, str))
+            waiting += alternatives
+        return frozenset(types) & _TYPES.keys()
+
+    def _alternatives(self, schema: _Schema) -> list[Any]:
+        lists = (schema.get(word) for word in ("anyOf", "oneOf"))
+        return [
+            one for alternatives in lists if isinstance(alternatives, list) for one in alternatives
+        ]
+
+    def _properties(self, schema: _Schema) -> _Schema:
+        properties = self._followed(schema).get("properties")
+        return properties if isinstance(properties, Mapping) else {}
+
+    def _followed(self, schema: Any) -> _Schema:
+        for _ in range(_MAX_REFERENCES):
+            if not isinstance(schema, Mapping):
+                return {}
+            reference = schema.get("$ref")
+            if not isinstance(reference, str) or not reference.startswith("#/"):
+                return schema
+            try:
+                schema = at_reference(self._root, reference)
+            except LookupError:
+                break
+        return {}

@@ -10,13 +10,14 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from roundgate.cassettes import (
     RULES,
@@ -45,11 +46,11 @@ from roundgate.client import VERSIONS, Bearer, Client
 from roundgate.errors import ConfigError, GatewayError, UsageError
 from roundgate.observability import escaped
 
-_OF_SERVERS = ("lost", "cut", "delay")
+_SERVER_FAULTS: Final = ("lost", "cut", "delay")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what is asked with a cassette."""
+    """Run an action on a cassette."""
     try:
         return asyncio.run(_ACTIONS[arguments.action](arguments))
     except ConfigError as error:
@@ -64,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _record(arguments: argparse.Namespace) -> int:
     host, port = address(arguments.listen)
-    _writable(arguments.file)
+    _check_writable(arguments.file)
     recorder = Recorder(
         arguments.file,
         arguments.url,
@@ -76,22 +77,19 @@ async def _record(arguments: argparse.Namespace) -> int:
     proxy = Proxy(arguments.url, recorder)
     async with serving(proxy.answer, host, port) as port:
         proxy.listens_at(_origin(host, port))
-        _tell(host, port, proxy.path, f"recorded in {arguments.file}; Ctrl-C ends it")
-        await _until_told()
+        _announce(host, port, proxy.path, f"recorded in {arguments.file}; Ctrl-C ends it")
+        await _wait_for_signal()
     await recorder.close()
     say(f"{len(recorder.cassette.interactions)} interactions in {arguments.file}", to=sys.stderr)
     return remote.DONE
 
 
-def _writable(path: Path) -> None:
-    """Found out before a conversation is held that could not be kept."""
+def _check_writable(path: Path) -> None:
     if path.is_dir() or not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
         raise UsageError(f"{path} cannot be written: choose another file")
 
 
 def _rule(text: str) -> Rule:
-    import re
-
     name, equals, pattern = text.partition("=")
     try:
         matches_nothing = bool(re.compile(pattern).match(""))
@@ -112,17 +110,18 @@ def _from_environment(name: str) -> str:
 async def _serve(arguments: argparse.Namespace) -> int:
     host, port = address(arguments.listen)
     cassette = read(arguments.file)
-    faults = parse_faults(arguments.fault, len(cassette.interactions), kinds=_OF_SERVERS)
-    found: list[StandIn] = []
+    faults = parse_faults(arguments.fault, len(cassette.interactions), kinds=_SERVER_FAULTS)
+    stand_in: StandIn | None = None  # made once the port is known
 
     async def answer(asked: Asked) -> Reply | None:
-        return await found[0].answer(asked.method, asked.headers, asked.body)
+        assert stand_in is not None
+        return await stand_in.answer(asked.method, asked.headers, asked.body)
 
     async with serving(answer, host, port) as port:
         origin = _origin(host, port)
-        found.append(StandIn(cassette, in_order=arguments.in_order, origin=origin, faults=faults))
-        _tell(host, port, "/mcp", f"answers from {arguments.file}; Ctrl-C ends it")
-        await _until_told()
+        stand_in = StandIn(cassette, in_order=arguments.in_order, origin=origin, faults=faults)
+        _announce(host, port, "/mcp", f"answers from {arguments.file}; Ctrl-C ends it")
+        await _wait_for_signal()
     return remote.DONE
 
 
@@ -130,19 +129,19 @@ def _origin(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _tell(host: str, port: int, path: str, what: str) -> None:
+def _announce(host: str, port: int, path: str, note: str) -> None:
     print(f"{_origin(host, port)}{path}", flush=True)
-    say(what, to=sys.stderr)
+    say(note, to=sys.stderr)
 
 
-async def _until_told() -> None:
-    """Until Ctrl-C, or until somebody ends the process."""
-    told = asyncio.Event()
+async def _wait_for_signal() -> None:
+    """Wait for Ctrl-C or SIGTERM."""
+    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         with suppress(NotImplementedError, RuntimeError):
-            loop.add_signal_handler(number, told.set)
-    await told.wait()
+            loop.add_signal_handler(number, stop.set)
+    await stop.wait()
 
 
 async def _verify(arguments: argparse.Namespace) -> int:
@@ -153,47 +152,41 @@ async def _verify(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--only: the cassette has interactions 1 to {number}")
     faults = parse_faults(arguments.fault, number)
     ignore = (*cassette.ignore, *check_paths("--ignore", arguments.ignore))
+    compared = replace(cassette, ignore=ignore)
+    token = os.environ.get(arguments.token_env)
+    auth = Bearer(token) if token else None
+    headers = remote.headers(arguments.header)
     if arguments.revision is not None:
-        outcomes = await _in_another_era(arguments, replace(cassette, ignore=ignore))
-        outcomes = [one for one in outcomes if one.number in only]
-        return _report([one for one in outcomes if one.differences], len(outcomes))
+        _check_revision(arguments)
+        versions = [arguments.revision]
+        async with Client(
+            arguments.urls[0], auth=auth, headers=headers, versions=versions
+        ) as client:
+            outcomes = [one async for one in in_another_era(compared, client, os.environ)]
+        outcomes = [outcome for outcome in outcomes if outcome.number in only]
+        return _report([outcome for outcome in outcomes if outcome.differences], len(outcomes))
     recorder = _recorder(arguments, cassette) if arguments.update else None
     verifier = Verifier(
-        replace(cassette, ignore=ignore),
+        compared,
         arguments.urls,
         transport=recorder,
-        auth=_token(arguments.token_env),
-        headers=[remote.header(one) for one in arguments.header],
+        auth=auth,
+        headers=list(headers.items()),
         timeout_s=arguments.timeout,
         faults=faults,
     )
-    differing = [one for one in await _outcomes(verifier) if one.number in only and one.differences]
+    outcomes = [outcome async for outcome in verifier.run()]
+    differing = [one for one in outcomes if one.number in only and one.differences]
     if recorder is not None:
-        return _update(arguments, cassette, recorder, [one.number for one in differing])
+        return _update(arguments, cassette, recorder, [outcome.number for outcome in differing])
     return _report(differing, len(only))
 
 
-async def _in_another_era(arguments: argparse.Namespace, cassette: Cassette) -> list[Outcome]:
+def _check_revision(arguments: argparse.Namespace) -> None:
     if arguments.revision not in VERSIONS:
         raise UsageError(f"--revision {arguments.revision}: there are {', '.join(VERSIONS)}")
     if arguments.update or arguments.fault or len(arguments.urls) > 1:
         raise UsageError("--revision takes one URL, no faults, and records nothing")
-    async with Client(
-        arguments.urls[0],
-        auth=_token(arguments.token_env),
-        headers=dict(remote.header(one) for one in arguments.header),
-        versions=[arguments.revision],
-    ) as client:
-        return [one async for one in in_another_era(cassette, client, os.environ)]
-
-
-async def _outcomes(verifier: Verifier) -> list[Outcome]:
-    return [one async for one in verifier.run()]
-
-
-def _token(variable: str) -> Bearer | None:
-    token = os.environ.get(variable)
-    return Bearer(token) if token else None
 
 
 def _recorder(arguments: argparse.Namespace, cassette: Cassette) -> Recorder:
@@ -215,53 +208,53 @@ def _recorder(arguments: argparse.Namespace, cassette: Cassette) -> Recorder:
 def _update(
     arguments: argparse.Namespace, cassette: Cassette, recorder: Recorder, numbers: Sequence[int]
 ) -> int:
-    fresh = recorder.cassette.interactions
-    if len(fresh) != len(cassette.interactions):
+    recorded, fresh = cassette.interactions, recorder.cassette.interactions
+    if len(fresh) != len(recorded):
         raise UsageError(
             f"The conversation went another way ({len(fresh)} interactions instead of "
-            f"{len(cassette.interactions)}): record it anew, with the client"
+            f"{len(recorded)}): record it anew, with the client"
         )
-    interactions = [
-        fresh[at] if at + 1 in numbers else one for at, one in enumerate(cassette.interactions)
-    ]
     if numbers:
-        write(replace(cassette, interactions=tuple(interactions)), arguments.file)
+        pairs = enumerate(zip(recorded, fresh, strict=True), 1)
+        interactions = tuple(new if number in numbers else old for number, (old, new) in pairs)
+        write(replace(cassette, interactions=interactions), arguments.file)
     named = ", ".join(map(str, numbers)) or "nothing"
     say(f"recorded again in {arguments.file}: {named}", to=sys.stderr)
     return remote.DONE
 
 
-def _report(differing: Sequence[Outcome], looked_at: int) -> int:
+def _report(differing: Sequence[Outcome], total: int) -> int:
     for outcome in differing:
         say(f"{outcome.number}: {outcome.title}")
         for difference in outcome.differences:
             for line in str(difference).splitlines():
                 say(f"  {line}")
     if differing:
-        say(f"{len(differing)} of {looked_at} interactions differ", to=sys.stderr)
+        say(f"{len(differing)} of {total} interactions differ", to=sys.stderr)
         return remote.FAILED
-    say(f"{looked_at} interactions, each as recorded", to=sys.stderr)
+    say(f"{total} interactions, each as recorded", to=sys.stderr)
     return remote.DONE
 
 
 async def _show(arguments: argparse.Namespace) -> int:
-    for number, one in enumerate(read(arguments.file).interactions, 1):
-        print(number, escaped(one.title), escaped(_answered(one.response)), sep="\t")
+    for number, interaction in enumerate(read(arguments.file).interactions, 1):
+        print(number, escaped(interaction.title), escaped(_result(interaction.response)), sep="\t")
     return remote.DONE
 
 
-def _answered(response: Any) -> str:
+def _result(response: Any) -> str:
+    """Return a response in a few words."""
     if response is None:
         return "no answer"
     message: Any = response.message
+    before = ""
     if response.events is not None:
-        last = response.events[-1].message if response.events else None
-        message, before = last, f"{len(response.events)} events, "
-    else:
-        before = ""
-    if isinstance(message, dict) and isinstance(message.get("error"), dict):
-        return f"{before}error {message['error'].get('code')}: {message['error'].get('message')}"
-    result = message.get("result") if isinstance(message, dict) else None
+        message = response.events[-1].message if response.events else None
+        before = f"{len(response.events)} events, "
+    message = message if isinstance(message, dict) else {}
+    error, result = message.get("error"), message.get("result")
+    if isinstance(error, dict):
+        return f"{before}error {error.get('code')}: {error.get('message')}"
     if isinstance(result, dict):
         kind = result.get("status") or result.get("resultType") or "complete"
         return f"{before}{'tool error' if result.get('isError') else kind}"

@@ -1,10 +1,10 @@
-"""`roundgate check`: everything that is wrong with a configuration, or
-everything that it serves."""
+"""`roundgate check`: everything that is wrong with a configuration, or everything that it serves."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Final
 from roundgate import config
 from roundgate.backends import Catalog, Fallback, Tool, kind_of
 from roundgate.cli.arguments import configuration_file
-from roundgate.cli.ports import bind, check_exposure
+from roundgate.cli.output import show_table
 from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem, UsageError
 from roundgate.runtime import loading
@@ -22,16 +22,19 @@ from roundgate.settings import AuthorizerConfig, Settings
 from roundgate.settings import process as settings
 from roundgate.tokens import keys
 
-MAX_NAMED: Final = 5
-"""Tools that one remark names."""
+_MAX_NAMED: Final = 5
+"""The most tools that one remark names."""
+_ASKS: Final = frozenset({"elicitation", "sampling", "roots"})
+_ENVIRONMENT: Final = "environment"
+LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what is served.
 
     Raises:
-        ConfigError: every problem: in the file, in what it refers to, in the
-            environment, and between them.
+        ConfigError: every problem of the file, of the documents it refers to, and of the
+            environment.
     """
     path = configuration_file(arguments.config)
     inspected = config.inspect(path)
@@ -43,31 +46,19 @@ def run(arguments: argparse.Namespace) -> int:
             served = loading.load(file, fetches=True, fetched=fetched).catalog
         except ConfigError as error:
             problems += error.problems
-    if not getattr(arguments, "file_only", False):
-        problems += _of_starting(file, arguments)
+    if not arguments.file_only:
+        using, wrong = _environment({**os.environ, "GATEWAY_CONFIG": str(path)})
+        problems += wrong
+        if file is None or not isinstance(file.config.auth, AuthorizerConfig):
+            problems += _stores_and_keys(using)
+        if file is not None:
+            problems += _serving(file, using, arguments.host, arguments.port)
     if problems or file is None or served is None:
-        raise ConfigError(_in_order(problems))
+        unique = {str(problem): problem for problem in problems}
+        raise ConfigError(sorted(unique.values(), key=lambda one: (one.file, one.line or 0)))
     _print_served(file, served, fetched)
     print(f"{path}: no problems")
     return 0
-
-
-def _of_starting(file: ConfigFile | None, arguments: argparse.Namespace) -> list[Problem]:
-    path = configuration_file(arguments.config)
-    using, problems = environment({**os.environ, "GATEWAY_CONFIG": str(path)})
-    is_elsewhere = file is not None and isinstance(file.config.auth, AuthorizerConfig)
-    if not is_elsewhere:
-        problems += of_environment(using)
-    if file is not None:
-        host = getattr(arguments, "host", "127.0.0.1")
-        problems += of_serving(file, using, host, getattr(arguments, "port", None))
-    return problems
-
-
-def _in_order(problems: Sequence[Problem]) -> list[Problem]:
-    """Each once, by file and line."""
-    each = {str(problem): problem for problem in problems}
-    return sorted(each.values(), key=lambda one: (one.file, one.line or 0))
 
 
 def _print_served(file: ConfigFile, served: Catalog, fetched: dict[str, bytes]) -> None:
@@ -79,97 +70,72 @@ def _print_served(file: ConfigFile, served: Catalog, fetched: dict[str, bytes]) 
         print(f"left out ({len(served.left_out)})", *served.left_out, sep="\n")
     remarks = [
         *_unasked_scopes(file, served),
-        *_remarks(file, fetched),
-        *client_remarks(file, served),
+        *_backend_remarks(file, fetched),
+        *_client_remarks(file, served),
     ]
     if remarks:
         print(f"remarks ({len(remarks)})", *remarks, sep="\n")
 
 
-def _unasked_scopes(file: ConfigFile, served: Catalog) -> list[Problem]:
-    """Return a remark if tools require scopes but `auth` is none, which gives every caller all
-    scopes."""
-    if file.config.auth != "none":
-        return []
-    catalogs = [served, *(served.of_view(view.name) for view in file.config.views)]
-    scoped = [name for one in catalogs for name, tool in one.tools.items() if tool.tool.scopes]
-    if not scoped:
-        return []
-    named = list(dict.fromkeys(scoped))
-    more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
-    message = f"{', '.join(named[:MAX_NAMED])}{more}: scopes are required, and without `auth` every caller has them"
-    remedy = "set `auth`, which says whose tokens are taken, or remove the scopes"
-    return [file.origin.at("auth").problem(message, remedy)]
-
-
-def _remarks(file: ConfigFile, fetched: dict[str, bytes]) -> list[Problem]:
-    """What is wrong and keeps nothing from being served."""
-    found: list[Problem] = []
-    for index, backend in enumerate(file.config.backends):
-        check_with = kind_of(backend).check_with()
-        if check_with is not None:
-            found += check_with(backend, file.backend_origin(index), fetched)
-    return found
-
-
 def _print_catalog(served: Catalog) -> None:
-    _print(
-        "tools",
-        [(name, tool.tool.definition.get("description")) for name, tool in served.tools.items()],
-    )
-    _print(
-        "prompts",
-        [(name, prompt.definition.get("description")) for name, prompt in served.prompts.items()],
-    )
-    _print(
-        "resources",
-        [(uri, resource.definition.get("name")) for uri, resource in served.resources.items()],
-    )
-    templates = [one.resource.definition for one in served.templates]
-    _print(
-        "resource templates",
-        [(definition["uriTemplate"], definition.get("name")) for definition in templates],
-    )
+    tools = [(name, tool.tool.definition) for name, tool in served.tools.items()]
+    prompts = [(name, prompt.definition) for name, prompt in served.prompts.items()]
+    resources = [(uri, resource.definition) for uri, resource in served.resources.items()]
+    templates = [template.resource.definition for template in served.templates]
+    for kind, entries in (
+        ("tools", [(name, about.get("description")) for name, about in tools]),
+        ("prompts", [(name, about.get("description")) for name, about in prompts]),
+        ("resources", [(uri, about.get("name")) for uri, about in resources]),
+        ("resource templates", [(one["uriTemplate"], one.get("name")) for one in templates]),
+    ):
+        if entries:
+            print(f"{kind} ({len(entries)})")
+            lines = [(name, (about or "").partition("\n")[0][:100]) for name, about in entries]
+            show_table(lines, indent="  ")
 
 
-def _print(kind: str, entries: list[tuple[str, str | None]]) -> None:
-    if not entries:
-        return
-    print(f"{kind} ({len(entries)})")
-    width = max(len(name) for name, _ in entries)
-    for name, description in entries:
-        print(
-            f"  {name:<{width}}  {(description or '').splitlines()[0][:100] if description else ''}".rstrip()
+def _unasked_scopes(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
+    """Yield a remark if tools require scopes but `auth` is none, which gives every caller all
+    scopes."""
+    catalogs = [served, *(served.of_view(view.name) for view in file.config.views)]
+    scoped = {
+        name: tool for one in catalogs for name, tool in one.tools.items() if tool.tool.scopes
+    }
+    if file.config.auth == "none" and scoped:
+        yield file.origin.at("auth").problem(
+            f"{_named(list(scoped))}: scopes are required, and without `auth` every caller has them",
+            "set `auth`, which says whose tokens are taken, or remove the scopes",
         )
 
 
-_SHOWN: Final = 5
-_ASKED: Final = frozenset({"elicitation", "sampling", "roots"})
+def _backend_remarks(file: ConfigFile, fetched: dict[str, bytes]) -> Iterator[Problem]:
+    for index, backend in enumerate(file.backends):
+        check_with = kind_of(backend).check_with()
+        if check_with is not None:
+            yield from check_with(backend, file.backend_origin(index), fetched)
 
 
-def client_remarks(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
+def _client_remarks(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
     """Yield a remark for each client capability that some tools require."""
     fallback = Fallback.of(served, file.config.fallback)
-    tools = {name: one.tool for name, one in served.tools.items()}
+    tools = {name: entry.tool for name, entry in served.tools.items()}
     at = file.origin.at("fallback")
-    asking = [name for name, one in tools.items() if _asks(one) and name not in fallback.in_words]
+    asking = [name for name, tool in tools.items() if _asks(tool) and name not in fallback.in_words]
     if asking:
         yield at.problem(
             f"{_named(asking)}: a client that cannot be asked gets an error (-32021)",
             "set ask_in_words: true if a model may answer for its user; `roundgate docs clients` "
             "says which clients can be asked",
         )
-    if approved := [name for name, one in tools.items() if one.asks_first]:
+    if approved := [name for name, tool in tools.items() if tool.asks_first]:
         yield at.problem(
             f"{_named(approved)}: a client that shows no forms gets an error (-32021), because a "
             "person has to approve each call",
             "use clients that show forms (`roundgate docs clients`); there is no substitute",
         )
     substituted = fallback.waiting | fallback.with_handles
-    tasks = [
-        name for name, one in tools.items() if one.task == "required" and name not in substituted
-    ]
-    if tasks:
+    required = {name for name, tool in tools.items() if tool.task == "required"}
+    if tasks := [name for name in tools if name in required - substituted]:
         yield at.problem(
             f"{_named(tasks)}: a client that knows no tasks gets an error (-32021)",
             "set without_tasks: wait for work of up to some minutes, or tools for a handle; most "
@@ -178,20 +144,16 @@ def client_remarks(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
 
 
 def _asks(tool: Tool) -> bool:
-    return tool.may_ask or bool(_ASKED & tool.requires.keys())
+    return tool.may_ask or bool(_ASKS & tool.requires.keys())
 
 
 def _named(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MAX_NAMED
+    return ", ".join(names[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-_ENVIRONMENT = "environment"
-
-
-def environment(environ: Mapping[str, str]) -> tuple[Settings, list[Problem]]:
-    """The settings of an environment as far as they are right, and what is
-    wrong with the others."""
+def _environment(environ: Mapping[str, str]) -> tuple[Settings, list[Problem]]:
+    """Return the valid settings of an environment, and the problems of the others."""
     try:
         return settings.from_environment(environ), []
     except ConfigError as error:
@@ -200,11 +162,10 @@ def environment(environ: Mapping[str, str]) -> tuple[Settings, list[Problem]]:
         return settings.from_environment(rest), list(error.problems)
 
 
-def of_environment(using: Settings) -> Iterator[Problem]:
-    """What is wrong with keys and stores, whatever is served."""
-    yield from _said_by(lambda: _check_keys(using))
+def _stores_and_keys(using: Settings) -> Iterator[Problem]:
+    yield from _problems_of(lambda: _check_keys(using))
     if using.dynamodb_table is None:
-        yield from _of_sqlite(using.sqlite_path)
+        yield from _sqlite(using.sqlite_path)
     at_aws = {
         "GATEWAY_STORE": using.dynamodb_table,
         "GATEWAY_QUEUE": using.sqs_url,
@@ -217,13 +178,13 @@ def of_environment(using: Settings) -> Iterator[Problem]:
             yield Problem(_ENVIRONMENT, name, "needs the extra aws, which is not installed", remedy)
 
 
-def of_serving(file: ConfigFile, using: Settings, host: str, port: int | None) -> Iterator[Problem]:
-    """What is wrong between a file, the environment and where it is to be served."""
+def _serving(file: ConfigFile, using: Settings, host: str, port: int | None) -> Iterator[Problem]:
+    """Yield the problems between a file, the environment, and the address to serve at."""
     auth = file.config.auth
     if isinstance(auth, AuthorizerConfig):
         return
-    yield from _said_by(lambda: shows_errors(file, using))
-    yield from _said_by(lambda: check_exposure(file, using, host))
+    yield from _problems_of(lambda: shows_errors(file, using))
+    yield from _problems_of(lambda: check_exposure(file, using, host))
     if auth != "none" and using.public_url is None:
         message = "is needed with auth: tokens and metadata are about a URL"
         remedy = (
@@ -235,12 +196,11 @@ def of_serving(file: ConfigFile, using: Settings, host: str, port: int | None) -
         try:
             bind(host, port).close()
         except UsageError as error:
-            yield Problem(
-                "command line", "--port", str(error), "choose another, or end what has it"
-            )
+            remedy = "choose another, or end what has it"
+            yield Problem("command line", "--port", str(error), remedy)
 
 
-def _said_by(check: Callable[[], object]) -> Iterator[Problem]:
+def _problems_of(check: Callable[[], object]) -> Iterator[Problem]:
     try:
         check()
     except ConfigError as error:
@@ -248,8 +208,7 @@ def _said_by(check: Callable[[], object]) -> Iterator[Problem]:
 
 
 def _check_keys(using: Settings) -> None:
-    """Raises ConfigError for keys that cannot be used; those kept at AWS are not asked
-    for, and none is made."""
+    """Raise ConfigError for keys that cannot be used. Keys at AWS are not read, and none are made."""
     if using.state_keys is not None:
         keys.parse(using.state_keys, "GATEWAY_STATE_KEYS")
     elif using.state_keys_secret is None and using.state_keys_kms is None:
@@ -258,16 +217,57 @@ def _check_keys(using: Settings) -> None:
             keys.from_file(file)
 
 
-def _of_sqlite(path: Path) -> Iterator[Problem]:
-    """A store's file has to be one, or there has to be a place for it."""
-    remedy = (
-        "choose a file in a directory that can be written, such as "
-        "sqlite:///.roundgate/gateway.sqlite3"
-    )
-    if path.is_dir():
-        yield Problem(_ENVIRONMENT, "GATEWAY_STORE", f"{path} is a directory", remedy)
-        return
+def _sqlite(path: Path) -> Iterator[Problem]:
+    """Yield a problem if a store's file is none, or cannot be made."""
     there = next(one for one in (path, *path.absolute().parents) if one.exists())
     is_usable = there.is_file() if there == path else there.is_dir()
     if not is_usable or not os.access(there, os.W_OK):
-        yield Problem(_ENVIRONMENT, "GATEWAY_STORE", f"{path} cannot be written", remedy)
+        message = f"{path} is a directory" if path.is_dir() else f"{path} cannot be written"
+        remedy = (
+            "choose a file in a directory that can be written, such as "
+            "sqlite:///.roundgate/gateway.sqlite3"
+        )
+        yield Problem(_ENVIRONMENT, "GATEWAY_STORE", message, remedy)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound to an address; port 0 is one that the system chooses.
+
+    Raises:
+        UsageError: the address or the port cannot be used.
+    """
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # a name such as localhost may stand for both: clients of either kind try IPv4
+        addresses.sort(key=lambda entry: entry[0] != socket.AF_INET)
+        family, kind, protocol, _, address = addresses[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise UsageError(f"--host {host}: this is no address of this machine ({error})") from None
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise UsageError(
+            f"--port {port}: it cannot be had at {host} ({error.strerror}); "
+            "end what has it, or choose another (0: any that is free)"
+        ) from None
+    bound.set_inheritable(True)
+    return bound
+
+
+def check_exposure(file: ConfigFile, using: Settings, host: str) -> None:
+    """Refuse a public address without authentication, where every caller is the one local subject.
+
+    Raises:
+        ConfigError: unless --allow-anonymous is given.
+    """
+    if file.config.auth != "none" or host in LOOPBACK or using.allow_anonymous:
+        return
+    remedy = (
+        "configure auth, bind to 127.0.0.1, or say --allow-anonymous if something in front "
+        "authenticates"
+    )
+    message = f"there is no authentication, but --host {host} can be reached from outside"
+    raise ConfigError([file.origin.at("auth").problem(message, remedy)])

@@ -1,31 +1,180 @@
-"""`roundgate deploy [STACK]`: the zips for the stack's architecture, and AWS SAM."""
+"""`roundgate compile`, `package`, `deploy` and `stack`: a repository as AWS Lambda functions, at AWS
+or on this machine."""
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
-from roundgate.cli import package
+from roundgate import config
 from roundgate.cli.arguments import configuration_file
-from roundgate.deployment import deploying, foreseeing, samconfig, tools
+from roundgate.deployment import (
+    deploying,
+    foreseeing,
+    packaging,
+    placing,
+    runtime,
+    samconfig,
+    tools,
+)
+from roundgate.errors import ConfigError, UsageError
+from roundgate.runtime import loading
+from roundgate.settings import kept_at_aws
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Package and deploy.
+    """Run one of the commands.
 
     Raises:
-        ConfigError: something is wrong with the configuration, or with what would be packed.
-        UsageError: the deployment is refused, or AWS does not answer.
+        ConfigError: the configuration, or what would be packed, is wrong.
+        UsageError: the deployment is refused, AWS does not answer, or this machine lacks a tool.
     """
+    match arguments.command:
+        case "compile":
+            path = configuration_file(arguments.config)
+            packaging.compile_documents(config.load(path, placeholder=packaging.PLACEHOLDER))
+        case "package":
+            path = configuration_file(arguments.config)
+            planned = planned_from(path, arguments.arch, anew=arguments.lock)
+            print(*planned.lines(), sep="\n")
+            if not arguments.list:
+                _make(planned, arguments.out or path.parent / ".build")
+        case "deploy":
+            return _deploy(arguments)
+        case "stack":
+            return _run_stack(arguments)
+    return 0
+
+
+def planned_from(
+    path: Path, arch: str, *, anew: bool = False, is_compiled: bool = False
+) -> packaging.Plan:
+    """Return the package plan of a configuration that has passed `roundgate check`.
+
+    Args:
+        path: the configuration.
+        arch: the architecture of the functions.
+        anew: whether to resolve package versions again.
+        is_compiled: whether the indexes beside the configuration are current; then their source
+            documents are not needed.
+
+    Raises:
+        ConfigError: as `run`.
+    """
+    file = config.load(path, placeholder=packaging.PLACEHOLDER)
+    with _environment_as_before():
+        if not is_compiled:
+            packaging.compile_documents(file)
+        try:
+            loading.load(file, fetches=True)
+        except ConfigError as error:
+            raise ConfigError([*error.problems, *packaging.stood_for(file)]) from None
+    return packaging.plan(file, path, arch, anew=anew)
+
+
+@contextmanager
+def _environment_as_before() -> Iterator[None]:
+    """Restore the environment: the variables of the functions, and their placeholders, are for the
+    modules that are imported within, and not for what runs later, such as `sam`."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _make(planned: packaging.Plan, out: Path) -> Path:
+    """Make the zips and the template in a folder; return the template."""
+    packaging.package(planned, out)
+    template = placing.write(planned, out)
+    print(template)
+    return template
+
+
+def _deploy(arguments: argparse.Namespace) -> int:
     asked = deploying.asked(arguments.stack, arguments.rest)
     path = configuration_file(asked.config)
     asked = samconfig.completed(asked, path)
-    asked, found = deploying.of_account(asked, path)
-    stored = found.stored
-    foreseeing.check(asked, path, stored, found.quota, found.region)
-    planned = package.planned_from(path, deploying.parameters(asked, stored)["Architecture"])
+    asked, account = deploying.of_account(asked, path)
+    stored = account.stored
+    foreseeing.check(asked, path, stored, account.quota, account.region)
+    planned = planned_from(path, deploying.parameters(asked, stored)["Architecture"])
     print(*planned.lines(), sep="\n")
-    template = package.make(planned, path.parent / ".build")
+    template = _make(planned, path.parent / ".build")
     for remark in deploying.remarks(asked, path, stored):
         print(remark)
     commands = deploying.commands(asked, stored, template, tools.sam())
     return deploying.run(commands, lambda: deploying.is_made(asked))
+
+
+def _run_stack(arguments: argparse.Namespace) -> int:
+    variables = _variables(configuration_file(arguments.config))
+    tools.emulator()
+    tools.dynamodb()
+    tools.provide_moto()
+    # as Ctrl-C, so that nothing stays behind
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with tempfile.TemporaryDirectory() as temporary:
+        directory: Path = (arguments.directory or Path(temporary)).resolve()
+        prefix = _package_for_stack(arguments, directory, Path(temporary, "shown"))
+        return asyncio.run(_serve_stack(arguments, directory, prefix, variables))
+
+
+def _variables(path: Path) -> dict[str, str]:
+    """Return the variables of `env` that are set here.
+
+    Raises:
+        UsageError: a variable whose value is kept at AWS is not set.
+    """
+    if not path.is_file():
+        return {}  # the demonstration's has none
+    env = config.load(path, placeholder=packaging.PLACEHOLDER).config.env
+    kept = [name for name, text in env.items() if list(kept_at_aws(text))]
+    unset = [name for name in kept if name not in os.environ]
+    if unset:
+        raise UsageError(f"set {', '.join(unset)}: what AWS keeps cannot be read on this machine")
+    return {name: os.environ[name] for name in env if name in os.environ}
+
+
+def _package_for_stack(arguments: argparse.Namespace, directory: Path, folder: Path) -> str:
+    """Make the zips; return the prefix that the demonstration's tools have in them."""
+    from roundgate.deployment.stack import demo
+    from roundgate.deployment.stack.stack import build_with_functions
+
+    path = configuration_file(arguments.config)
+    if arguments.functions is not None:
+        asyncio.run(build_with_functions(path, arguments.functions, directory))
+        return ""
+    has_own = path.is_file() or not arguments.demo
+    planned, prefix = planned_from(path if has_own else demo.CONFIG, runtime.here()), ""
+    print(*planned.lines(), sep="\n")
+    if arguments.demo and has_own:
+        beside = demo.beside(planned, folder)  # has the indexes but not their documents
+        planned = planned_from(beside, runtime.here(), is_compiled=True)
+        prefix = demo.PREFIX + "__"
+    packaging.package(planned, directory / "zips")
+    return prefix
+
+
+async def _serve_stack(
+    arguments: argparse.Namespace, directory: Path, prefix: str, more: dict[str, str]
+) -> int:
+    from roundgate.deployment.stack import demo
+    from roundgate.deployment.stack.stack import running
+
+    counts = {name: getattr(arguments, name) for name in ("gateways", "workers", "executions")}
+    others = {"port": arguments.port, "functions": arguments.functions, "more": more}
+    async with running(directory, directory / "zips", **counts, **others) as stack:
+        if arguments.demo:
+            return await demo.show(stack, prefix)
+        logs = stack.deployment.directory
+        print(f"{stack.url}\nlogs of the functions: {logs}\nCtrl-C ends it", flush=True)
+        await asyncio.Event().wait()
+    return 0

@@ -1,8 +1,7 @@
-"""The person at a terminal: each question of a server is shown, and what is typed becomes its answer.
+"""Asks the person at a terminal the questions of a server.
 
 Prompts go to standard error, so that standard output holds nothing but the result of the call.
-Whatever a server says is shown with control and format characters escaped. prompt_toolkit draws
-and reads.
+Control and format characters of a server are escaped. prompt_toolkit draws and reads.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import json
 import sys
 import webbrowser
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,20 +28,28 @@ from roundgate.client import CANCEL, DECLINE, Kind, Question
 from roundgate.observability import escaped
 
 DONE: Final = "That is all"
+NO_ANSWER: Final = "(no answer)"
+SEND: Final = "Send"
+CHANGE: Final = "Change an answer"
+DECLINED: Final = "Decline: the answer is no"
+DISMISSED: Final = "Dismiss: no answer"
+OPEN: Final = "Open it in the browser"
+OPENED: Final = "I have opened it myself"
+MAX_SHOWN_CHARS: Final = 4_000
 _INDENT: Final = "  "
 
 Check = Callable[[str], str | None]
-"""What is wrong with a text that was typed, `None` if nothing is."""
+"""Returns what is wrong with a text that was typed, or `None`."""
 
 
 class Prompts:
-    """Asks on the terminal that standard error is.
+    """Asks on the terminal of standard error.
 
     Ctrl-C raises `KeyboardInterrupt`, Ctrl-D on an empty line `EOFError`.
 
     Args:
-        keys: where keys come from; the terminal unless given.
-        screen: where prompts are drawn; standard error unless given.
+        keys: where keys come from; default: the terminal.
+        screen: where prompts are drawn; default: standard error.
     """
 
     def __init__(self, keys: Input | None = None, screen: Output | None = None) -> None:
@@ -51,7 +57,7 @@ class Prompts:
         self._screen = screen or create_output(stdout=sys.stderr)
 
     def say(self, text: str) -> None:
-        """Show lines of text, characters that a terminal would act on escaped."""
+        """Print lines of text, escaped."""
         for line in text.split("\n"):
             say(line, to=sys.stderr)
 
@@ -63,14 +69,7 @@ class Prompts:
         *,
         is_secret: bool = False,
     ) -> str:
-        """One text; Alt-Enter begins a new line in it.
-
-        Args:
-            label: stands before what is typed.
-            default: what is there already.
-            check: returns what is wrong with a text, `None` if nothing is.
-            is_secret: stars are shown in place of what is typed.
-        """
+        """Ask for a text; Alt-Enter begins a new line. A secret is shown as stars."""
         with create_app_session(self._keys, self._screen):
             session: PromptSession[str] = PromptSession(key_bindings=_newlines(), multiline=False)
             return await session.prompt_async(
@@ -82,7 +81,7 @@ class Prompts:
             )
 
     async def choice(self, label: str, options: Sequence[str], default: int = 0) -> int:
-        """The index of the option that is chosen with the arrow keys and Enter."""
+        """Ask for one option, with the arrow keys and Enter; return its index."""
         shown = [(index, escaped(option)) for index, option in enumerate(options)]
         with create_app_session(self._keys, self._screen):
             asked: ChoiceInput[int] = ChoiceInput(
@@ -91,9 +90,14 @@ class Prompts:
             return await asked.prompt_async()
 
     async def choices(
-        self, label: str, options: Sequence[str], chosen: set[int], check: Check
+        self,
+        label: str,
+        options: Sequence[str],
+        chosen: set[int],
+        check: Callable[[set[int]], str | None],
     ) -> set[int]:
-        """The indexes of all options that are chosen, each with Enter; the last entry ends it."""
+        """Ask for any number of options: Enter chooses each, and the last entry ends it. Return
+        their indexes."""
         at = 0
         while True:
             marks = [
@@ -103,7 +107,7 @@ class Prompts:
             at = await self.choice(label, [*marks, DONE], at)
             if at < len(options):
                 chosen ^= {at}
-            elif (problem := check("")) is None:
+            elif (problem := check(chosen)) is None:
                 return chosen
             else:
                 self.say(f"{_INDENT}! {problem}")
@@ -128,163 +132,15 @@ class _Checked(Validator):
             raise ValidationError(len(document.text), problem)
 
 
-NO_ANSWER: Final = "(no answer)"
-_NUMBERS: Final = {"integer": (int,), "number": (int, float)}
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One field of a form.
-
-    `options` are the values that it may have, each with what is shown for it;
-    none if it is not a choice.
-    """
-
-    name: str
-    schema: Mapping[str, Any]
-    question: Question
-    is_required: bool
-    takes_several: bool
-    options: tuple[tuple[Any, str], ...]
-
-    @classmethod
-    def all_of(cls, question: Question) -> list[Field]:
-        """The fields of a form in its order."""
-        required = question.schema.get("required")
-        needed = required if isinstance(required, list) else []
-        return [
-            cls._of(name, one, question, name in needed) for name, one in question.fields.items()
-        ]
-
-    @classmethod
-    def _of(
-        cls, name: str, schema: Mapping[str, Any], question: Question, is_required: bool
-    ) -> Field:
-        several = schema.get("type") == "array"
-        items = schema.get("items") if several else schema
-        options = _options(items) if isinstance(items, Mapping) else ()
-        return cls(name, schema, question, is_required, several, options)
-
-    @property
-    def title(self) -> str:
-        return str(self.schema.get("title") or self.name)
-
-    async def ask(self, prompts: Prompts, current: Any) -> Any:
-        """The value that a person gives, `None` for none. `current` is what was given before."""
-        if described := self.schema.get("description"):
-            prompts.say(f"  {str(described)[:1_000]}")
-        default = self.schema.get("default") if current is None else current
-        if not self.options:
-            return await self._text(prompts, default)
-        return await (
-            self._several(prompts, default) if self.takes_several else self._one(prompts, default)
-        )
-
-    async def _one(self, prompts: Prompts, default: Any) -> Any:
-        values = [value for value, _ in self.options]
-        labels = [label for _, label in self.options]
-        if not self.is_required:
-            values.append(None)
-            labels.append(NO_ANSWER)
-        at = next((index for index, value in enumerate(values) if value == default), 0)
-        return values[await prompts.choice(self._label(), labels, at)]
-
-    async def _several(self, prompts: Prompts, default: Any) -> list[Any] | None:
-        values = [value for value, _ in self.options]
-        before = default if isinstance(default, list) else []
-        chosen = {index for index, value in enumerate(values) if value in before}
-
-        def check(_: str) -> str | None:
-            picked = [values[index] for index in sorted(chosen)]
-            return self._problem(picked) if picked or self.is_required else None
-
-        await prompts.choices(self._label(), [label for _, label in self.options], chosen, check)
-        picked = [values[index] for index in sorted(chosen)]
-        return picked if picked or self.is_required else None
-
-    async def _text(self, prompts: Prompts, default: Any) -> Any:
-        def check(text: str) -> str | None:
-            if not text and not self.is_required:
-                return None
-            try:
-                return self._problem(self._value(text))
-            except ValueError as error:
-                return str(error)
-
-        shown = (
-            default if isinstance(default, str) else "" if default is None else json.dumps(default)
-        )
-        is_secret = self.schema.get("format") == "password" or self.schema.get("writeOnly") is True
-        text = await prompts.text(self._label(), shown, check, is_secret=is_secret)
-        return None if not text and not self.is_required else self._value(text)
-
-    def _label(self) -> str:
-        return self.title if self.is_required else f"{self.title} (optional)"
-
-    def _value(self, text: str) -> Any:
-        """What was typed, in the type of the field.
-
-        Raises:
-            ValueError: it is of another; the text says which is wanted.
-        """
-        kind = self.schema.get("type")
-        if kind not in (*_NUMBERS, "array", "object"):
-            return text
-        try:
-            found = json.loads(text)
-        except ValueError:
-            found = None
-        if kind in _NUMBERS and (isinstance(found, bool) or not isinstance(found, _NUMBERS[kind])):
-            raise ValueError("Type a whole number" if kind == "integer" else "Type a number")
-        return found
-
-    def _problem(self, value: Any) -> str | None:
-        """What the form's own schema says against a value of this field."""
-        place = f"answer.{self.name}"
-        for problem in self.question.problems({self.name: value}):
-            where, _, what = problem.partition(": ")
-            if where == place or where.startswith((f"{place}.", f"{place}[")):
-                return what
-        return None
-
-
-def _options(schema: Mapping[str, Any]) -> tuple[tuple[Any, str], ...]:
-    """The values of a choice with their titles: `enum` with `enumNames`, `oneOf` or `anyOf`
-    of constants, a boolean."""
-    if schema.get("type") == "boolean":
-        return (True, "yes"), (False, "no")
-    if isinstance(values := schema.get("enum"), list):
-        names = schema.get("enumNames")
-        titles = names if isinstance(names, list) and len(names) == len(values) else values
-        return tuple((value, str(title)) for value, title in zip(values, titles, strict=True))
-    for word in ("oneOf", "anyOf"):
-        listed = schema.get(word)
-        if isinstance(listed, list) and all(
-            isinstance(one, Mapping) and "const" in one for one in listed
-        ):
-            return tuple((one["const"], str(one.get("title", one["const"]))) for one in listed)
-    return ()
-
-
-SEND: Final = "Send"
-CHANGE: Final = "Change an answer"
-DECLINED: Final = "Decline: the answer is no"
-DISMISSED: Final = "Dismiss: no answer"
-OPEN: Final = "Open it in the browser"
-OPENED: Final = "I have opened it myself"
-MAX_SHOWN_CHARS: Final = 4_000
-
-
 class Person:
-    """Answers questions by asking whoever sits at the terminal, one question at a time."""
+    """Answers questions by asking the person at the terminal, one question at a time."""
 
     def __init__(self, prompts: Prompts | None = None) -> None:
         self._prompts = prompts or Prompts()
         self._one_at_a_time = asyncio.Lock()
 
     async def __call__(self, question: Question) -> Any:
-        """The answer of a person; `DECLINE` and `CANCEL` are answers, too.
-        Ctrl-D dismisses a question."""
+        """Return the answer, which may be `DECLINE` or `CANCEL`. Ctrl-D dismisses a question."""
         ask = {
             Kind.FORM: self._form,
             Kind.URL: self._url,
@@ -300,7 +156,7 @@ class Person:
 
     async def _form(self, question: Question) -> Any:
         self._prompts.say(_bounded(question.message))
-        fields = Field.all_of(question)
+        fields = [_Field(name, question) for name in question.fields]
         content: dict[str, Any] = {}
         for field in fields:
             await self._fill(field, content)
@@ -308,12 +164,8 @@ class Person:
             problems = question.problems(content)
             for problem in problems:
                 self._prompts.say(f"  ! {problem}")
-            ways = [
-                *([] if problems else [SEND]),
-                *([CHANGE] if fields else []),
-                DECLINED,
-                DISMISSED,
-            ]
+            can_send, can_change = not problems, bool(fields)
+            ways = [SEND] * can_send + [CHANGE] * can_change + [DECLINED, DISMISSED]
             chosen = ways[await self._prompts.choice("", ways)]
             if chosen == CHANGE:
                 at = await self._prompts.choice("Which?", [field.title for field in fields])
@@ -321,15 +173,14 @@ class Person:
             else:
                 return {SEND: content, DECLINED: DECLINE, DISMISSED: CANCEL}[chosen]
 
-    async def _fill(self, field: Field, content: dict[str, Any]) -> None:
+    async def _fill(self, field: _Field, content: dict[str, Any]) -> None:
         value = await field.ask(self._prompts, content.get(field.name))
         content.pop(field.name, None)
         if value is not None:
             content[field.name] = value
 
     async def _url(self, question: Question) -> Any:
-        """Nothing is opened without consent, and the host is said apart: a
-        long address may hide it."""
+        """Open a URL only with consent. The host is shown separately: a long address may hide it."""
         url = question.url or ""
         self._prompts.say(_bounded(question.message))
         self._prompts.say(f"  to be opened: {_bounded(url)}")
@@ -344,40 +195,152 @@ class Person:
         return {OPEN: True, OPENED: True, DECLINED: DECLINE, DISMISSED: CANCEL}[chosen]
 
     async def _sample(self, question: Question) -> Any:
-        """The person stands in for the model."""
+        """Ask the person for the text that a model would write."""
         if system := question.params.get("systemPrompt"):
             self._prompts.say(f"  system: {_bounded(str(system))}")
         for message in question.params["messages"]:
-            said = message.get("content") if isinstance(message, dict) else message
-            text = said.get("text") if isinstance(said, dict) else None
+            content = message.get("content") if isinstance(message, dict) else message
+            text = content.get("text") if isinstance(content, dict) else None
             role = message.get("role") if isinstance(message, dict) else "?"
-            self._prompts.say(
-                f"  {role}: {_bounded(text if isinstance(text, str) else json.dumps(said))}"
-            )
+            shown = _bounded(text if isinstance(text, str) else json.dumps(content))
+            self._prompts.say(f"  {role}: {shown}")
         return await self._prompts.text("Answer as the model (Alt-Enter: new line)")
 
     async def _roots(self, question: Question) -> Any:
-        """Folders that the server may know of; none is an answer."""
+        """Ask for the folders that the server may know; none is an answer."""
+
+        def check(text: str) -> str | None:
+            is_usable = not text or Path(text).expanduser().is_dir()
+            return None if is_usable else "There is no such folder"
+
         self._prompts.say("  Which folders may it know of? One a line; an empty line ends.")
-        found: list[str] = []
-        while text := await self._prompts.text(
-            "Folder", "" if found else str(Path.cwd()), _no_folder
-        ):
-            found.append(_uri(text))
-        return found
+        roots: list[str] = []
+        default = str(Path.cwd())
+        while text := await self._prompts.text("Folder", default, check):
+            roots.append(_uri(text))
+            default = ""
+        return roots
 
 
 def _uri(folder: str) -> str:
     return Path(folder).expanduser().resolve().as_uri()
 
 
-def _no_folder(text: str) -> str | None:
-    return None if not text or Path(text).expanduser().is_dir() else "There is no such folder"
-
-
 def _bounded(text: str) -> str:
-    return (
-        text
-        if len(text) <= MAX_SHOWN_CHARS
-        else f"{text[:MAX_SHOWN_CHARS]} … ({len(text)} characters)"
-    )
+    if len(text) <= MAX_SHOWN_CHARS:
+        return text
+    return f"{text[:MAX_SHOWN_CHARS]} … ({len(text)} characters)"
+
+
+_NUMBERS: Final = {"integer": (int,), "number": (int, float)}
+
+
+class _Field:
+    """One field of a form. `options` are the values of a choice, each with its title."""
+
+    def __init__(self, name: str, question: Question) -> None:
+        self.name = name
+        self._question = question
+        self._schema: Mapping[str, Any] = question.fields[name]
+        self.title = str(self._schema.get("title") or name)
+        required = question.schema.get("required")
+        self._is_required = isinstance(required, list) and name in required
+        self._label = self.title if self._is_required else f"{self.title} (optional)"
+        self._takes_several = self._schema.get("type") == "array"
+        choices = self._schema.get("items") if self._takes_several else self._schema
+        self._options = _options(choices) if isinstance(choices, Mapping) else ()
+
+    async def ask(self, prompts: Prompts, current: Any) -> Any:
+        """Return the value that the person gives, or `None`. `current` is the previous answer."""
+        if description := self._schema.get("description"):
+            prompts.say(f"  {str(description)[:1_000]}")
+        default = self._schema.get("default") if current is None else current
+        if not self._options:
+            return await self._ask_text(prompts, default)
+        if self._takes_several:
+            return await self._ask_several(prompts, default)
+        return await self._ask_one(prompts, default)
+
+    async def _ask_one(self, prompts: Prompts, default: Any) -> Any:
+        options = list(self._options)
+        if not self._is_required:
+            options.append((None, NO_ANSWER))
+        at = next((index for index, (value, _) in enumerate(options) if value == default), 0)
+        labels = [label for _, label in options]
+        return options[await prompts.choice(self._label, labels, at)][0]
+
+    async def _ask_several(self, prompts: Prompts, default: Any) -> list[Any] | None:
+        values = [value for value, _ in self._options]
+        before = default if isinstance(default, list) else []
+
+        def picked(chosen: set[int]) -> list[Any]:
+            return [values[index] for index in sorted(chosen)]
+
+        def check(chosen: set[int]) -> str | None:
+            return self._problem(picked(chosen)) if chosen or self._is_required else None
+
+        chosen = {index for index, value in enumerate(values) if value in before}
+        labels = [label for _, label in self._options]
+        chosen = await prompts.choices(self._label, labels, chosen, check)
+        return picked(chosen) if chosen or self._is_required else None
+
+    async def _ask_text(self, prompts: Prompts, default: Any) -> Any:
+        def check(text: str) -> str | None:
+            if not text and not self._is_required:
+                return None
+            try:
+                return self._problem(self._value(text))
+            except ValueError as error:
+                return str(error)
+
+        shown = "" if default is None else default
+        shown = shown if isinstance(shown, str) else json.dumps(shown)
+        is_secret = (
+            self._schema.get("format") == "password" or self._schema.get("writeOnly") is True
+        )
+        text = await prompts.text(self._label, shown, check, is_secret=is_secret)
+        return None if not text and not self._is_required else self._value(text)
+
+    def _value(self, text: str) -> Any:
+        """Return the typed text as a value of the field's type.
+
+        Raises:
+            ValueError: it is no number, and the field is one.
+        """
+        kind = self._schema.get("type")
+        if kind not in (*_NUMBERS, "array", "object"):
+            return text
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = None
+        if kind in _NUMBERS and (isinstance(value, bool) or not isinstance(value, _NUMBERS[kind])):
+            raise ValueError("Type a whole number" if kind == "integer" else "Type a number")
+        return value
+
+    def _problem(self, value: Any) -> str | None:
+        """Return what the form's schema rejects in a value of this field."""
+        place = f"answer.{self.name}"
+        for problem in self._question.problems({self.name: value}):
+            where, _, what = problem.partition(": ")
+            if where == place or where.startswith((f"{place}.", f"{place}[")):
+                return what
+        return None
+
+
+def _options(schema: Mapping[str, Any]) -> tuple[tuple[Any, str], ...]:
+    """Return the values of a choice with their titles: `enum` with `enumNames`, `oneOf` or `anyOf`
+    of constants, a boolean."""
+    if schema.get("type") == "boolean":
+        return (True, "yes"), (False, "no")
+    if isinstance(values := schema.get("enum"), list):
+        names = schema.get("enumNames")
+        titles = names if isinstance(names, list) and len(names) == len(values) else values
+        return tuple((value, str(title)) for value, title in zip(values, titles, strict=True))
+    for word in ("oneOf", "anyOf"):
+        listed = schema.get(word)
+        if isinstance(listed, list) and all(
+            isinstance(one, Mapping) and "const" in one for one in listed
+        ):
+            return tuple((one["const"], str(one.get("title", one["const"]))) for one in listed)
+    return ()

@@ -1,5 +1,4 @@
-"""Results on standard output: bare, so that another program can read them;
-notes go to standard error."""
+"""Results on standard output, for other programs too; notes and progress on standard error."""
 
 from __future__ import annotations
 
@@ -8,33 +7,45 @@ import json
 import shutil
 import sys
 import unicodedata
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from roundgate.client import CallResult, Log, Progress, TaskState
 from roundgate.clock import Clock
 from roundgate.observability import Style, escaped
 
-_INDENT: Final = 2
+if TYPE_CHECKING:  # `serve` and `check` print without a client
+    from roundgate.client import CallResult, Log, Progress, TaskState
 
 
 def show_json(value: Any) -> None:
-    """A value as JSON: indented on a terminal, on one line in a pipe."""
+    """Print a value as JSON: indented on a terminal, on one line in a pipe."""
     if sys.stdout.isatty():
-        print(escaped_lines(json.dumps(value, indent=_INDENT, ensure_ascii=False)))
+        print(escaped_lines(json.dumps(value, indent=2, ensure_ascii=False)))
     else:
         print(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 def show_text(text: str) -> None:
-    """Text as it is in a pipe; on a terminal, what would act on it is escaped."""
+    """Print a text; on a terminal, escape the characters that would act on it."""
     print(escaped_lines(text) if sys.stdout.isatty() else text)
 
 
-def show_result(result: CallResult) -> None:
-    """What a tool answered: its structured content where there is some, else its text.
+def show_table(rows: Sequence[Sequence[str]], indent: str = "") -> None:
+    """Print rows in columns, with every character escaped that a terminal would act on."""
+    rows = [[escaped(cell) for cell in row] for row in rows]
+    widths = [max(map(columns, cells)) for cells in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (
+            cell + " " * (width - columns(cell)) for cell, width in zip(row, widths, strict=True)
+        )
+        print(f"{indent}{'  '.join(cells)}".rstrip())
 
-    Of images, sounds and resources only a note says that they are there: `--json` has them whole.
+
+def show_result(result: CallResult) -> None:
+    """Print the structured content of a tool's result, else its text.
+
+    For images, sounds and resources print a note: `--json` has them.
     """
     if "structuredContent" in result.raw:
         show_json(result.structured)
@@ -48,52 +59,50 @@ def show_result(result: CallResult) -> None:
 
 
 def say(*values: object, to: TextIO | None = None) -> None:
-    """Print one line, with every character that a terminal would act on written as its escape."""
+    """Print one line, with every character escaped that a terminal would act on."""
     print(" ".join(escaped(str(value)) for value in values), file=to or sys.stdout)
 
 
 def escaped_lines(text: str) -> str:
-    """A text with everything but its line ends escaped that a terminal would act on."""
+    """Escape every character but line ends that a terminal would act on."""
     return "\n".join(map(escaped, text.split("\n")))
 
 
 def columns(text: str) -> int:
-    """How many columns of a terminal a text takes: wide characters take two, combining ones
+    """Return the width of a text on a terminal: wide characters take two columns, combining ones
     none."""
-    if text.isascii():
-        return len(text)
-    return sum(map(_width, text))
+    return len(text) if text.isascii() else sum(map(_width, text))
 
 
 def cut(text: str, width: int) -> str:
-    """As much of a text as fits into so many columns, with a mark where something is missing."""
+    """Return as much of a text as fits into a width, with a mark at which it was cut."""
     if columns(text) <= width:
         return text
     kept, taken = "", 0
-    for one in text:
-        taken += _width(one)
+    for character in text:
+        taken += _width(character)
         if taken > width - 1:
-            return f"{kept}…"
-        kept += one
-    return kept
+            break
+        kept += character
+    return f"{kept}…"
 
 
-def _width(one: str) -> int:
-    if unicodedata.combining(one):
+def _width(character: str) -> int:
+    if unicodedata.combining(character):
         return 0
-    return 2 if unicodedata.east_asian_width(one) in "WF" else 1
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
 _CLEAR: Final = "\r\x1b[2K"
 _BAR: Final = 20
 _TICK_S: Final = 1.0
 _SHOWN_AFTER_S: Final = 2
-"""From when on the line says how long it has been."""
+"""The seconds after which the line shows the time."""
 
 
 class Status:
-    """Shows progress, log messages and the state of a task. Use it as a context: the
-    line is gone afterwards."""
+    """Shows progress, log messages and the state of a task while the context is open. On a
+    terminal they share one line, which is then cleared."""
 
     def __init__(self, to: TextIO, clock: Clock | None = None) -> None:
         self._to = to
@@ -121,67 +130,58 @@ class Status:
         self.hide()
 
     def _tick(self) -> None:
-        """Once a second, so that whoever waits sees that something is still waited for."""
-        if self._line:
-            self._draw()
+        """Draw the line each second, so that the user sees the time pass."""
+        self._draw()
         self._ticking = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
 
     def progressed(self, progress: Progress) -> None:
-        """Take in how far a request is; a log has no use for it."""
-        if not self._is_live:
-            return
+        """Show a request's progress, on a terminal only."""
         message = progress.message or ""
         if not progress.total or progress.total <= 0:
-            self._show(f"{progress.progress:g} {message}")
+            self.show(f"{progress.progress:g} {message}")
             return
         share = min(max(progress.progress / progress.total, 0.0), 1.0)
         full, empty = self._style.sign("█", "#"), self._style.sign("░", ".")
         done = round(share * _BAR)
-        self._show(f"{full * done}{empty * (_BAR - done)} {share:4.0%} {message}")
+        self.show(f"{full * done}{empty * (_BAR - done)} {share:4.0%} {message}")
 
     def logged(self, log: Log) -> None:
-        """A log message of the server, on a line of its own."""
+        """Print a log message of the server on a line of its own."""
         text = log.data if isinstance(log.data, str) else json.dumps(log.data, ensure_ascii=False)
         line = self._line
         self.hide()
         say(f"{log.level}: {text}", to=self._to)
-        self._show(line)
+        self.show(line)
 
     def task(self, state: TaskState) -> None:
-        """The state of a task, each time that it was looked at."""
+        """Show the state of a task; in a log, print a line for each change."""
         text = f"{state.status}: {state.message}" if state.message else state.status
         if self._is_live:
-            self._show(text)
+            self.show(text)
         elif text != self._line:
             self._line = text
             say(text, to=self._to)
 
-    def says(self, text: str) -> None:
-        """Whatever is going on; a log has no use for it."""
-        self._show(text)
+    def show(self, text: str) -> None:
+        """Replace the line, on a terminal only."""
+        if self._is_live:
+            self._line = text
+            self._draw()
 
     def hide(self) -> None:
-        """Take the line away, for something else to be written."""
+        """Clear the line, for other output."""
         if self._is_live and self._line:
             self._to.write(_CLEAR)
             self._to.flush()
         self._line = ""
 
-    def _show(self, text: str) -> None:
-        if not self._is_live:
-            return
-        self._line = text
-        self._draw()
-
     def _draw(self) -> None:
+        if not self._line:
+            return
         width = max(shutil.get_terminal_size().columns - 1, 10)
-        passed_s = int((self._clock.monotonic_ms() - self._begun_ms) / 1_000)
-        passed = f" ({_time(passed_s)})" if passed_s >= _SHOWN_AFTER_S else ""
+        minutes, seconds = divmod(int((self._clock.monotonic_ms() - self._begun_ms) / 1_000), 60)
+        passed = f" ({minutes}:{seconds:02d})" if minutes else f" ({seconds} s)"
+        passed = passed if minutes or seconds >= _SHOWN_AFTER_S else ""
         line = cut(escaped(self._line), max(width - len(passed), 1))
         self._to.write(f"{_CLEAR}{line}{self._style(passed, 'dim')}")
         self._to.flush()
-
-
-def _time(seconds: int) -> str:
-    minutes, rest = divmod(seconds, 60)
-    return f"{minutes}:{rest:02d}" if minutes else f"{seconds} s"

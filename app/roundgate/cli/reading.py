@@ -1,35 +1,176 @@
-"""`roundgate read`, `prompt`, `complete`, `ping` and `listen`: a function each."""
+"""`roundgate list`, `describe`, `read`, `prompt`, `complete`, `ping` and `listen`."""
 
 from __future__ import annotations
 
 import argparse
 import base64
+import json
+import shutil
 import sys
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
-from roundgate.cli import answering, output, remote
-from roundgate.cli.output import Status
-from roundgate.client import Client
-from roundgate.errors import BadAnswer, UsageError
+from roundgate.cli import output, remote
+from roundgate.cli.output import Status, columns, cut, say
+from roundgate.client import Client, Prompt, Resource, Tool
+from roundgate.errors import BadAnswer, ClientError, RpcError, UsageError
+from roundgate.observability import Style, escaped
+
+_METHOD_NOT_FOUND: Final = -32601
+_MAX_DESCRIPTION: Final = 80
+_MAX_CHOICES: Final = 8
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what the command says; the exit status is one of `cli.remote`."""
+    """Run the command; return an exit status of `cli.remote`."""
     return remote.run(arguments, _COMMANDS[arguments.command])
+
+
+async def _list(client: Client, arguments: argparse.Namespace) -> int:
+    kinds = [arguments.kind] if arguments.kind else list(_LISTS)
+    listed = {
+        kind: await _entries(client, kind, is_required=bool(arguments.kind)) for kind in kinds
+    }
+    if arguments.json:
+        output.show_json({kind: [one.raw for one in entries] for kind, entries in listed.items()})
+        return remote.DONE
+    rows = [
+        (kind, _key(entry), " ".join((entry.description or entry.title or "").split()))
+        for kind, entries in listed.items()
+        for entry in entries
+    ]
+    if sys.stdout.isatty():
+        show_list(rows, has_kinds=not arguments.kind)
+        return remote.DONE
+    for kind, name, description in rows:
+        line = f"{name}\t{description[:_MAX_DESCRIPTION]}".rstrip()
+        output.show_text(line if arguments.kind else f"{kind}\t{line}")
+    return remote.DONE
+
+
+def show_list(rows: Sequence[tuple[str, str, str]], *, has_kinds: bool) -> None:
+    """Print names in a column, with as much of each description as fits into the line, and a
+    heading for each kind."""
+    style, last = Style(sys.stdout), ""
+    width = max(shutil.get_terminal_size().columns - 1, 20)
+    names = min(max((columns(escaped(name)) for _, name, _ in rows), default=0), width // 2)
+    for kind, name, description in rows:
+        if has_kinds and kind != last:
+            print(("\n" if last else "") + style(kind, "bold"))
+            last = kind
+        shown = escaped(name)  # whole, because users type it
+        space = " " * max(names - columns(shown), 0)
+        room = width - max(columns(shown), names) - 4
+        about = cut(escaped(description), room) if room > 10 else ""
+        print(f"  {style(shown, 'cyan')}{space}  {style(about, 'dim')}".rstrip())
+    if not rows:
+        say("nothing", to=sys.stderr)
+
+
+async def _entries(client: Client, kind: str, *, is_required: bool) -> list[Any]:
+    """Return a list of the server; an empty one if the server has no such list, unless required."""
+    try:
+        entries: list[Any] = await _LISTS[kind](client)
+    except RpcError as error:
+        if error.code != _METHOD_NOT_FOUND or is_required:
+            raise
+        return []
+    return entries
+
+
+_LISTS: Final[Mapping[str, Any]] = {
+    "tools": Client.tools,
+    "prompts": Client.prompts,
+    "resources": Client.resources,
+    "templates": Client.resource_templates,
+}
+
+
+def _key(entry: Tool | Prompt | Resource) -> str:
+    return entry.uri if isinstance(entry, Resource) else entry.name
+
+
+async def _describe(client: Client, arguments: argparse.Namespace) -> int:
+    if arguments.name is None:
+        server = await client.connect()
+        if arguments.json:
+            output.show_json(server.raw)
+            return remote.DONE
+        output.show_text(f"{server.name} {server.version}, revision {server.protocol_version}")
+        output.show_text(f"capabilities: {', '.join(sorted(server.capabilities)) or 'none'}")
+        if server.instructions:
+            output.show_text(f"\n{server.instructions}")
+        return remote.DONE
+    for kind in _LISTS:
+        for entry in await _entries(client, kind, is_required=False):
+            if arguments.name in (entry.name, _key(entry)):
+                _show_entry(entry, as_json=arguments.json)
+                return remote.DONE
+    raise ClientError(
+        f"The server has no tool, prompt or resource {arguments.name!r}: `roundgate list` shows "
+        "them"
+    )
+
+
+def _show_entry(entry: Tool | Prompt | Resource, *, as_json: bool) -> None:
+    if as_json:
+        output.show_json(entry.raw)
+        return
+    output.show_text(_key(entry))
+    for text in (entry.title, entry.description):
+        if text:
+            output.show_text(f"\n{text}")
+    if lines := list(_argument_lines(entry)):
+        output.show_text("\narguments:")
+    for line in lines:
+        output.show_text(f"  {line}")
+
+
+def _argument_lines(entry: Tool | Prompt | Resource) -> Iterator[str]:
+    if isinstance(entry, Tool):
+        required = entry.input_schema.get("required") or ()
+        properties = entry.input_schema.get("properties") or {}
+        for name, schema in properties.items():
+            schema = schema if isinstance(schema, dict) else {}
+            yield _argument(name, argument_type(schema), name in required, schema)
+    elif isinstance(entry, Prompt):
+        for argument in entry.arguments:
+            yield _argument(argument.get("name"), "string", argument.get("required"), argument)
+    elif entry.mime_type:
+        yield f"media type {entry.mime_type}"
+
+
+def argument_type(schema: Mapping[str, Any]) -> object:
+    """Return the type or the choices of an argument, with its default, for people."""
+    choices = schema.get("enum")
+    kind: object = schema.get("type", "any")
+    if isinstance(kind, list):
+        kind = " or ".join(map(str, kind))
+    if isinstance(choices, list) and choices:
+        more = ", …" if len(choices) > _MAX_CHOICES else ""
+        kind = f"one of {', '.join(map(str, choices[:_MAX_CHOICES]))}{more}"
+    if schema.get("default") is not None:
+        return f"{kind}, default {json.dumps(schema['default'], ensure_ascii=False)}"
+    return kind
+
+
+def _argument(name: object, kind: object, is_required: object, about: Mapping[str, Any]) -> str:
+    description = f": {about['description']}" if about.get("description") else ""
+    return f"{name} ({kind}{', required' if is_required else ''}){description}"
 
 
 async def _read(client: Client, arguments: argparse.Namespace) -> int:
     with Status(sys.stderr) as status:
-        found = await client.read(arguments.uri, answers=answering.sources(arguments, status.hide))
+        answers = remote.answers(arguments, status.hide)
+        resource = await client.read(arguments.uri, answers=answers)
     if arguments.json:
-        output.show_json(found.raw)
+        output.show_json(resource.raw)
         return remote.DONE
-    for one in found.contents:
-        if "blob" in one:
-            _write_bytes(one["blob"])
+    for content in resource.contents:
+        if "blob" in content:
+            _write_bytes(content["blob"])
         else:
-            output.show_text(str(one.get("text", "")))
+            output.show_text(str(content.get("text", "")))
     return remote.DONE
 
 
@@ -45,15 +186,13 @@ def _write_bytes(blob: object) -> None:
 
 
 async def _prompt(client: Client, arguments: argparse.Namespace) -> int:
-    given = dict(_pair(one) for one in arguments.given)
     with Status(sys.stderr) as status:
-        found = await client.prompt(
-            arguments.name, given, answers=answering.sources(arguments, status.hide)
-        )
+        answers = remote.answers(arguments, status.hide)
+        prompt = await client.prompt(arguments.name, _pairs(arguments.pairs), answers=answers)
     if arguments.json:
-        output.show_json(found.raw)
+        output.show_json(prompt.raw)
         return remote.DONE
-    for message in found.messages:
+    for message in prompt.messages:
         content = message.get("content")
         text = content.get("text") if isinstance(content, dict) else None
         if isinstance(text, str):
@@ -69,12 +208,12 @@ async def _complete(client: Client, arguments: argparse.Namespace) -> int:
         if "://" in arguments.name
         else {"type": "ref/prompt", "name": arguments.name}
     )
-    context = dict(_pair(one) for one in arguments.given)
-    found = await client.complete(ref, arguments.argument, arguments.value, context)
+    context = _pairs(arguments.pairs)
+    completed = await client.complete(ref, arguments.argument, arguments.value, context)
     if arguments.json:
-        output.show_json(found.raw)
+        output.show_json(completed.raw)
         return remote.DONE
-    for value in found.values:
+    for value in completed.values:
         output.show_text(value)
     return remote.DONE
 
@@ -98,14 +237,19 @@ async def _listen(client: Client, arguments: argparse.Namespace) -> int:
     return remote.DONE
 
 
-def _pair(said: str) -> tuple[str, str]:
-    key, found, value = said.partition("=")
-    if not found or not key:
-        raise UsageError(f"{said!r} is no argument: give key=value")
-    return key, value
+def _pairs(words: Iterable[str]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise UsageError(f"{word!r} is no argument: give key=value")
+        pairs[key] = value
+    return pairs
 
 
 _COMMANDS: Final[Mapping[str, remote.Work]] = {
+    "list": _list,
+    "describe": _describe,
     "read": _read,
     "prompt": _prompt,
     "complete": _complete,

@@ -1,13 +1,13 @@
-"""What the commands that talk to a server have in common: their options, their
-client, their exit statuses.
+"""The client of the commands that talk to a server: its options, its answers to questions, and the
+exit statuses.
 
 0    done
 1    the tool failed (`isError`), or its task did; a case of a suite failed
 2    wrong usage: an option, an argument of a tool, an answer file, a suite
-3    the server answered with an error, or not as the protocol has it
-4    the server asks, and nobody here can answer; the questions are on standard output as JSON
+3    the server answered with an error, or violated the protocol
+4    the server asks, and there is no answer; the questions are on standard output as JSON
 5    no connection, or no answer in time
-6    no access: no credentials, or none that are taken
+6    no access: credentials are missing or refused
 130  interrupted
 """
 
@@ -18,17 +18,26 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
 from roundgate import errors
+from roundgate.cli.options import SECRET_VARIABLE
 from roundgate.cli.output import escaped_lines, say
-from roundgate.cli.remote_options import SECRET_VARIABLE
-from roundgate.client import VERSIONS, Auth, Client, Observer, Transport
+from roundgate.client import (
+    VERSIONS,
+    Answerer,
+    Answers,
+    Auth,
+    Client,
+    Observer,
+    Question,
+)
 from roundgate.clock import Clock
 from roundgate.observability import Style, escaped
+from roundgate.settings import yaml_file
 from roundgate.settings.files import open_private
 
 DONE: Final = 0
@@ -41,20 +50,16 @@ NO_ACCESS: Final = 6
 INTERRUPTED: Final = 130
 
 Work = Callable[[Client, argparse.Namespace], Awaitable[int]]
+"""Works with a client of the server that the arguments name, and returns the exit status."""
 
 
 def run(arguments: argparse.Namespace, work: Work) -> int:
-    """Do something with a client of the server that the arguments name; returns the exit status.
-
-    Args:
-        arguments: of the command line.
-        work: what to do with the client; returns the exit status.
-    """
+    """Work with a client of the server that the arguments name; return the exit status."""
     try:
         return asyncio.run(_with_client(arguments, work))
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # whoever reads has enough, as `head` does
+    except BrokenPipeError:  # its reader has enough, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except errors.GatewayError as error:
@@ -62,24 +67,18 @@ def run(arguments: argparse.Namespace, work: Work) -> int:
 
 
 def refused(error: errors.GatewayError, *, has_lines: bool = False) -> int:
-    """Say what went wrong, on standard error, and which exit status that is.
+    """Print an error on standard error; return its exit status.
 
     Args:
-        has_lines: whether line ends in it are ours. A server's are escaped, or
-            it could pretend to be us.
+        has_lines: whether line ends in the text are ours. A server's are escaped, or it could
+            pretend to be us.
     """
     if isinstance(error, errors.Unanswered):
-        print(
-            json.dumps(
-                {
-                    "questions": [one.as_json() for one in error.questions],
-                    "requestState": error.request_state,
-                }
-            )
-        )
+        questions = [question.as_json() for question in error.questions]
+        print(json.dumps({"questions": questions, "requestState": error.request_state}))
     text = error.on_command_line if isinstance(error, errors.ClientError) else str(error)
-    said = escaped_lines(text) if has_lines else escaped(text)
-    print(Style(sys.stderr)(said, "red"), file=sys.stderr)
+    text = escaped_lines(text) if has_lines else escaped(text)
+    print(Style(sys.stderr)(text, "red"), file=sys.stderr)
     return next(status for kind, status in _STATUSES if isinstance(error, kind))
 
 
@@ -98,32 +97,33 @@ _STATUSES: Final = (
 
 async def _with_client(arguments: argparse.Namespace, work: Work) -> int:
     with ExitStack() as files:
-        transport = recorder(arguments.cassette, arguments.url)
         options = client_options(arguments, files)
-        async with Client(arguments.url, transport=transport, **options) as client:
+        if arguments.cassette is not None:
+            from roundgate.cassettes import Recorder
+
+            options["transport"] = Recorder(arguments.cassette, arguments.url)
+        async with Client(arguments.url, **options) as client:
             return await work(client, arguments)
 
 
 def client_options(arguments: argparse.Namespace, files: ExitStack) -> dict[str, Any]:
-    """What the options of a connection make of a client.
-
-    Args:
-        files: closes the file that messages are written to.
+    """Return the options of the client, from those of the connection. `files` closes the file of
+    `--transcript`.
 
     Raises:
-        UsageError: one of them cannot be used.
+        UsageError: an option cannot be used.
     """
     return {
         "auth": _auth(arguments),
-        "headers": dict(map(header, arguments.header)),
+        "headers": headers(arguments.header),
         "versions": arguments.revision or VERSIONS,
         "observer": _transcript(arguments.transcript, files),
     }
 
 
 def _auth(arguments: argparse.Namespace) -> Auth | str | None:
-    """Who the caller is: secrets come from the environment, where a list of
-    processes does not show them."""
+    """Return the caller's credentials. Secrets come from the environment, because a list of
+    processes shows arguments."""
     if arguments.login:
         from roundgate.client.auth import BrowserLogin, SystemKeyring
 
@@ -152,30 +152,23 @@ def _auth(arguments: argparse.Namespace) -> Auth | str | None:
     return os.environ.get(arguments.token_env) or None
 
 
-def header(said: str) -> tuple[str, str]:
-    """A header as it is said on the command line.
+def headers(options: Sequence[str]) -> dict[str, str]:
+    """Return the headers of `--header` options.
 
     Raises:
-        UsageError: it is none.
+        UsageError: an option is not a header.
     """
-    name, colon, value = said.partition(":")
-    if not colon or not name.strip():
-        raise errors.UsageError(f"--header {said!r}: give 'Name: value'")
-    return name.strip(), value.strip()
-
-
-def recorder(path: Path | None, url: str) -> Transport | None:
-    """Records the conversation, if that is wanted."""
-    if path is None:
-        return None
-    from roundgate.cassettes import Recorder
-
-    return Recorder(path, url)
+    pairs: dict[str, str] = {}
+    for option in options:
+        name, colon, value = option.partition(":")
+        if not colon or not name.strip():
+            raise errors.UsageError(f"--header {option!r}: give 'Name: value'")
+        pairs[name.strip()] = value.strip()
+    return pairs
 
 
 def _transcript(path: Path | None, files: ExitStack) -> Observer | None:
-    """Writes each message as one line: when, which way, the HTTP status of
-    an answer, the message."""
+    """Return an observer that writes each message as a line of JSON."""
     if path is None:
         return None
     try:
@@ -183,16 +176,71 @@ def _transcript(path: Path | None, files: ExitStack) -> Observer | None:
     except OSError as error:
         raise errors.UsageError(f"--transcript: {path} cannot be written: {error}") from None
     clock = Clock()
-    begun = clock.monotonic_ms()
+    begun_ms = clock.monotonic_ms()
 
     def observe(direction: str, message: Any, status: int | None) -> None:
-        line: dict[str, Any] = {
-            "ms": round(clock.monotonic_ms() - begun, 3),
-            "direction": direction,
-        }
+        ms = round(clock.monotonic_ms() - begun_ms, 3)
+        line: dict[str, Any] = {"ms": ms, "direction": direction}
         if status is not None:
             line["status"] = status
         file.write(json.dumps({**line, "message": message}) + "\n")
         file.flush()
 
     return observe
+
+
+def answers(arguments: argparse.Namespace, before_asking: Callable[[], None]) -> Answers:
+    """Return the answers to a server's questions: of the file, then of the person.
+
+    Args:
+        before_asking: called before a person is asked, to clear the line of the prompt.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
+    sources: list[Any] = []
+    if arguments.answers is not None:
+        sources.append(_by_key(arguments.answers))
+    if not arguments.no_input and sys.stdin.isatty() and sys.stderr.isatty():
+        sources.append(_AtTheTerminal(before_asking))
+    return Answers(*sources)
+
+
+def report_unused(answers: Answers) -> None:
+    """Print the answers that no question asked for, so that a misspelt key is noticed."""
+    if answers.unused:
+        say(f"no question asked for these answers: {', '.join(answers.unused)}", to=sys.stderr)
+
+
+def _by_key(path: Path) -> Mapping[str, Any]:
+    try:
+        content = yaml_file.read(path).value
+    except errors.ConfigError as error:
+        message = error.problems[0].message
+        raise errors.UsageError(f"--answers: {path} cannot be read: {message}") from None
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise errors.UsageError(
+            f"--answers: {path} has to be a mapping from keys of questions to answers"
+        )
+    return content
+
+
+class _AtTheTerminal:
+    """Asks the person at the terminal; imports what it needs with the first question."""
+
+    def __init__(self, before_asking: Callable[[], None]) -> None:
+        self._before_asking = before_asking
+        self._person: Answerer | None = None
+
+    async def __call__(self, question: Question) -> Any:
+        if self._person is None:
+            try:
+                from roundgate.cli.dialogue import Person
+            except ImportError:
+                raise errors.UsageError(
+                    "To be asked on a terminal: pip install 'roundgate[cli]', or give --answers "
+                    "FILE"
+                ) from None
+            self._person = Person()
+        self._before_asking()
+        return await self._person(question)

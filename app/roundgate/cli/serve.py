@@ -16,10 +16,11 @@ import uvicorn
 from uvicorn.supervisors import Multiprocess
 
 from roundgate.cli.arguments import into_environment
-from roundgate.cli.ports import LOOPBACK, bind, check_exposure
+from roundgate.cli.check import LOOPBACK, bind, check_exposure
 from roundgate.garbage import kept
+from roundgate.http import ConnectionMiddleware
 from roundgate.http.connections import Bounds, Connections
-from roundgate.main import build_app
+from roundgate.main import build_app, create_app
 from roundgate.runtime.reload import terminal_watch
 from roundgate.runtime.startup import is_private, read_configuration
 from roundgate.settings import HttpConfig
@@ -27,8 +28,8 @@ from roundgate.settings import HttpConfig
 STARTUP_FAILURE: Final = 3
 """The exit status of uvicorn for an app that does not start."""
 
-GRACEFUL_SHUTDOWN_S = 10
-ACCEPTS_AT_ONCE = 16
+GRACEFUL_SHUTDOWN_S: Final = 10
+ACCEPTS_AT_ONCE: Final = 16
 log = logging.getLogger("roundgate")
 
 
@@ -50,21 +51,26 @@ def run(arguments: argparse.Namespace) -> int:
         app = build_app(file, using)
     bound = bind(arguments.host, arguments.port)
     log.info("serving %s", url_of(bound, arguments.host, file.config.http.path))
-    # uvicorn shuts down and then raises the signal again: who was told to stop and did exits with 0
+    # uvicorn raises the signal again after the shutdown; exit with 0 then
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     options = _options(file.config.http, arguments)
     if arguments.workers > 1:
-        factory, workers = "roundgate.main:create_app", arguments.workers
+        factory, workers = "roundgate.cli.serve:create_worker_app", arguments.workers
         Supervisor(
             uvicorn.Config(factory, factory=True, workers=workers, **options), sockets=[bound]
         ).run()
     else:
-        _serve(uvicorn.Config(app, **options), bound)
+        _serve(uvicorn.Config(ConnectionMiddleware(app), **options), bound)
     return 0
 
 
+def create_worker_app() -> ConnectionMiddleware:
+    """Return the app of one of several server processes."""
+    return ConnectionMiddleware(create_app())
+
+
 def url_of(bound: socket.socket, host: str, path: str) -> str:
-    """The URL of the MCP endpoint behind a socket, as a client on this machine would write it."""
+    """Return the URL of the MCP endpoint at a socket, for a client on this machine."""
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{bound.getsockname()[1]}{path}"
 
@@ -106,7 +112,7 @@ def _ended_by(exit_code: int | None) -> str:
 
 
 def _options(http: HttpConfig, arguments: argparse.Namespace) -> dict[str, Any]:
-    """How uvicorn is run."""
+    """Return the options of uvicorn."""
     return {
         "host": arguments.host,
         "port": arguments.port,
@@ -122,11 +128,10 @@ def _options(http: HttpConfig, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _serve(configured: uvicorn.Config, bound: socket.socket) -> None:
-    """Serve until told to stop; exits with uvicorn's status where that fails.
+    """Serve until a signal stops the server; exit with uvicorn's status if it does not start.
 
-    uvloop accepts one connection of a socket each time round the loop, so who opens more a second
-    than the loop goes round keeps everybody else waiting in the queue: of a socket that is there
-    several times it accepts as many.
+    uvloop accepts one connection of a socket per turn of the loop. With duplicates of the socket it
+    accepts as many, so that a client that opens many connections does not keep others waiting.
     """
     running = uvicorn.Server(configured)
     with suppress(KeyboardInterrupt):

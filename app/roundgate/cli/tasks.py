@@ -1,4 +1,11 @@
-"""`roundgate tasks`: what an operator can see of tasks, and do about them."""
+"""`roundgate tasks`: what an operator can see of tasks, and do about them.
+
+`cancel`, `requeue`, `retry` and `purge` act on tasks that are named, or on all that filters find.
+Tasks that are found are counted first, and the operator has to agree. A task that a worker runs is
+taken from it only by name, also if the worker began after the search; an open task is never purged.
+
+Arguments, answers and results of a call are never shown: they belong to its owner.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +13,33 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable
-from typing import Final, TypeAlias
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
 
 from roundgate import config
-from roundgate.cli import task_acting
-from roundgate.cli.arguments import configuration_file
-from roundgate.cli.output import say, show_json
-from roundgate.cli.task_lines import HEAD, doing, facts_of, print_facts, print_table, row_of
+from roundgate.cli.arguments import UNITS_S, configuration_file
+from roundgate.cli.output import Status as StatusLine
+from roundgate.cli.output import say, show_json, show_table
+from roundgate.client import Progress
 from roundgate.clock import Clock, iso
-from roundgate.errors import Unavailable
-from roundgate.protocol import Status
+from roundgate.errors import NotRetryable, Unavailable
+from roundgate.json import decode
+from roundgate.protocol import OPEN, TERMINAL, Status
 from roundgate.runtime.startup import Stores, make_stores
 from roundgate.settings import Settings, TasksConfig
 from roundgate.settings import process as settings
-from roundgate.storage import TaskRecord, TaskRef
-from roundgate.tasks.operating import steps_done
+from roundgate.storage import Ending, TaskRecord, TaskRef, Wanted
+from roundgate.tasks.events import Cancelled
+from roundgate.tasks.operating import StepDone, retry, steps_done
 from roundgate.tasks.sweep import Sweep
 
 PLACEHOLDER: Final = "unset-while-tasks-are-looked-at"
 """Stands for variables that only the gateway has."""
-
-Action: TypeAlias = Callable[[argparse.Namespace, Stores, Clock], Awaitable[int]]
+CANCELLED_BY_OPERATOR: Final = "The operator cancelled the task"
+PAGE: Final = 100
+_AT_ONCE: Final = 16
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -37,44 +49,50 @@ def run(arguments: argparse.Namespace) -> int:
     file = configuration_file(arguments.config)
     using = settings.from_environment({**os.environ, "GATEWAY_CONFIG": str(file)})
     if using.dynamodb_table is None and not using.sqlite_path.exists():
-        say(_no_store(using), to=sys.stderr)
+        say(
+            f"there is no store at {using.sqlite_path}: set GATEWAY_STORE to that of the gateway,"
+            " or give its gateway.yaml with --config",
+            to=sys.stderr,
+        )
         return 1
     stores = make_stores(using, clock, _shards(using))
     try:
-        return asyncio.run(_do(_ACTIONS[arguments.action], arguments, stores, clock))
+        return asyncio.run(_run(arguments, stores, clock))
     except (Unavailable, OSError) as error:
         say(error, to=sys.stderr)
         return 1
 
 
 def _shards(using: Settings) -> int:
-    """`tasks.shards` of the gateway.yaml, as far as it can be read: a list looks into
-    each part of the index."""
-    usual = TasksConfig().shards
+    """Return `tasks.shards` of the gateway.yaml, or the default: a list reads each part of the
+    index of DynamoDB."""
+    default = TasksConfig().shards
     if using.dynamodb_table is None or not using.config.is_file():
-        return usual
+        return default
     file = config.inspect(using.config, placeholder=PLACEHOLDER).file
     if file is None:
         say(
-            f"{using.config} cannot be read, so tasks.shards is taken to be {usual};"
+            f"{using.config} cannot be read, so tasks.shards is taken to be {default};"
             " roundgate check says what is wrong with it",
             to=sys.stderr,
         )
-        return usual
+        return default
     return file.config.tasks.shards
 
 
-def _no_store(using: Settings) -> str:
-    """A store that is not there is not made by looking for tasks."""
-    return (
-        f"there is no store at {using.sqlite_path}: set GATEWAY_STORE to that of the gateway,"
-        " or give its gateway.yaml with --config"
-    )
-
-
-async def _do(action: Action, arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
+async def _run(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
     try:
-        return await action(arguments, stores, clock)
+        match arguments.action:
+            case "list":
+                return await _list(arguments, stores, clock)
+            case "show":
+                return await _show(arguments, stores, clock)
+            case "watch":
+                return await _watch(arguments, stores, clock)
+            case "count":
+                return await _count(arguments, stores, clock)
+            case action:
+                return await _act(ACTIONS[action], arguments, stores, clock)
     finally:
         await stores.queue.aclose()
         await stores.tasks.aclose()
@@ -82,26 +100,37 @@ async def _do(action: Action, arguments: argparse.Namespace, stores: Stores, clo
 
 async def _list(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
     now_ms = clock.now_ms()
-    wanted = task_acting.wanted_by(arguments, now_ms)
+    wanted = _wanted(arguments, now_ms)
     records: list[TaskRecord] = []
     cursor, is_begun = arguments.cursor, False
     while len(records) < arguments.limit and (cursor is not None or not is_begun):
         try:
-            some = await stores.tasks.find(wanted, arguments.limit - len(records), cursor)
+            page = await stores.tasks.find(wanted, arguments.limit - len(records), cursor)
         except ValueError as error:
             say(f"--cursor: {error}", to=sys.stderr)
             return 2
-        records += some.records
-        cursor, is_begun = some.cursor, True
+        records += page.records
+        cursor, is_begun = page.cursor, True
     records.sort(key=lambda record: record.created_ms)
     if arguments.json:
         for record in records:
-            show_json(facts_of(record, now_ms))
+            show_json(_facts(record, now_ms))
     else:
-        print_table(HEAD, [row_of(record, now_ms) for record in records])
+        show_table([_HEAD, *(_row(record, now_ms) for record in records)])
     if cursor is not None:
         say(f"there are more: --cursor={cursor}", to=sys.stderr)
     return 0
+
+
+def _wanted(arguments: argparse.Namespace, now_ms: int) -> Wanted:
+    """Return the filters of a search."""
+    return Wanted(
+        owner=arguments.owner,
+        tool=arguments.tool,
+        statuses=frozenset(map(Status, arguments.status)) if arguments.status else None,
+        endings=frozenset(map(Ending, arguments.outcome)) if arguments.outcome else None,
+        created_before_ms=None if arguments.older_than is None else now_ms - arguments.older_than,
+    )
 
 
 async def _show(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
@@ -111,46 +140,41 @@ async def _show(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> 
     work = await stores.tasks.read_work(arguments.task)
     steps = None if work is None else steps_done(work)
     if arguments.json:
-        show_json(facts_of(record, clock.now_ms(), steps))
+        show_json(_facts(record, clock.now_ms(), steps))
     else:
-        print_facts(record, clock.now_ms(), steps)
+        _print_facts(record, clock.now_ms(), steps)
     return 0
 
 
 async def _watch(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
-    """A line for each change, until the task is over; status 0 if it is completed."""
+    """Print a line for each change, until the task is over; return 0 if it is completed."""
     shown = None
     while True:
         now_ms = clock.now_ms()
         record = await stores.tasks.read(arguments.task, now_ms)
         if record is None:
             return _unknown(arguments.task)
-        seen = (record.revision, record.attempts, record.fence, doing(record, now_ms).split()[0])
-        if seen != shown:
-            _print_change(record, now_ms, as_json=arguments.json)
-            shown = seen
+        doing = _activity(record, now_ms)
+        state = (record.revision, record.attempts, record.fence, doing.split()[0])
+        if state != shown and arguments.json:
+            show_json(_facts(record, now_ms))
+        elif state != shown:
+            message = f": {record.status_message}" if record.status_message else ""
+            does = "" if doing == "-" else f" ({doing})"
+            say(f"{iso(now_ms)}  {record.shown_status.value}{does}{message}")
+        sys.stdout.flush()
+        shown = state
         if record.status.is_terminal:
             return 0 if record.shown_status is Status.COMPLETED else 1
         await asyncio.sleep(arguments.interval)
 
 
-def _print_change(record: TaskRecord, now_ms: int, *, as_json: bool) -> None:
-    if as_json:
-        show_json(facts_of(record, now_ms))
-        return
-    said = f": {record.status_message}" if record.status_message else ""
-    does = doing(record, now_ms)
-    does = "" if does == "-" else f" ({does})"
-    say(f"{iso(now_ms)}  {record.shown_status.value}{does}{said}")
-    sys.stdout.flush()
-
-
 async def _count(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
     census = await Sweep(stores.tasks, stores.queue, clock, TasksConfig.model_construct()).census()
-    if arguments.json:
-        show_json(census.fields())
-        return 0
     fields = census.fields()
+    if arguments.json:
+        show_json(fields)
+        return 0
     fields.pop("at_least", None)
     for name, value in fields.items():
         shown = f"at least {value}" if census.is_capped and name in census.open else str(value)
@@ -158,15 +182,330 @@ async def _count(arguments: argparse.Namespace, stores: Stores, clock: Clock) ->
     return 0
 
 
-_ACTIONS: Final[dict[str, Action]] = {
-    "list": _list,
-    "show": _show,
-    "watch": _watch,
-    "count": _count,
-    **dict.fromkeys(task_acting.ACTIONS, task_acting.act),
-}
-
-
 def _unknown(ref: TaskRef) -> int:
     say(f"there is no task {ref}", to=sys.stderr)
     return 1
+
+
+_HEAD: Final = ("TASK", "TOOL", "STATUS", "OUTCOME", "AGE", "CHANGED", "ATTEMPTS", "DOING")
+
+
+def _row(record: TaskRecord, now_ms: int) -> tuple[str, ...]:
+    return (
+        str(record.ref),
+        record.tool,
+        "expired" if record.expires_ms <= now_ms else record.shown_status.value,
+        "-" if record.ending is None else record.ending.value,
+        _span(now_ms - record.created_ms),
+        _span(now_ms - record.updated_ms),
+        str(record.attempts),
+        _activity(record, now_ms),
+    )
+
+
+def _activity(record: TaskRecord, now_ms: int) -> str:
+    """Return the reason why an open task waits, or the failed steps that ended a task."""
+    if record.expires_ms <= now_ms:
+        return "-"
+    if record.retried_as is not None:
+        return f"retried as {TaskRef(record.ref.owner, record.retried_as)}"
+    if _is_retryable(record):
+        return f"failed at {', '.join(record.failed_steps)}"
+    if record.status.is_terminal:
+        return "-"
+    if record.status is Status.INPUT_REQUIRED:
+        return "waits for its client"
+    if _is_parked(record):
+        return "parked: waits for `tasks retry`"
+    if record.declined_ms:
+        return "waits for a worker that serves it"
+    if record.wake_ms > now_ms:
+        return f"sleeps for {_span(record.wake_ms - now_ms)}"
+    if record.lease_until_ms > now_ms:
+        return "runs alone" if record.alone else "runs"
+    is_alone = record.suspect or record.lease_until_ms
+    return "waits to be run alone" if is_alone else "waits for a worker"
+
+
+def _is_parked(record: TaskRecord) -> bool:
+    """Return whether a task waits until an operator retries it."""
+    return record.status is Status.WORKING and record.wake_ms >= record.expires_ms
+
+
+def _is_retryable(record: TaskRecord) -> bool:
+    """Return whether a failed step ended the task and no other task continues its work."""
+    return record.ending is Ending.STEP_FAILED and record.retried_as is None
+
+
+def _facts(
+    record: TaskRecord, now_ms: int, steps: Sequence[StepDone] | None = None
+) -> dict[str, Any]:
+    """Return the facts about a task as JSON: times in UTC, unknown facts absent. `steps` lists the
+    steps done, if known."""
+    requests = record.requests.items()
+    retried_as = record.retried_as
+    return _known(
+        {
+            "task": str(record.ref),
+            "tool": record.tool,
+            "call": record.call_id,
+            "status": record.shown_status.value,
+            "outcome": None if record.ending is None else record.ending.value,
+            "failedSteps": list(record.failed_steps) or None,
+            "retriedAs": retried_as and str(TaskRef(record.ref.owner, retried_as)),
+            "expired": record.expires_ms <= now_ms,
+            "message": record.status_message,
+            "doing": _activity(record, now_ms),
+            "created": iso(record.created_ms),
+            "changed": iso(record.updated_ms),
+            "expires": iso(record.expires_ms),
+            "asks": [{"key": key, "method": decode(asked)["method"]} for key, asked in requests]
+            or None,
+            "outcomeBytes": None if record.outcome is None else len(record.outcome),
+            "attempts": record.attempts,
+            "deaths": record.deaths or None,
+            "suspect": record.suspect or None,
+            "declined": _time(record.declined_ms),
+            "claims": record.fence,
+            "leasedUntil": _time(record.lease_until_ms),
+            "wakes": _time(record.wake_ms),
+            "due": _time(record.due_ms),
+            "steps": [_step_facts(step) for step in steps] if steps else None,
+        }
+    )
+
+
+def _step_facts(step: StepDone) -> dict[str, Any]:
+    again = _time(step.again_ms)
+    return _known(
+        {"name": step.name, "state": step.state, "attempts": step.attempts, "again": again}
+    )
+
+
+def _known(facts: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+_LABELS: Final = {
+    "outcomeBytes": "result",
+    "leasedUntil": "leased until",
+    "failedSteps": "failed at",
+    "retriedAs": "retried as",
+}
+_COUNTED: Final = {
+    "attempts": "faults of the gateway in a row",
+    "deaths": "workers that died or stalled while they ran nothing else",
+    "claims": "turns that workers have begun",
+}
+"""The nouns of the counters."""
+
+
+def _print_facts(record: TaskRecord, now_ms: int, steps: Sequence[StepDone] | None) -> None:
+    """Print the facts about a task, for people."""
+    for name, value in _facts(record, now_ms).items():
+        match name:
+            case "expired" if not value:
+                continue
+            case "attempts" | "deaths" | "claims":
+                value = f"{value} ({_COUNTED[name]})"
+            case "failedSteps":
+                value = ", ".join(value)
+            case "asks":
+                value = ", ".join(f"{asked['key']} ({asked['method']})" for asked in value)
+            case "outcomeBytes":
+                value = f"{value} bytes"
+            case "suspect":
+                value = "a worker died or stalled with it: it is run alone"
+            case "declined":
+                value = f"since {value}: no worker serves it"
+        say(f"{_LABELS.get(name, name) + ':':14}{value}")
+    if steps is None:
+        say(f"{'steps:':14}not known: they are kept no longer, or of a later version")
+    for number, step in enumerate(steps or ()):
+        say(f"{'steps:' if number == 0 else '':14}{step.name}: {_step_state(step)}")
+
+
+def _step_state(step: StepDone) -> str:
+    times = "" if step.attempts is None else f" after {step.attempts} attempt"
+    times += "s" if (step.attempts or 1) > 1 else ""
+    if step.again_ms is not None:
+        return f"failed{times}, is tried again at {iso(step.again_ms)}"
+    return f"{step.state}{times}"
+
+
+def _time(ms: int | None) -> str | None:
+    return iso(ms) if ms else None
+
+
+def _span(ms: int) -> str:
+    """Return a span of time in its largest fitting unit."""
+    seconds = ms / 1000
+    unit = next((unit for unit in "dhm" if seconds >= UNITS_S[unit]), "s")
+    return f"{seconds / UNITS_S[unit]:.3g}{unit}"
+
+
+Chosen: TypeAlias = tuple[TaskRef, int | None]
+"""A task, and the fence with which it was found; `None` if it was named, which means it whatever
+it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """An action on tasks. `act` returns what became of a task, or `None` if nothing was done."""
+
+    act: Callable[[Stores, Chosen, int], Awaitable[str | None]]
+    statuses: frozenset[Status]
+    """The statuses of the tasks that a search finds for it."""
+    refusal: str
+    """Why nothing was done to a task, after its name."""
+    is_meant: Callable[[TaskRecord, int], bool] = lambda record, now_ms: True
+    """Whether the action is for a task that was found."""
+
+
+async def _cancel(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
+    ref = chosen[0]
+    cancelled = await stores.tasks.cancel(ref, CANCELLED_BY_OPERATOR, now_ms)
+    if cancelled is Cancelled.UNKNOWN_TASK:
+        return None
+    if cancelled is Cancelled.CLEAN_UP:
+        with suppress(Unavailable):  # a sweep finds it
+            await stores.queue.send(ref)
+        return "is cancelled; a worker cancels its job"
+    record = await stores.tasks.read(ref, now_ms)
+    return f"is {record.status.value if record else 'gone'}"
+
+
+async def _requeue(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
+    ref, fence = chosen
+    if not await stores.tasks.requeue(ref, now_ms, now_ms, fence=fence):
+        return None
+    await stores.queue.send(ref)
+    return "is queued; whoever had it can write to it no more"
+
+
+async def _retry(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
+    """Retry a task at the step that ended it; queue a parked task."""
+    ref = chosen[0]
+    record = await stores.tasks.read(ref, now_ms)
+    if record is None or record.ending is not Ending.STEP_FAILED:
+        return await _requeue(stores, chosen, now_ms)
+    going_on = await retry(stores.tasks, stores.queue, ref, now_ms)
+    return f"goes on as {going_on}: its finished steps are remembered, the failed one runs again"
+
+
+async def _purge(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
+    return "is purged" if await stores.tasks.purge(chosen[0], now_ms) else None
+
+
+def _is_alive(record: TaskRecord, now_ms: int) -> bool:
+    return record.expires_ms > now_ms
+
+
+def _waits(record: TaskRecord, now_ms: int) -> bool:
+    """Return whether no worker runs a task, and it does not sleep."""
+    is_free = record.lease_until_ms <= now_ms and record.wake_ms <= now_ms
+    return _is_alive(record, now_ms) and is_free
+
+
+ACTIONS: Final[dict[str, Action]] = {
+    "cancel": Action(_cancel, OPEN, "is not there", _is_alive),
+    "requeue": Action(
+        _requeue,
+        frozenset({Status.WORKING}),
+        "is not working, or a worker has begun with it since it was found:"
+        " only a task that waits for a worker can be queued",
+        _waits,
+    ),
+    "retry": Action(
+        _retry,
+        frozenset({Status.WORKING, Status.FAILED}),
+        "was neither parked nor ended by a failed step, or a worker has begun with it since it was"
+        " found: there is nothing to try again",
+        lambda one, now: _is_alive(one, now) and (_is_parked(one) or _is_retryable(one)),
+    ),
+    "purge": Action(_purge, TERMINAL, "is not there, or is open: cancel it first"),
+}
+
+
+async def _act(action: Action, arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
+    """Act on the tasks that are named, or found. Return 1 if a named task could not be changed, 2
+    if the arguments do not say which tasks are meant."""
+    filters = (arguments.owner, arguments.tool, arguments.status, arguments.outcome)
+    is_narrowed = any(one is not None for one in (*filters, arguments.older_than))
+    if bool(arguments.task) == is_narrowed:
+        say(
+            "name tasks, or say which with --owner, --tool, --status, --outcome, --older-than:"
+            " one of both",
+            to=sys.stderr,
+        )
+        return 2
+    chosen: Sequence[Chosen] = [(ref, None) for ref in dict.fromkeys(arguments.task)]
+    if not chosen:
+        chosen = await _find(action, arguments, stores, clock)
+    if not _is_agreed(arguments, [ref for ref, _ in chosen]):
+        return 0 if arguments.dry_run or not chosen else 1
+    refused = 0
+    with StatusLine(sys.stderr) as line:
+        for start in range(0, len(chosen), _AT_ONCE):
+            batch = chosen[start : start + _AT_ONCE]
+            if len(chosen) > _AT_ONCE:
+                line.progressed(Progress(start, float(len(chosen)), arguments.action))
+            results = await asyncio.gather(
+                *(action.act(stores, one, clock.now_ms()) for one in batch), return_exceptions=True
+            )
+            line.hide()
+            for (ref, _), result in zip(batch, results, strict=True):
+                _report(arguments, ref, result, action.refusal)
+                refused += result is None or isinstance(result, NotRetryable)
+            for result in results:
+                if isinstance(result, BaseException) and not isinstance(result, NotRetryable):
+                    raise result
+    return 1 if refused and arguments.task else 0
+
+
+async def _find(
+    action: Action, arguments: argparse.Namespace, stores: Stores, clock: Clock
+) -> list[Chosen]:
+    now_ms = clock.now_ms()
+    wanted = _wanted(arguments, now_ms)
+    wanted = replace(wanted, statuses=(wanted.statuses or action.statuses) & action.statuses)
+    fences: dict[TaskRef, int] = {}
+    cursor, is_begun = None, False
+    while wanted.statuses and (cursor is not None or not is_begun):
+        page = await stores.tasks.find(wanted, PAGE, cursor)
+        fences |= {one.ref: one.fence for one in page.records if action.is_meant(one, now_ms)}
+        cursor, is_begun = page.cursor, True
+    return list(fences.items())
+
+
+def _report(
+    arguments: argparse.Namespace, ref: TaskRef, result: str | BaseException | None, refusal: str
+) -> None:
+    if isinstance(result, NotRetryable):
+        result, refusal = None, str(result)
+    if isinstance(result, BaseException):
+        say(f"{ref} may have been changed or not: look at it, and try again", to=sys.stderr)
+    elif arguments.json:
+        show_json({"task": str(ref), "done": result is not None, "text": result or refusal})
+    elif result is None:
+        say(f"{ref} {refusal}", to=sys.stderr)
+    else:
+        say(f"{ref} {result}")
+
+
+def _is_agreed(arguments: argparse.Namespace, refs: Sequence[TaskRef]) -> bool:
+    """Return whether to act on the tasks: they are named, or --yes is given, or the operator
+    confirms."""
+    count = f"{len(refs)} task{'s' * (len(refs) != 1)}"
+    if arguments.dry_run or not refs:
+        for ref in refs:
+            say(ref)
+        say(f"{arguments.action}: {count}", to=sys.stderr)
+        return False
+    if arguments.yes or arguments.task:
+        return True
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        say(f"{arguments.action} {count}: say so with --yes", to=sys.stderr)
+        return False
+    say(f"{arguments.action} {count}? [y/N]", to=sys.stderr)
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}

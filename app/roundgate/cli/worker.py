@@ -33,7 +33,7 @@ log = logging.getLogger("roundgate")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Work until told to stop.
+    """Work until a signal stops the process.
 
     Raises:
         ConfigError: before any task is taken.
@@ -69,7 +69,7 @@ async def _work(parts: startup.Core, file: ConfigFile, *, watches: bool) -> None
 async def _work_alone(parts: startup.Core, using: GatewayConfig, ref: TaskRef) -> None:
     clock, stop, loop = Clock(), asyncio.Event(), asyncio.get_running_loop()
     _on_signals(stop.set)
-    # a whole process group may get it; the other process starts another one
+    # a process group may get SIGHUP; the parent starts another process
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 

@@ -1,5 +1,5 @@
-"""A client of MCP servers, in their eras: calls through their rounds, tasks to their end,
-and where answers come from.
+"""A client of MCP servers of any revision: calls through their rounds, tasks to their end, and the
+sources of answers.
 
     from roundgate.client import Client
 
@@ -11,14 +11,8 @@ Names that this package does not export may change between releases.
 
 from __future__ import annotations
 
-from roundgate.client.answers import Answerer as Answerer
-from roundgate.client.answers import Answers as Answers
-from roundgate.client.answers import AnswersLike as AnswersLike
-from roundgate.client.answers import answer_all as answer_all
-from roundgate.client.answers import by_schema as by_schema
-from roundgate.client.answers import defaults as defaults
-from roundgate.client.auth.base import Auth as Auth
-from roundgate.client.auth.base import Bearer as Bearer
+from roundgate.client.auth import Auth as Auth
+from roundgate.client.auth import Bearer as Bearer
 from roundgate.client.elicitation import InputRequest as InputRequest
 from roundgate.client.elicitation import InputRequiredResult as InputRequiredResult
 from roundgate.client.elicitation import InputResponse as InputResponse
@@ -26,27 +20,33 @@ from roundgate.client.elicitation import build_retry_params as build_retry_param
 from roundgate.client.elicitation import collect_responses as collect_responses
 from roundgate.client.elicitation import recognize_input_required as recognize_input_required
 from roundgate.client.elicitation import run_elicitation_chain as run_elicitation_chain
-from roundgate.client.events import EventReader as EventReader
 from roundgate.client.flows import VERSIONS as VERSIONS
-from roundgate.client.limits import Limits as Limits
-from roundgate.client.listening import Change as Change
+from roundgate.client.following import Change as Change
+from roundgate.client.following import Task as Task
+from roundgate.client.following import handle_of as handle_of
+from roundgate.client.following import split_handle as split_handle
+from roundgate.client.messages import EventReader as EventReader
+from roundgate.client.messages import Observer as Observer
+from roundgate.client.messages import envelope as envelope
+from roundgate.client.messages import headers_of as headers_of
+from roundgate.client.messages import message as message
+from roundgate.client.messages import of_request as of_request
 from roundgate.client.questions import ACCEPT as ACCEPT
 from roundgate.client.questions import CANCEL as CANCEL
 from roundgate.client.questions import DECLINE as DECLINE
+from roundgate.client.questions import Answerer as Answerer
+from roundgate.client.questions import Answers as Answers
+from roundgate.client.questions import AnswersLike as AnswersLike
 from roundgate.client.questions import Kind as Kind
 from roundgate.client.questions import Question as Question
-from roundgate.client.reading import Observer as Observer
-from roundgate.client.requests import envelope as envelope
-from roundgate.client.requests import headers_of as headers_of
-from roundgate.client.requests import message as message
-from roundgate.client.requests import of_request as of_request
+from roundgate.client.questions import answer_all as answer_all
+from roundgate.client.questions import by_schema as by_schema
+from roundgate.client.questions import defaults as defaults
 from roundgate.client.session import Client as Client
-from roundgate.client.task import Task as Task
-from roundgate.client.task import handle_of as handle_of
-from roundgate.client.task import split_handle as split_handle
 from roundgate.client.transport import HttpRequest as HttpRequest
 from roundgate.client.transport import HttpResponse as HttpResponse
 from roundgate.client.transport import HttpxTransport as HttpxTransport
+from roundgate.client.transport import Limits as Limits
 from roundgate.client.transport import Transport as Transport
 from roundgate.client.transport import Url as Url
 from roundgate.client.types import CallResult as CallResult

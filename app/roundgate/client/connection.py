@@ -1,29 +1,58 @@
-"""What a client and a server have agreed on, and the flows of `flows` driven over it.
+"""The agreement of a client with a server: revision, session, cached results, listed tools. Drives
+the generators of `flows`.
 
-The revision is negotiated before the first request, and again when an older server
-has forgotten the session.
+The revision is negotiated before the first request, and again when an older server has forgotten
+the session.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Sequence
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from roundgate.client.answers import Answers, AnswersLike, answer_all
-from roundgate.client.cache import Cache
-from roundgate.client.flows import Ask, Flow, Pause, Send, Show, Tell, negotiate
-from roundgate.client.link import NO_LISTENER, Link, Listener
-from roundgate.client.questions import Kind, Question, is_declared
-from roundgate.client.types import Json, Log, Progress, ServerInfo, TaskState
+from roundgate.client.flows import Ask, Flow, Pause, Send, Show, Tell, every_page, negotiate
+from roundgate.client.link import Link
+from roundgate.client.messages import NO_LISTENER, Listener
+from roundgate.client.questions import Answers, AnswersLike, Kind, Question, answer_all
+from roundgate.client.sender import Headers
+from roundgate.client.types import Json, Log, Progress, ServerInfo, TaskState, Tool
 from roundgate.clock import Clock
-from roundgate.errors import BadAnswer, ClientError, SessionOver, Unanswered
+from roundgate.errors import BadAnswer, ClientError, RpcError, SessionOver, TimedOut, Unanswered
+from roundgate.json import encode
+
+log = logging.getLogger("roundgate.client")
 
 T = TypeVar("T")
 
 _LOG_LEVEL: Final = "io.modelcontextprotocol/logLevel"
+_LISTS: Final = frozenset(
+    {"tools/list", "prompts/list", "resources/list", "resources/templates/list"}
+)
+_CACHEABLE: Final = _LISTS | {"server/discover", "resources/read"}
+_REPEATABLE: Final = _CACHEABLE | {
+    *("prompts/get", "completion/complete", "tasks/get", "tasks/update", "tasks/cancel", "ping"),
+    *("logging/setLevel", "resources/subscribe", "resources/unsubscribe"),
+}
+_LONGEST_TTL_MS: Final = 24 * 3_600_000
+_MAX_LOGGED: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """The options of one call, as `Client.call` has them."""
+
+    answers: AnswersLike = None
+    max_rounds: int | None = None
+    timeout_s: float | None = None
+    on_progress: Callable[[Progress], Any] | None = None
+    on_log: Callable[[Log], Any] | None = None
+    log_level: str = "info"
+    on_task: Callable[[TaskState], Any] | None = None
 
 
 class Connection:
@@ -32,7 +61,6 @@ class Connection:
     def __init__(
         self,
         link: Link,
-        cache: Cache,
         *,
         info: Json,
         capabilities: Json,
@@ -40,21 +68,22 @@ class Connection:
         answers: Answers,
         clock: Clock,
     ) -> None:
-        """Nothing is sent yet.
+        """Send nothing yet.
 
         Args:
-            link: how the server is reached.
-            cache: results that the server allows to keep.
-            info: what `initialize` says of the client.
-            capabilities: what the client declares; an older server is not told of `extensions`.
-            versions: the revisions that it may speak, newest first.
-            answers: are asked after those of a call.
-            clock: whose time passes between two looks at a task.
+            link: the way to the server.
+            info: the client's description of itself in `initialize`.
+            capabilities: the client's; an older server is not told of `extensions`.
+            versions: the revisions that may be spoken, newest first.
+            answers: asked after those of a call.
+            clock: passes the time between two polls of a task.
         """
         self.link = link
-        self.cache = cache
+        self.limits = link.limits
         self.server: ServerInfo | None = None
-        """What the server said of itself, `None` until it is known which revision to speak."""
+        """The server's description of itself, `None` until the revision is known."""
+        self.cache = Cache(clock, link.limits.max_cached)
+        self.tools = ToolList(self)
         self._info = info
         self._older_capabilities = {
             name: value for name, value in capabilities.items() if name != "extensions"
@@ -66,17 +95,16 @@ class Connection:
         self._connecting = asyncio.Lock()
 
     async def connect(self) -> ServerInfo:
-        """Find out which revision to speak, if that is not known yet, and what the
-        server says of itself."""
+        """Find the revision to speak, unless it is known, and return the server's description."""
         if self.server is None:
             async with self._connecting:
                 if self.server is None:
                     flow = negotiate(self._info, self._older_capabilities, self._versions)
-                    found = await self.drive(flow)
-                    self.link.version = found.protocol_version
-                    if not found.is_modern:
+                    server = await self.drive(flow)
+                    self.link.version = server.protocol_version
+                    if not server.is_modern:
                         await self.link.session_stream.open()
-                    self.server = found
+                    self.server = server
         return self.server
 
     async def drive(
@@ -86,32 +114,31 @@ class Connection:
         answers: AnswersLike = None,
         on_task: Callable[[TaskState], Any] | None = None,
     ) -> T:
-        """Do what a flow wants, until it returns.
+        """Run a flow until it returns, and return its value.
 
         Args:
             flow: one of `flows`.
-            listener: what its requests want to hear.
-            answers: asked first, before those of the client.
-            on_task: is told each state of the task that the flow follows.
-
-        Returns:
-            What the flow returns.
+            listener: of each request.
+            answers: asked before those of the client.
+            on_task: is called with each state of the task that the flow follows.
 
         Raises:
-            ClientError: the flow did not expect what happened.
+            ClientError: the flow did not expect an outcome.
         """
-        sent: Any = None
+        outcome: Any = None
         error: Exception | None = None
         try:
             while True:
-                effect = flow.send(sent) if error is None else flow.throw(error)
-                sent = error = None
+                effect = flow.send(outcome) if error is None else flow.throw(error)
+                outcome = error = None
                 try:
                     match effect:
                         case Send(method, params, may_repeat, version):
-                            sent = await self.send(method, params, may_repeat, listener, version)
+                            outcome = await self._send(
+                                method, params, may_repeat, listener, version
+                            )
                         case Ask(questions, request_state):
-                            sent = await self.answer(questions, answers, request_state)
+                            outcome = await self._answer(questions, answers, request_state)
                         case Pause(ms):
                             await self._clock.sleep(ms / 1_000)
                         case Show(task):
@@ -124,33 +151,16 @@ class Connection:
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
-    async def answer(
-        self, questions: Sequence[Question], answers: AnswersLike, request_state: str | None = None
-    ) -> dict[str, Json]:
-        """Responses from the answers of a call, and behind them from those of the client.
+    async def items(self, method: str, name: str) -> list[Json]:
+        """Return all items of a list, page after page."""
+        await self.connect()
+        return await self.drive(every_page(method, name, self.limits))
 
-        Raises:
-            BadAnswer: the server asks in a way that the client did not declare.
-            Unanswered, AnswerInvalid: as their names say.
-        """
-        for question in questions:
-            self.refuse_undeclared(question)
-        sources = self._answers if answers is None else Answers(answers, self._answers)
-        return await answer_all(questions, sources, request_state)
+    async def request(self, method: str, params: Json) -> Json:
+        """Send any request, unless its result is cached, and return the result."""
+        return await self._send(method, params, method in _REPEATABLE, NO_LISTENER)
 
-    def refuse_undeclared(self, question: Question) -> None:
-        """A server asks only what the client said that it can be asked.
-
-        Raises:
-            BadAnswer: it asks something else.
-        """
-        if not is_declared(question.kind, self._capabilities):
-            raise BadAnswer(
-                f"The server asks {question.key[:80]!r}, which is of the kind {question.kind}"
-                " that this client did not declare"
-            )
-
-    async def send(
+    async def _send(
         self,
         method: str,
         params: Json,
@@ -158,31 +168,23 @@ class Connection:
         listener: Listener,
         version: str | None = None,
     ) -> Json:
-        """Send a request, unless the answer to it is kept.
-
-        Args:
-            method: of MCP.
-            params: without what belongs to the client, which is added.
-            may_repeat: whether sending it twice does no harm.
-            listener: what it wants to hear while it runs.
-            version: of the negotiation itself: the revision to speak.
-        """
+        """Send a request; with `version`, one of the negotiation itself."""
         if version is None:
             await self.connect()
-            if (kept := self.cache.get(method, params)) is not None:
-                return kept
+            if (cached := self.cache.get(method, params)) is not None:
+                return cached
         try:
             result = await self.link.request(
                 method, params, may_repeat=may_repeat, version=version, listener=listener
             )
         except SessionOver:
-            result = await self._in_a_new_session(method, params, listener)
+            result = await self._send_in_new_session(method, params, listener)
         self.cache.put(method, params, result)
         return result
 
-    async def _in_a_new_session(self, method: str, params: Json, listener: Listener) -> Json:
-        """An older server forgot the session: it did not act on the request,
-        which is sent in a new one."""
+    async def _send_in_new_session(self, method: str, params: Json, listener: Listener) -> Json:
+        """Send a request again that an older server did not act on, because it forgot the
+        session."""
         self.link.session_id = None
         await self.link.end_session()
         self.server = self.link.version = None
@@ -192,82 +194,210 @@ class Connection:
         except SessionOver:
             raise BadAnswer("The server forgets each session as soon as it has begun") from None
 
+    # -- questions and notifications ---------------------------------------------------------------
 
-@dataclass(frozen=True, slots=True)
-class CallOptions:
-    """What a caller wants of one call."""
+    async def _answer(
+        self, questions: Sequence[Question], answers: AnswersLike, request_state: str | None = None
+    ) -> dict[str, Json]:
+        """Return responses from the answers of a call, then those of the client.
 
-    answers: AnswersLike = None
-    max_rounds: int | None = None
-    timeout_s: float | None = None
-    on_progress: Callable[[Progress], Any] | None = None
-    on_log: Callable[[Log], Any] | None = None
-    log_level: str = "info"
-    on_task: Callable[[TaskState], Any] | None = None
+        Raises:
+            BadAnswer: the server asks for something that the client did not declare.
+            Unanswered, AnswerInvalid: as their names say.
+        """
+        for question in questions:
+            self._refuse_undeclared(question)
+        sources = self._answers if answers is None else Answers(answers, self._answers)
+        return await answer_all(questions, sources, request_state)
 
+    def _refuse_undeclared(self, question: Question) -> None:
+        if not question.is_declared_in(self._capabilities):
+            raise BadAnswer(
+                f"The server asks {question.key[:80]!r}, which is of the kind {question.kind}"
+                " that this client did not declare"
+            )
 
-def listener_of(
-    connection: Connection,
-    options: CallOptions,
-    target: str,
-    *,
-    clock: Clock,
-    headers: Sequence[tuple[str, str]] = (),
-) -> Listener:
-    """What the requests of a call listen to.
+    def listener(self, options: CallOptions, target: str, headers: Headers = ()) -> Listener:
+        """Return the listener of a call's requests.
 
-    Args:
-        connection: whose answers and cache are used.
-        options: what the caller wants.
-        target: what is called, for the questions about it.
-        clock: makes the token that progress of this call is told under.
-        headers: that mirror its arguments.
-    """
-    on_progress, on_log = options.on_progress, options.on_log
-    meta: Json = {}
-    token = clock.new_id() if on_progress is not None else None
-    if token is not None:
-        meta["progressToken"] = token
-    if on_log is not None:
-        meta[_LOG_LEVEL] = options.log_level
+        Args:
+            options: of the call.
+            target: the tool, prompt or resource, for questions about it.
+            headers: the arguments that are repeated in headers.
+        """
+        on_progress, on_log = options.on_progress, options.on_log
+        meta: Json = {}
+        token = self._clock.new_id() if on_progress is not None else None
+        if token is not None:
+            meta["progressToken"] = token
+        if on_log is not None:
+            meta[_LOG_LEVEL] = options.log_level
 
-    def heard(method: str, params: Json) -> Any:
-        if (
-            method == "notifications/progress"
-            and on_progress is not None
-            and params.get("progressToken") == token
-        ):
-            return on_progress(_progress(params))
-        if method == "notifications/message" and on_log is not None:
-            return on_log(Log(str(params.get("level")), params.get("logger"), params.get("data")))
-        connection.cache.heard(method, params)
-        return None
+        def on_notification(method: str, params: Json) -> Any:
+            is_own_progress = (
+                method == "notifications/progress" and params.get("progressToken") == token
+            )
+            if is_own_progress and on_progress is not None:
+                return on_progress(_progress(params))
+            if method == "notifications/message" and on_log is not None:
+                level, logger = str(params.get("level")), params.get("logger")
+                return on_log(Log(level, logger, params.get("data")))
+            self.cache.take(method, params)
+            return None
 
-    async def asked(request_id: Any, method: str, params: Json) -> Json:
-        if method == "ping":
-            return {"result": {}}
-        try:
-            question = Question.read(str(request_id), {"method": method, "params": params}, target)
-            connection.refuse_undeclared(question)
-        except BadAnswer as error:
-            return {"error": {"code": -32601, "message": str(error)}}
-        try:
-            responses = await connection.answer([question], options.answers)
-        except Unanswered:
-            if question.kind is not Kind.ROOTS:
-                raise
-            # Some servers ask everybody, whatever is called: a client that was given none has none.
-            return {"result": {"roots": []}}
-        return {"result": responses[question.key]}
+        async def on_request(request_id: Any, method: str, params: Json) -> Json:
+            if method == "ping":
+                return {"result": {}}
+            try:
+                request = {"method": method, "params": params}
+                question = Question.read(str(request_id), request, target)
+                self._refuse_undeclared(question)
+            except BadAnswer as error:
+                return {"error": {"code": -32601, "message": str(error)}}
+            try:
+                responses = await self._answer([question], options.answers)
+            except Unanswered:
+                if question.kind is not Kind.ROOTS:
+                    raise
+                # Some servers ask for roots whatever is called: without an answer, there are none.
+                return {"result": {"roots": []}}
+            return {"result": responses[question.key]}
 
-    return Listener(heard, asked, meta or None, headers)
+        return Listener(on_notification, on_request, meta or None, headers)
 
 
 def _progress(params: Json) -> Progress:
-    numbers = [params.get(name) for name in ("progress", "total")]
-    done, total = [
-        one if isinstance(one, (int, float)) and not isinstance(one, bool) else None
-        for one in numbers
-    ]
+    progress, total = (
+        value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+        for value in (params.get("progress"), params.get("total"))
+    )
     message = params.get("message")
-    return Progress(done or 0, total, message if isinstance(message, str) else None)
+    return Progress(progress or 0, total, message if isinstance(message, str) else None)
+
+
+async def within(work: Coroutine[Any, Any, T], timeout_s: float | None, what: str) -> T:
+    """Await work, and raise `TimedOut` if it takes longer; `None` waits without a limit."""
+    if timeout_s is None:
+        return await work
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await work
+    except TimeoutError:
+        raise TimedOut(f"No result of {what} within {timeout_s:g} s (timeout_s)") from None
+
+
+class Cache:
+    """Fresh results by method and params (server/utilities/caching), with the least recently used
+    dropped first.
+
+    A client has one set of credentials, so `cacheScope` makes no difference.
+    """
+
+    def __init__(self, clock: Clock, size: int) -> None:
+        self._clock = clock
+        self._size = size
+        self._results: OrderedDict[tuple[str, bytes], tuple[float, Json]] = OrderedDict()
+
+    def get(self, method: str, params: Json) -> Json | None:
+        """Return a fresh result, `None` if there is none."""
+        if method not in _CACHEABLE:
+            return None
+        key = method, encode(params)
+        expires_ms, result = self._results.get(key, (0.0, None))
+        if result is None:
+            return None
+        if expires_ms <= self._clock.monotonic_ms():
+            del self._results[key]
+            return None
+        self._results.move_to_end(key)
+        return result
+
+    def put(self, method: str, params: Json, result: Json) -> None:
+        """Keep a result for its `ttlMs`; never one of a request with answers or a state."""
+        ttl_ms = result.get("ttlMs")
+        if (
+            method not in _CACHEABLE
+            or result.get("resultType", "complete") != "complete"
+            or not params.keys().isdisjoint({"inputResponses", "requestState"})
+            or not isinstance(ttl_ms, int)
+            or isinstance(ttl_ms, bool)
+            or ttl_ms <= 0
+        ):
+            return
+        expires_ms = self._clock.monotonic_ms() + min(ttl_ms, _LONGEST_TTL_MS)
+        self._results[method, encode(params)] = expires_ms, result
+        if len(self._results) > self._size:
+            self._results.popitem(last=False)
+
+    def take(self, method: str, params: Json) -> None:
+        """Forget the results that a notification is about."""
+        if method == "notifications/resources/updated":
+            self._results.pop(("resources/read", encode({"uri": params.get("uri")})), None)
+        elif method.endswith("/list_changed"):
+            subject = method.removeprefix("notifications/").removesuffix("list_changed")
+            self.clear(*(name for name in _LISTS if name.startswith(subject)))
+
+    def clear(self, *methods: str) -> None:
+        """Forget the results of these methods."""
+        for key in [key for key in self._results if key[0] in methods]:
+            del self._results[key]
+
+
+class ToolList:
+    """The tools of one server, as they were last listed, without those that must not be used."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.rejected: dict[str, str] = {}
+        """Listed tools that must not be used, with the reason."""
+        self._connection = connection
+        self._tools: dict[str, Tool] | None = None
+
+    async def read(self) -> list[Tool]:
+        """Ask the server for its tools, page after page."""
+        items = await self._connection.items("tools/list", "tools")
+        tools: dict[str, Tool] = {}
+        rejected: dict[str, str] = {}
+        for item in items:
+            try:
+                tool = Tool.read(item)
+                tools[tool.name] = tool
+            except (BadAnswer, ValueError) as error:
+                rejected[str(item.get("name"))[:128]] = str(error)
+        for name in [name for name in rejected if name not in self.rejected][:_MAX_LOGGED]:
+            log.warning("tool %r is not used: %s", name, rejected[name])
+        self._tools, self.rejected = tools, rejected
+        return list(tools.values())
+
+    async def read_once(self) -> None:
+        """Ask for the tools if that was never done. A server without a list has none."""
+        if self._tools is None:
+            try:
+                await self.read()
+            except RpcError:
+                self._tools = {}
+
+    async def read_again(self) -> None:
+        """Ask for the tools even if the list is cached."""
+        self._connection.cache.clear("tools/list")
+        await self.read()
+
+    def known(self, name: str) -> Tool | None:
+        """Return a tool that was listed, `None` if it was not. Raise `ClientError` if it must not
+        be used."""
+        tool = (self._tools or {}).get(name)
+        if tool is None and name in self.rejected:
+            raise ClientError(f"The tool {name!r} must not be used: {self.rejected[name]}")
+        return tool
+
+    async def find(self, name: str) -> Tool:
+        """Return a tool by its name; ask for the list if it is not known. Raise `ClientError` if
+        there is none, with similar names."""
+        if self._tools is None or name not in self._tools:
+            await self.read()
+        if (tool := self.known(name)) is not None:
+            return tool
+        from difflib import get_close_matches
+
+        names = list(self._tools or ())
+        near = get_close_matches(name, names, 3) or names[:10]
+        raise ClientError(f"The server has no tool {name!r}; it has {', '.join(near) or 'none'}")

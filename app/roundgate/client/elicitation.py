@@ -1,11 +1,10 @@
-"""The pieces of a call in rounds, for who sends the requests himself: recognise, collect,
-build, and the loop around.
+"""The pieces of a call in rounds, for programs that send the requests themselves.
 
     envelope ─▶ recognize_input_required ─▶ collect_responses ─▶ build_retry_params ─▶ the next request
 
 Names and rules are those of mcptest's page on elicitation, which was written before the revision
 was final. Its shape of a round (requests and responses as arrays, without `resultType`) is
-recognised, and called non-standard: it is produced only when asked for with `dialect=ARRAY`.
+recognized, but produced only with `dialect=ARRAY`.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from inspect import isawaitable
 from typing import Any, Final, Literal, TypeAlias
 
 from roundgate.client.flows import read_input_required
-from roundgate.client.limits import Limits
 from roundgate.client.questions import Question, response_to
+from roundgate.client.transport import Limits
 from roundgate.client.types import Json
 from roundgate.errors import BadAnswer, TooManyRounds, Unanswered
 
@@ -28,14 +27,14 @@ STANDARD: Final = "standard"
 ARRAY: Final = "array"
 
 InputResponseFixture: TypeAlias = Mapping[str, Any]
-"""Answers by the id of their request, as `response_to` takes them; in the array
-dialect the bare values."""
+"""Answers by the id of their request, as `response_to` takes them; bare values in the array
+dialect."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputRequest:
-    """One thing that is asked. `kind` is a question's (`form`, …), in the array dialect a
-    type such as `string`."""
+    """One request for input. `kind` is a question's (`form`, …), in the array dialect a type such
+    as `string`."""
 
     id: str
     kind: str
@@ -46,7 +45,7 @@ class InputRequest:
 
 @dataclass(frozen=True, slots=True)
 class InputResponse:
-    """One answer, as it goes over the wire."""
+    """One answer, as it is sent."""
 
     id: str
     value: Any
@@ -54,7 +53,7 @@ class InputResponse:
 
 @dataclass(frozen=True, slots=True)
 class InputRequiredResult:
-    """A result that asks for more; in the array dialect it may say why."""
+    """A result that asks for input. `description` is of the array dialect."""
 
     input_requests: tuple[InputRequest, ...]
     request_state: str | None
@@ -70,8 +69,8 @@ def recognize_input_required(
     envelope: Any,
     limits: Limits = Limits(),  # noqa: B008 — frozen
 ) -> InputRequiredResult | None:
-    """The round in a JSON-RPC response, `None` if its result is another, or is only half a
-    round of the array dialect.
+    """Return the round in a JSON-RPC response, `None` if there is none, or only half a round of the
+    array dialect.
 
     Raises:
         BadAnswer: it says `resultType: "input_required"` and breaks the protocol's rules.
@@ -80,56 +79,55 @@ def recognize_input_required(
     if not isinstance(result, dict):
         return None
     if (required := read_input_required(result, limits)) is not None:
-        questions = [Question.read(key, one) for key, one in required.requests.items()]
+        questions = [Question.read(key, request) for key, request in required.requests.items()]
         requests = tuple(
-            InputRequest(one.key, one.kind.value, one.message, True, one) for one in questions
+            InputRequest(question.key, question.kind.value, question.message, True, question)
+            for question in questions
         )
         return InputRequiredResult(requests, required.request_state, STANDARD)
-    return _array_dialect(result) if "resultType" not in result else None
+    return _read_array_dialect(result) if "resultType" not in result else None
 
 
-def _array_dialect(result: Json) -> InputRequiredResult | None:
-    requests, state = result.get("inputRequests"), result.get("requestState")
-    if not isinstance(requests, list) or not requests or not isinstance(state, str) or not state:
+def _read_array_dialect(result: Json) -> InputRequiredResult | None:
+    items, state = result.get("inputRequests"), result.get("requestState")
+    if not isinstance(items, list) or not items or not isinstance(state, str) or not state:
         return None
-    if not all(isinstance(one, dict) and isinstance(one.get("id"), str) for one in requests):
+    if not all(isinstance(item, dict) and isinstance(item.get("id"), str) for item in items):
         return None
-    found = tuple(
+    requests = tuple(
         InputRequest(
-            one["id"],
-            str(one.get("kind", "string")),
-            str(one.get("description", "")),
-            one.get("required") is not False,
+            item["id"],
+            str(item.get("kind", "string")),
+            str(item.get("description", "")),
+            item.get("required") is not False,
         )
-        for one in requests
+        for item in items
     )
     description = result.get("description")
-    return InputRequiredResult(
-        found, state, ARRAY, description if isinstance(description, str) else None
-    )
+    text = description if isinstance(description, str) else None
+    return InputRequiredResult(requests, state, ARRAY, text)
 
 
 def collect_responses(
     requests: Sequence[InputRequest], fixture: InputResponseFixture
 ) -> list[InputResponse]:
-    """The answers that a fixture has. What is optional and has none is left out.
+    """Return the answers of a fixture, without optional ones that it does not have.
 
     Raises:
-        Unanswered: what is required has none.
+        Unanswered: a required answer is missing.
         AnswerInvalid: an answer does not fit its question.
     """
-    missing = [one for one in requests if one.required and one.id not in fixture]
+    missing = [request for request in requests if request.required and request.id not in fixture]
     if missing:
-        names = ", ".join(f"{one.id} ({one.description[:100]})" for one in missing)
-        raise Unanswered(
-            f"The fixture has no answer for {names}", [one.question or one for one in missing]
-        )
-    answered = [one for one in requests if one.id in fixture]
+        names = ", ".join(f"{request.id} ({request.description[:100]})" for request in missing)
+        questions = [request.question or request for request in missing]
+        raise Unanswered(f"The fixture has no answer for {names}", questions)
+    answered = [(request, fixture[request.id]) for request in requests if request.id in fixture]
     return [
         InputResponse(
-            one.id, response_to(one.question, fixture[one.id]) if one.question else fixture[one.id]
+            request.id, response_to(request.question, answer) if request.question else answer
         )
-        for one in answered
+        for request, answer in answered
     ]
 
 
@@ -139,10 +137,9 @@ def build_retry_params(
     responses: Sequence[InputResponse],
     dialect: Dialect = STANDARD,
 ) -> Json:
-    """The params of the next request: those of the first, with the answers, and with
-    the state if there was one.
+    """Return the params of the next request: the first request's, the answers, and the state.
 
-    What an earlier round added is taken off. Params that are no object count as none.
+    Members that an earlier round added are removed. Params that are no object count as none.
     """
     params: Json = dict(original) if isinstance(original, Mapping) else {}
     for name in ("inputResponses", "requestState"):
@@ -165,12 +162,12 @@ async def run_elicitation_chain(
     *,
     dialect: Dialect = STANDARD,
 ) -> Any:
-    """Answer round after round from a fixture until a response asks for nothing;
+    """Answer rounds from a fixture until a response asks for nothing, and return that response.
     `next_response` sends params.
 
     Raises:
         TooManyRounds: the server still asks after `max_rounds` rounds.
-        BadAnswer: it asks in the array dialect, and that was not asked for.
+        BadAnswer: it asks in another dialect.
         Unanswered, AnswerInvalid: as `collect_responses`.
     """
     response = initial_response
@@ -180,17 +177,17 @@ async def run_elicitation_chain(
             return response
         if required.dialect != dialect:
             raise BadAnswer(
-                f"The server asks in the {required.dialect} dialect, and {dialect} was expected; the array dialect is "
-                "not part of the protocol, and is answered only with dialect='array'"
+                f"The server asks in the {required.dialect} dialect, and {dialect} was expected; "
+                "the array dialect is not part of the protocol, and is answered only with "
+                "dialect='array'"
             )
         if next_response is None:
             raise Unanswered(
                 "The server asks, and there is no next_response to send the answers", ()
             )
         responses = collect_responses(required.input_requests, fixture)
-        sent = next_response(
-            build_retry_params(initial_params, required.request_state, responses, dialect)
-        )
+        params = build_retry_params(initial_params, required.request_state, responses, dialect)
+        sent = next_response(params)
         response = await sent if isawaitable(sent) else sent
     if recognize_input_required(response) is None:
         return response

@@ -1,13 +1,18 @@
-"""What a client does next, as generators without I/O: they yield what is wanted, and
-are sent what came of it.
+"""The steps of a client as generators without I/O: they yield effects and are sent the outcomes.
 
     Send      a JSON-RPC request         is sent its result; an error is thrown in
+    Tell      a notification             is sent `None`
     Ask       questions                  is sent the responses by key
     Pause     milliseconds to wait       is sent `None`
-    Show      what is known of a task    is sent `None`
+    Show      the state of a task        is sent `None`
 
-Whoever drives one does all I/O: the session over HTTP, a test with a list of replies, a
-cassette with what it recorded.
+The driver does all I/O: the connection over HTTP, or a test with a list of replies.
+
+Revision 2025-11-25 has tasks of its own, which it calls experimental (basic/utilities/tasks):
+
+    tools/call {…, "task": {}}   ──▶  {"task": {"taskId": …, "status": "working", "pollInterval": 1000, "ttl": …}}
+    tasks/get {"taskId": …}      ──▶  {"taskId": …, "status": …}
+    tasks/result {"taskId": …}   ──▶  the result of the call; until then, questions on its stream
 """
 
 from __future__ import annotations
@@ -16,9 +21,9 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, TypeVar
 
-from roundgate.client.limits import Limits
 from roundgate.client.questions import Question
-from roundgate.client.types import Json, ServerInfo, TaskState, is_modern
+from roundgate.client.transport import Limits
+from roundgate.client.types import Json, ServerInfo, TaskState, Tool, is_modern, member
 from roundgate.errors import (
     BadAnswer,
     HttpRefused,
@@ -32,15 +37,15 @@ from roundgate.errors import (
 from roundgate.json import encode
 
 LATEST: Final = "2026-07-28"
-LEGACY: Final = ("2025-11-25", "2025-06-18", "2025-03-26")
+LEGACY: Final = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 VERSIONS: Final = (LATEST, *LEGACY)
-"""The revisions that this client speaks, newest first."""
+"""The revisions that this client speaks, newest first, all over Streamable HTTP."""
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A request. `may_repeat` says that sending it twice does no harm; `version` overrides
-    the session's revision."""
+    """A request. `may_repeat` says that sending it twice does no harm; `version` overrides the
+    connection's revision."""
 
     method: str
     params: Json
@@ -50,7 +55,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """A notification; it has no result."""
+    """A notification."""
 
     method: str
     version: str
@@ -58,7 +63,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Questions to be answered; `request_state` is what continues the call once they are."""
+    """Questions to answer; `request_state` continues the call afterwards."""
 
     questions: Sequence[Question]
     request_state: str | None
@@ -66,14 +71,14 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Wait this long."""
+    """A wait."""
 
     ms: float
 
 
 @dataclass(frozen=True, slots=True)
 class Show:
-    """The state of a task has been seen."""
+    """A state of a task that was read."""
 
     task: TaskState
 
@@ -85,51 +90,45 @@ Flow: TypeAlias = Generator[Effect, Any, T]
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """How a call ended: its result, the requests it took, and the task it became, if it did."""
+    """The end of a call: its result, the number of requests, and the task that it became."""
 
     result: Json
     rounds: int
     task: TaskState | None = None
 
 
+# -- calls -----------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class InputRequired:
-    """A result that asks for more."""
+    """A result that asks for input."""
 
     requests: Mapping[str, Any]
     request_state: str | None
 
 
 def read_input_required(result: Json, limits: Limits) -> InputRequired | None:
-    """The questions in a result, `None` if it is another result.
-
-    Raises:
-        BadAnswer: it says that it asks, and asks nothing, or too much.
-    """
+    """Return the questions in a result, `None` if it does not ask. Raise `BadAnswer` if it says
+    that it asks, and asks nothing or too much."""
     if result.get("resultType", "complete") != "input_required":
         return None
     requests, state = result.get("inputRequests"), result.get("requestState")
     if not isinstance(requests, dict | None) or not isinstance(state, str | None):
-        raise BadAnswer(
-            "The server asks for input with inputRequests that is no object, or a requestState "
-            "that is no text"
+        problem = (
+            "for input with inputRequests that is no object, or a requestState that is no text"
         )
-    if not requests and state is None:
-        raise BadAnswer(
-            "The server asks for input and says neither which (inputRequests) nor how to go on "
-            "(requestState)"
+    elif not requests and state is None:
+        problem = "for input and says neither which (inputRequests) nor how to go on (requestState)"
+    elif len(requests or ()) > limits.max_questions:
+        problem = f"more than {limits.max_questions} questions at once (limit max_questions)"
+    elif state is not None and len(state) > limits.max_state:
+        problem = (
+            f"with a requestState of more than {limits.max_state} characters (limit max_state)"
         )
-    if len(requests or ()) > limits.max_questions:
-        raise BadAnswer(
-            f"The server asks more than {limits.max_questions} questions at once (limit "
-            "max_questions)"
-        )
-    if state is not None and len(state) > limits.max_state:
-        raise BadAnswer(
-            f"The server sent a requestState of more than {limits.max_state} characters (limit "
-            "max_state)"
-        )
-    return InputRequired(requests or {}, state)
+    else:
+        return InputRequired(requests or {}, state)
+    raise BadAnswer(f"The server asks {problem}")
 
 
 def call(
@@ -142,137 +141,130 @@ def call(
     max_rounds: int | None = None,
     detach: bool = False,
 ) -> Flow[Finished]:
-    """A request through all its rounds (basic/patterns/mrtr), and through
-    its task if it becomes one.
+    """Make a request through its rounds (basic/patterns/mrtr), and through its task if it becomes
+    one.
 
-    Each round sends the original params with the answers and the state of the last one,
-    and nothing of earlier rounds. With `detach` a task is handed over as it was
-    created, and the result is empty.
+    Each round sends the original params with the answers and the state of the last round only.
+    With `detach` a task is returned as it was created, with an empty result.
 
     Raises:
-        TooManyRounds, BadAnswer, and what is thrown in.
+        TooManyRounds, BadAnswer, and the errors that are thrown in.
     """
     rounds = max_rounds or limits.max_rounds
-    asked: Json = params
+    round_params: Json = params
     for number in range(1, rounds + 1):
-        # The response of a round that carries a state may be lost: the same state and answers are
-        # the same round.
-        result: Json = yield Send(method, asked, may_repeat or "requestState" in asked)
+        # A server must take the same state and answers twice: the response may have been lost.
+        is_repeatable = may_repeat or "requestState" in round_params
+        result: Json = yield Send(method, round_params, is_repeatable)
         kind = result.get("resultType", "complete")
         if kind == "task":
             task = TaskState.read(result)
-            if detach:
-                return Finished({}, number, task)
-            done = yield from follow(task.task_id, limits, task, target)
-            return Finished(done, number, task)
+            outcome = {} if detach else (yield from follow(task.task_id, limits, task, target))
+            return Finished(outcome, number, task)
         if (required := read_input_required(result, limits)) is None:
             if kind != "complete":
                 raise BadAnswer(f"The server sent a result of the unknown type {str(kind)[:40]!r}")
             return Finished(result, number)
-        asked = dict(params)
+        round_params = dict(params)
         if required.requests:
             questions = [
-                Question.read(key, one, target, number) for key, one in required.requests.items()
+                Question.read(key, request, target, number)
+                for key, request in required.requests.items()
             ]
-            asked["inputResponses"] = yield Ask(questions, required.request_state)
+            round_params["inputResponses"] = yield Ask(questions, required.request_state)
         if required.request_state is not None:
-            asked["requestState"] = required.request_state
+            round_params["requestState"] = required.request_state
     raise TooManyRounds(rounds)
 
+
+# -- tasks -----------------------------------------------------------------------------------------
 
 _SHORTEST_POLL_MS: Final = 20
 _USUAL_POLL_MS: Final = 1_000
 _PATIENCE_MS: Final = 120_000
-"""How long a task may go on to ask what it has been answered: a server may act on answers
-after it has taken them."""
-_LONGEST_CURSOR: Final = 64 * 1024
+"""For how long a task may repeat answered questions: a server may process answers after it has
+acknowledged them."""
 
 
 def poll_ms(task: TaskState, limits: Limits) -> float:
-    """How long to wait before a task is looked at again: what the server
-    asks for, within bounds."""
-    asked = _USUAL_POLL_MS if task.poll_interval_ms is None else task.poll_interval_ms
-    return min(max(asked, _SHORTEST_POLL_MS), limits.max_poll_s * 1_000)
+    """Return when to poll a task again: the server's interval, within bounds."""
+    interval_ms = _USUAL_POLL_MS if task.poll_interval_ms is None else task.poll_interval_ms
+    return min(max(interval_ms, _SHORTEST_POLL_MS), limits.max_poll_s * 1_000)
 
 
 def follow(
     task_id: str, limits: Limits, known: TaskState | None = None, target: str = ""
 ) -> Flow[Json]:
-    """A task to its end, its questions answered on the way. Returns the result of
-    the call that it came from.
+    """Poll a task until it ends, with its questions answered, and return the result of its call.
 
     Raises:
         TaskEnded: it failed or was cancelled.
-        BadAnswer, and what is thrown in.
+        BadAnswer, and the errors that are thrown in.
     """
     answered: set[str] = set()
-    deaf_ms = 0.0
+    ignored_ms = 0.0
     task = known
-    if task is None or task.lacks_its_end:
+    if task is None or task.lacks_outcome:
         task = TaskState.read((yield Send("tasks/get", {"taskId": task_id}, True)), task_id)
     while True:
         yield Show(task)
         if task.is_over:
-            return outcome(task)
-        asked = {key: one for key, one in task.requests.items() if key not in answered}
-        if task.status == "input_required" and asked:
-            if (
-                len(asked) > limits.max_questions
-                or len(answered) > limits.max_questions * limits.max_rounds
-            ):
-                raise BadAnswer(
-                    f"The task asks more than {limits.max_questions} questions at once (limit "
-                    "max_questions)"
-                )
-            questions = [Question.read(key, one, target) for key, one in asked.items()]
-            responses = yield Ask(questions, None)
-            # Sent again after a lost acknowledgement it does no harm: answered keys are ignored.
-            yield Send("tasks/update", {"taskId": task_id, "inputResponses": responses}, True)
-            answered |= asked.keys()
-            deaf_ms = 0.0
-        elif task.status == "input_required":
-            deaf_ms += poll_ms(task, limits)
-            if deaf_ms > _PATIENCE_MS:
-                raise BadAnswer(_deaf(task))
+            return _outcome(task)
+        new = {key: request for key, request in task.requests.items() if key not in answered}
+        if task.status != "input_required":
+            ignored_ms = 0.0
+        elif not new:
+            ignored_ms += poll_ms(task, limits)
+            if ignored_ms > _PATIENCE_MS:
+                raise BadAnswer(_ignored_answers(task))
         else:
-            deaf_ms = 0.0
+            most = limits.max_questions
+            if len(new) > most or len(answered) > most * limits.max_rounds:
+                raise BadAnswer(
+                    f"The task asks more than {most} questions at once (limit max_questions)"
+                )
+            questions = [Question.read(key, request, target) for key, request in new.items()]
+            responses = yield Ask(questions, None)
+            # Sending them again does no harm: the server ignores keys that were answered.
+            yield Send("tasks/update", {"taskId": task_id, "inputResponses": responses}, True)
+            answered |= new.keys()
+            ignored_ms = 0.0
         yield Pause(poll_ms(task, limits))
         task = TaskState.read((yield Send("tasks/get", {"taskId": task_id}, True)), task_id)
 
 
-def _deaf(task: TaskState) -> str:
+def _ignored_answers(task: TaskState) -> str:
     if not task.requests:
         return "The task waits for input (input_required), and the server does not say which"
     keys = ", ".join(key[:80] for key in list(task.requests)[:5])
     return f"The task goes on to ask what it has been answered ({keys})"
 
 
-def outcome(task: TaskState) -> Json:
-    """The result of a task that is over.
+def _outcome(task: TaskState) -> Json:
+    """Return the result of a task that is over.
 
     Raises:
-        TaskEnded: it has none.
-        BadAnswer: it says that it completed, and has none either.
+        TaskEnded: it failed or was cancelled.
+        BadAnswer: it completed without a result.
     """
     if task.status == "completed":
         if task.result is None:
             raise BadAnswer("The server says that the task completed, and sends no result")
         return task.result
-    said = f": {task.message}" if task.message else ""
     if task.status == "cancelled":
-        raise TaskEnded("cancelled", f"The task was cancelled{said}")
+        raise _cancelled(task)
     error = None if task.error is None else rpc_error(task.error)
-    raise TaskEnded(
-        "failed", f"The task failed: {error}" if error else f"The task failed{said}", error
-    )
+    reason = error or task.message
+    raise TaskEnded("failed", f"The task failed{f': {reason}' if reason else ''}", error)
+
+
+def _cancelled(task: TaskState) -> TaskEnded:
+    reason = f": {task.message}" if task.message else ""
+    return TaskEnded("cancelled", f"The task was cancelled{reason}")
 
 
 def rpc_error(error: Any) -> RpcError:
-    """A JSON-RPC error object as an exception.
-
-    Raises:
-        BadAnswer: it is none.
-    """
+    """Return a JSON-RPC error object as an exception. Raise `BadAnswer` if it is none."""
     if is_error(error):
         return RpcError(error["code"], error["message"][:2_000], error.get("data"))
     raise BadAnswer("The server sent an error without a code and a message")
@@ -287,32 +279,95 @@ def is_error(error: Any) -> bool:
     )
 
 
+# -- tasks of 2025-11-25 ---------------------------------------------------------------------------
+
+
+def has_older_tasks(server: ServerInfo) -> bool:
+    """Return whether a server can run calls of tools as tasks of 2025-11-25."""
+    capability: object = server.capabilities
+    for name in ("tasks", "requests", "tools", "call"):
+        capability = capability.get(name) if isinstance(capability, dict) else None
+    return not server.is_modern and isinstance(capability, dict)
+
+
+def wants_older_task(tool: Tool | None, *, detach: bool) -> bool:
+    """Return whether to call a tool as a task: if it must be, or if it may be and the caller does
+    not wait."""
+    execution = tool.raw.get("execution") if tool is not None else None
+    support = execution.get("taskSupport") if isinstance(execution, dict) else None
+    return support == "required" or (support == "optional" and detach)
+
+
+def read_older_task(raw: Json, task_id: str | None = None) -> TaskState:
+    """Read `task` of a created task, or `tasks/get`. Raise `BadAnswer` if it is no task, or another
+    than `task_id`."""
+    renamed = {"pollIntervalMs": raw.get("pollInterval"), "ttlMs": raw.get("ttl")}
+    state = {key: value for key, value in raw.items() if key not in ("result", "error")}
+    return TaskState.read({**state, **renamed, "inputRequests": None}, task_id)
+
+
+def call_as_older_task(params: Json, limits: Limits, *, detach: bool) -> Flow[Finished]:
+    """Call a tool as a task and follow it to its end; with `detach`, return it as it was created.
+
+    Raises:
+        TaskEnded, BadAnswer, and the errors that are thrown in.
+    """
+    created: Json = yield Send("tools/call", {**params, "task": {}}, False)
+    task = read_older_task(member(created, "task", dict, "a task that was created"))
+    outcome = {} if detach else (yield from follow_older(task.task_id, limits, task))
+    return Finished(outcome, 1, task)
+
+
+def follow_older(task_id: str, limits: Limits, known: TaskState | None = None) -> Flow[Json]:
+    """Poll a task until it ends, and return the result of its call.
+
+    Raises:
+        TaskEnded: it failed or was cancelled.
+        BadAnswer, and the errors that are thrown in.
+    """
+    params = {"taskId": task_id}
+    task = known or read_older_task((yield Send("tasks/get", params, True)), task_id)
+    while True:
+        yield Show(task)
+        if task.status == "cancelled":
+            raise _cancelled(task)
+        # Its questions come on the stream of the request for its result.
+        if task.is_over or task.status == "input_required":
+            break
+        yield Pause(poll_ms(task, limits))
+        task = read_older_task((yield Send("tasks/get", params, True)), task_id)
+    try:
+        result: Json = yield Send("tasks/result", params, True)
+    except RpcError as error:
+        if task.status != "failed":
+            raise
+        raise TaskEnded("failed", f"The task failed: {error}", error) from None
+    return result
+
+
+# -- the revision ----------------------------------------------------------------------------------
+
 _UNSUPPORTED: Final = -32022
 _MODERN_ERRORS: Final = frozenset({-32020, -32021, _UNSUPPORTED})
+_MAX_PROBES: Final = 3
 
 
 def negotiate(
     info: Json, capabilities: Json, versions: Sequence[str] = VERSIONS
 ) -> Flow[ServerInfo]:
-    """Which revision to speak (basic/versioning): `server/discover` first,
-    `initialize` where that is not known.
-
-    Raises:
-        NoCommonVersion: there is none in `versions` that the server speaks, too.
-    """
+    """Find the revision to speak (basic/versioning): by `server/discover`, then by `initialize`.
+    Raise `NoCommonVersion` if the server speaks none of `versions`."""
     modern = [version for version in versions if is_modern(version)]
     legacy = [version for version in versions if not is_modern(version)]
     supported: Sequence[str] = ()
-    tried: list[str] = []
-    while modern and len(tried) < 3:
-        version = next((one for one in modern if one in supported), modern[0])
-        tried.append(version)
+    for probe in range(1, _MAX_PROBES + 1 if modern else 1):
+        version = next((known for known in modern if known in supported), modern[0])
         try:
             result: Json = yield Send("server/discover", {}, True, version)
         except RpcError as error:
             if error.code == _UNSUPPORTED:
                 supported = _versions(error.details, "supported")
-                if any(one in supported for one in modern) and len(tried) < 3:
+                if any(known in supported for known in modern) and probe < _MAX_PROBES:
                     continue
             elif error.code in _MODERN_ERRORS:
                 raise
@@ -320,18 +375,20 @@ def negotiate(
             if not _is_of_older_servers(error.status):
                 raise
         except BadAnswer:
-            pass  # not a message of this revision; the handshake's error is more helpful
+            pass  # no message of this revision; the error of the handshake is more helpful
         except TimedOut as error:
             if not error.was_sent:
                 raise
             raise TimedOut(str(error), Remedy.REVISION) from None
         else:
             if offered := _versions(result, "supportedVersions"):
-                if (chosen := next((one for one in modern if one in offered), None)) is not None:
+                if (
+                    chosen := next((known for known in modern if known in offered), None)
+                ) is not None:
                     return ServerInfo.read(result, chosen, offered)
                 supported = offered
         break
-    if not legacy or (supported and not any(one in supported for one in legacy)):
+    if not legacy or (supported and not any(version in supported for version in legacy)):
         raise _no_common(versions, supported)
     return (yield from _initialize(info, capabilities, legacy, supported))
 
@@ -345,7 +402,7 @@ def _is_of_older_servers(status: int) -> bool:
 def _initialize(
     info: Json, capabilities: Json, legacy: Sequence[str], supported: Sequence[str]
 ) -> Flow[ServerInfo]:
-    version = next((one for one in legacy if one in supported), legacy[0])
+    version = next((known for known in legacy if known in supported), legacy[0])
     params = {"protocolVersion": version, "capabilities": capabilities, "clientInfo": info}
     try:
         result: Json = yield Send("initialize", params, True, version)
@@ -357,38 +414,41 @@ def _initialize(
         ) from None
     chosen = result.get("protocolVersion")
     if not isinstance(chosen, str) or chosen not in legacy:
-        offered = [str(chosen)[:40]] if chosen is not None else []
-        raise _no_common(legacy, offered)
+        raise _no_common(legacy, [] if chosen is None else [str(chosen)])
     yield Tell("notifications/initialized", chosen)
     return ServerInfo.read(result, chosen, [chosen])
 
 
 def _versions(holder: Any, name: str) -> list[str]:
-    found = holder.get(name) if isinstance(holder, dict) else None
-    return [one for one in found[:50] if isinstance(one, str)] if isinstance(found, list) else []
+    versions = holder.get(name) if isinstance(holder, dict) else None
+    first = versions[:50] if isinstance(versions, list) else []
+    return [version for version in first if isinstance(version, str)]
 
 
 def _no_common(ours: Sequence[str], theirs: Sequence[str]) -> NoCommonVersion:
-    said = ", ".join(one[:40] for one in theirs) or "none that it names"
+    theirs = [version[:40] for version in theirs]
+    listed = ", ".join(theirs) or "none that it names"
     return NoCommonVersion(
-        f"No common revision: this client speaks {', '.join(ours)}, the server {said}", theirs
+        f"No common revision: this client speaks {', '.join(ours)}, the server {listed}", theirs
     )
 
 
-def every_page(method: str, name: str, limits: Limits) -> Flow[list[Json]]:
-    """All items of a list, page after page (server/utilities/pagination).
+# -- lists -----------------------------------------------------------------------------------------
 
-    Raises:
-        BadAnswer: a page is malformed, a cursor repeats, or there is no end.
-    """
+_LONGEST_CURSOR: Final = 64 * 1024
+
+
+def every_page(method: str, name: str, limits: Limits) -> Flow[list[Json]]:
+    """Return all items of a list, page after page (server/utilities/pagination). Raise `BadAnswer`
+    if a page is malformed, a cursor repeats, or the list is beyond a limit."""
     items: list[Json] = []
-    cursor: str | None = None
-    seen: set[str] = set()
+    cursors: set[str] = set()
+    params: Json = {}
     size = 0
     for _ in range(limits.max_pages):
-        result: Json = yield Send(method, {} if cursor is None else {"cursor": cursor}, True)
+        result: Json = yield Send(method, params, True)
         page = result.get(name)
-        if not isinstance(page, list) or not all(isinstance(one, dict) for one in page):
+        if not isinstance(page, list) or not all(isinstance(item, dict) for item in page):
             raise BadAnswer(f"The server answered {method} without a list of {name}")
         items += page
         if len(items) > limits.max_items:
@@ -396,8 +456,8 @@ def every_page(method: str, name: str, limits: Limits) -> Flow[list[Json]]:
                 f"The server lists more than {limits.max_items} {name} (limit max_items)"
             )
         cursor = result.get("nextCursor")
-        if cursor is None and not seen:
-            return items  # as most lists are: one page, which is one message
+        if cursor is None and not cursors:
+            return items  # a single page is a single message, whose size is bounded
         size += len(encode(page))
         if size > limits.max_message:
             raise BadAnswer(
@@ -408,9 +468,10 @@ def every_page(method: str, name: str, limits: Limits) -> Flow[list[Json]]:
             return items
         if not isinstance(cursor, str) or len(cursor) > _LONGEST_CURSOR:
             raise BadAnswer(f"The server answered {method} with a cursor that cannot be one")
-        if cursor in seen:
+        if cursor in cursors:
             raise BadAnswer(f"The server answered {method} with a cursor that leads in a circle")
-        seen.add(cursor)
+        cursors.add(cursor)
+        params = {"cursor": cursor}
     raise BadAnswer(
         f"The server's {method} has more than {limits.max_pages} pages (limit max_pages)"
     )

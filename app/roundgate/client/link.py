@@ -1,31 +1,36 @@
-"""One server, reached over Streamable HTTP: JSON-RPC requests out, results and
-notifications in, in either era.
+"""One server, reached over Streamable HTTP: JSON-RPC requests out, results and notifications in, in
+either era.
 
-Knows how a request looks in each revision, what is sent again when it is lost, and the session of
-an older server. Does not know what a request is for: that is `flows`, and `connection` puts the two
-together. `sender` does the HTTP around one request, `reading` makes messages of what comes,
-`older` does what only older revisions have.
+`Link` knows the form of a request in each revision, which requests may be sent again, and the
+session of an older server. `connection` decides which requests to send.
+
+A server of an older revision may ask on the stream of a request (`OlderRequest`) or on the
+session's (`SessionStream`), which not all servers have. A broken stream resumes after the last
+event that arrived.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Coroutine, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from itertools import count
 from typing import Any, Final, TypeVar
 
-from roundgate.client import requests
+from roundgate.client import messages
 from roundgate.client.auth import Auth
-from roundgate.client.events import ServerEvent
-from roundgate.client.limits import Limits
-from roundgate.client.older import OlderRequest, SessionStream
-from roundgate.client.reading import Observer, Reader, is_stream, result_of
-from roundgate.client.requests import of_request
-from roundgate.client.sender import Sender, reason_of
-from roundgate.client.transport import HttpResponse, Transport, Url
+from roundgate.client.messages import (
+    NO_LISTENER,
+    Listener,
+    Observer,
+    Reader,
+    ServerEvent,
+    is_stream,
+    result_of,
+    session_id_of,
+)
+from roundgate.client.sender import Headers, Sender, reason_of
+from roundgate.client.transport import HttpResponse, Limits, Transport, Url
 from roundgate.client.types import Json, is_modern
 from roundgate.errors import (
     BadAnswer,
@@ -41,33 +46,16 @@ T = TypeVar("T")
 
 _IDENTITY: Final = ("Accept-Encoding", "identity")
 _RETRIES: Final = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Listener:
-    """What a request wants to hear while it runs. `on_request` answers what an older
-    server asks on its stream."""
-
-    on_notification: Callable[[str, Json], Any] | None = None
-    on_request: Callable[[Any, str, Json], Awaitable[Json]] | None = None
-    meta: Json | None = None
-    """Goes into `_meta` beside what every request has: a progress token, a log level, a trace."""
-    headers: Sequence[tuple[str, str]] = ()
-
-    async def heard(self, message: Json) -> None:
-        """Hand a notification on."""
-        params = message.get("params", {})
-        if self.on_notification is not None and isinstance(params, dict):
-            done = self.on_notification(str(message["method"]), params)
-            if inspect.isawaitable(done):
-                await done
-
-
-NO_LISTENER: Final = Listener()
+_SETTLE_S: Final = 1.0
+_FIRST_WAIT_S: Final = 0.25
+_LONGEST_WAIT_S: Final = 30.0
+_MAX_ANSWERING: Final = 32
+_MAX_SILENT: Final = 2
+"""The number of streams in a row that may end without an event before a request fails."""
 
 
 class Link:
-    """How one client reaches one server."""
+    """The way from one client to one server."""
 
     def __init__(
         self,
@@ -78,21 +66,11 @@ class Link:
         capabilities: Json,
         limits: Limits,
         auth: Auth | None = None,
-        headers: Sequence[tuple[str, str]] = (),
+        headers: Headers = (),
         observer: Observer | None = None,
     ) -> None:
-        """Nothing is sent yet.
-
-        Args:
-            url: the server's endpoint.
-            transport: what carries the bytes; closed by whoever made it.
-            info: `clientInfo` of each request.
-            capabilities: `clientCapabilities` of each request.
-            limits: of time and size.
-            auth: adds credentials to each request.
-            headers: those of the user, with each request.
-            observer: sees each message.
-        """
+        """Send nothing yet. `info` and `capabilities` are the client's; `headers` are the user's,
+        and go with each request; the owner of `transport` closes it."""
         self.transport = transport
         self.limits = limits
         self.version: str | None = None
@@ -100,15 +78,14 @@ class Link:
         self.session_id: str | None = None
         self.reader = Reader(limits, observer)
         self.session_stream = SessionStream(self)
-        self.under_way: list[OlderRequest] = []
-        """Requests to an older server, oldest first: what it asks on the session's stream is
-        asked for the last one."""
-        self._sender = Sender(url, transport, limits, auth=auth, headers=headers)
+        self.pending: list[OlderRequest] = []
+        """Requests to an older server, oldest first: the last one answers the questions on the
+        session's stream."""
+        self._sender = Sender(url, transport, auth, headers)
         self._info = info
         self._capabilities = capabilities
         self._observer = observer
         self._ids = count(1)
-        self._metas: dict[str, Json] = {}
 
     async def request(
         self,
@@ -121,59 +98,46 @@ class Link:
     ) -> Json:
         """Send a request and return its result.
 
-        A lost one is sent again, with a new id and the same params, if the server cannot have
-        got it, or if `may_repeat`.
+        A lost request is sent again, with a new id and the same params, if the server cannot have
+        received it, or if `may_repeat`.
 
         Raises:
             RpcError, HttpRefused, BadAnswer, ConnectionLost, TimedOut: as their names say.
         """
-        spoken = version or self.version
-        assert spoken is not None, "a revision is negotiated before requests are sent"
+        spoken = version or self._version()
         for retry in range(_RETRIES + 1):
             message = self._message(method, params, spoken, listener)
             try:
-                return await self._within_time(message, spoken, listener)
+                async with self._in_time(method) as timeout:
+                    if is_modern(spoken):
+                        return await self._exchange(message, spoken, listener)
+                    return await OlderRequest(self, listener, timeout).result(message, spoken)
             except ConnectionLost as error:
                 if retry == _RETRIES or (error.was_sent and not may_repeat):
                     raise
-                wait = 0.1 * 4**retry
+                wait_s = 0.1 * 4**retry
             except TryLater as error:
                 if retry == _RETRIES or not may_repeat:
                     raise HttpRefused(error.status, str(error)) from None
-                wait = error.wait_s
-            await asyncio.sleep(wait)
+                wait_s = error.wait_s
+            await asyncio.sleep(wait_s)
         raise AssertionError("the last try returns or raises")
 
-    async def notify(self, method: str, version: str, params: Json | None = None) -> None:
+    async def notify(self, method: str, version: str) -> None:
         """Send a notification."""
-        message: Json = {
-            "jsonrpc": "2.0",
-            "method": method,
-            **({"params": params} if params else {}),
-        }
-        await self._deliver(message, version, method)
+        await self._deliver({"jsonrpc": "2.0", "method": method}, version, method)
 
-    async def _deliver(self, message: Json, version: str, what: str) -> None:
-        """Send what has no answer but a status."""
-        async with self._in_time(what):
-            response = await self.post(message, version, NO_LISTENER)
-            is_taken = 200 <= response.status < 300
-            reason = "" if is_taken else await reason_of(response, self._sender.sent)
-            await response.close()
-        if not is_taken:
-            raise HttpRefused(
-                response.status,
-                f"The server refused {what} with HTTP status {response.status}{reason}",
-            )
+    async def answer(self, request_id: Any, answer: Json) -> None:
+        """Send the answer to a request of an older server."""
+        message: Json = {"jsonrpc": "2.0", "id": request_id, **answer}
+        await self._deliver(message, self._version(), "an answer")
 
-    async def stream(
-        self, method: str, params: Json, listener: Listener = NO_LISTENER
-    ) -> AsyncGenerator[Json, None]:
-        """Send a request whose answer is a stream: each message on it, the
-        response included if it comes."""
-        assert self.version is not None
-        message = self._message(method, params, self.version, listener)
-        response = await self.post(message, self.version, listener)
+    async def stream(self, method: str, params: Json) -> AsyncGenerator[Json, None]:
+        """Send a request whose answer is a stream, and yield each message on it, with the response
+        if it comes."""
+        version = self._version()
+        message = self._message(method, params, version, NO_LISTENER)
+        response = await self.post(message, version, NO_LISTENER)
         try:
             if not is_stream(response):
                 result = await self.json_result(response, message["id"])
@@ -189,90 +153,69 @@ class Link:
     async def resumed_stream(
         self, last_id: str | None = None, is_open: asyncio.Event | None = None
     ) -> AsyncGenerator[ServerEvent, None]:
-        """A stream of an older server that is asked for by GET.
+        """Yield the events of a stream of an older server that is requested by GET.
 
         Args:
-            last_id: of the last event that came of a stream, which then goes on; `None`
-                for the session's stream.
+            last_id: of the last event of a stream, which then resumes; `None` for the session's
+                stream.
             is_open: set once the server has begun to answer.
         """
-        response = await self._get(last_id)
-        if is_open is not None:
-            is_open.set()
+        headers = [("Accept", "text/event-stream"), _IDENTITY]
+        if last_id is not None:
+            # in UTF-8, as browsers send it (WHATWG HTML, "Server-sent events")
+            headers.append(("Last-Event-ID", last_id.encode("utf-8", "replace").decode("latin-1")))
+        response = await self._sender.send("GET", [*headers, *self._session_headers()], None)
         try:
+            if not is_stream(response):
+                raise HttpRefused(
+                    response.status,
+                    f"The server offers no stream: it answered GET with {response.status}",
+                )
+            if is_open is not None:
+                is_open.set()
             async with aclosing(self.reader.events(response)) as events:
                 async for event in events:
                     yield event
         finally:
             await response.close()
 
-    async def answer(self, request_id: Any, answer: Json) -> None:
-        """POST the answer to a request of an older server."""
-        assert self.version is not None
-        message: Json = {"jsonrpc": "2.0", "id": request_id, **answer}
-        await self._deliver(message, self.version, "an answer")
-
     async def through(self, work: Coroutine[Any, Any, T], listener: Listener) -> T:
-        """Do something that takes several requests, with what an older server asks
-        meanwhile on the session's stream.
-
-        Args:
-            work: sends the requests, and rests between them.
-            listener: answers.
-        """
-        assert self.version is not None
-        nothing: Json = {"id": None, "method": ""}
+        """Run work that sends several requests to an older server, with `listener` answering all
+        questions on the session's stream meanwhile."""
         async with asyncio.timeout(None) as timeout:
-            return await OlderRequest(self, nothing, self.version, listener, timeout).through(work)
+            request = OlderRequest(self, listener, timeout)
+            return await request.until_done(work, self.session_stream.standing)
 
     async def end_session(self) -> None:
-        """Tell an older server that its session is over; what it answers does not matter."""
+        """Tell an older server that its session is over, whatever it answers."""
         await self.session_stream.close()
         if self.session_id is None:
             return
-        try:
+        with suppress(ClientError, TimeoutError):
             async with asyncio.timeout(self.limits.connect_s):
-                response = await self._sender.send_once(
-                    "DELETE", self._older_headers([requests.ACCEPT_BOTH])
-                )
-                await response.close()
-        except (ClientError, TimeoutError):
-            pass
+                headers = [messages.ACCEPT_BOTH, *self._session_headers()]
+                await (await self._sender.send_once("DELETE", headers)).close()
         self.session_id = None
 
     # -- one request -------------------------------------------------------------------------------
 
+    def _version(self) -> str:
+        assert self.version is not None, "a revision is negotiated before requests are sent"
+        return self.version
+
     def _message(self, method: str, params: Json, version: str, listener: Listener) -> Json:
         request_id = next(self._ids)
+        own, extra = params.get("_meta") or {}, listener.meta or {}
         if is_modern(version):
-            meta = self._meta(version, params.get("_meta"), listener)
-            return requests.message(method, params, request_id, meta)
+            envelope = messages.envelope(version, self._info, self._capabilities)
+            return messages.message(method, params, request_id, {**own, **extra, **envelope})
+        extra = {key: value for key, value in extra.items() if not key.startswith(messages.META)}
         message: Json = {"jsonrpc": "2.0", "id": request_id, "method": method}
-        older = {
-            key: value
-            for key, value in (listener.meta or {}).items()
-            if not key.startswith(requests.META)
-        }
-        if older:
-            message["params"] = {**params, "_meta": {**params.get("_meta", {}), **older}}
+        if extra:
+            message["params"] = {**params, "_meta": {**own, **extra}}
         elif params:
             message["params"] = params
         return message
-
-    def _meta(self, version: str, own: Json | None, listener: Listener) -> Json:
-        meta = self._metas.get(version)
-        if meta is None:
-            meta = requests.envelope(version, self._info, self._capabilities)
-            self._metas[version] = meta
-        if listener.meta or own:
-            return {**(own or {}), **(listener.meta or {}), **meta}
-        return meta
-
-    async def _within_time(self, message: Json, version: str, listener: Listener) -> Json:
-        async with self._in_time(message["method"]) as timeout:
-            if is_modern(version):
-                return await self._answered(message, version, listener)
-            return await OlderRequest(self, message, version, listener, timeout).result()
 
     @asynccontextmanager
     async def _in_time(self, what: str) -> AsyncGenerator[asyncio.Timeout, None]:
@@ -283,83 +226,277 @@ class Link:
         except TimeoutError:
             raise TimedOut(f"No answer to {what} within {limit:g} s (limit request_s)") from None
 
-    async def _answered(self, message: Json, version: str, listener: Listener) -> Json:
-        response = await self.post(message, version, listener)
-        try:
-            if is_stream(response):
-                return await self._stream_result(response, message["id"], listener)
-            return await self.json_result(response, message["id"])
-        finally:
+    async def _deliver(self, message: Json, version: str, what: str) -> None:
+        """Send a message that is answered by a status alone."""
+        async with self._in_time(what):
+            response = await self.post(message, version, NO_LISTENER)
+            is_accepted = 200 <= response.status < 300
+            reason = "" if is_accepted else await reason_of(response, self._sender.sent)
             await response.close()
+        if not is_accepted:
+            text = f"The server refused {what} with HTTP status {response.status}{reason}"
+            raise HttpRefused(response.status, text)
 
     async def post(self, message: Json, version: str, listener: Listener) -> HttpResponse:
-        """POST a message, with the headers of its revision; whoever calls this closes the response.
-
-        Args:
-            message: a request, a notification or an answer.
-            version: the revision that it is written in.
-            listener: whose headers go with it.
-        """
-        body = encode(message)
-        headers = [
-            requests.ACCEPT_BOTH,
-            requests.SENDS_JSON,
-            _IDENTITY,
-            *self._mirrored(message, version, listener),
-        ]
+        """POST a message in a revision; the caller closes the response."""
+        headers = [messages.ACCEPT_BOTH, messages.SENDS_JSON, _IDENTITY]
+        if is_modern(version):
+            headers += messages.of_request(message["method"], message["params"], version)
+            headers += listener.headers
+        else:
+            headers += self._session_headers()
         if self._observer is not None:
             self._observer("sent", message, None)
-        return await self._sender.send("POST", headers, body)
+        return await self._sender.send("POST", headers, encode(message))
 
-    async def _get(self, last_id: str | None) -> HttpResponse:
-        headers = [("Accept", "text/event-stream"), _IDENTITY]
-        if last_id is not None:
-            # in UTF-8, as browsers send it (WHATWG HTML, "Server-sent events")
-            headers.append(("Last-Event-ID", last_id.encode("utf-8", "replace").decode("latin-1")))
-        response = await self._sender.send("GET", self._older_headers(headers), None)
-        if not is_stream(response):
-            await response.close()
-            raise HttpRefused(
-                response.status,
-                f"The server offers no stream: it answered GET with {response.status}",
-            )
-        return response
-
-    def _mirrored(self, message: Json, version: str, listener: Listener) -> list[tuple[str, str]]:
-        if not is_modern(version):
-            return self._older_headers([])
-        return [*of_request(message["method"], message["params"], version), *listener.headers]
-
-    def _older_headers(self, headers: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    def _session_headers(self) -> Iterator[tuple[str, str]]:
         if self.version is not None:
-            headers.append(("MCP-Protocol-Version", self.version))
+            yield "MCP-Protocol-Version", self.version
         if self.session_id is not None:
-            headers.append(("Mcp-Session-Id", self.session_id))
-        return headers
-
-    # -- its answer --------------------------------------------------------------------------------
+            yield "Mcp-Session-Id", self.session_id
 
     async def json_result(self, response: HttpResponse, request_id: Any) -> Json:
-        """The result in a response that is one JSON object, as `Reader.json_result`."""
+        """Return the result in a response that is one JSON object, as `Reader.json_result`."""
         in_session = self.session_id is not None
         return await self.reader.json_result(
             response, request_id, in_session=in_session, sent=self._sender.sent
         )
 
-    async def _stream_result(
-        self, response: HttpResponse, request_id: Any, listener: Listener
-    ) -> Json:
-        async with aclosing(self.reader.events(response)) as events:
-            async for event in events:
-                message = self.reader.message(event.data)
-                if message is None:
-                    continue
-                if "method" not in message:
-                    return result_of(message, request_id)
-                if "id" in message:
-                    raise BadAnswer(
-                        "The server sent a request on the stream of a request, which this revision "
-                        "forbids"
-                    )
-                await listener.heard(message)
+    async def _exchange(self, message: Json, version: str, listener: Listener) -> Json:
+        response = await self.post(message, version, listener)
+        try:
+            if not is_stream(response):
+                return await self.json_result(response, message["id"])
+            async with aclosing(self.reader.events(response)) as events:
+                async for event in events:
+                    received = self.reader.message(event.data)
+                    if received is None:
+                        continue
+                    if "method" not in received:
+                        return result_of(received, message["id"])
+                    if "id" in received:
+                        raise BadAnswer(
+                            "The server sent a request on the stream of a request, which this "
+                            "revision forbids"
+                        )
+                    await listener.notify(received)
+        finally:
+            await response.close()
         raise ConnectionLost("The stream of the request ended before its answer", was_sent=True)
+
+
+class SessionStream:
+    """The stream of an older server's session, reopened when it breaks."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._reading: asyncio.Task[None] | None = None
+        self.taps: set[asyncio.Queue[Json]] = set()
+        """Queues of notifications; a full queue misses some."""
+        self.standing: list[OlderRequest] = []
+        """Calls of several requests, oldest first; they answer questions before any single
+        request."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is being read, or about to be again."""
+        return self._reading is not None and not self._reading.done()
+
+    async def open(self) -> None:
+        """Begin to read.
+
+        The first call waits a moment until the stream is open, because earlier questions on it may
+        be lost. Some servers send no head before the first event.
+        """
+        is_settled = asyncio.Event()
+        self._reading = asyncio.create_task(self._read(is_settled))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_SETTLE_S):
+                await is_settled.wait()
+
+    async def close(self) -> None:
+        """Stop reading."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+            self._reading = None
+
+    async def _read(self, is_settled: asyncio.Event) -> None:
+        last_id: str | None = None
+        wait_s = _FIRST_WAIT_S
+        while True:
+            try:
+                async with aclosing(self._link.resumed_stream(last_id, is_settled)) as events:
+                    async for event in events:
+                        wait_s = _FIRST_WAIT_S
+                        last_id = event.id or last_id
+                        await self._take(self._link.reader.message(event.data))
+            except (ConnectionLost, TimedOut):
+                pass
+            except ClientError:
+                return
+            finally:
+                is_settled.set()
+            await asyncio.sleep(wait_s)
+            wait_s = min(wait_s * 2, _LONGEST_WAIT_S)
+
+    async def _take(self, message: Json | None) -> None:
+        if message is None or "method" not in message:
+            return
+        if "id" not in message:
+            for tap in self.taps:
+                with suppress(asyncio.QueueFull):
+                    tap.put_nowait(message)
+        elif requests := self.standing or self._link.pending:
+            requests[-1].ask(message)
+        elif message["method"] == "ping":
+            await self._link.answer(message["id"], {"result": {}})
+        else:
+            error = {"code": -32601, "message": "Nobody is here to answer"}
+            await self._link.answer(message["id"], {"error": error})
+
+
+class OlderRequest:
+    """A request of a revision in which servers ask on streams and streams can be resumed, or work
+    of several such requests. Its time limit stops while a question is open, because a person may be
+    thinking."""
+
+    def __init__(self, link: Link, listener: Listener, time_limit: asyncio.Timeout) -> None:
+        self._link = link
+        self._listener = listener
+        self._timeout = time_limit
+        self._answering: set[asyncio.Task[None]] = set()
+        self._asked: set[str | int] = set()
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._last_id: str | None = None
+        self._retry_ms = 1_000
+        self._open_questions = 0
+        self._left_s: float | None = None
+
+    async def result(self, message: Json, version: str) -> Json:
+        """Send the request and return its result."""
+        return await self.until_done(self._exchange(message, version), self._link.pending)
+
+    async def until_done(self, work: Coroutine[Any, Any, T], among: list[OlderRequest]) -> T:
+        """Run work until it ends or a question fails; meanwhile, list this request in `among`."""
+        exchange = asyncio.ensure_future(work)
+        among.append(self)
+        try:
+            waited: set[asyncio.Future[Any]] = {exchange, self._failure}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if self._failure.done():
+                self._failure.result()
+            return await exchange
+        finally:
+            among.remove(self)
+            for task in (exchange, *self._answering):
+                task.cancel()
+            await asyncio.gather(exchange, *self._answering, return_exceptions=True)
+            self._failure.cancel()
+
+    async def _exchange(self, message: Json, version: str) -> Json:
+        response = await self._link.post(message, version, self._listener)
+        try:
+            if is_stream(response):
+                result = await self._read(response, message["id"])
+            else:
+                result = await self._link.json_result(response, message["id"])
+        finally:
+            await response.close()
+        if message["method"] == "initialize":
+            self._link.session_id = session_id_of(response)
+        return result
+
+    async def _read(self, response: HttpResponse, own_id: int) -> Json:
+        events = self._link.reader.events(response)
+        silent = 0
+        while True:
+            silent += 1
+            try:
+                async with aclosing(events):
+                    async for event in events:
+                        silent = 0
+                        if (result := await self._take(event, own_id)) is not None:
+                            return result
+            except ConnectionLost:
+                if self._last_id is None:
+                    raise
+            if self._last_id is None:
+                text = "The stream of the request ended before its answer"
+                raise ConnectionLost(text, was_sent=True)
+            if silent > _MAX_SILENT:
+                text = "The stream of the request ended, and does not go on"
+                raise ConnectionLost(text, was_sent=True)
+            # To the millisecond: servers count an earlier request as an error.
+            await asyncio.sleep(min(self._retry_ms, 60_000) / 1_000)
+            events = self._link.resumed_stream(self._last_id)
+
+    async def _take(self, event: ServerEvent, own_id: int) -> Json | None:
+        self._last_id = event.id or self._last_id
+        self._retry_ms = self._retry_ms if event.retry_ms is None else event.retry_ms
+        message = self._link.reader.message(event.data)
+        if message is None:
+            return None
+        if "method" not in message:
+            # a resumed stream may have the response to another request
+            return result_of(message, own_id) if message.get("id") in (own_id, None) else None
+        if "id" in message:
+            self.ask(message)
+        else:
+            await self._listener.notify(message)
+        return None
+
+    def ask(self, message: Json) -> None:
+        """Answer a request of the server in the background, once, however often it is sent.
+        A violation of the protocol ends the request."""
+        limits, request_id = self._link.limits, message["id"]
+        if not isinstance(request_id, str | int) or isinstance(request_id, bool):
+            problem = "sent a request whose id is neither text nor a number"
+        elif request_id in self._asked:
+            return  # a resumed stream may repeat it
+        elif len(self._answering) >= _MAX_ANSWERING:
+            problem = f"asks more than {_MAX_ANSWERING} questions at once"
+        elif len(self._asked) >= limits.max_questions * limits.max_rounds:
+            problem = f"asks more than {len(self._asked)} questions in a call"
+        else:
+            self._asked.add(request_id)
+            task = asyncio.create_task(self._answer(message))
+            self._answering.add(task)
+            task.add_done_callback(self._answered)
+            return
+        self._fail(BadAnswer(f"The server {problem}"))
+
+    async def _answer(self, message: Json) -> None:
+        params = message.get("params", {})
+        if self._listener.on_request is None or not isinstance(params, dict):
+            answer: Json = {"error": {"code": -32601, "message": "Method not found"}}
+        else:
+            with self._clock_stopped():
+                answer = await self._listener.on_request(
+                    message["id"], str(message["method"]), params
+                )
+        await self._link.answer(message["id"], answer)
+
+    @contextmanager
+    def _clock_stopped(self) -> Iterator[None]:
+        now = asyncio.get_running_loop().time
+        if self._open_questions == 0:
+            limit = self._timeout.when()
+            self._left_s = None if limit is None else max(0.0, limit - now())
+            self._timeout.reschedule(None)
+        self._open_questions += 1
+        try:
+            yield
+        finally:
+            self._open_questions -= 1
+            if self._open_questions == 0:
+                self._timeout.reschedule(None if self._left_s is None else now() + self._left_s)
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
+        self._answering.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._failure.done():
+            self._failure.set_exception(error)

@@ -1,35 +1,43 @@
-"""What a server asks during a call, and what counts as an answer.
+"""Questions that a server asks during a call, and the sources of their answers.
 
-A `Question` is one entry of `inputRequests` (or a request of an older server).
-`response_to` turns what a caller gives for it into the result that goes over the wire,
-checked against the schema of the question:
+A `Question` is one entry of `inputRequests`, or a request of an older server. `response_to` turns
+an answer into the result that is sent, checked against the schema of the question:
 
-    question                 taken for an answer
-    form                     an object; a bare value where the form has one field; `ACCEPT` for its defaults
-    URL                      `True` or `ACCEPT` once it was opened
-    sampling                 text, or a whole `CreateMessageResult`
-    roots                    a list of URIs, or of objects with `uri` and `name`
-    any                      `DECLINE`, `CANCEL` (of forms and URLs), or an object with `action`
+    question     answers that it takes
+    form         an object; a bare value if the form has one field; `ACCEPT` for its defaults
+    URL          `True` or `ACCEPT` once it was opened
+    sampling     text, or a whole `CreateMessageResult`
+    roots        a list of URIs, or of objects with `uri` and `name`
+    any          `DECLINE`, `CANCEL` (of forms and URLs), or an object with `action`
+
+Whatever a caller passes as `answers=` becomes an `Answers`:
+
+    {"confirm": {"go": True}}            by the key of a question, else by the names of a form's fields
+    lambda question: …                   a function, plain or async; `None` leaves it to the next source
+    [first, second]                      the first that knows an answer
+    by_schema({"type": "boolean"}, True) every form field whose schema has these members
+    defaults                             forms whose required fields all have defaults
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from roundgate.client.types import Json
-from roundgate.errors import AnswerInvalid, BadAnswer
+from roundgate.errors import AnswerInvalid, BadAnswer, Unanswered
 from roundgate.protocol import page_host
 
-ELICITATION: Final = "elicitation/create"
-SAMPLING: Final = "sampling/createMessage"
-ROOTS: Final = "roots/list"
+_ELICITATION: Final = "elicitation/create"
+_SAMPLING: Final = "sampling/createMessage"
+_ROOTS: Final = "roots/list"
 
 
 class Kind(StrEnum):
-    """What sort of answer a question wants."""
+    """The kind of answer that a question wants."""
 
     FORM = "form"
     URL = "url"
@@ -38,26 +46,17 @@ class Kind(StrEnum):
 
 
 class Action(Enum):
-    """An answer that is not content."""
+    """An answer without content."""
 
     ACCEPT = "accept"
     DECLINE = "decline"
     CANCEL = "cancel"
 
 
-def is_declared(kind: Kind, capabilities: Mapping[str, Any]) -> bool:
-    """Whether a client with these capabilities said that it can be asked so."""
-    if kind in (Kind.SAMPLING, Kind.ROOTS):
-        return kind.value in capabilities
-    modes = capabilities.get("elicitation")
-    if not isinstance(modes, Mapping):
-        return False
-    return kind.value in modes or (kind is Kind.FORM and not modes)
-
-
 ACCEPT: Final = Action.ACCEPT
 DECLINE: Final = Action.DECLINE
 CANCEL: Final = Action.CANCEL
+_ACTIONS: Final = frozenset(action.value for action in Action)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,44 +75,43 @@ class Question:
 
     @property
     def url(self) -> str | None:
-        """Where a URL question sends the user."""
+        """The page that a URL question sends the user to."""
         return self.params["url"] if self.kind is Kind.URL else None
 
     @property
     def host(self) -> str | None:
-        """Return the host that a URL question sends the user to, as a browser reads it; `None` for
-        other questions."""
+        """The host that a URL question sends the user to, as a browser reads it; `None` for other
+        questions."""
         return page_host(self.params["url"]) if self.kind is Kind.URL else None
 
     @property
     def schema(self) -> Json:
         """The schema of a form's content."""
-        found = self.params.get("requestedSchema")
-        return found if isinstance(found, dict) else {"type": "object", "properties": {}}
+        schema = self.params.get("requestedSchema")
+        return schema if isinstance(schema, dict) else {"type": "object", "properties": {}}
 
     @property
     def fields(self) -> dict[str, Json]:
         """The fields of a form, each with its schema."""
-        found = self.schema.get("properties")
-        return (
-            {name: one for name, one in found.items() if isinstance(one, dict)}
-            if isinstance(found, dict)
-            else {}
-        )
+        fields = self.schema.get("properties")
+        items = fields.items() if isinstance(fields, dict) else ()
+        return {name: schema for name, schema in items if isinstance(schema, dict)}
 
     @property
     def required(self) -> list[str]:
         """The names of the fields that a form needs."""
-        found = self.schema.get("required")
-        return [one for one in found if isinstance(one, str)] if isinstance(found, list) else []
+        names = self.schema.get("required")
+        return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
     @property
     def defaults(self) -> Json:
-        """The fields of a form that have a default."""
-        return {name: one["default"] for name, one in self.fields.items() if "default" in one}
+        """The fields of a form that have a default, with it."""
+        return {
+            name: schema["default"] for name, schema in self.fields.items() if "default" in schema
+        }
 
     def problems(self, content: Any) -> list[str]:
-        """What is wrong with a form's content, a sentence each; nothing if it fits."""
+        """Return the problems of a form's content, a sentence each; none if it fits."""
         from roundgate.protocol import Schema
 
         try:
@@ -123,12 +121,21 @@ class Question:
                 f"The server asks {self.key!r} with a schema that cannot be used: {error}"
             ) from None
 
+    def is_declared_in(self, capabilities: Mapping[str, Any]) -> bool:
+        """Return whether a client with these capabilities may be asked this."""
+        if self.kind in (Kind.SAMPLING, Kind.ROOTS):
+            return self.kind.value in capabilities
+        modes = capabilities.get("elicitation")
+        if not isinstance(modes, Mapping):
+            return False
+        return self.kind.value in modes or (self.kind is Kind.FORM and not modes)
+
     @classmethod
     def read(cls, key: str, request: Any, target: str = "", round_: int = 1) -> Question:
-        """From an entry of `inputRequests`.
+        """Read an entry of `inputRequests`.
 
         Raises:
-            BadAnswer: it is no question that a client of the protocol knows.
+            BadAnswer: it is no question of the protocol.
         """
         method = request.get("method") if isinstance(request, dict) else None
         params = request.get("params", {}) if isinstance(request, dict) else None
@@ -139,46 +146,39 @@ class Question:
         return cls(key, _kind(key, method, params), params, target, round_)
 
     def as_json(self) -> Json:
-        """For people and programs that answer it elsewhere."""
-        methods = {Kind.SAMPLING: SAMPLING, Kind.ROOTS: ROOTS}
-        return {
-            "key": self.key,
-            "method": methods.get(self.kind, ELICITATION),
-            "params": self.params,
-        }
+        """Return the question for people and programs that answer it elsewhere."""
+        methods = {Kind.SAMPLING: _SAMPLING, Kind.ROOTS: _ROOTS}
+        method = methods.get(self.kind, _ELICITATION)
+        return {"key": self.key, "method": method, "params": self.params}
 
 
 def _kind(key: str, method: str, params: Json) -> Kind:
-    if method == ROOTS:
+    asks = f"The server asks {key[:80]!r}"
+    if method == _ROOTS:
         return Kind.ROOTS
-    if method == SAMPLING:
+    if method == _SAMPLING:
         if not isinstance(params.get("messages"), list):
-            raise BadAnswer(f"The server asks {key[:80]!r} for a sample without messages")
+            raise BadAnswer(f"{asks} for a sample without messages")
         return Kind.SAMPLING
-    if method != ELICITATION:
-        raise BadAnswer(f"The server asks {key[:80]!r} by the unknown method {method[:80]!r}")
+    if method != _ELICITATION:
+        raise BadAnswer(f"{asks} by the unknown method {method[:80]!r}")
     mode = params.get("mode", "form")
     if mode == "url":
         try:
             page_host(params.get("url"))
         except ValueError as error:
-            raise BadAnswer(
-                f"The server asks {key[:80]!r} for a visit to a page that is not opened: {error}"
-            ) from None
+            raise BadAnswer(f"{asks} for a visit to a page that is not opened: {error}") from None
         return Kind.URL
     if mode != "form" or not isinstance(params.get("requestedSchema", {}), dict):
-        raise BadAnswer(
-            f"The server asks {key[:80]!r} in an unknown way: neither a form with a schema nor a "
-            "URL"
-        )
+        raise BadAnswer(f"{asks} in an unknown way: neither a form with a schema nor a URL")
     return Kind.FORM
 
 
-_ACTIONS: Final = frozenset(action.value for action in Action)
+# -- responses -------------------------------------------------------------------------------------
 
 
 def response_to(question: Question, answer: Any) -> Json:
-    """The result that answers a question, as it goes over the wire.
+    """Return the result that answers a question, as it is sent.
 
     Raises:
         AnswerInvalid: the answer does not fit.
@@ -195,31 +195,27 @@ def response_to(question: Question, answer: Any) -> Json:
         if answer["action"] != "accept":
             return dict(answer)
         answer = answer.get("content", ACCEPT)
-    if answer in (DECLINE, CANCEL) and isinstance(answer, Action):
+    if answer is DECLINE or answer is CANCEL:
         return {"action": answer.value}
     if question.kind is Kind.URL:
-        if answer is ACCEPT or answer is True:
-            return {"action": "accept"}
-        if answer is False:
-            return {"action": "decline"}
-        raise AnswerInvalid(
-            question.key, ["a URL is answered by true once it was opened, or declined"]
-        )
+        if answer is not ACCEPT and not isinstance(answer, bool):
+            problem = "a URL is answered by true once it was opened, or declined"
+            raise AnswerInvalid(question.key, [problem])
+        return {"action": "accept" if answer else "decline"}
     return {"action": "accept", "content": _content(question, answer)}
 
 
 def _content(question: Question, answer: Any) -> Json:
     if answer is ACCEPT:
-        given: Json = {}
+        values: Json = {}
     elif isinstance(answer, Mapping):
-        given = dict(answer)
+        values = dict(answer)
     elif len(question.fields) == 1:
-        given = {next(iter(question.fields)): answer}
+        values = {next(iter(question.fields)): answer}
     else:
-        raise AnswerInvalid(
-            question.key, [f"it needs an object with {', '.join(question.fields) or 'no members'}"]
-        )
-    content = {**question.defaults, **given}
+        problem = f"it needs an object with {', '.join(question.fields) or 'no members'}"
+        raise AnswerInvalid(question.key, [problem])
+    content = {**question.defaults, **values}
     if problems := question.problems(content):
         raise AnswerInvalid(question.key, problems)
     return content
@@ -227,18 +223,13 @@ def _content(question: Question, answer: Any) -> Json:
 
 def _sampled(question: Question, answer: Any) -> Json:
     if isinstance(answer, str):
-        text = {"type": "text", "text": answer}
-        return {
-            "role": "assistant",
-            "content": text,
-            "model": "roundgate.client",
-            "stopReason": "endTurn",
-        }
+        content = {"type": "text", "text": answer}
+        model = {"model": "roundgate.client", "stopReason": "endTurn"}
+        return {"role": "assistant", "content": content, **model}
     if isinstance(answer, Mapping) and {"role", "content", "model"} <= answer.keys():
         return dict(answer)
-    raise AnswerInvalid(
-        question.key, ["a sample is text, or an object with role, content and model"]
-    )
+    problem = "a sample is text, or an object with role, content and model"
+    raise AnswerInvalid(question.key, [problem])
 
 
 def _roots(question: Question, answer: Any) -> Json:
@@ -246,11 +237,135 @@ def _roots(question: Question, answer: Any) -> Json:
         answer = answer["roots"]
     if not isinstance(answer, (list, tuple)):
         raise AnswerInvalid(question.key, ["roots are a list of file:// URIs"])
-    roots = [{"uri": one} if isinstance(one, str) else one for one in answer]
+    roots = [{"uri": root} if isinstance(root, str) else root for root in answer]
     if not all(
-        isinstance(one, Mapping) and str(one.get("uri", "")).startswith("file://") for one in roots
+        isinstance(root, Mapping) and str(root.get("uri", "")).startswith("file://")
+        for root in roots
     ):
-        raise AnswerInvalid(
-            question.key, ["each root is a file:// URI, or an object with such a `uri`"]
+        problem = "each root is a file:// URI, or an object with such a `uri`"
+        raise AnswerInvalid(question.key, [problem])
+    return {"roots": [dict(root) for root in roots]}
+
+
+# -- sources of answers ----------------------------------------------------------------------------
+
+Answerer: TypeAlias = Callable[[Question], Any | Awaitable[Any]]
+AnswersLike: TypeAlias = "Answers | Mapping[str, Any] | Answerer | Sequence[Any] | None"
+
+
+class Answers:
+    """Sources of answers, asked in turn."""
+
+    def __init__(self, *sources: AnswersLike) -> None:
+        self._sources = [_source(source) for source in sources if source is not None]
+
+    @classmethod
+    def of(cls, answers: AnswersLike) -> Answers:
+        """Return any source as `Answers`."""
+        return answers if isinstance(answers, Answers) else cls(answers)
+
+    @property
+    def unused(self) -> list[str]:
+        """The keys of mappings that no question asked for."""
+        return [
+            key
+            for source in self._sources
+            if isinstance(source, _ByKey | Answers)
+            for key in source.unused
+        ]
+
+    async def __call__(self, question: Question) -> Any:
+        """Return the first answer of any source, `None` if no source has one."""
+        for source in self._sources:
+            answer = source(question)
+            if inspect.isawaitable(answer):
+                answer = await answer
+            if answer is not None:
+                return answer
+        return None
+
+
+def _source(source: Any) -> Answerer:
+    if isinstance(source, Mapping):
+        return _ByKey(source)
+    if callable(source):
+        return source  # type: ignore[no-any-return]
+    if isinstance(source, Iterable) and not isinstance(source, (str, bytes)):
+        return Answers(*source)
+    raise TypeError("answers are a mapping, a function, or a list of these")
+
+
+class _ByKey:
+    """Answers by the key of a question, else by the names of a form's fields."""
+
+    def __init__(self, answers: Mapping[str, Any]) -> None:
+        self._answers = answers
+        self._used: set[str] = set()
+
+    @property
+    def unused(self) -> list[str]:
+        return [key for key in self._answers if key not in self._used]
+
+    def __call__(self, question: Question) -> Any:
+        if question.key in self._answers:
+            self._used.add(question.key)
+            answer = self._answers[question.key]
+            return answer(question) if callable(answer) else answer
+        if question.kind is not Kind.FORM:
+            return None
+        known = {name: self._answers[name] for name in question.fields if name in self._answers}
+        if not known or not _fills(question, known):
+            return None
+        self._used |= known.keys()
+        return known
+
+
+def _fills(question: Question, values: Json) -> bool:
+    """Return whether values and defaults are all that a form needs."""
+    return question.required == [
+        name for name in question.required if name in values or name in question.defaults
+    ]
+
+
+def by_schema(pattern: Mapping[str, Any], value: Any) -> Answerer:
+    """Return a source that answers a form with `value` if every field that needs a value has a
+    default or all members of `pattern`."""
+
+    def answer(question: Question) -> Json | None:
+        if question.kind is not Kind.FORM:
+            return None
+        fields = question.fields.items()
+        values = {name: value for name, schema in fields if pattern.items() <= schema.items()}
+        return values if values and _fills(question, values) else None
+
+    return answer
+
+
+def defaults(question: Question) -> Any:
+    """Answer a form with the defaults of its schema, if they suffice."""
+    if question.kind is Kind.FORM and not question.problems(question.defaults):
+        return ACCEPT
+    return None
+
+
+async def answer_all(
+    questions: Sequence[Question], answers: Answers, request_state: str | None = None
+) -> dict[str, Json]:
+    """Return a response to each question, by key.
+
+    Raises:
+        Unanswered: some have no answer; the error has all open questions.
+        AnswerInvalid: an answer does not fit its question.
+    """
+    responses: dict[str, Json] = {}
+    for question in questions:
+        answer = await answers(question)
+        if answer is not None:
+            responses[question.key] = response_to(question, answer)
+    if unanswered := [question for question in questions if question.key not in responses]:
+        texts = [(question.key, question.message[:200]) for question in unanswered[:5]]
+        listed = "; ".join(f"{key}: {message}" if message else key for key, message in texts)
+        raise Unanswered(
+            f"The server asks, and no answer was given ({listed})", unanswered, request_state
         )
-    return {"roots": [dict(one) for one in roots]}
+    return responses

@@ -1,4 +1,4 @@
-"""The client: one server, its credentials, its revision, and everything that can be asked of it.
+"""The client: one server, its credentials, its revision, and every request to it.
 
 async with Client("https://host/mcp", auth=Bearer(token)) as client:
     result = await client.call("refund", order=7, answers={"confirm": {"go": True}})
@@ -7,32 +7,28 @@ async with Client("https://host/mcp", auth=Bearer(token)) as client:
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urldefrag
 
-from roundgate.client.answers import Answers, AnswersLike
-from roundgate.client.auth import Auth
-from roundgate.client.cache import Cache
-from roundgate.client.connection import CallOptions, Connection, listener_of
-from roundgate.client.flows import VERSIONS, Finished, call, every_page, follow
-from roundgate.client.limits import Limits
-from roundgate.client.link import NO_LISTENER, Link, Listener
-from roundgate.client.listening import Subscription
-from roundgate.client.older import (
+from roundgate.client.auth import Auth, Bearer
+from roundgate.client.connection import CallOptions, Connection, within
+from roundgate.client.flows import (
+    VERSIONS,
+    Finished,
+    call,
     call_as_older_task,
-    follow_older,
     has_older_tasks,
     wants_older_task,
 )
-from roundgate.client.reading import Observer
-from roundgate.client.requests import of_arguments
-from roundgate.client.task import Task, split_handle
-from roundgate.client.tool_list import ToolList
-from roundgate.client.transport import HttpxTransport, Transport, Url
+from roundgate.client.following import Subscription, Task, split_handle
+from roundgate.client.link import Link
+from roundgate.client.messages import Observer, of_arguments
+from roundgate.client.questions import Answers, AnswersLike
+from roundgate.client.transport import HttpxTransport, Limits, Transport, Url
 from roundgate.client.types import (
+    TASKS,
     CallResult,
     Completion,
     Json,
@@ -47,36 +43,25 @@ from roundgate.client.types import (
     Tool,
 )
 from roundgate.clock import Clock
-from roundgate.errors import RpcError, TimedOut, WrongHandle
+from roundgate.errors import RpcError, WrongHandle
 
 if TYPE_CHECKING:
     import ssl
 
     import httpx
 
-T = TypeVar("T")
-
-TASKS: Final = "io.modelcontextprotocol/tasks"
 CAPABILITIES: Final[Mapping[str, Any]] = {
     "elicitation": {"form": {}, "url": {}},
     "sampling": {},
     "roots": {},
     "extensions": {TASKS: {}},
 }
-"""What a client declares unless it is told otherwise: it can pass on every kind of
-question, and follow tasks."""
+"""The default capabilities: every kind of question, and tasks."""
 _HEADER_MISMATCH: Final = -32020
-_READS: Final = frozenset(
-    {
-        "server/discover", "tools/list", "prompts/list", "resources/list", "resources/templates/list", "resources/read",
-        "prompts/get", "completion/complete", "tasks/get", "tasks/update", "tasks/cancel", "ping", "logging/setLevel",
-        "resources/subscribe", "resources/unsubscribe",
-    }
-)  # fmt: skip
 
 
 class Client:
-    """A client of one server. Nothing is sent before something is asked of it.
+    """A client of one server. Nothing is sent before the first request.
 
     `auth` is one of `roundgate.client.auth`, or a bearer token as text. `answers` are asked after
     those of each call. `versions` are the revisions that it may speak, newest first. `http` is an
@@ -106,27 +91,25 @@ class Client:
         self.limits = limits
         self._clock = clock or Clock()
         own_info = dict(info or {"name": "roundgate", "version": _version()})
-        declared = dict(CAPABILITIES if capabilities is None else capabilities)
+        own_capabilities = dict(CAPABILITIES if capabilities is None else capabilities)
         self._link = Link(
             Url.parse(self.url),
             transport or HttpxTransport(limits, tls=tls, http=http),
             info=own_info,
-            capabilities=declared,
+            capabilities=own_capabilities,
             limits=limits,
-            auth=_auth(auth),
+            auth=Bearer(auth) if isinstance(auth, str) else auth,
             headers=tuple((headers or {}).items()),
             observer=observer,
         )
         self._connection = Connection(
             self._link,
-            Cache(self._clock, limits.max_cached),
             info=own_info,
-            capabilities=declared,
+            capabilities=own_capabilities,
             versions=tuple(versions),
             answers=Answers.of(answers),
             clock=self._clock,
         )
-        self._tools = ToolList(self._connection)
         self._log_level: tuple[ServerInfo, str] | None = None
 
     async def __aenter__(self) -> Client:
@@ -149,66 +132,62 @@ class Client:
 
     @property
     def server(self) -> ServerInfo | None:
-        """What the server said of itself, once it was asked; `connect` asks."""
+        """The server's description of itself, once `connect` or a request has asked for it."""
         return self._connection.server
 
     @property
     def rejected(self) -> Mapping[str, str]:
-        """Tools that the server lists and that must not be used, with the reason."""
-        return self._tools.rejected
+        """Listed tools that must not be used, with the reason."""
+        return self._connection.tools.rejected
 
     # -- the server --------------------------------------------------------------------------------
 
     async def connect(self) -> ServerInfo:
-        """Find out which revision to speak, if that is not known yet, and what the
-        server says of itself."""
+        """Find the revision to speak, unless it is known, and return the server's description of
+        itself."""
         return await self._connection.connect()
 
     async def request(self, method: str, params: Mapping[str, Any] | None = None) -> Json:
         """Send any request and return its result as it came."""
-        may_repeat = method in _READS
-        return await self._connection.send(method, dict(params or {}), may_repeat, NO_LISTENER)
+        return await self._connection.request(method, dict(params or {}))
 
     async def ping(self) -> float:
-        """How long a round trip takes, in milliseconds. Where a revision has no `ping`, the
-        server describes itself."""
+        """Return the time of a round trip in milliseconds. Revisions without `ping` ask for the
+        server's description."""
         server = await self.connect()
-        begun = self._clock.monotonic_ms()
+        start_ms = self._clock.monotonic_ms()
         method = "server/discover" if server.is_modern else "ping"
         await self._link.request(method, {}, may_repeat=True)
-        return self._clock.monotonic_ms() - begun
+        return self._clock.monotonic_ms() - start_ms
 
     # -- lists -------------------------------------------------------------------------------------
 
     async def tools(self) -> list[Tool]:
-        """The tools that may be called, page after page. What breaks the rules is in
-        `rejected`, and logged."""
-        return await self._tools.read()
+        """Return the tools that may be called, page after page. The others are in `rejected`, and
+        logged."""
+        return await self._connection.tools.read()
 
     async def tool(self, name: str) -> Tool:
-        """One tool by its name.
+        """Return one tool by its name.
 
         Raises:
-            ClientError: there is none, with the names that come close.
+            ClientError: there is none, with similar names.
         """
-        return await self._tools.find(name)
+        return await self._connection.tools.find(name)
 
     async def prompts(self) -> list[Prompt]:
-        """The prompts, page after page."""
-        return [Prompt.read(raw) for raw in await self._list("prompts/list", "prompts")]
+        """Return the prompts, page after page."""
+        return [Prompt.read(raw) for raw in await self._connection.items("prompts/list", "prompts")]
 
     async def resources(self) -> list[Resource]:
-        """The resources, page after page."""
-        return [Resource.read(raw) for raw in await self._list("resources/list", "resources")]
+        """Return the resources, page after page."""
+        items = await self._connection.items("resources/list", "resources")
+        return [Resource.read(raw) for raw in items]
 
     async def resource_templates(self) -> list[Resource]:
-        """The templates of resources, page after page."""
-        listed = await self._list("resources/templates/list", "resourceTemplates")
-        return [Resource.read(raw, is_template=True) for raw in listed]
-
-    async def _list(self, method: str, name: str) -> list[Json]:
-        await self.connect()
-        return await self._connection.drive(every_page(method, name, self.limits))
+        """Return the templates of resources, page after page."""
+        items = await self._connection.items("resources/templates/list", "resourceTemplates")
+        return [Resource.read(raw, is_template=True) for raw in items]
 
     # -- calls -------------------------------------------------------------------------------------
 
@@ -229,12 +208,12 @@ class Client:
         input_responses: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> CallResult:
-        """Call a tool, through its rounds, and through its task if it becomes one; arguments
-        as keywords or a mapping.
+        """Call a tool, through its rounds and its task if it becomes one; arguments as keywords or
+        a mapping.
 
-        `timeout_s` bounds the whole call, the time in which people think included. With
-        `request_state` (of `Unanswered`, say) and `input_responses` a call goes on that another
-        process began. Cancelling the call closes its stream; a task that it has become goes on.
+        `timeout_s` bounds the whole call, with the time in which people think. With `request_state`
+        (of `Unanswered`, say) and `input_responses` a call continues that another process began.
+        Cancelling the call closes its stream; a task that it has become goes on.
 
         Raises:
             ClientError: see `roundgate.errors`. A tool that fails is a result with `is_error`.
@@ -242,10 +221,12 @@ class Client:
         options = CallOptions(
             answers, max_rounds, timeout_s, on_progress, on_log, log_level, on_task
         )
-        continued = _continued(request_state, input_responses)
-        finished = await self._call(
-            tool, {**(arguments or {}), **more}, options, continued, detach=False
-        )
+        params: Json = {"name": tool, "arguments": {**(arguments or {}), **more}}
+        if request_state is not None:
+            params["requestState"] = request_state
+        if input_responses is not None:
+            params["inputResponses"] = dict(input_responses)
+        finished = await self._call(params, options, detach=False)
         return CallResult.read(finished.result, finished.rounds)
 
     async def start(
@@ -262,47 +243,44 @@ class Client:
         log_level: str = "info",
         **more: Any,
     ) -> Task:
-        """Call a tool and return as soon as it is a task; its questions before that
-        are answered from `answers`.
+        """Call a tool and return as soon as it is a task; questions before that are answered from
+        `answers`.
 
-        If the server answers without a task, the one that is returned is over already.
+        If the server answers without a task, the returned one is over already.
         """
-        options = CallOptions(answers, max_rounds, timeout_s, on_progress, on_log, log_level, None)
-        finished = await self._call(tool, {**(arguments or {}), **more}, options, {}, detach=True)
+        options = CallOptions(answers, max_rounds, timeout_s, on_progress, on_log, log_level)
+        params: Json = {"name": tool, "arguments": {**(arguments or {}), **more}}
+        finished = await self._call(params, options, detach=True)
         if finished.task is not None:
-            return Task(self, finished.task, target=tool)
-        return Task(
-            self, None, result=CallResult.read(finished.result, finished.rounds), target=tool
-        )
+            return Task(self._connection, self.url, finished.task, target=tool)
+        result = CallResult.read(finished.result, finished.rounds)
+        return Task(self._connection, self.url, result=result, target=tool)
 
     def resume(self, handle: str) -> Task:
-        """A task that was started before, by its handle or its id.
+        """Return a task that was started before, by its handle or its id.
 
         Raises:
             WrongHandle: it belongs to another server.
         """
-        if "#task=" not in handle:
-            return Task(self, None, task_id=handle)
-        url, task_id = split_handle(handle)
-        if str(Url.parse(url)) != str(Url.parse(self.url)):
-            raise WrongHandle(
-                f"The task belongs to {Url.parse(url)}, and this client talks to "
-                f"{Url.parse(self.url)}"
-            )
-        return Task(self, None, task_id=task_id)
+        task_id = handle
+        if "#task=" in handle:
+            url, task_id = split_handle(handle)
+            theirs, ours = Url.parse(url), Url.parse(self.url)
+            if str(theirs) != str(ours):
+                raise WrongHandle(f"The task belongs to {theirs}, and this client talks to {ours}")
+        return Task(self._connection, self.url, task_id=task_id)
 
     async def prompt(
         self, name: str, arguments: Mapping[str, str] | None = None, *, answers: AnswersLike = None
     ) -> PromptResult:
         """Fill in a prompt, through its rounds."""
-        finished = await self._round_trips(
-            "prompts/get", {"name": name, "arguments": dict(arguments or {})}, name, answers
-        )
+        params = {"name": name, "arguments": dict(arguments or {})}
+        finished = await self._through_rounds("prompts/get", params, name, answers)
         return PromptResult.read(finished.result, finished.rounds)
 
     async def read(self, uri: str, *, answers: AnswersLike = None) -> ReadResult:
         """Read a resource, through its rounds."""
-        finished = await self._round_trips("resources/read", {"uri": uri}, uri, answers)
+        finished = await self._through_rounds("resources/read", {"uri": uri}, uri, answers)
         return ReadResult.read(finished.result, finished.rounds)
 
     async def complete(
@@ -312,8 +290,8 @@ class Client:
         value: str,
         context: Mapping[str, str] | None = None,
     ) -> Completion:
-        """What an argument of a prompt or template may be; `ref` is `{"type": "ref/prompt",
-        "name": …}` or the like."""
+        """Complete an argument of a prompt or template; `ref` is `{"type": "ref/prompt", "name":
+        …}` or the like."""
         params: Json = {"ref": dict(ref), "argument": {"name": argument, "value": value}}
         if context:
             params["context"] = {"arguments": dict(context)}
@@ -328,124 +306,69 @@ class Client:
         uris: Sequence[str] = (),
         tasks: Sequence[str] = (),
     ) -> Subscription:
-        """What changes at the server, as it changes: `async with
-        client.listen(tools=True) as changes`."""
-        wanted: Json = {}
-        wanted |= {"toolsListChanged": True} if tools else {}
-        wanted |= {"promptsListChanged": True} if prompts else {}
-        wanted |= {"resourcesListChanged": True} if resources else {}
-        wanted |= {"resourceSubscriptions": list(uris)} if uris else {}
-        wanted |= {"taskIds": list(tasks)} if tasks else {}
-        return Subscription(self, self._link, self._connection.cache, wanted)
+        """Report changes at the server as they happen: `async with client.listen(tools=True) as
+        changes`."""
+        wanted = {
+            "toolsListChanged": tools,
+            "promptsListChanged": prompts,
+            "resourcesListChanged": resources,
+            "resourceSubscriptions": list(uris),
+            "taskIds": list(tasks),
+        }
+        named: Json = {name: value for name, value in wanted.items() if value}
+        return Subscription(self._connection, named)
 
-    # -- how it is done ----------------------------------------------------------------------------
-
-    async def _call(
-        self,
-        name: str,
-        arguments: Json,
-        options: CallOptions,
-        continued: Json,
-        *,
-        detach: bool,
-    ) -> Finished:
+    async def _call(self, params: Json, options: CallOptions, *, detach: bool) -> Finished:
         server = await self.connect()
+        connection, tools = self._connection, self._connection.tools
+        name, arguments = params["name"], params["arguments"]
         if server.is_modern or has_older_tasks(server):
-            # The headers of a call follow from the schema of its tool, and whether it has to be a
-            # task.
-            await self._tools.read_once()
+            # The tool's schema decides about the call's headers, and whether it has to be a task.
+            await tools.read_once()
         if options.on_log is not None and not server.is_modern:
             await self._set_log_level(server, options.log_level)
-        params: Json = {"name": name, "arguments": arguments, **continued}
         for attempt in (1, 2):
-            tool = self._tools.known(name)
+            tool = tools.known(name)
             headers = [] if tool is None or not server.is_modern else of_arguments(tool, arguments)
-            as_older_task = has_older_tasks(server) and wants_older_task(tool, detach=detach)
-            if as_older_task:
+            listener = connection.listener(options, name, headers)
+            is_older_task = has_older_tasks(server) and wants_older_task(tool, detach=detach)
+            if is_older_task:
                 flow = call_as_older_task(params, self.limits, detach=detach)
             else:
                 flow = call(
-                    "tools/call", params, name, self.limits,
-                    may_repeat=tool is not None and tool.may_be_repeated, max_rounds=options.max_rounds, detach=detach,
-                )  # fmt: skip
+                    "tools/call",
+                    params,
+                    name,
+                    self.limits,
+                    may_repeat=tool is not None and tool.may_be_repeated,
+                    max_rounds=options.max_rounds,
+                    detach=detach,
+                )
+            work = connection.drive(flow, listener, options.answers, options.on_task)
+            if is_older_task:
+                work = self._link.through(work, listener)
             try:
-                listener = self._listener(options, name, headers)
-                work = self._connection.drive(flow, listener, options.answers, options.on_task)
-                work = self._link.through(work, listener) if as_older_task else work
-                return await self._in_time(work, options.timeout_s, name)
+                return await within(work, options.timeout_s, name)
             except RpcError as error:
-                # Its schema may have changed since it was listed (streamable-http, "Client
-                # Behavior").
+                # The schema may have changed (streamable-http, "Client Behavior").
                 if error.code != _HEADER_MISMATCH or attempt == 2:
                     raise
-            await self._tools.read_again()
+            await tools.read_again()
         raise AssertionError("the second attempt returns or raises")
 
     async def _set_log_level(self, server: ServerInfo, level: str) -> None:
-        """An older server is told once, for the whole session, from which level on it may log."""
+        """Set the lowest log level of an older server's session, once."""
         if "logging" in server.capabilities and self._log_level != (server, level):
-            await self._connection.send("logging/setLevel", {"level": level}, True, NO_LISTENER)
+            await self.request("logging/setLevel", {"level": level})
             self._log_level = server, level
 
-    async def _round_trips(
+    async def _through_rounds(
         self, method: str, params: Json, target: str, answers: AnswersLike
     ) -> Finished:
         await self.connect()
         flow = call(method, params, target, self.limits, may_repeat=True)
-        listener = self._listener(CallOptions(answers), target)
+        listener = self._connection.listener(CallOptions(answers), target)
         return await self._connection.drive(flow, listener, answers)
-
-    def _listener(
-        self, options: CallOptions, target: str, headers: Sequence[tuple[str, str]] = ()
-    ) -> Listener:
-        return listener_of(self._connection, options, target, clock=self._clock, headers=headers)
-
-    async def _follow(
-        self,
-        task: Task,
-        answers: AnswersLike,
-        timeout_s: float | None,
-        on_task: Callable[[TaskState], Any] | None,
-    ) -> CallResult:
-        server = await self.connect()
-
-        def seen(state: TaskState) -> Any:
-            task.state = state
-            return on_task(state) if on_task is not None else None
-
-        # Questions that were seen may have been answered since, here or elsewhere.
-        known = None if task.state is None or task.state.status == "input_required" else task.state
-        if has_older_tasks(server):
-            flow = follow_older(task.id, self.limits, known)
-        else:
-            flow = follow(task.id, self.limits, known, task._target)
-        listener = self._listener(CallOptions(answers), task._target)
-        work = self._connection.drive(flow, listener, answers, seen)
-        work = self._link.through(work, listener) if has_older_tasks(server) else work
-        result = await self._in_time(work, timeout_s, "the task")
-        return CallResult.read(result, 1)
-
-    async def _in_time(self, work: Coroutine[Any, Any, T], timeout_s: float | None, what: str) -> T:
-        if timeout_s is None:
-            return await work
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await work
-        except TimeoutError:
-            raise TimedOut(f"No result of {what} within {timeout_s:g} s (timeout_s)") from None
-
-
-def _continued(request_state: str | None, input_responses: Mapping[str, Any] | None) -> Json:
-    state = {} if request_state is None else {"requestState": request_state}
-    return state if input_responses is None else {**state, "inputResponses": dict(input_responses)}
-
-
-def _auth(given: Auth | str | None) -> Auth | None:
-    if not isinstance(given, str):
-        return given
-    from roundgate.client.auth import Bearer
-
-    return Bearer(given)
 
 
 def _version() -> str:

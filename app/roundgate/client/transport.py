@@ -13,10 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, cast
 from urllib.parse import urlsplit
 
-from roundgate.client.limits import Limits
 from roundgate.errors import BadAnswer, ClientError, ConnectionLost, Remedy, TimedOut
-from roundgate.net.leftovers import drop_if_more_came
-from roundgate.net.tls import trust_store
 from roundgate.protocol import is_plain_host
 
 if TYPE_CHECKING:
@@ -24,11 +21,39 @@ if TYPE_CHECKING:
 
 _MAX_IDLE: Final = 16
 _LONGEST_LABEL: Final = 63
+_DEFAULT_PORTS: Final = {"https": 443, "http": 80}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one client; sizes in bytes (of a state: characters), times in seconds. Each bound
+    ends in an error that names it.
+
+    `idle_s` is how long a request may wait for the whole head of its answer, and then for more data;
+    `request_s` is how long it may take in all.
+    Neither counts the time in which a person thinks about a question. `keep_alive_s` is how long an
+    idle connection is used again: less than the 5 s of common servers, which would close it as the
+    request is sent.
+    """
+
+    connect_s: float = 10.0
+    idle_s: float = 60.0
+    keep_alive_s: float = 4.0
+    request_s: float = 600.0
+    max_message: int = 32 * 1024 * 1024
+    max_state: int = 1024 * 1024
+    max_rounds: int = 10
+    max_questions: int = 100
+    max_pages: int = 1_000
+    max_items: int = 100_000
+    max_connections: int = 256
+    max_cached: int = 256
+    max_poll_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """Where a request goes. `origin` is what two URLs share that belong to one server."""
+    """The URL of a request."""
 
     scheme: str
     host: str
@@ -37,17 +62,14 @@ class Url:
 
     @classmethod
     def parse(cls, text: str) -> Url:
-        """An absolute http or https URL; a fragment is dropped.
-
-        Raises:
-            ClientError: it is none, or has a user name or password in it.
-        """
+        """Parse an absolute http or https URL; a fragment is dropped. Raise `ClientError` if it is
+        malformed, or has a user name or password in it."""
         try:
             parts = urlsplit(text)
             port = parts.port
         except ValueError:
             raise ClientError("The URL is malformed: write it as https://host/path") from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if parts.scheme not in _DEFAULT_PORTS or not parts.hostname:
             raise ClientError(
                 "The URL of a server starts with http:// or https:// and names a host"
             )
@@ -59,19 +81,23 @@ class Url:
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         if not target.isascii() or not target.isprintable() or " " in target:
             raise ClientError("The URL has characters that must be percent-encoded")
-        host = _host(parts.hostname)
-        return cls(parts.scheme, host, port or (443 if parts.scheme == "https" else 80), target)
+        host = _ascii_host(parts.hostname)
+        return cls(parts.scheme, host, port or _DEFAULT_PORTS[parts.scheme], target)
 
     @property
     def origin(self) -> tuple[str, str, int]:
+        """The scheme, host and port, which URLs of one server share."""
         return self.scheme, self.host, self.port
 
     @property
     def authority(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return (
-            host if self.port == (443 if self.scheme == "https" else 80) else f"{host}:{self.port}"
-        )
+        return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
+
+    @property
+    def root(self) -> str:
+        """The origin as text: `https://host`."""
+        return f"{self.scheme}://{self.authority}"
 
     @property
     def is_confidential(self) -> bool:
@@ -80,12 +106,11 @@ class Url:
         return self.scheme == "https" or self.host in ("localhost", "127.0.0.1", "::1")
 
     def __str__(self) -> str:
-        return f"{self.scheme}://{self.authority}{self.target}"
+        return f"{self.root}{self.target}"
 
 
-def _host(name: str) -> str:
-    """A host as it goes into requests and messages: a name in other letters as what the
-    name system has for it."""
+def _ascii_host(name: str) -> str:
+    """Return a host as requests have it, names in other letters in their IDNA form."""
     try:
         host = name if name.isascii() else name.encode("idna").decode("ascii")
     except UnicodeError:
@@ -107,16 +132,16 @@ class HttpRequest:
 
 
 class HttpResponse(Protocol):
-    """A response whose body is still to come. Close it: that is how a request is cancelled."""
+    """A response whose body is still to come. Closing it cancels the request."""
 
     @property
     def status(self) -> int: ...
     @property
     def headers(self) -> Mapping[str, str]:
-        """Names in lower case."""
+        """The headers; names in lower case."""
 
     def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The body as it arrives.
+        """Yield the body as it arrives.
 
         Raises:
             ConnectionLost: it ended too early.
@@ -124,7 +149,7 @@ class HttpResponse(Protocol):
         """
 
     async def close(self) -> None:
-        """Let go of the connection, and of the request if its answer is not whole."""
+        """Release the connection; cancel the request if the body is not whole."""
 
 
 class Transport(Protocol):
@@ -141,20 +166,25 @@ class Transport(Protocol):
         """Close every connection."""
 
 
-def refuse_compressed(response: HttpResponse) -> None:
-    """What is compressed is not unpacked: a few bytes could become more than anybody has room for.
+def media_type_of(response: HttpResponse) -> str:
+    """Return the content type without parameters, such as `application/json`; else ""."""
+    return response.headers.get("content-type", "").partition(";")[0].strip().lower()
 
-    Raises:
-        BadAnswer: it is.
-    """
-    if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
+
+def is_compressed(response: HttpResponse) -> bool:
+    return response.headers.get("content-encoding", "identity").strip().lower() != "identity"
+
+
+def refuse_compressed(response: HttpResponse) -> None:
+    """Raise `BadAnswer` if a body is compressed: a few bytes could unpack to any size."""
+    if is_compressed(response):
         raise BadAnswer(
             "The server compressed its answer, although the client takes none that is compressed"
         )
 
 
 async def read_body(response: HttpResponse, limit: int) -> bytes:
-    """The whole body.
+    """Return the whole body.
 
     Raises:
         BadAnswer: it is longer than `limit`, or compressed.
@@ -168,7 +198,7 @@ async def read_body(response: HttpResponse, limit: int) -> bytes:
         size += len(part)
         if size > limit:
             raise BadAnswer(f"The server sent more than {limit} bytes (limit max_message)")
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    return b"".join(parts)
 
 
 class HttpxTransport:
@@ -209,7 +239,14 @@ class HttpxTransport:
             extensions={"timeout": timeout.as_dict(), "target": request.url.target.encode()},
         )
         if self._http is None:
-            self._http = _make_client(self._limits, self._tls)
+            from roundgate.net.http import make_client
+
+            self._http = make_client(
+                tls=self._tls,
+                max_connections=self._limits.max_connections,
+                max_idle=_MAX_IDLE,
+                keep_alive_s=self._limits.keep_alive_s,
+            )
         try:
             response = await self._http.send(built, stream=True, auth=None, follow_redirects=False)
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
@@ -245,27 +282,9 @@ class _HttpxResponse:
                 yield part
         except httpx.HTTPError as error:
             raise _translated(error, self._url, self._limits) from None
-        await drop_if_more_came(self._response)
 
     async def close(self) -> None:
         await asyncio.shield(self._response.aclose())
-
-
-def _make_client(limits: Limits, tls: ssl.SSLContext | None) -> httpx.AsyncClient:
-    from http.cookiejar import CookieJar, DefaultCookiePolicy
-
-    import httpx
-
-    return httpx.AsyncClient(
-        verify=tls or trust_store(),
-        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
-        trust_env=False,
-        limits=httpx.Limits(
-            max_connections=limits.max_connections,
-            max_keepalive_connections=_MAX_IDLE,
-            keepalive_expiry=limits.keep_alive_s,
-        ),
-    )
 
 
 def _translated(error: Exception, url: Url, limits: Limits) -> ClientError:
@@ -282,10 +301,9 @@ def _translated(error: Exception, url: Url, limits: Limits) -> ClientError:
                 f"Nothing came from {url.authority} for {limits.idle_s:g} s (limit idle_s)"
             )
         case httpx.ConnectError():
-            what = "secure connection" if url.scheme == "https" else "connection"
-            return ConnectionLost(
-                f"No {what} to {url.authority}{_reason_of(error)}", was_sent=False
-            )
+            kind = "secure connection" if url.scheme == "https" else "connection"
+            text = f"No {kind} to {url.authority}{_cause_of(error)}"
+            return ConnectionLost(text, was_sent=False)
         case httpx.LocalProtocolError():  # its text has the header, which may be a credential
             return ClientError("The request cannot be sent: a header has a forbidden character")
         case httpx.RemoteProtocolError() | httpx.InvalidURL() | UnicodeError():
@@ -296,13 +314,13 @@ def _translated(error: Exception, url: Url, limits: Limits) -> ClientError:
     )
 
 
-def _reason_of(error: BaseException) -> str:
+def _cause_of(error: BaseException) -> str:
     """Return ": " and the reason that the operating system or TLS gives for a failure."""
-    found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, ssl.SSLError):
-            return f": {getattr(found, 'verify_message', '') or found.reason or 'TLS failed'}"
-        if isinstance(found, OSError) and found.strerror:
-            return f": {found.strerror}"
-        found = found.__cause__ or found.__context__
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLError):
+            return f": {getattr(cause, 'verify_message', '') or cause.reason or 'TLS failed'}"
+        if isinstance(cause, OSError) and cause.strerror:
+            return f": {cause.strerror}"
+        cause = cause.__cause__ or cause.__context__
     return ""

@@ -1,7 +1,6 @@
-"""What servers tell and clients are handed: each shape read from its JSON, and refused in
-words where it is another.
+"""Values that clients get: each is read from its JSON, and refused with a reason if malformed.
 
-Every value keeps the object it was read from as `raw`, so nothing that a server sent is lost.
+Every value keeps the object that it was read from as `raw`.
 """
 
 from __future__ import annotations
@@ -19,74 +18,56 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 T = TypeVar("T")
 
+TASKS: Final = "io.modelcontextprotocol/tasks"
 SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
+_LONGEST_TASK_ID: Final = 4096
+_TASK_STATUSES: Final = frozenset({"working", "input_required", "completed", "failed", "cancelled"})
+_TERMINAL: Final = frozenset({"completed", "failed", "cancelled"})
+_TYPE_NAMES: Final = {
+    str: "text",
+    int: "an integer",
+    float: "a number",
+    dict: "an object",
+    list: "a list",
+    bool: "true or false",
+    type(None): "missing",
+}
 
 
-def member(raw: Mapping[str, Any], name: str, kind: type[T] | tuple[type, ...], what: str) -> T:
-    """A member that must be there.
-
-    Raises:
-        BadAnswer: it is missing, or of another type.
-    """
+def member(raw: Mapping[str, Any], name: str, kind: type[T], what: str) -> T:
+    """Return a required member. Raise `BadAnswer` if it is missing, or of another type."""
     value = raw.get(name)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+        actual = _TYPE_NAMES.get(type(value), "a number")
         raise BadAnswer(
-            f"The server sent {what} whose {name!r} is {_shown(value)}, not {_named(kind)}"
+            f"The server sent {what} whose {name!r} is {actual}, not {_TYPE_NAMES[kind]}"
         )
-    return value  # type: ignore[return-value]
+    return value
 
 
-def optional(
-    raw: Mapping[str, Any], name: str, kind: type[T] | tuple[type, ...], what: str
-) -> T | None:
-    """A member that may be missing or null.
-
-    Raises:
-        BadAnswer: it is of another type.
-    """
+def optional(raw: Mapping[str, Any], name: str, kind: type[T], what: str) -> T | None:
+    """Return a member that may be missing or null. Raise `BadAnswer` if it is of another type."""
     return None if raw.get(name) is None else member(raw, name, kind, what)
 
 
 def objects(raw: Mapping[str, Any], name: str, what: str) -> list[Json]:
-    """A member that must be a list of objects.
-
-    Raises:
-        BadAnswer: it is something else.
-    """
-    found: list[Any] = member(raw, name, list, what)
-    if not all(isinstance(one, dict) for one in found):
+    """Return a required list of objects. Raise `BadAnswer` if it is something else."""
+    items: list[Any] = member(raw, name, list, what)
+    if not all(isinstance(item, dict) for item in items):
         raise BadAnswer(
             f"The server sent {what} whose {name!r} has something else than objects in it"
         )
-    return found
+    return items
 
 
-_NAMES: Final = {
-    str: "text",
-    int: "an integer",
-    dict: "an object",
-    list: "a list",
-    bool: "true or false",
-}
-
-
-def _named(kind: Any) -> str:
-    return (
-        " or ".join(_named(one) for one in kind)
-        if isinstance(kind, tuple)
-        else _NAMES.get(kind, kind.__name__)
-    )
-
-
-def _shown(value: Any) -> str:
-    return (
-        "missing" if value is None else _named(type(value)) if type(value) in _NAMES else "a number"
-    )
+def is_modern(version: str) -> bool:
+    """Return whether a revision has no sessions. Revisions are dates, so they compare as text."""
+    return version >= "2026-07-28"
 
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """The server at the other end, and how this client speaks with it."""
+    """The server's description of itself, and the revision that is spoken with it."""
 
     name: str
     version: str
@@ -98,37 +79,36 @@ class ServerInfo:
 
     @property
     def is_modern(self) -> bool:
-        """Whether it speaks a revision without sessions (2026-07-28 and later)."""
+        """Whether the spoken revision has no sessions (2026-07-28 and later)."""
         return is_modern(self.protocol_version)
 
     @property
     def has_tasks(self) -> bool:
+        """Whether the server supports the extension for tasks."""
         extensions = self.capabilities.get("extensions")
-        return isinstance(extensions, dict) and isinstance(
-            extensions.get("io.modelcontextprotocol/tasks"), dict
-        )
+        tasks = extensions.get(TASKS) if isinstance(extensions, dict) else None
+        return isinstance(tasks, dict)
 
     @classmethod
     def read(cls, raw: Json, protocol_version: str, versions: Sequence[str]) -> ServerInfo:
         meta = raw.get("_meta")
         info = (meta.get(SERVER_INFO) if isinstance(meta, dict) else None) or raw.get("serverInfo")
         info = info if isinstance(info, dict) else {}
-        capabilities: Json = optional(raw, "capabilities", dict, "a description of itself") or {}
-        instructions: str | None = optional(raw, "instructions", str, "a description of itself")
         name, version = (str(info.get(key) or "unknown")[:256] for key in ("name", "version"))
         return cls(
-            name, version, protocol_version, capabilities, instructions, tuple(versions), raw
+            name,
+            version,
+            protocol_version,
+            optional(raw, "capabilities", dict, "a description of itself") or {},
+            optional(raw, "instructions", str, "a description of itself"),
+            tuple(versions),
+            raw,
         )
-
-
-def is_modern(version: str) -> bool:
-    """Whether a revision is one without sessions; revisions are dates, so they compare as text."""
-    return version >= "2026-07-28"
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A tool as it is listed."""
+    """A listed tool. `param_headers` are the arguments that are repeated in headers."""
 
     name: str
     title: str | None
@@ -137,20 +117,17 @@ class Tool:
     output_schema: Json | None
     annotations: Json
     param_headers: Sequence[ParamHeader]
-    """Which arguments are repeated in headers."""
     raw: Json = field(repr=False)
 
     @property
     def may_be_repeated(self) -> bool:
         """Whether the server says that a second call does no more than the first."""
-        return (
-            self.annotations.get("readOnlyHint") is True
-            or self.annotations.get("idempotentHint") is True
-        )
+        hints = ("readOnlyHint", "idempotentHint")
+        return any(self.annotations.get(hint) is True for hint in hints)
 
     @classmethod
     def read(cls, raw: Json) -> Tool:
-        """From `tools/list`.
+        """Read an item of `tools/list`.
 
         Raises:
             BadAnswer: it has no name or no schema.
@@ -170,8 +147,7 @@ class Tool:
 
 
 def _mirrored_arguments(schema: Json) -> Sequence[ParamHeader]:
-    # as in most schemas: what reads the others is not even imported
-    if b'"x-mcp-header"' not in encode(schema):
+    if b'"x-mcp-header"' not in encode(schema):  # as in most schemas
         return ()
     from roundgate.protocol.v2026_07_28.requests import mirrored_arguments
 
@@ -180,7 +156,7 @@ def _mirrored_arguments(schema: Json) -> Sequence[ParamHeader]:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt as it is listed; `arguments` are objects with `name`, `description`, `required`."""
+    """A listed prompt; `arguments` are objects with `name`, `description`, `required`."""
 
     name: str
     title: str | None
@@ -201,7 +177,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A resource or a template as it is listed; `uri` is the URI or the URI template."""
+    """A listed resource or template; `uri` is the URI or the URI template."""
 
     uri: str
     name: str
@@ -226,7 +202,7 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """What a tool answered. `rounds` says how many requests it took: 1 if nothing was asked."""
+    """A tool's result. `rounds` is the number of requests: 1 if nothing was asked."""
 
     content: list[Json]
     structured: Any
@@ -244,20 +220,20 @@ class CallResult:
 
     @property
     def text(self) -> str:
-        """The text blocks, one under the other."""
+        """The text blocks, joined with line ends."""
         return "\n".join(
             str(block.get("text", "")) for block in self.content if block.get("type") == "text"
         )
 
     @property
     def value(self) -> Any:
-        """The structured result where there is one, else the text."""
+        """The structured result if there is one, else the text."""
         return self.structured if "structuredContent" in self.raw else self.text
 
 
 @dataclass(frozen=True, slots=True)
 class PromptResult:
-    """A prompt that was filled in."""
+    """A prompt with its arguments filled in."""
 
     messages: list[Json]
     description: str | None
@@ -272,7 +248,7 @@ class PromptResult:
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """What a resource holds: objects with `uri`, and `text` or `blob` (base64)."""
+    """The contents of a resource: objects with `uri`, and `text` or `blob` (base64)."""
 
     contents: list[Json]
     rounds: int
@@ -284,12 +260,13 @@ class ReadResult:
 
     @property
     def text(self) -> str:
-        return "\n".join(str(one["text"]) for one in self.contents if "text" in one)
+        """The texts, joined with line ends."""
+        return "\n".join(str(part["text"]) for part in self.contents if "text" in part)
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What an argument may be."""
+    """Suggested values of an argument."""
 
     values: list[str]
     total: int | None
@@ -298,24 +275,20 @@ class Completion:
 
     @classmethod
     def read(cls, raw: Json) -> Completion:
-        found: Json = member(raw, "completion", dict, "a completion")
-        values: list[Any] = member(found, "values", list, "a completion")
-        if not all(isinstance(one, str) for one in values):
+        completion: Json = member(raw, "completion", dict, "a completion")
+        values: list[Any] = member(completion, "values", list, "a completion")
+        if not all(isinstance(value, str) for value in values):
             raise BadAnswer(
                 "The server sent a completion with something else than text in its values"
             )
-        total: int | None = optional(found, "total", int, "a completion")
-        return cls(values, total, found.get("hasMore") is True, raw)
-
-
-TASK_STATUSES: Final = frozenset({"working", "input_required", "completed", "failed", "cancelled"})
-_TERMINAL: Final = frozenset({"completed", "failed", "cancelled"})
+        total: int | None = optional(completion, "total", int, "a completion")
+        return cls(values, total, completion.get("hasMore") is True, raw)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """What is known of a task. `requests` are its open questions by key,
-    `result` and `error` its end."""
+    """The state of a task. `requests` are its open questions by key, `result` or `error` its
+    outcome."""
 
     task_id: str
     status: str
@@ -332,43 +305,39 @@ class TaskState:
         return self.status in _TERMINAL
 
     @property
-    def lacks_its_end(self) -> bool:
-        """Whether it has an end that was not told: `CreateTaskResult` has no place for it."""
+    def lacks_outcome(self) -> bool:
+        """Whether the task ended and its outcome is still to be fetched: `CreateTaskResult` has no
+        place for it."""
         return self.is_over and self.status != "cancelled" and self.result is self.error is None
 
     @classmethod
     def read(cls, raw: Json, task_id: str | None = None) -> TaskState:
-        """From `CreateTaskResult`, `tasks/get`, or the params of `notifications/tasks`.
-
-        Raises:
-            BadAnswer: it is no task, or another than `task_id`.
-        """
-        found: str = member(raw, "taskId", str, "a task")
-        if not found or len(found) > 4096 or (task_id is not None and found != task_id):
+        """Read a `CreateTaskResult`, a `tasks/get`, or the params of `notifications/tasks`. Raise
+        `BadAnswer` if it is no task, or another than `task_id`."""
+        own_id: str = member(raw, "taskId", str, "a task")
+        if not 0 < len(own_id) <= _LONGEST_TASK_ID or task_id not in (None, own_id):
             raise BadAnswer("The server answered with another task than the one that was asked for")
         status: str = member(raw, "status", str, "a task")
-        if status not in TASK_STATUSES:
+        if status not in _TASK_STATUSES:
             raise BadAnswer(f"The server sent a task with the unknown status {status[:40]!r}")
+        has_result = status == "completed" and "result" in raw
+        has_error = status == "failed" and "error" in raw
         return cls(
-            found,
+            own_id,
             status,
             optional(raw, "statusMessage", str, "a task"),
             optional(raw, "pollIntervalMs", int, "a task"),
             optional(raw, "ttlMs", int, "a task"),
             optional(raw, "inputRequests", dict, "a task") or {},
-            member(raw, "result", dict, "a completed task")
-            if status == "completed" and "result" in raw
-            else None,
-            member(raw, "error", dict, "a failed task")
-            if status == "failed" and "error" in raw
-            else None,
+            member(raw, "result", dict, "a completed task") if has_result else None,
+            member(raw, "error", dict, "a failed task") if has_error else None,
             raw,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a request is."""
+    """The progress of a request."""
 
     progress: float
     total: float | None

@@ -86,7 +86,7 @@ def gather(file: ConfigFile) -> Contents:
     """
     gathering = _Gathering(file.origin.base_dir, file.origin.located.file)
     problems: list[Problem] = []
-    for index, backend in enumerate(file.config.backends):
+    for index, backend in enumerate(file.backends):
         place = file.origin.at("backends", index)
         for name in backend.packed_files:
             problems += gathering.named(name, place, f"back end {backend.name}")

@@ -9,15 +9,13 @@ the stack may read or invoke these.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from roundgate.errors import Problem, UsageError
-from roundgate.settings import KEPT, Reference
+from roundgate.settings import Reference, expressions, is_kept_at_aws
 
-_VARIABLE: Final = re.compile(r"(?<!\$)\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _OF_AWS: Final = ("AWS_", "GATEWAY_", "LAMBDA_")
 
 
@@ -31,7 +29,7 @@ def parameters(env: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     variable has to be given."""
     found: dict[str, dict[str, Any]] = {}
     for name, text in env.items():
-        has_default = "${" not in text or KEPT.fullmatch(text)
+        has_default = "${" not in text or is_kept_at_aws(text)
         default = {"Default": text} if has_default else {}
         about = f"The variable {name} of both functions."
         found[parameter_name(name)] = {"Type": "String", **default, "Description": about}
@@ -48,7 +46,8 @@ def undeclared(source: Mapping[str, Any], file: str) -> Iterator[Problem]:
     would be one parameter."""
     env = source.get("env") or {}
     rest = {name: one for name, one in source.items() if name != "env"}
-    for name in sorted({name for text in _texts(rest) for name in _VARIABLE.findall(text)}):
+    variables = [one for one in expressions(rest) if one.source in ("", "env")]
+    for name in sorted({one.name for one in variables if one.default is None}):
         if name not in env and not name.startswith(_OF_AWS):
             message = f"the functions have no variable {name}, which ${{{name}}} refers to"
             remedy = f"declare it: `env: {{{name}: …}}` makes it a parameter of the stack"
@@ -58,19 +57,6 @@ def undeclared(source: Mapping[str, Any], file: str) -> Iterator[Problem]:
         if (other := seen.setdefault(parameter_name(name), name)) != name:
             message = f"would be the same parameter of the stack as {other}"
             yield Problem(file, f"env.{name}", message, "give it another name")
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Every string in a part of the configuration."""
-    match value:
-        case str():
-            yield value
-        case dict():
-            for item in value.values():
-                yield from _texts(item)
-        case list():
-            for item in value:
-                yield from _texts(item)
 
 
 @dataclass(frozen=True)

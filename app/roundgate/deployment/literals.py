@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -19,13 +20,10 @@ from pydantic import SecretStr
 from roundgate.backends.http.secrets import SECRET_NAME
 from roundgate.config import ConfigFile
 from roundgate.errors import Problem
-from roundgate.settings import Origin, Secret, settings_of
+from roundgate.settings import Origin, Secret, expressions, settings_of
 
 _Loc: TypeAlias = tuple[str | int, ...]
 
-_REFERENCE: Final = re.compile(r"(?<!\$)\$\{(?:(?:secret|ssm):[^}]+|[^}:]+)\}")
-"""A reference whose text is not in the zip: neither a file nor a default."""
-_OTHER_REFERENCE: Final = re.compile(r"\$\{[^}]*\}")
 _VARIABLE_OF_A_SECRET: Final = re.compile(
     r"(?i)((?<!primary)(?<!public)(?<!sort)(?<!partition)(?<!foreign)(\b|_|api)key"
     r"|secret|passw(or)?d|passphrase|pwd|token|credentials?)(_?\d+)?$"
@@ -82,7 +80,11 @@ def in_files(base: Path, names: Iterable[str]) -> Iterator[Problem]:
 
 def _of_settings(file: ConfigFile, source: Mapping[str, Any]) -> Iterator[_Loc]:
     """Yield the places of settings whose secret is literal text."""
-    for loc, value in settings_of(file.config):
+    parts = [(file.backend_origin(index).loc, one) for index, one in enumerate(file.backends)]
+    settings = chain.from_iterable(
+        settings_of(part, loc) for loc, part in [((), file.config), *parts]
+    )
+    for loc, value in settings:
         if isinstance(value, Secret | SecretStr) and _is_of_a_secret(loc):
             text = _text(source, loc)
             secret = text.partition(":")[2] if loc[-1] == "basic" else text
@@ -114,14 +116,15 @@ def _is_of_a_secret(loc: _Loc) -> bool:
 
 def _is_literal(text: str) -> bool:
     """Return whether a text is not empty and has no reference to a value kept elsewhere."""
-    return bool(text.strip()) and _REFERENCE.search(text) is None
+    kept = (one for one in expressions(text) if one.source != "file" and one.default is None)
+    return bool(text.strip()) and not any(kept)
 
 
 def _without_file_name(text: str, loc: _Loc) -> str:
     """Return the text of a setting, or an empty string if it is a file name, which `contents`
     checks."""
     is_file = loc[-2:] == ("tls", "key") and "-----BEGIN" not in text
-    return "" if is_file and not _OTHER_REFERENCE.search(text) else text
+    return "" if is_file and "${" not in text else text
 
 
 def _text(source: Any, loc: _Loc) -> str:

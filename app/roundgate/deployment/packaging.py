@@ -113,7 +113,7 @@ def compile_documents(file: ConfigFile, say: Say = print) -> None:
     Raises:
         ConfigError: one cannot be made.
     """
-    for index, backend in enumerate(file.config.backends):
+    for index, backend in enumerate(file.backends):
         compile_with = kind_of(backend).compile_with()
         if compile_with is not None:
             say(compile_with(backend, file.backend_origin(index)))
@@ -257,7 +257,7 @@ def _remove_distribution(name: str, staging: Path) -> None:
 def _copy_roundgate(function: Function, planned: Plan, staging: Path) -> None:
     """Copy the modules of roundgate that a function with these files and back ends can import."""
     entries = {function.entry, *own_code.imports_of_packed(staging)}
-    for backend in planned.file.config.backends:
+    for backend in planned.file.backends:
         entries.update((*own_code.modules_of_kind(backend), *backend.packed_modules))
     for file in own_code.reachable(entries):
         target = staging / places.PACKAGE.name / file

@@ -1,17 +1,17 @@
-"""The arrival of a request: limits the time for its body and reports progress to the connection.
-
-Under `roundgate serve` the state of each request holds its connection (`connections`). Under
-another server, and on AWS Lambda, this layer does nothing.
-"""
+"""The layer of `roundgate serve` around the app: reports the progress of a request to its connection,
+and limits the time for its body."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from roundgate.errors import TransportError, Unavailable
+
+if TYPE_CHECKING:
+    from roundgate.http.connections import BoundedConnection
 
 STATE: Final = "roundgate.connection"
 """The key of the connection in the state of an ASGI scope."""
@@ -24,32 +24,15 @@ Interruption: TypeAlias = TransportError | Unavailable | Literal["disconnect"]
 _BODY_HEADERS: Final = frozenset({b"content-length", b"transfer-encoding"})
 
 
-class Connection(Protocol):
-    """The connection of a request, as this layer sees it."""
-
-    def request_began(self, request: Request) -> None:
-        """Note that a request is passed to the app."""
-
-    def body_received(self) -> None:
-        """Note that the app has received a part of the body."""
-
-    def request_arrived(self) -> None:
-        """Note that the body of the request is complete: another head comes next."""
-
-    def request_ended(self) -> None:
-        """Note that the request was answered."""
-
-
 class ConnectionMiddleware:
-    """The outermost layer: reports a request's progress to its connection and limits the time for a
-    body. Does nothing under a server other than `roundgate serve`."""
+    """Reports the progress of each request to its connection (`connections`)."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection: Connection | None = scope.get("state", {}).get(STATE)
-        if connection is None:
+        connection: BoundedConnection | None = scope.get("state", {}).get(STATE)
+        if connection is None:  # lifespan
             await self._app(scope, receive, send)
             return
         request = Request(connection, scope, receive, send)
@@ -66,7 +49,7 @@ class Request:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: BoundedConnection,
         scope: Scope,
         receive: Receive,
         send: Send,
@@ -136,8 +119,7 @@ class Request:
         await self._send(message)
 
     async def finish(self) -> None:
-        """Send an empty response if the client is gone; uvicorn logs an error for an app that does
-        not respond."""
+        """Send an empty response if the client is gone; uvicorn would log an error without one."""
         if self._interruption == "disconnect" and not self._has_answered:
             await self._send({"type": "http.response.start", "status": CLIENT_CLOSED})
             await self._send({"type": "http.response.body"})

@@ -1,8 +1,7 @@
-"""Request bodies: what they may cost, and the id of one that is refused before anybody has read it.
+"""Request bodies: the limits on their memory, and the id of one that is refused unread.
 
-Many clients show an error only if it is the response to one of their requests; of any other they
-say that the server has returned an error. So a body that is short, and comes soon, is read for its
-id and for nothing else.
+Many clients show the text of an error only if it is the response to one of their requests. So a
+refused body that is short, and arrives soon, is read for its id.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from roundgate.errors import ParseError, TransportError, Unavailable
 from roundgate.protocol import RequestId, jsonrpc
 
 SMALL: Final = 8_192
-"""Bodies up to this many bytes are not counted: what connections may number bounds them."""
+"""Bodies up to this many bytes are not counted: the limit on connections bounds them."""
 NODE_BYTES: Final = 100
-"""What a value or key takes as a Python object, roughly."""
+"""The approximate size of a value or key as a Python object."""
 
 
 class BodyBudget:
-    """The bodies that are being read and served at once.
+    """The limits on the bodies that are being read and served at once.
 
     Args:
         max_nodes: values and keys in one body.
-        max_pending_bytes: bytes of all of them together, with what their values take in memory.
+        max_pending_bytes: bytes of all bodies together, with their values as Python objects.
     """
 
     def __init__(self, max_nodes: int, max_pending_bytes: int) -> None:
@@ -37,10 +36,10 @@ class BodyBudget:
         self._left = max_pending_bytes
 
     def take(self, size: int) -> int:
-        """Have so many bytes more; returns them, for `give_back`.
+        """Take bytes and return their number, for `give_back`.
 
         Raises:
-            Unavailable: others have too many just now.
+            Unavailable: other requests have taken too many.
         """
         if size > self._left:
             raise Unavailable(
@@ -50,11 +49,11 @@ class BodyBudget:
         return size
 
     def take_nodes(self, body: bytes) -> int:
-        """Have what the values of a body take; returns their bytes, for `give_back`.
+        """Take the bytes of a body's values and return their number, for `give_back`.
 
         Raises:
-            TransportError: 413, there are more than a body may have.
-            Unavailable: others have too many just now.
+            TransportError: 413, the body has too many values.
+            Unavailable: other requests have taken too many bytes.
         """
         nodes = count_nodes(body, self._max_nodes)
         if nodes > self._max_nodes:
@@ -65,18 +64,16 @@ class BodyBudget:
         return self.take(nodes * NODE_BYTES)
 
     def give_back(self, taken: int) -> None:
-        """What was taken is free again."""
+        """Free bytes that were taken."""
         self._left += taken
 
 
 def count_nodes(body: bytes, limit: int) -> int:
-    """How many values and keys a JSON text has, or a number over `limit`; of
-    what is no JSON, some number.
+    """Return how many values and keys a JSON text has, or a number over `limit`.
 
-    Each value but the first is behind a bracket, comma or colon. Counting those in the whole text
-    is an upper bound at the speed of memory; only a text that may have too many is looked at
-    without its strings. Its beginning comes first: that is enough to refuse one that consists of
-    nothing else, at a tenth of the price.
+    Each value but the first follows a bracket, comma or colon. Their count in the whole text is an
+    upper bound at the speed of memory; only a text that may have too many is counted without its
+    strings, its beginning first: that refuses a hostile text at a tenth of the cost.
     """
     if (most := _delimiters(body)) <= limit:
         return most
@@ -86,7 +83,6 @@ def count_nodes(body: bytes, limit: int) -> int:
 
 
 def _outside_strings(text: bytes, limit: int) -> int:
-    """The same of a text, or of the beginning of one, without what is in its strings."""
     unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     if unescaped.count(b'"') > 2 * limit:
         return limit + 1
@@ -98,26 +94,19 @@ def _delimiters(text: bytes) -> int:
 
 
 MAX_BYTES: Final = 65_536
-"""A larger body is not read: whoever sends it may be anybody."""
+"""A larger body is not read for its id: its sender may be anyone."""
 WAIT_S: Final = 2.0
 _JSON: Final = b"application/json"
 _ID: Final = rb'"id"\s*:\s*("[ !#-\[\]-~]{0,256}"|-?\d{1,18})'
 _FIRST: Final = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?' + _ID + rb"\s*[,}]")
 _LAST: Final = re.compile(_ID + rb"\s*\}\s*$")
-"""Where clients write ids: beside the version at the beginning, or at the very end. Neither
-can be inside of params."""
+"""Where clients write ids: beside the version at the beginning, or at the very end, never in params."""
 
 
 async def read_id(
     method: str, headers: Mapping[bytes, bytes], receive: Receive
 ) -> RequestId | None:
-    """The id in the body of a POST that nobody has read yet, if its head says that it is short.
-
-    Args:
-        method: of HTTP.
-        headers: lower-case names.
-        receive: ASGI's; what is read here nobody else can read.
-    """
+    """Read the body of a POST and return its id; `None` unless its head says that it is short."""
     length = headers.get(b"content-length", b"")
     is_json = headers.get(b"content-type", b"").partition(b";")[0].strip().lower() == _JSON
     if method != "POST" or not is_json or not length.isdigit() or int(length[:20]) > MAX_BYTES:
@@ -131,11 +120,10 @@ async def read_id(
 
 
 def id_of(body: bytes) -> RequestId | None:
-    """The id of the request in a body; of a long one only where that can be told
-    from its beginning or end."""
+    """Return the id of the request in a body; of a long one only if its beginning or end shows it."""
     if len(body) > MAX_BYTES:
-        found = _FIRST.match(body[:1_024]) or _LAST.search(body[-1_024:])
-        return None if found is None else jsonrpc.readable_id({"id": json.decode(found[1])})
+        match = _FIRST.match(body[:1_024]) or _LAST.search(body[-1_024:])
+        return None if match is None else jsonrpc.readable_id({"id": json.decode(match[1])})
     try:
         message = json.decode(body)
     except ParseError:
@@ -146,7 +134,7 @@ def id_of(body: bytes) -> RequestId | None:
 
 
 async def _short(receive: Receive) -> bytes | None:
-    """A body, unless it is too long or its client goes away."""
+    """Return a body; `None` if it is too long or its client hangs up."""
     body, more = b"", True
     while more:
         message = await receive()

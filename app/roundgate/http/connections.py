@@ -11,8 +11,8 @@
                           ▲                                             │
                           └── a request began, has arrived, is over ────┘
 
-`BoundedConnection` sees bytes and finds the end of a head. `ConnectionMiddleware` (`arrival`), the
-outermost layer of the app, reports the later stages.
+`BoundedConnection` sees bytes and finds the end of a head. `ConnectionMiddleware` (`arrival`), which
+has to be around the app, reports the later stages.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from uvicorn.server import ServerState
 
 from roundgate.errors import TransportError, Unavailable
 from roundgate.http.arrival import STATE, Request
-from roundgate.http.responder import headers_of
+from roundgate.http.exchange import error_headers
 from roundgate.http.room import Stage, address_of, makes_room
 from roundgate.protocol import NEWEST
 from roundgate.settings import HttpConfig
@@ -44,19 +44,17 @@ except ImportError:  # Windows has no such limit
 log = logging.getLogger("roundgate.request")
 
 LOOK_EVERY_S: Final = 1.0
-"""The interval at which all connections are checked, in seconds."""
+"""Seconds between two checks of all connections."""
 LINGER_S: Final = 2.0
-"""How long a refused client may go on sending before its connection is aborted, in seconds. Closing
-at once would reset the connection before the client has read the response (RFC 9112 section
-9.6)."""
+"""How long a refused client may go on sending. To close at once would reset the connection before the
+client has read the response (RFC 9112 section 9.6)."""
 LEAST_READ: Final = 65_536
 """Bytes that a client must read within `http.send_timeout_s` while a response waits for it."""
 _FRAMING: Final = 6 * 65_536
-"""Bytes of a chunked body that may arrive before the app receives any. uvicorn collects 64 KB, and
-a chunk of one byte takes six. Anything beyond that and a head is endless trailers."""
+"""Bytes of a chunked body that may arrive before the app receives any: uvicorn collects 64 KB, and a
+chunk of one byte takes six. More than this and a head is endless trailers."""
 _PIECE: Final = 1_024
-"""The size, in bytes, of the pieces in which pipelined requests are passed on until uvicorn asks to
-pause."""
+"""Bytes of pipelined requests that are passed on at once, until uvicorn asks to pause."""
 _SPARE_DESCRIPTORS: Final = 64
 """File descriptors left for stores, back ends, logs and Python itself."""
 _END_OF_HEAD: Final = b"\r\n\r\n"
@@ -91,16 +89,16 @@ class Bounds:
 
 
 def descriptors_for_connections() -> int:
-    """Return how many file descriptors connections may use: three quarters of the process's limit,
-    after subtracting the spare ones."""
+    """Return how many file descriptors connections may use: three quarters of the limit, less the
+    spare ones."""
     soft = -1 if resource is None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 1_000_000 if soft < 0 else max(8, (soft - _SPARE_DESCRIPTORS) * 3 // 4)
 
 
 @dataclass
 class Connections:
-    """The connections of one process. uvicorn calls this object to create the protocol of each
-    connection (`uvicorn.Config(http=…)`)."""
+    """The connections of one process. uvicorn calls it for the protocol of each connection
+    (`uvicorn.Config(http=…)`)."""
 
     bounds: Bounds
     _open: dict[BoundedConnection, None] = field(default_factory=dict)
@@ -139,8 +137,8 @@ class Connections:
             asyncio.get_running_loop().call_later(LOOK_EVERY_S, self._look)
 
     def _leave(self, victim: BoundedConnection) -> None:
-        """Close a connection in favour of another. It keeps its descriptor until its client has
-        been told."""
+        """Close a connection in favour of another. Its descriptor stays open until its client has
+        the response."""
         del self._open[victim]
         self._leaving[victim] = None
         victim.make_room()
@@ -241,7 +239,6 @@ class BoundedConnection(asyncio.Protocol):
     # bytes
 
     def _add_to_head(self, begun: bytes, data: bytes) -> None:
-        """Collect the bytes of a head and pass it on when it is complete."""
         if not begun:
             if self.stage is Stage.NEW and not data[:1].isalpha() and data[0] not in b"\r\n":
                 self._feed(data)  # not HTTP: uvicorn answers with an error
@@ -262,8 +259,7 @@ class BoundedConnection(asyncio.Protocol):
             self._pass_head(head, end + len(_END_OF_HEAD))
 
     def _pass_head(self, data: bytes, end: int) -> None:
-        """Pass on a complete head and the bytes after it, once the previous request has been
-        answered."""
+        """Pass on a complete head and the bytes after it, once the previous request is answered."""
         self._head, self._due, self._loose_bytes = None, inf, 0
         # the gateway speaks no other protocol, and uvicorn drops a body after this field
         if _UPGRADE.search(data, 0, end):
@@ -276,7 +272,7 @@ class BoundedConnection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def _feed(self, data: bytes) -> None:
-        """Pass bytes to uvicorn; hold back those that arrive while uvicorn has paused reading."""
+        """Pass bytes to uvicorn, or hold them back while it has paused reading."""
         if self._held:
             self._held += data
             return
@@ -306,7 +302,7 @@ class BoundedConnection(asyncio.Protocol):
             self._is_paused = False
             self._loop.call_soon(self._feed_held)
 
-    # called by the app's outermost layer
+    # called by `arrival.ConnectionMiddleware`
 
     def request_began(self, request: Request) -> None:
         """Note that a request is passed to the app."""
@@ -315,15 +311,13 @@ class BoundedConnection(asyncio.Protocol):
             self.request_arrived()
             return
         self._enter(Stage.ANSWERING, self._bounds.body_s)
-        self._loop.call_soon(
-            self._note_waiting, request
-        )  # nearly always the body came with the head
+        # nearly always the body came with the head
+        self._loop.call_soon(self._note_waiting, request)
         begun, self._head = self._head, None
         if begun:
             self._feed(begun)  # a pipelined body that arrived before its request began
 
     def _note_waiting(self, request: Request) -> None:
-        """Note that the body of a request has not come with its head."""
         if self._request is request and not request.is_received:
             self._enter(Stage.RECEIVING, self._bounds.body_s)
 
@@ -359,8 +353,7 @@ class BoundedConnection(asyncio.Protocol):
             self._transport.close()
 
     def refuse(self, error: TransportError | Unavailable) -> None:
-        """Answer in place of the app and read no more requests. Abort the connection if a request
-        is being served."""
+        """Answer in place of the app and read no more. Abort if a request is being served."""
         if self.stage is Stage.ENDING or self._transport.is_closing():
             return
         status, body = NEWEST.render(error, None)
@@ -372,7 +365,7 @@ class BoundedConnection(asyncio.Protocol):
             self._enter(Stage.ENDING)
             self._transport.abort()
             return
-        headers = [*self._server_state.default_headers, *headers_of(error)]
+        headers = [*self._server_state.default_headers, *error_headers(error)]
         self._transport.write(_response(status, headers, body))
         self._linger()
 
@@ -429,8 +422,7 @@ class BoundedConnection(asyncio.Protocol):
         self._transport.resume_reading()
 
     def _enter(self, stage: Stage, within_s: float = inf) -> None:
-        """Enter a stage that ends the connection after `within_s` seconds; no stage follows
-        `ENDING`."""
+        """Enter a stage that may take `within_s` seconds; none follows `ENDING`."""
         if self.stage is not Stage.ENDING:
             self.stage, self.since = stage, self._loop.time()
             self._due = self.since + within_s

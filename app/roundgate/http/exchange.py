@@ -1,104 +1,319 @@
-"""One HTTP request on its way through the layers: what each of them has found out, and its line in
-the log.
+"""One HTTP request and its answer: facts found by the layers, the response, the line in the log.
 
-RequestMiddleware ─makes it, media types, principal→ McpEndpoint
+    nothing sent yet → streaming events → done, or straight from nothing to done
+
+A call that sends no notification is answered with one JSON object. The first notification turns the
+answer into an SSE stream, whose last event is the response (streamable-http, "Receiving Messages").
+A client that hangs up cancels its call ("Cancellation").
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from enum import StrEnum
+from types import TracebackType
 from typing import Any, Final
 
-from starlette.types import Scope
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
 
+from roundgate.aio import Limit, timers
 from roundgate.auth import Principal
-from roundgate.http.responder import Responder
-from roundgate.observability import RequestLog
+from roundgate.errors import GatewayError, TransportError, Unavailable
+from roundgate.observability import REQUESTS
 from roundgate.observability.correlation import Correlation
-from roundgate.protocol import NEWEST, Headers, RequestId, Revision
+from roundgate.protocol import NEWEST, Headers, RequestId, Revision, jsonrpc, sse
 
-EXTENSION: Final = "roundgate"
+JSON: Final = b"application/json"
+GRACE_S: Final = 5.0
+"""How much longer than `roundgate serve` a call waits for its reader: the server, which also closes
+the connection, goes first."""
+WATCH_AFTER_S: Final = 0.02
+"""When a call is first watched for a client that hangs up: most calls are over by then, and a coarse
+timer that is cancelled costs a thirtieth of a task that reads `receive`."""
+_TYPED: Final = (b"content-type", JSON)
+_STREAM_HEADERS: Final = (
+    (b"content-type", sse.CONTENT_TYPE),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+)
+_HOSTING: Final = "roundgate"
+_EXCHANGE: Final = "roundgate.exchange"
+_HEADERS: Final = "roundgate.headers"
+
+log: Final = logging.getLogger(REQUESTS)
 
 
 @dataclass(frozen=True, slots=True)
 class Hosting:
-    """Facts about one request that its hosting environment knows and a server does not: an extension
-    of the ASGI scope. Only an entry point sets it (`roundgate.lambda_http`); no client can."""
+    """Facts about one request that only its hosting environment knows: an extension of the ASGI
+    scope. An entry point sets it (`roundgate.lambda_http`), a client cannot."""
 
     remaining_ms: float | None = None
-    """For how long the environment lets it run."""
+    """For how long the environment lets the request run."""
     claims: Mapping[str, Any] | None = None
-    """What an authorizer in front has found in a token that it verified."""
+    """The claims of a token that an authorizer in front has verified."""
 
     def put(self, scope: MutableMapping[str, Any]) -> None:
-        """Into an ASGI scope."""
-        scope["extensions"] = {**scope.get("extensions", {}), EXTENSION: self}
+        """Add these facts to an ASGI scope."""
+        scope["extensions"] = {**scope.get("extensions", {}), _HOSTING: self}
 
 
-_NONE: Final = Hosting()
+_NO_HOSTING: Final = Hosting()
 
 
-def hosting_of(scope: Mapping[str, Any]) -> Hosting:
-    """Return the facts in an ASGI scope."""
-    found = (scope.get("extensions") or {}).get(EXTENSION)
-    return found if isinstance(found, Hosting) else _NONE
+class State(StrEnum):
+    """How far a response is."""
+
+    NOTHING_SENT = "nothing sent"
+    STREAMING = "streaming"
+    DONE = "done"
 
 
-log: Final = RequestLog()
+class Responder:
+    """A writer of one response to ASGI's `send`. An event that the client does not take within
+    `send_s` seconds ends the call; `roundgate serve` has closed such a connection before that."""
 
-_KEY: Final = "roundgate.exchange"
-_HEADERS: Final = "roundgate.headers"
+    def __init__(self, send: Send, send_s: float | None = None) -> None:
+        self._send = send
+        self._send_s = send_s
+        self.give_up: Callable[[], None] | None = None
+        """Ends the call of a client that does not read."""
+        self._lock: asyncio.Lock | None = None
+        self.state = State.NOTHING_SENT
+        self.status = 0
+        self.bytes_sent = 0
+
+    async def notify(self, method: str, params: dict[str, Any]) -> None:
+        """Send a notification; the first one opens the stream. Drop it after the response."""
+        if self._lock is None:
+            self._lock = asyncio.Lock()
+        async with self._lock:
+            if self.state is State.DONE:
+                return
+            try:
+                await self.event(jsonrpc.notification(method, params))
+            except ClientDisconnect:
+                if self.give_up is not None:
+                    self.give_up()
+
+    async def event(self, message: bytes | None) -> None:
+        """Send one message as an event; `None` is a keep-alive comment.
+
+        Raises:
+            ClientDisconnect: the client does not read, as if it had hung up.
+        """
+        await self.raw(sse.KEEP_ALIVE if message is None else sse.event(message))
+
+    async def raw(self, events: bytes) -> None:
+        """Send encoded events. Raises as `event`."""
+        try:
+            with Limit(self._send_s):
+                if self.state is State.NOTHING_SENT:
+                    await self._start_stream()
+                    # only now: a call can be ended while it waits for a slow client
+                    self.state = State.STREAMING
+                await self._body(events, more=True)
+        except TimeoutError:
+            self.state = State.DONE
+            raise ClientDisconnect from None
+
+    def result(
+        self, request_id: RequestId, result: bytes, as_event: bool = False
+    ) -> Awaitable[None]:
+        """Send a serialised result, as an event if the client takes only streams, and finish."""
+        return self.answer(200, jsonrpc.result_response(request_id, result), as_event=as_event)
+
+    async def error(
+        self, error: GatewayError, request_id: RequestId | None, revision: Revision
+    ) -> None:
+        """Send a JSON-RPC error with the codes and statuses of a revision, and finish. The status
+        of a stream that is open stays 200."""
+        status, body = revision.render(error, request_id)
+        await self.answer(status, body, error_headers(error))
+
+    def answer(
+        self,
+        status: int,
+        body: bytes,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        as_event: bool = False,
+    ) -> Awaitable[None]:
+        """Send a response, after notifications that are being sent, and finish.
+
+        Args:
+            status: the HTTP status.
+            body: the body; empty for none.
+            headers: further headers.
+            as_event: whether the body becomes the one event of a stream.
+        """
+        if self._lock is None:
+            return self._end(status, body, headers, as_event)
+        return self._end_after(self._lock, status, body, headers, as_event)
+
+    async def end(self) -> None:
+        """Finish a stream without a response: it continues elsewhere, or nobody waits for it."""
+        if self.state is State.STREAMING:
+            self.state = State.DONE
+            await self._body(b"", more=False)
+        else:
+            await self.answer(202, b"")
+
+    async def _end_after(
+        self,
+        lock: asyncio.Lock,
+        status: int,
+        body: bytes,
+        headers: Sequence[tuple[bytes, bytes]],
+        as_event: bool,
+    ) -> None:
+        async with lock:
+            await self._end(status, body, headers, as_event)
+
+    async def _end(
+        self, status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]], as_event: bool
+    ) -> None:
+        streaming, self.state = self.state is State.STREAMING, State.DONE
+        if as_event and not streaming:
+            streaming = True
+            await self._start_stream()
+        if streaming:
+            await self._body(sse.event(body), more=False)
+        else:
+            self.status, self.bytes_sent = status, len(body)
+            length = (b"content-length", b"%d" % len(body))
+            typed = [_TYPED, *headers, length] if body else [*headers, length]
+            await self._send({"type": "http.response.start", "status": status, "headers": typed})
+            await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    def _start_stream(self) -> Awaitable[None]:
+        self.status = 200
+        headers = list(_STREAM_HEADERS)
+        return self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    def _body(self, body: bytes, more: bool) -> Awaitable[None]:
+        self.bytes_sent += len(body)
+        return self._send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+def error_headers(error: GatewayError) -> Sequence[tuple[bytes, bytes]]:
+    """Return the response headers that belong to an error."""
+    match error:
+        case TransportError():
+            return error.headers
+        case Unavailable():
+            return [(b"retry-after", b"%d" % error.retry_s)]
+    return ()
+
+
+class DisconnectWatch:
+    """`with DisconnectWatch(receive) as watch:` cancels the current task when the client hangs up.
+
+    The cancellation ends the block as if its work were done; `watch.disconnected` tells.
+    """
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._watched = asyncio.current_task()
+        self._watcher: asyncio.Task[None] | None = None
+        self._timer = timers.of_this_loop()
+        self._is_cancelled = False
+        self.disconnected = False
+
+    def __enter__(self) -> DisconnectWatch:
+        self._timer.set(self, WATCH_AFTER_S, self._start)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        self._timer.cancel(self)
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if not self._is_cancelled or self._watched is None:
+            return False
+        # take back our own cancellation only: one that came from elsewhere as well still counts
+        return (
+            self._watched.uncancel() == 0
+            and kind is not None
+            and issubclass(kind, asyncio.CancelledError)
+        )
+
+    def cancel(self) -> None:
+        """End the block as if the client had hung up."""
+        self.disconnected = True
+        if self._watched is not None and not self._is_cancelled:
+            self._is_cancelled = True
+            self._watched.cancel()
+
+    def _start(self) -> None:
+        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+
+    def hang_up(self) -> None:
+        """Handle a client that hung up, or does not read its response."""
+        self.cancel()
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.hang_up()
 
 
 class Exchange:
-    """One request and its answer. What nobody has found out yet has the value that stands here."""
+    """One request and its answer. Class attributes are the values until a layer finds out others."""
 
     accepted: frozenset[bytes] = frozenset()
     """Which of JSON and event streams the client takes."""
     principal: Principal | None = None
     revision: Revision = NEWEST
-    """The one that the client speaks."""
+    """The revision that the client speaks."""
     request_id: RequestId | None = None
     method: str | None = None
     name: str | None = None
     code: int | None = None
     label: str = "ok"
-    """How it ended, in a word: the `outcome` of its line in the log, which
-    that of a handler is not."""
+    """How the request ended, in a word: `outcome` in the log."""
     error: str | None = None
     reason: str | None = None
     """Why a tool failed, in a word or two."""
     trace: str | None = None
     is_read: bool = False
-    """Whether somebody has read its body, or begun to."""
+    """Whether the body was read, or has begun to be."""
     is_element: bool = False
     """Whether this is one message of a batch."""
     held_bytes: int = 0
-    """What its body has taken of the budget."""
+    """Bytes of the budget that the body has taken."""
 
     def __init__(self, scope: Scope, endpoints: Mapping[str, str], responder: Responder) -> None:
         self.path = route_path(scope) if scope.get("root_path") else scope["path"]
-        """As the app's own routes have it, without what a proxy puts in front."""
+        """The path without the prefix that a proxy adds."""
         view = endpoints.get(self.path)
         self.is_mcp = view is not None
-        """Whether it is for an MCP endpoint: they are at these paths."""
+        """Whether the request is for an MCP endpoint."""
         self.view = view or ""
-        """The view that it is for; empty for the endpoint of everything."""
-        self.headers = headers_of(scope)
-        self.host = hosting_of(scope)
+        """The view at that endpoint; empty for all tools."""
+        self.headers = request_headers(scope)
+        extensions = scope.get("extensions")
+        hosting = extensions.get(_HOSTING) if extensions else None
+        self.host = hosting if isinstance(hosting, Hosting) else _NO_HOSTING
         self.responder = responder
         self.correlation = Correlation()
         """The ids of the call, for the log."""
-        scope[_KEY] = self
+        scope[_EXCHANGE] = self
 
     @property
     def caller(self) -> Principal:
-        """Who it is from.
+        """Return the caller.
 
         Raises:
-            RuntimeError: nobody has looked: no layer authenticates requests.
+            RuntimeError: no layer has authenticated the request.
         """
         if self.principal is None:
             raise RuntimeError("the request was not authenticated")
@@ -111,66 +326,54 @@ class Exchange:
         return element
 
     def write_line(self, took_ms: float) -> None:
-        """Write the log line of this request, without what callers said to tools or tools to
-        callers."""
-        if not log.is_on:
+        """Write the log line of this request, without arguments, answers and results."""
+        if not log.isEnabledFor(logging.INFO):
             return
-        fields: dict[str, Any] = {}
-        if self.view:
-            fields["view"] = self.view
-        if self.method is not None:
-            fields["method"] = self.method[:100]
-        ids = self.correlation
+        ids, responder, is_whole = self.correlation, self.responder, not self.is_element
         name = ids.tool or self.name
-        if name is not None:
-            fields["name"] = name[:200]
-        if ids.through is not None:
-            fields["through"] = ids.through
-        if ids.known_call_id is not None:
-            fields["call"] = ids.known_call_id
-        if ids.task is not None:
-            fields["task"] = ids.task
-        if self.principal is not None:
-            fields |= self.principal.names
-        if self.responder.status and not self.is_element:
-            fields["status"] = self.responder.status
-        fields["outcome"] = self.label
-        if self.code is not None:
-            fields["code"] = self.code
-        if self.error is not None:
-            fields["error"] = self.error
-        if self.reason is not None:
-            fields["reason"] = self.reason
-        if self.trace is not None:
-            fields["trace"] = self.trace[:55]
-        fields["ms"] = round(took_ms, 2)
-        if not self.is_element:
-            fields["bytes"] = self.responder.bytes_sent
-        log.write(fields)
+        members = {
+            "view": self.view or None,
+            "method": None if self.method is None else self.method[:100],
+            "name": None if name is None else name[:200],
+            "through": ids.through,
+            "call": ids.known_call_id,
+            "task": ids.task,
+            **({} if self.principal is None else self.principal.names),
+            "status": (responder.status or None) if is_whole else None,
+            "outcome": self.label,
+            "code": self.code,
+            "error": self.error,
+            "reason": self.reason,
+            "trace": None if self.trace is None else self.trace[:55],
+            "ms": round(took_ms, 2),
+            "bytes": responder.bytes_sent if is_whole else None,
+        }
+        fields = {member: value for member, value in members.items() if value is not None}
+        log.info("request", extra={"fields": fields})
 
 
-def of(scope: Scope) -> Exchange:
-    """From an ASGI scope of an HTTP request, inside `RequestMiddleware`."""
-    found: Exchange = scope[_KEY]
-    return found
+def exchange_of(scope: Scope) -> Exchange:
+    """Return the exchange of an HTTP request, inside `RequestMiddleware`."""
+    exchange: Exchange = scope[_EXCHANGE]
+    return exchange
 
 
-def leave(scope: Scope) -> None:
-    """The request is over. Server, scope, exchange and `send` would keep each other alive: 27
-    objects a request, which only the garbage collector would find, a tenth of what a call costs."""
-    del scope[_KEY]
+def forget_exchange(scope: Scope) -> None:
+    """Take the exchange out of the scope of a request that is over. Server, scope, exchange and
+    `send` would keep each other alive until the garbage collector comes."""
+    del scope[_EXCHANGE]
 
 
-def headers_of(scope: Scope) -> Headers:
-    """The headers of a request, which are read from its scope once, for all layers."""
-    found: Headers | None = scope.get(_HEADERS)
-    if found is None:
-        found = scope[_HEADERS] = Headers.of(scope["headers"])
-    return found
+def request_headers(scope: Scope) -> Headers:
+    """Return the headers of a request, which are parsed once for all layers."""
+    headers: Headers | None = scope.get(_HEADERS)
+    if headers is None:
+        headers = scope[_HEADERS] = Headers.of(scope["headers"])
+    return headers
 
 
 def route_path(scope: Scope) -> str:
-    """The path as the app's own routes have it: Starlette's rule, which the router follows too."""
+    """Return the path without the root path, by the rule of Starlette's router."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "")
     return path[len(root) :] if root and (path == root or path.startswith(root + "/")) else path

@@ -34,24 +34,23 @@ class ResourceMetadata(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class ProtectedResource:
-    """This gateway, or a view of it, as OAuth sees it: a resource at an explicit public URL, never
-    one guessed from a request."""
+    """An MCP endpoint as an OAuth resource, at a configured public URL, never one from a request."""
 
     origin: str
     path: str
     config: JwtAuthConfig | AuthorizerConfig
     tool_scopes: Iterable[str] = ()
     is_usual: bool = True
-    """Whether it is the one whose document is at the root too."""
+    """Whether its document is at the root too."""
 
     @property
     def resource(self) -> str:
-        """The resource identifier: the URL of the MCP endpoint."""
+        """Return the resource identifier: the URL of the MCP endpoint."""
         return self.origin + self.path
 
     @property
     def metadata_paths(self) -> tuple[str, ...]:
-        """Where the document is: path-inserted, and at the root (RFC 9728 section 3.1)."""
+        """Return the paths of the metadata document (RFC 9728 section 3.1)."""
         own = WELL_KNOWN + self.path
         return (own, WELL_KNOWN) if self.is_usual else (own,)
 
@@ -67,8 +66,7 @@ class ProtectedResource:
         )
 
     def challenge(self, error: AuthError) -> bytes:
-        """The value of WWW-Authenticate for an error."""
-        # all at once: a token with these will do
+        """Return the value of WWW-Authenticate for an error, with all scopes that a token needs."""
         scopes = dict.fromkeys((*self.config.scopes, *error.scopes))
         members = {
             "error": error.error,
@@ -83,19 +81,17 @@ class ProtectedResource:
 
 
 def _quotable(value: str) -> str:
-    """RFC 6750 allows neither quotes nor backslashes nor anything but visible
-    ASCII in these values."""
+    """Return a text without the characters that RFC 6750 forbids in these values."""
     return "".join(char for char in value if " " <= char <= "~" and char not in '"\\')
 
 
 def make_resources(
     file: ConfigFile, using: Settings, serving: Serving
 ) -> dict[str, ProtectedResource]:
-    """Each view of the gateway as a protected resource, the usual one first;
-    none without authentication.
+    """Return each view as a protected resource, the usual one first; none without authentication.
 
     Raises:
-        ConfigError: nobody said at what URL clients reach it.
+        ConfigError: the public URL is missing, or there is no authorizer in front.
     """
     auth = file.config.auth
     if auth == "none":
@@ -132,7 +128,7 @@ def make_resources(
 def _auth_of(
     auth: JwtAuthConfig | AuthorizerConfig, view: ViewConfig | None
 ) -> JwtAuthConfig | AuthorizerConfig:
-    """What callers of a view need."""
+    """Return the authentication of a view, with its scopes."""
     if view is None or not view.scopes:
         return auth
     changed: dict[str, Any] = {"scopes": list(dict.fromkeys((*auth.scopes, *view.scopes)))}
@@ -145,13 +141,12 @@ def _auth_of(
 def make_verifiers(
     resources: Mapping[str, ProtectedResource], config: GatewayConfig, clock: Clock
 ) -> dict[str, Verifier]:
-    """What finds out who is calling each view. Unless `auth.audience` is set, a token
-    is for one view alone."""
+    """Return the verifier of each view. Unless `auth.audience` is set, a token is for one view."""
     auth = config.auth
     if auth == "none":
         return {view: LocalVerifier() for view in config.endpoints.values()}
     if isinstance(auth, AuthorizerConfig):
-        from roundgate.auth.authorizer import AuthorizerVerifier
+        from roundgate.auth.verifier import AuthorizerVerifier
 
         return {
             view: AuthorizerVerifier(resource.config)

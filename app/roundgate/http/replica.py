@@ -1,5 +1,5 @@
-"""One replica of the gateway: what answers at each view, who works on tasks, and what swaps all
-that.
+"""One replica of the gateway: what answers at each view, its workers, its reloads, and its life in a
+process: the signals that stop it, and a watch over its event loop.
 
 It knows nothing of FastAPI: `roundgate.main` puts it behind routes and layers.
 """
@@ -7,26 +7,31 @@ It knows nothing of FastAPI: `roundgate.main` puts it behind routes and layers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Final
+import logging
+import signal
+import sys
+import threading
+import time
+import traceback
+from asyncio import AbstractEventLoop, TimerHandle
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
 
-from roundgate import observability as logs
 from roundgate.backends import Snapshot, ViewSource
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
-from roundgate.http import Endpoint, on_stop_signal, telling_of_stalls
+from roundgate.http.endpoint import Endpoint
 from roundgate.http.older.serving import OlderClients
-from roundgate.methods.discovery import server_info
+from roundgate.methods.extensions import makes_tasks
 from roundgate.methods.once import Once
 from roundgate.methods.parts import Parts
-from roundgate.methods.rounds import Rounds
-from roundgate.methods.table import CurrentMethods, Methods, Use
-from roundgate.methods.tasks import makes_tasks
+from roundgate.methods.table import CurrentMethods, Methods, Use, server_info
 from roundgate.protocol import NEWEST, ResultFormat, notifications
 from roundgate.runtime.reload import Reloader
-from roundgate.runtime.sealing import make_ring
-from roundgate.runtime.startup import Core
+from roundgate.runtime.startup import Core, make_ring
 from roundgate.settings import Settings
 from roundgate.tasks import NamedTasks, Tasks, Watch
 from roundgate.tokens import KeyRing, StateSealer, TaskIds
@@ -37,21 +42,16 @@ if TYPE_CHECKING:
 STOP_GRACE_S: Final = 10.0
 """For how long steps of tasks may go on when the server is told to stop: as long as requests
 may."""
+STALL_S: Final = 1.0
+LOOK_EVERY_S: Final = 0.25
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+_FRAMES_SHOWN: Final = 6
 
-
-class _View:
-    """What answers at one endpoint."""
-
-    methods: CurrentMethods
-    older: OlderClients
-
-    def __init__(self, parts: Parts) -> None:
-        self.parts = parts
+stalls = logging.getLogger("roundgate.stalls")
 
 
 class Replica:
-    """What the app is made around: what is served, who answers, who works on tasks,
-    and what swaps all that."""
+    """What the app is made around: what is served, the endpoints, the workers, and the reloads."""
 
     def __init__(
         self, file: ConfigFile, using: Settings, clock: Clock, core: Core, *, owns_process: bool
@@ -63,139 +63,231 @@ class Replica:
         self._owns_process = owns_process
         ring = make_ring(file.config, using, clock)
         self._watch = Watch(file.config.tasks.poll_interval_ms / 1000)
-        self._views = {
-            view: self._make_view(view, ring.of_view(view))
+        self.endpoints = {
+            view: self._make_endpoint(view, ring.of_view(view))
             for view in file.config.endpoints.values()
         }
-        self.endpoints = {
-            view: Endpoint(one.methods, one.older.endpoint) for view, one in self._views.items()
-        }
-        """Who answers for each view."""
+        """What answers for each view."""
         self._reloader = Reloader(
             file, core.serving, core.modules, self._swap, watches=using.reload
         )
         self._pool = self._make_pool()
 
-    def _make_view(self, view: str, ring: KeyRing) -> _View:
-        """What answers at one endpoint. What it seals opens at no other."""
-        stores, serving, clock, config = (
-            self.core.stores,
-            self.core.serving,
-            self._clock,
-            self.config,
-        )
+    def _make_endpoint(self, view: str, ring: KeyRing) -> Endpoint:
+        """Return the endpoint of a view. Its sealed values open at no other."""
+        stores, serving = self.core.stores, self.core.serving
+        clock, config = self._clock, self.config
         sealer = StateSealer(ring, clock, config.state.lifetime_s, config.state.max_bytes)
         own_tasks = Tasks(stores.tasks, stores.queue, clock, config.tasks, view)
         source = ViewSource(serving, view) if view else serving
-        made = _View(
-            Parts(
-                self.core.changes,
-                Rounds(sealer, clock, config.state.max_rounds, view),
-                Once(stores.once, sealer, clock),
-                NamedTasks(own_tasks, TaskIds(sealer.ring), source, clock, config.tasks),
-                self._watch,
-                sealer,
-                stores.sessions,
-                clock,
-                streams=self._using.streams,
-                view=view,
-                shows_errors=self.core.shows_errors,
-            )
+        parts = Parts(
+            self.core.changes,
+            Once(stores.once, sealer, clock),
+            NamedTasks(own_tasks, TaskIds(sealer.ring), source, clock, config.tasks),
+            self._watch,
+            sealer,
+            stores.sessions,
+            clock,
+            streams=self._using.streams,
+            view=view,
+            shows_errors=self.core.shows_errors,
         )
-        made.methods = CurrentMethods(*self._serves(made, config, serving.now))
-        made.older = OlderClients(
+        older = OlderClients(
             self.core,
             ring,
             clock,
             config,
-            lambda results: self._serves(made, self.config, serving.now, results),
+            lambda results: self._serves(parts, self.config, serving.now, results),
             lambda: self.config.server_of(view),
             streams=self._using.streams,
             view=view,
         )
-        return made
+        return Endpoint(parts, CurrentMethods(*self._serves(parts, config, serving.now)), older)
 
     def _serves(
         self,
-        view: _View,
+        parts: Parts,
         config: GatewayConfig,
         snapshot: Snapshot,
         results: ResultFormat | None = None,
     ) -> tuple[Methods, Use]:
-        name = view.parts.view
-        server = config.server_of(name)
-        made = Methods(
+        server = config.server_of(parts.view)
+        methods = Methods(
             config.model_copy(update={"server": server}),
-            snapshot.catalog.of_view(name),
-            view.parts,
+            snapshot.catalog.of_view(parts.view),
+            parts,
             results or NEWEST.result_format(server_info(server)),
-            self.core.texts(config, self._clock, name),
+            self.core.texts(config, self._clock, parts.view),
         )
-        return made, snapshot.use
+        return methods, snapshot
 
     def troubles(self) -> list[str]:
         """Return the reasons why tasks are not processed, as far as this process knows without
         asking a store."""
-        found = (self.core.stores.trouble(), None if self._pool is None else self._pool.trouble)
-        return [one for one in found if one is not None]
+        troubles = (self.core.stores.trouble(), None if self._pool is None else self._pool.trouble)
+        return [trouble for trouble in troubles if trouble is not None]
 
     def _make_pool(self) -> Pool | None:
-        """Workers, if this process is to work on tasks and there is a tool
-        whose calls become some."""
+        """Return the workers, if this process may work on tasks and a tool makes tasks."""
         catalog = self.core.serving.catalog
         served = (catalog, *catalog.views.values())
-        if not self._using.works or not any(makes_tasks(one) for one in served):
+        if not self._using.works or not any(map(makes_tasks, served)):
             return None
         return self.core.pool(
             self.config, self._clock, stop_grace_s=STOP_GRACE_S, owns_process=self._owns_process
         )
 
     def _swap(self, config: GatewayConfig, snapshot: Snapshot) -> None:
-        """Serve something else from now on, and tell those who listen which lists have changed."""
-        serves = {name: self._serves(view, config, snapshot) for name, view in self._views.items()}
+        """Serve another snapshot from now on, and notify clients of the lists that differ."""
+        serves = {
+            view: self._serves(endpoint.parts, config, snapshot)
+            for view, endpoint in self.endpoints.items()
+        }
         before = self.core.serving.catalog
         self.core.serving.swap(snapshot)
         self.config = config
-        for name, view in self._views.items():
-            view.methods.swap(*serves[name])
-            view.older.swap()
+        for view, endpoint in self.endpoints.items():
+            endpoint.methods.swap(*serves[view])
+            endpoint.older.swap()
         if self._pool is None and (pool := self._make_pool()) is not None:
             pool.start()
             self._pool = pool
-        for name in self._views:
-            was, now = before.of_view(name), snapshot.catalog.of_view(name)
+        for view in self.endpoints:
+            was, now = before.of_view(view), snapshot.catalog.of_view(view)
             for changed in now.lists_that_differ(was):
-                self.core.changes.hub.publish_list(notifications.LIST_CHANGED[changed], name)
+                self.core.changes.hub.publish_list(notifications.LIST_CHANGED[changed], view)
 
     def _request_stop(self) -> None:
         self.core.changes.hub.close()
-        for view in self._views.values():
-            view.older.close()
+        for endpoint in self.endpoints.values():
+            endpoint.older.close()
         if self._pool is not None:
             self._pool.request_stop()
 
     @asynccontextmanager
     async def lifespan(self, app: object) -> AsyncIterator[None]:
-        """Around the app's life in an event loop."""
+        """Start and stop the replica around the app's life in an event loop."""
         loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
-            # not every server lets Python end in an orderly way
-            stack.callback(logs.flush)
             # last to first
             for aclose in (
                 self.core.aclose,
                 self._watch.aclose,
-                *(view.parts.once.aclose for view in self._views.values()),
+                *(endpoint.parts.once.aclose for endpoint in self.endpoints.values()),
             ):
                 stack.push_async_callback(aclose)
             stack.push_async_callback(self._stop_pool)
             if self._pool is not None:
                 self._pool.start()
             stack.enter_context(on_stop_signal(loop, self._request_stop))
-            stack.enter_context(telling_of_stalls(loop))
+            stack.enter_context(reported_stalls(loop))
             await stack.enter_async_context(self._reloader.running())
             yield
 
     async def _stop_pool(self) -> None:
         if self._pool is not None:
             await self._pool.stop()
+
+
+@contextmanager
+def on_stop_signal(loop: AbstractEventLoop, action: Callable[[], None]) -> Iterator[None]:
+    """Run `action` in the loop when the process is told to stop, before the server's own handler.
+
+    An ASGI server waits for open responses before it ends the lifespan, and a stream of changes
+    never ends by itself; so the signal has to end the streams.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # a test's server thread, or an application that owns the signals
+        return
+    before: dict[signal.Signals, Any] = {}
+    for number in SIGNALS:
+        before[number] = signal.getsignal(number)
+        signal.signal(number, _chain(loop, action, before[number]))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _chain(
+    loop: AbstractEventLoop, action: Callable[[], None], then: Any
+) -> Callable[[int, FrameType | None], None]:
+    def handle(number: int, frame: FrameType | None) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(action)
+        if callable(then):
+            then(number, frame)
+        elif then == signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    return handle
+
+
+@contextmanager
+def reported_stalls(loop: AbstractEventLoop) -> Iterator[None]:
+    """Log when the loop of this thread stands still for longer than `STALL_S`.
+
+    A blocking call in an `async` handler stops every call, deadline and health check of its
+    process. A thread watches the loop and logs where it is:
+
+        {"msg": "the event loop is blocked", "seconds": 1.2, "at": "reports.py:41 in build", …}
+    """
+    watch = _StallWatch(loop)
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.stop()
+
+
+class _StallWatch:
+    """The beat of a loop and the thread that listens to it."""
+
+    def __init__(self, loop: AbstractEventLoop) -> None:
+        self._loop = loop
+        self._loop_thread = threading.get_ident()
+        self._beat_s = time.monotonic()
+        self._timer: TimerHandle | None = None
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="stalls", daemon=True)
+
+    def start(self) -> None:
+        self._beat()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        self._beat_s = time.monotonic()
+        self._timer = self._loop.call_later(LOOK_EVERY_S, self._beat)
+
+    def _listen(self) -> None:
+        reported_s: float | None = None
+        looked_s = time.monotonic()
+        while not self._is_over.wait(LOOK_EVERY_S):
+            now_s, beat_s = time.monotonic(), self._beat_s
+            # the whole process stood still, as under SIGSTOP
+            was_stopped = now_s - looked_s > 2 * LOOK_EVERY_S
+            looked_s = now_s
+            if reported_s is not None and beat_s > reported_s:
+                fields = {"seconds": round(beat_s - reported_s, 1)}
+                stalls.warning("the event loop goes on", extra={"fields": fields})
+                reported_s = None
+            if reported_s is None and not was_stopped and now_s - beat_s > STALL_S:
+                reported_s = beat_s
+                self._report(now_s - beat_s)
+
+    def _report(self, seconds: float) -> None:
+        frame = sys._current_frames().get(self._loop_thread)
+        stack = traceback.extract_stack(frame, limit=50) if frame is not None else []
+        shown = [f"{Path(call.filename).name}:{call.lineno} in {call.name}" for call in stack][
+            -_FRAMES_SHOWN:
+        ]
+        fields = {"seconds": round(seconds, 1), "at": shown[-1] if shown else None, "stack": shown}
+        stalls.warning("the event loop is blocked", extra={"fields": fields})

@@ -1,5 +1,5 @@
-"""The layer that makes one answer and one log line of each request: it checks the head, finds out
-who is calling, and answers whatever the layers inside raise.
+"""The two layers in front of every request: `Guard` checks where it was sent, `RequestMiddleware` checks
+its head, authenticates its caller, and makes one answer and one log line of it.
 
     an MCP endpoint            POST, JSON in, JSON or a stream out; in a session of an older revision
                                GET and DELETE too; every caller that the configuration lets in
@@ -9,26 +9,30 @@ who is calling, and answers whatever the layers inside raise.
 The head is checked before the caller: a client that tries GET learns that there is none, not that
 it needs a token. An operator is a caller whose token has the scope that the configuration names for
 operators; without such a scope there are none. Without authentication the one local subject is an
-operator where the gateway serves this machine alone.
+operator if the gateway serves this machine alone.
 
-An `AuthError` is answered with OAuth's challenge, any other `GatewayError` as a JSON-RPC error. An
-unexpected exception is answered with a reference to the log; outside the MCP endpoints Starlette
-answers it.
+An `AuthError` is answered with OAuth's challenge, any other `GatewayError` as a JSON-RPC error, an
+unexpected exception with a reference to the log; outside the MCP endpoints Starlette answers it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from functools import lru_cache
-from typing import Final
+from ipaddress import ip_address
+from typing import Any, Final
+from urllib.parse import urlsplit
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from roundgate.auth import Principal, Verifier
+from roundgate import json
+from roundgate.auth import Verifier
 from roundgate.clock import Clock
 from roundgate.errors import (
     AuthError,
@@ -38,25 +42,209 @@ from roundgate.errors import (
     TransportError,
 )
 from roundgate.http import bodies
-from roundgate.http import exchange as exchanges
-from roundgate.http.exchange import Exchange
-from roundgate.http.guard import HEALTH
-from roundgate.http.old_transport import OLD_TRANSPORT
+from roundgate.http.exchange import (
+    JSON,
+    Exchange,
+    Responder,
+    State,
+    forget_exchange,
+    request_headers,
+)
 from roundgate.http.protected import ProtectedResource
-from roundgate.http.responder import Responder, State
+from roundgate.http.routes import HEALTH, OLD_TRANSPORT
+from roundgate.protocol import NEWEST, Headers, jsonrpc, may_be_older
 from roundgate.protocol import SESSION_HEADER as SESSION
-from roundgate.protocol import may_be_older
 
+log = logging.getLogger("roundgate.request")
 failures = logging.getLogger("roundgate.http")
 
-JSON: Final = b"application/json"
 EVENT_STREAM: Final = b"text/event-stream"
-MAX_KEPT_BYTES: Final = 256
 _BOTH: Final = frozenset({JSON, EVENT_STREAM})
 OPEN: Final = frozenset({HEALTH, OLD_TRANSPORT})
 """The paths that need no authentication."""
 PUBLIC: Final = "/.well-known/"
-"""RFC 8615: where clients look before they have a token, also for what is not there."""
+"""RFC 8615: the paths that clients read before they have a token, including those with no document."""
+LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
+MAX_KEPT_BYTES: Final = 256
+"""The longest header value that is cached, or read whole."""
+MAX_HOSTS_KEPT: Final = 100
+_REFUSED: Final = -32600
+"""The JSON-RPC code of a request that is refused with 401 or 403, in every revision."""
+_ONCE: Final = frozenset({b"host", b"origin"})
+_USUAL: Final = ("127.0.0.1", "::1")
+_FORWARDED: Final = frozenset({b"forwarded", b"x-forwarded-for", b"x-real-ip", b"cf-connecting-ip"})
+_ADDRESS: Final = re.compile(r"[0-9A-Fa-f.:]*[.:][0-9A-Fa-f.:]*")
+_EXPOSED: Final = (
+    "There is no authentication, so the gateway serves this machine alone: configure auth, or set"
+    " GATEWAY_ALLOW_ANONYMOUS=true if something in front authenticates"
+)
+
+
+class Guard:
+    """Host and Origin checks against DNS rebinding: 403 before anything else (streamable-http,
+    "Security & Endpoint").
+
+    Starlette's middleware answers preflights of an allowed origin and adds CORS headers. `/healthz`
+    is open under every host name: a load balancer asks at an address.
+
+    Args:
+        app: the layers inside.
+        hosts: names, names with port, `*.suffixes`, or `*`.
+        origins: `https://name`, `http://localhost:*`, or `*`.
+        own_origin: whether a page may come from the name and port that the request was sent to.
+        loopback_only: whether only requests to a loopback address of this machine are served.
+            Without authentication every other client would be the one local subject.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        hosts: Sequence[str],
+        origins: Sequence[str],
+        own_origin: bool = False,
+        loopback_only: bool = False,
+    ) -> None:
+        self._app = app
+        # sees requests of allowed origins only: every other one has been refused by then
+        self._cors = CORSMiddleware(
+            app,
+            allow_origins=["*"],
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=["WWW-Authenticate", "Mcp-Session-Id"],
+        )
+        self._hosts = frozenset(host.lower() for host in hosts)
+        # a name that only `*` allows may be anyone's: its pages are not ours
+        self._own_names = (self._hosts - {"*"}).union(LOOPBACK) if own_origin else frozenset[str]()
+        self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
+        self._known_hosts: set[bytes] = set()
+        """Host headers that were allowed, to parse each only once."""
+        self._loopback_only = loopback_only
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        if scope["type"] != "http":
+            return self._app(scope, receive, send)
+        headers = request_headers(scope)
+        origin = headers.get(b"origin")
+        is_probe = scope["path"] == HEALTH and scope["method"] in ("GET", "HEAD") and origin is None
+        if not is_probe and (refusal := self._refusal(headers, scope.get("server"))):
+            log.info(
+                "request", extra={"fields": {"status": 403, "outcome": "refused", "error": refusal}}
+            )
+            return self._refuse(refusal, scope, receive, send)
+        return (self._app if origin is None else self._cors)(scope, receive, send)
+
+    async def _refuse(self, refusal: str, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = await bodies.read_id(scope["method"], request_headers(scope), receive)
+        await Responder(send).error(TransportError(403, refusal), request_id, NEWEST)
+
+    def _refusal(self, headers: Headers, server: Any) -> str | None:
+        if self._loopback_only and not (_is_loopback(server) and _is_from_here(headers)):
+            return _EXPOSED
+        # a proxy might read the other one
+        if not _ONCE.isdisjoint(headers.repeated):
+            return "Host and Origin may be sent once"
+        host, origin = headers.get(b"host", b""), headers.get(b"origin")
+        if host not in self._known_hosts:
+            if not host_allowed(host.decode("latin-1").strip().lower(), self._hosts):
+                return (
+                    f"Host {_shown(host)} is not allowed; add it to http.allowed_hosts, or set "
+                    "GATEWAY_PUBLIC_URL"
+                )
+            if len(self._known_hosts) < MAX_HOSTS_KEPT and len(host) <= MAX_KEPT_BYTES:
+                self._known_hosts.add(host)
+        if origin is not None and not self._is_allowed(
+            origin.decode("latin-1").strip().lower(), host
+        ):
+            return (
+                f"Origin {_shown(origin)} is not allowed; add it to http.allowed_origins, or "
+                "set GATEWAY_PUBLIC_URL"
+            )
+        return None
+
+    def _is_allowed(self, origin: str, host: bytes) -> bool:
+        if origin_allowed(origin, self._origins):
+            return True
+        name = host.decode("latin-1").strip().lower()
+        is_own = origin in (f"http://{name}", f"https://{name}")
+        return is_own and host_allowed(name, self._own_names)
+
+
+def host_allowed(host: str, allowed: frozenset[str]) -> bool:
+    """Return whether a lower-case Host value matches a name, a name with port, a `*.suffix` or `*`."""
+    if "*" in allowed or host in allowed:
+        return True
+    name = (
+        host[: host.index("]") + 1]
+        if host.startswith("[") and "]" in host
+        else host.partition(":")[0]
+    )
+    return name in allowed or any(
+        rule.startswith("*.") and name.endswith(rule[1:]) for rule in allowed
+    )
+
+
+def origin_allowed(origin: str, allowed: frozenset[str]) -> bool:
+    """Return whether a lower-case Origin value matches an origin or `*`; `http://localhost:*`
+    matches any port."""
+    if "*" in allowed or origin in allowed:
+        return True
+    base, _, port = origin.rpartition(":")
+    return f"{origin}:*" in allowed or (port.isdecimal() and f"{base}:*" in allowed)
+
+
+def public_origins(public_url: str | None) -> list[str]:
+    """Return the origin of the URL that clients use, if there is one."""
+    if public_url is None:
+        return []
+    parts = urlsplit(public_url)
+    return [f"{parts.scheme}://{parts.netloc}"]
+
+
+def default_hosts(public_url: str | None, on_lambda: bool) -> list[str]:
+    """Return `http.allowed_hosts` where it is not set. No browser can reach a function on AWS
+    Lambda under a name of an attacker's own."""
+    if on_lambda:
+        return ["*"]
+    public = urlsplit(public_url or "").hostname
+    if public is None:
+        return list(LOOPBACK)
+    return [*LOOPBACK, f"[{public}]" if ":" in public else public]
+
+
+def _is_loopback(server: Any) -> bool:
+    """Return whether a connection was accepted at an address of this machine alone. A name (on AWS
+    Lambda the Host header) or a path says nothing, and counts as one."""
+    if not server or server[0] in _USUAL or len(server[0]) > MAX_KEPT_BYTES:
+        return True
+    return _is_own(server[0])
+
+
+def _is_from_here(headers: Headers) -> bool:
+    """Return whether no proxy on this machine reports that the request came from another one. A
+    proxy appends to a client's value, so a value too long to read whole does not count as local."""
+    if _FORWARDED.isdisjoint(headers):
+        return True
+    values = [headers[name] for name in _FORWARDED if name in headers]
+    return all(len(value) <= MAX_KEPT_BYTES for value in values) and all(
+        _is_own(address.rpartition(":")[0] if address.count(":") == 1 else address)
+        for value in values
+        for address in _ADDRESS.findall(value.decode("latin-1"))
+    )
+
+
+@lru_cache(maxsize=64)
+def _is_own(host: str) -> bool:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return True
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def _shown(value: bytes) -> str:
+    return repr(value.decode("latin-1")[:100])
 
 
 class RequestMiddleware:
@@ -103,7 +291,7 @@ class RequestMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            if scope["type"] == "websocket":  # nothing of ours is one: nobody is authenticated
+            if scope["type"] == "websocket":  # there is none, and its caller is not authenticated
                 await send({"type": "websocket.close", "code": 1008})
                 return
             await self._app(scope, receive, send)
@@ -114,8 +302,7 @@ class RequestMiddleware:
             try:
                 if exchange.is_mcp:
                     exchange.accepted = _check(scope["method"], exchange.headers)
-                    verifier = self._verifiers[exchange.view]
-                    exchange.principal = await verifier.principal(
+                    exchange.principal = await self._verifiers[exchange.view].principal(
                         exchange.headers.get(b"authorization"), exchange.host.claims
                     )
                     await self._app(scope, receive, send)
@@ -123,12 +310,16 @@ class RequestMiddleware:
                     await self._app(scope, receive, send)
                 else:
                     await self._nothing(scope, receive, send)
-            except AuthError as error:
-                await self._find_id(scope, receive, exchange)
-                await self._challenge(error, exchange)
             except GatewayError as error:
-                await self._find_id(scope, receive, exchange)
-                await self._fail(error, exchange)
+                if exchange.is_mcp and not exchange.is_read:
+                    exchange.is_read = True
+                    exchange.request_id = await bodies.read_id(
+                        scope["method"], exchange.headers, receive
+                    )
+                if isinstance(error, AuthError):
+                    await self._challenge(error, exchange)
+                else:
+                    await self._fail(error, exchange)
             except ClientDisconnect:
                 exchange.label = "cancelled"
             except Exception as error:
@@ -145,7 +336,7 @@ class RequestMiddleware:
         finally:
             if exchange.is_mcp or exchange.error is not None:
                 exchange.write_line((time.perf_counter() - started) * 1000)
-            exchanges.leave(scope)
+            forget_exchange(scope)
 
     async def _is_open_to(self, exchange: Exchange) -> bool:
         """Return whether the caller may use a path that is no MCP endpoint.
@@ -155,36 +346,30 @@ class RequestMiddleware:
         """
         if exchange.path in OPEN or exchange.path.startswith(PUBLIC):
             return True
-        authorization = exchange.headers.get(b"authorization")
         exchange.principal = await self._usual_verifier.principal(
-            authorization, exchange.host.claims
+            exchange.headers.get(b"authorization"), exchange.host.claims
         )
-        return self._operates(exchange.principal)
-
-    def _operates(self, principal: Principal) -> bool:
-        """Whether a caller is an operator.
-
-        Raises:
-            InsufficientScope: it is not, and a token with the scope would make it one.
-        """
         if self._operator_scope is None:
             return self._local_operates
-        if self._operator_scope not in principal.scopes:
+        if self._operator_scope not in exchange.principal.scopes:
             raise InsufficientScope("this address", [self._operator_scope])
         return True
 
-    async def _find_id(self, scope: Scope, receive: Receive, exchange: Exchange) -> None:
-        """What is refused before it was read is answered under its id all the same,
-        where that is easily had."""
-        if exchange.is_mcp and not exchange.is_read and exchange.request_id is None:
-            exchange.is_read = True
-            exchange.request_id = await bodies.read_id(scope["method"], exchange.headers, receive)
-
     async def _challenge(self, error: AuthError, exchange: Exchange) -> None:
+        """Send 401 or 403 with its challenge (RFC 6750 section 3).
+
+        The body is a JSON-RPC error if the id of the request is known, because clients show no
+        other; otherwise it is OAuth's.
+        """
         exchange.label, exchange.error = "unauthorized", str(error)
         resource = self._resources.get(exchange.view, self._usual)
         challenge = b"Bearer" if resource is None else resource.challenge(error)
-        await exchange.responder.refused(error, challenge, exchange.request_id)
+        members = {"error": error.error or "unauthorized", "error_description": str(error)}
+        if exchange.request_id is None:
+            body = json.encode(members)
+        else:
+            body = jsonrpc.error_response(exchange.request_id, _REFUSED, str(error), members)
+        await exchange.responder.answer(error.status, body, [(b"www-authenticate", challenge)])
 
     async def _fail(self, error: GatewayError, exchange: Exchange) -> None:
         exchange.code = exchange.revision.look_up(error).code
@@ -194,10 +379,10 @@ class RequestMiddleware:
 
 
 def _check(method: str, headers: Mapping[bytes, bytes]) -> frozenset[bytes]:
-    """What the client accepts of JSON and event streams.
+    """Return which of JSON and event streams the client accepts.
 
     Raises:
-        TransportError: the HTTP method or a media type is none that this endpoint has.
+        TransportError: this endpoint does not serve the HTTP method or the media types.
     """
     accept = headers.get(b"accept")
     if method in ("GET", "DELETE") and SESSION in headers and may_be_older(headers):
@@ -215,18 +400,11 @@ def _check(method: str, headers: Mapping[bytes, bytes]) -> frozenset[bytes]:
             [(b"allow", b"POST")],
         )
     content_type = headers.get(b"content-type", b"")
-    if (
-        content_type != JSON  # what nearly everybody sends
-        and content_type.partition(b";")[0].strip().lower() != JSON
-    ):
+    if content_type != JSON and content_type.partition(b";")[0].strip().lower() != JSON:
         raise TransportError(415, "Content-Type must be application/json")
-    accepted = (
-        _BOTH
-        if accept is None
-        else _accepted(accept)
-        if len(accept) <= MAX_KEPT_BYTES
-        else _media(accept)
-    )
+    if accept is None:
+        return _BOTH
+    accepted = (_known_media if len(accept) <= MAX_KEPT_BYTES else _media)(accept)
     if not accepted:
         raise TransportError(
             406, "The Accept header must list application/json and text/event-stream"
@@ -243,5 +421,5 @@ def _media(accept: bytes) -> frozenset[bytes]:
     )
 
 
-_accepted: Final = lru_cache(maxsize=64)(_media)
-"""Clients send one and the same value with every request; a long one is not kept."""
+_known_media: Final = lru_cache(maxsize=64)(_media)
+"""A client sends the same value with every request; a long value is not cached."""

@@ -1,18 +1,15 @@
-"""Which connection makes room when a process has as many as it may have, and one more arrives.
+"""The connection that is closed when a process has as many as it may have, and one more arrives.
 
-Who attacks holds connections open and gives nothing, or much too slowly; who is served sends
-a request at once and reads its answer. So connections are given up in the order of what they
-are worth, and in the same stage first those of the address that holds the most of them, the
-oldest before the others:
+Attackers hold connections open and send nothing, or slowly; honest clients send a request at once
+and read its answer. So connections are closed in this order, and in one stage first those of the
+address that holds the most, the oldest before the others:
 
     ENDING → NEW, beyond an eighth of all places → RECEIVING → IDLE → ANSWERING, of an
     address over its share → NEW
 
-The eighth keeps a flood of new connections from ending each other before any of them could send its
-request. From RECEIVING on nothing is given up that is younger than a second, so that under honest
-load nobody is cut off in the middle of a request for somebody who will be as well; but addresses
-that send many requests in parts are not spared, and a newcomer takes the place of an idle
-connection of its own address at any time. Pure: knows no sockets.
+The eighth keeps a flood of new connections from closing each other before any could send its
+request. From RECEIVING on, connections younger than a second are spared, except those of an address
+that sends many requests in parts, and an idle one whose own address needs the place.
 """
 
 from __future__ import annotations
@@ -26,8 +23,7 @@ from operator import attrgetter
 from typing import Final, Protocol, TypeVar
 
 SETTLED_S: Final = 1.0
-"""For how long a request has to have been coming, a connection to have been idle or a call to have
-run, before it may be given up for another."""
+"""Seconds in a stage from RECEIVING on before a connection may be closed for another."""
 
 
 class Stage(IntEnum):
@@ -36,9 +32,9 @@ class Stage(IntEnum):
     ENDING = 0
     """It was refused, or is being closed."""
     NEW = 1
-    """No whole head of a request has ever come on it."""
+    """No whole head has ever arrived on it."""
     RECEIVING = 2
-    """It has sent a part of a request, and the rest has not come yet."""
+    """A part of a request has arrived."""
     IDLE = 3
     """Its last request was answered."""
     ANSWERING = 4
@@ -46,15 +42,15 @@ class Stage(IntEnum):
 
 
 class Connection(Protocol):
-    """A connection, reduced to the facts that this choice depends on."""
+    """The facts of a connection that the choice depends on."""
 
     @property
     def stage(self) -> Stage:
-        """What it is doing."""
+        """Return the stage."""
 
     @property
     def since(self) -> float:
-        """Return when the stage began, in seconds on one clock for all connections."""
+        """Return when the stage began, in seconds."""
 
     @property
     def address(self) -> str:
@@ -105,8 +101,7 @@ def makes_room(
 
 
 def _slow(receiving: list[C], newcomer: str, now: float) -> list[C]:
-    """Return requests that have been arriving for too long, or whose address sends more at once
-    than the newcomer's."""
+    """Return requests that arrive slowly, or whose address sends more at once than the newcomer's."""
     counts = _counts(receiving)
     few = max(1, counts[newcomer])
     return [
@@ -117,7 +112,6 @@ def _slow(receiving: list[C], newcomer: str, now: float) -> list[C]:
 
 
 def _unused(idle: list[C], newcomer: str, now: float) -> list[C]:
-    """Return connections that have been idle for a while, or come from the newcomer's address."""
     return [
         connection
         for connection in idle
@@ -126,8 +120,7 @@ def _unused(idle: list[C], newcomer: str, now: float) -> list[C]:
 
 
 def _over_share(stages: list[list[C]], newcomer: str, share: int, now: float) -> C | None:
-    """Return the oldest call of the address that is furthest over its share, if the newcomer's
-    address is below its own share."""
+    """Return the oldest call of the address furthest over its share, if the newcomer's is below."""
     counts = _counts(chain.from_iterable(stages))
     if counts[newcomer] >= share:
         return None
@@ -144,8 +137,7 @@ def _over_share(stages: list[list[C]], newcomer: str, share: int, now: float) ->
 
 
 def _of_the_largest(group: list[C]) -> C | None:
-    """Return the oldest connection of the address with the most connections, or `None`. Ties
-    between addresses are broken by age."""
+    """Return the oldest connection of the address, or addresses, with the most connections."""
     counts = _counts(group)
     most = max(counts.values(), default=0)
     largest = (connection for connection in group if counts[connection.address] == most)

@@ -1,24 +1,43 @@
 """Path operations beside the MCP endpoints: health for probes and metadata for OAuth clients.
 
-`/docs` lists them where `http.docs` is on. `/sse` returns an error that explains to clients of the
-2024-11-05 transport why they cannot connect; it is not part of the API.
+`/docs` lists them where `http.docs` is on.
+
+`/sse` belonged to the transport of 2024-11-05. Its clients open a stream, read on it where to post,
+post `initialize`, and wait for the response on the stream; they show the status of an error
+response, but no text. So the stream is opened, and gets an error with a sentence, under the ids with
+which the official SDKs begin. The replica that takes the post does not know the stream; so the error
+is sent a moment later, and again, because clients drop a response that precedes its request.
+
+    GET  /sse            event: endpoint, message (1 s), message (2 s), message (4 s), end
+    POST /sse?from=sse   202: the client was sent here by that stream
+    POST /sse            400 with the sentence, under the id of the request
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, StreamingResponse
 
-from roundgate.http.guard import HEALTH
-from roundgate.http.old_transport import OLD_TRANSPORT, not_served
+from roundgate.errors import TransportError
+from roundgate.http import bodies
+from roundgate.http.exchange import exchange_of
 from roundgate.http.protected import ProtectedResource, ResourceMetadata
+from roundgate.protocol import jsonrpc, sse
 
+HEALTH: Final = "/healthz"
+OLD_TRANSPORT: Final = "/sse"
 METADATA_MAX_AGE_S: Final = 300
 """How long clients may cache the metadata of a protected resource, in seconds."""
+PAUSES_S: Final[Sequence[float]] = (1.0, 1.0, 2.0)
+MAX_OPEN: Final = 100
+"""Streams of `/sse` that one process holds open; further clients get the sentence as JSON."""
+_FIRST_IDS: Final = (0, 1)
+_FROM_STREAM: Final = "from=sse"
 
 
 class Health(BaseModel):
@@ -65,7 +84,7 @@ def make_router(
             )
     router.add_route(
         OLD_TRANSPORT,
-        not_served(endpoint, streams=streams),
+        _old_transport(endpoint, streams=streams),
         methods=["GET", "POST"],
         include_in_schema=False,
     )
@@ -112,3 +131,42 @@ def not_found_handler(
         return nothing_at(endpoint)
 
     return not_found
+
+
+def _old_transport(
+    endpoint: str, *, streams: bool
+) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    refusal = TransportError(
+        400,
+        "This server does not speak the HTTP+SSE transport of 2024-11-05: use Streamable HTTP at "
+        f'{endpoint} in place of /sse; in the settings of clients that is the type "http", not "sse"',
+    )
+    open_streams = 0
+
+    async def events() -> AsyncIterator[bytes]:
+        nonlocal open_streams
+        open_streams += 1
+        try:
+            yield f"event: endpoint\r\ndata: {OLD_TRANSPORT}?{_FROM_STREAM}\r\n\r\n".encode()
+            for pause_s in PAUSES_S:
+                await asyncio.sleep(pause_s)
+                for first_id in _FIRST_IDS:
+                    yield sse.event(jsonrpc.error_response(first_id, -32600, str(refusal)))
+        finally:
+            open_streams -= 1
+
+    async def answer(request: Request) -> Response:
+        wants_stream = "text/event-stream" in request.headers.get("accept", "")
+        if request.method == "GET" and wants_stream and streams and open_streams < MAX_OPEN:
+            headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+            return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
+        if request.method == "POST" and request.url.query == _FROM_STREAM:
+            return Response(status_code=202)
+        exchange = exchange_of(request.scope)
+        exchange.is_read = True
+        exchange.request_id = await bodies.read_id(
+            request.method, exchange.headers, request.receive
+        )
+        raise TransportError(refusal.status, str(refusal))
+
+    return answer

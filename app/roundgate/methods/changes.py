@@ -1,49 +1,53 @@
-"""A change that a handler tells of at one replica is told on the streams of all:
-lists that changed, resources.
+"""Changes of lists and resources, on the streams of all replicas (basic/patterns/subscriptions).
 
     replica A   await ctx.resource_updated(uri) ─▶ its own streams, and the row of the latest changes
-    replica B   has a stream open: looks at the row every second ─▶ its streams
+    replica B   has a stream open: reads the row every second ─▶ its streams
 
-There is one row. Each change in it has a number; who has seen one tells of those after it. Only the
-latest are in it, as many as a read costs next to nothing for: who has missed more than these tells
-every stream of everything that it listens to, because "it has changed" said once too often makes a
-client look once too often, and said too seldom leaves it with what is old. What a client listens
-to, and that it does, is in no row.
+`Hub` has the streams of this process. A stream holds at most one pending message per method and URI
+or task, so a slow reader costs no more than its subscription, and loses nothing that it must know.
 
-A replica on which nobody listens reads nothing; a handler that tells of nothing costs nothing.
+`Changes` shares changes through one row. Each change in it has a number; a replica publishes those
+after the last one that it has seen. The row has only the latest changes, as many as a cheap read
+takes. A replica that has missed more tells every stream that everything it listens to has changed:
+a notification too many costs the client a read, one too few leaves it with an old state. The row
+does not say which client listens to what. A replica without streams reads nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from roundgate import json
+from roundgate.auth import Principal
 from roundgate.clock import Clock
 from roundgate.errors import ParseError, Unavailable
-from roundgate.methods.hub import Hub, Subscription
-from roundgate.protocol import notifications
+from roundgate.protocol import RequestId, SubscriptionFilter, jsonrpc, notifications
 from roundgate.storage import SessionRow, SessionStore
 
+Topic: TypeAlias = tuple[str, str | None]
+"""A method and, for `notifications/resources/updated`, the URI, for `notifications/tasks` the id."""
+_Caller: TypeAlias = tuple[str, str, str]
+"""Issuer, subject, client."""
+
 MAX_CHARS: Final = 3_500
-"""Of the changes in the row together: a strongly consistent read of DynamoDB
-costs the same up to 4 KB."""
+"""Characters of all changes in the row: a consistent read of DynamoDB costs the same up to 4 KB."""
 MAX_PENDING: Final = 1_000
-"""Changes that wait for a store that cannot be reached; of more it is only
-said that there were some."""
+"""Changes that wait for a store that cannot be reached; beyond it they become "everything"."""
 KEEP_MS: Final = 3_600_000
-"""For how long the row is kept after the last change: far longer than
-anybody takes to look again."""
+"""How long the row is kept after the last change."""
 PAUSE_S: Final = 0.005
-"""After a write that another replica's came before; twice that after the second, and so on."""
+"""The pause after a write that lost to another replica's; the second takes twice that, and so on."""
 RETRY_S: Final = 5.0
-"""How long after a failure it is tried again to tell the others."""
+"""The pause before a failed write is tried again."""
 SLOWEST_S: Final = 60.0
-"""A store that cannot be read is asked after twice the pause each time, up to this."""
+"""The longest pause between reads of a store that fails; each is twice the one before."""
 _KEY: Final = "changes"
 _TRIES: Final = 20
 _EVERYTHING: Final = "*"
@@ -57,23 +61,236 @@ _LETTERS: Final[Mapping[str, str]] = MappingProxyType(
 )
 _METHODS: Final = {letter: method for method, letter in _LETTERS.items()}
 
+MAX_OTHERS: Final = 200
+
 log = logging.getLogger("roundgate.subscriptions")
+
+
+@dataclass(eq=False, slots=True)
+class Subscription:
+    """One open stream, and its pending messages."""
+
+    id: RequestId
+    topics: frozenset[Topic]
+    acknowledged: dict[str, Any]
+    caller: Principal
+    view: str = ""
+    """The view at which it was opened."""
+    learns: bool = False
+    """Whether its topics are read again from time to time (`listen_to`): it is also told of changes
+    before that."""
+    ends: list[Callable[[], None]] = field(default_factory=list)
+    """Called when it has ended."""
+    _pending: dict[Topic, bytes | None] = field(default_factory=dict)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _closing: bool = False
+    _others: set[Topic] = field(default_factory=set)
+    """Changes that it may learn to want; more than `MAX_OTHERS` stand for everything."""
+
+    def offer(self, topic: Topic, params: bytes | None = None) -> None:
+        """Note a change, if it is wanted; `params` is a JSON object with its details."""
+        if topic in self.topics:
+            self._pending[topic] = params
+            self._wake.set()
+        elif self.learns and len(self._others) <= MAX_OTHERS:
+            self._others.add(topic)
+
+    def offer_everything(self) -> None:
+        """Note that everything but tasks may have changed."""
+        for topic in self.topics:
+            if topic[0] != notifications.TASK:
+                self.offer(topic)
+        if self.learns:
+            self._others.update(
+                (notifications.RESOURCE_UPDATED, str(n)) for n in range(MAX_OTHERS + 1)
+            )
+
+    def listen_to(self, topics: frozenset[Topic]) -> None:
+        """Replace the topics, and note those that have changed since the last call."""
+        known, self.topics = self.topics, topics
+        others, self._others = self._others, set()
+        for topic in topics - known:
+            if topic in others or len(others) > MAX_OTHERS:
+                self.offer(topic)
+
+    def close(self) -> None:
+        """End the stream after its pending messages."""
+        self._closing = True
+        self._wake.set()
+
+    async def messages(self, keep_alive_s: float) -> AsyncGenerator[bytes | None, None]:
+        """Yield the acknowledgement, then each change; `None` after `keep_alive_s` seconds without
+        one. End on `close`."""
+        yield self._tell(notifications.ACKNOWLEDGED, notifications=self.acknowledged)
+        async with aclosing(self.changes(keep_alive_s)) as changes:
+            async for change in changes:
+                yield None if change is None else self._message(*change)
+
+    async def changes(
+        self, keep_alive_s: float
+    ) -> AsyncGenerator[tuple[Topic, bytes | None] | None, None]:
+        """Yield each change with its details; `None` and the end as in `messages`."""
+        while True:
+            while self._pending:
+                topic = next(iter(self._pending))
+                yield topic, self._pending.pop(topic)
+            if self._closing:
+                return
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(keep_alive_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                yield None
+
+    def _message(self, topic: Topic, params: bytes | None) -> bytes:
+        method, uri = topic
+        if params is not None:
+            return jsonrpc.notification_of(
+                method, {"_meta": {notifications.SUBSCRIPTION_ID: self.id}}, params
+            )
+        return self._tell(method) if uri is None else self._tell(method, uri=uri)
+
+    def _tell(self, method: str, **params: Any) -> bytes:
+        return jsonrpc.notification(
+            method, {"_meta": {notifications.SUBSCRIPTION_ID: self.id}, **params}
+        )
+
+
+class Hub:
+    """The open streams of this process.
+
+    Args:
+        max_streams: the limit on open streams.
+        max_per_caller: the limit on open streams of one caller.
+    """
+
+    def __init__(self, max_streams: int, max_per_caller: int) -> None:
+        self._open: set[Subscription] = set()
+        self._of_caller: Counter[_Caller] = Counter()
+        self._max_streams = max_streams
+        self._max_per_caller = max_per_caller
+        self._closing = False
+
+    @property
+    def streams(self) -> int:
+        """Return how many are open."""
+        return len(self._open)
+
+    def subscribe(
+        self,
+        request_id: RequestId,
+        principal: Principal,
+        wanted: SubscriptionFilter,
+        features: frozenset[str],
+        task_ids: Sequence[str] = (),
+        view: str = "",
+    ) -> Subscription:
+        """Open a stream for the changes that are both wanted and served.
+
+        Args:
+            request_id: the id of the request, and of the stream.
+            principal: the caller.
+            wanted: the client's filter.
+            features: the features that are served.
+            task_ids: tasks of the caller.
+            view: the view whose lists are meant; empty for all tools.
+
+        Raises:
+            Unavailable: there are too many, or the server is shutting down.
+        """
+        if reason := self._why_not(principal.identity):
+            raise Unavailable(f"subscriptions/listen is not possible now: {reason}")
+        topics, acknowledged = _topics(wanted, features)
+        if task_ids:
+            topics |= {(notifications.TASK, task_id) for task_id in task_ids}
+            acknowledged["taskIds"] = list(task_ids)
+        subscription = Subscription(request_id, topics, acknowledged, principal, view)
+        self._open.add(subscription)
+        self._of_caller[principal.identity] += 1
+        return subscription
+
+    def _why_not(self, caller: _Caller) -> str | None:
+        if self._closing:
+            return "the server is shutting down"
+        if len(self._open) >= self._max_streams:
+            return "too many open streams (http.max_streams)"
+        if self._of_caller[caller] >= self._max_per_caller:
+            return "you have too many open streams (http.max_streams_per_caller)"
+        return None
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """Forget a stream that has ended."""
+        if subscription in self._open:
+            self._open.discard(subscription)
+            self._forget(subscription.caller.identity)
+        while subscription.ends:
+            subscription.ends.pop()()
+
+    def _forget(self, caller: _Caller) -> None:
+        self._of_caller[caller] -= 1
+        if self._of_caller[caller] <= 0:
+            del self._of_caller[caller]
+
+    def publish(self, method: str, uri: str | None = None) -> None:
+        """Notify each stream that wants a change; `uri` names the resource, if it is about one."""
+        for subscription in self._open:
+            subscription.offer((method, uri))
+
+    def publish_everything(self) -> None:
+        """Notify every stream that everything but tasks may have changed."""
+        for subscription in self._open:
+            subscription.offer_everything()
+
+    def publish_list(self, method: str, view: str) -> None:
+        """Notify each stream of a view that wants changes of one of its lists."""
+        for subscription in self._open:
+            if subscription.view == view:
+                subscription.offer((method, None))
+
+    def close(self) -> None:
+        """End every stream with its closing result, and open no more."""
+        self._closing = True
+        for subscription in self._open:
+            subscription.close()
+
+
+def _topics(
+    wanted: SubscriptionFilter, features: frozenset[str]
+) -> tuple[frozenset[Topic], dict[str, Any]]:
+    """Return the topics that are wanted and served, and the filter as it is acknowledged."""
+    lists = {
+        "tools": (wanted.tools_list_changed, notifications.TOOLS_CHANGED),
+        "prompts": (wanted.prompts_list_changed, notifications.PROMPTS_CHANGED),
+        "resources": (wanted.resources_list_changed, notifications.RESOURCES_CHANGED),
+    }
+    topics: set[Topic] = set()
+    acknowledged: dict[str, Any] = {}
+    for feature, (is_wanted, method) in lists.items():
+        if is_wanted and feature in features:
+            topics.add((method, None))
+            acknowledged[f"{feature}ListChanged"] = True
+    if wanted.resource_subscriptions and "resources" in features:
+        topics.update(
+            (notifications.RESOURCE_UPDATED, uri) for uri in wanted.resource_subscriptions
+        )
+        acknowledged["resourceSubscriptions"] = wanted.resource_subscriptions
+    return frozenset(topics), acknowledged
 
 
 @dataclass(frozen=True, slots=True)
 class _Latest:
-    """What the row says."""
+    """The content of the row."""
 
     epoch: str
-    """Another one means that the row is another, and counts from 1 again."""
+    """Another epoch is another row, which counts from 1 again."""
     last: int
     """The number of the last change."""
     changes: Sequence[str]
-    """The latest changes, as `_written` has them; the last one last."""
+    """The latest changes, as `_written` writes them, the last one last."""
 
     def after(self, seen: _Latest | None) -> Sequence[str] | None:
-        """The changes after those that have been seen; `None` if some of them are
-        not in the row any more."""
+        """Return the changes after those seen; `None` if the row has lost some of them."""
         known = seen.last if seen is not None and seen.epoch == self.epoch else 0
         missed = self.last - known
         if missed > len(self.changes):
@@ -81,7 +298,7 @@ class _Latest:
         return self.changes[len(self.changes) - missed :] if missed > 0 else ()
 
     def with_more(self, more: Sequence[str]) -> _Latest:
-        """As it is once these have changed too."""
+        """Return the content with further changes."""
         changes, chars = [*self.changes, *more], 0
         for place in range(len(changes) - 1, -1, -1):
             chars += len(changes[place]) + 3  # quotes and a comma
@@ -92,14 +309,14 @@ class _Latest:
 
 
 class Changes:
-    """Tells of changes at all replicas.
+    """Publishes changes at all replicas.
 
     Args:
         hub: the streams of this process.
-        rows: what all replicas share.
-        clock: of the process.
-        every_s: seconds between two looks at what has changed elsewhere.
-        shares: whether others are told: not where nobody can hold a stream.
+        rows: the store that all replicas share.
+        clock: the clock of the process.
+        every_s: seconds between two reads of the row.
+        shares: whether other replicas are notified; there is no need where no streams can be open.
     """
 
     def __init__(
@@ -112,7 +329,7 @@ class Changes:
         self._shares = shares
         self._pending: dict[str, None] = {}
         self._own: dict[int, str] = {}
-        """Numbers of changes that this process has told of already, in which epoch."""
+        """The epochs of changes that this process has published, by number."""
         self._turn = asyncio.Lock()
         self._retry: asyncio.Task[None] | None = None
         self._seen: _Latest | None = None
@@ -120,38 +337,32 @@ class Changes:
         self._looking: asyncio.Task[None] | None = None
 
     async def publish(self, method: str, uri: str | None = None) -> None:
-        """Tell every stream that wants to know, here at once, and have the other replicas know when
-        this returns; if the store cannot be reached, soon after it can.
-
-        Args:
-            method: the notification.
-            uri: of the resource that it is about, if it is about one.
-        """
+        """Notify local streams immediately, and other replicas before returning. If the store is
+        down, notify them once it recovers. `uri` names the resource, if it is about one."""
         self.hub.publish(method, uri)
         if not self._shares:
             return
         self._note(_written(method, uri))
         try:
             await self._is_flushed()
-        finally:  # also when its call is cancelled: what has changed has changed
+        finally:  # also when the call is cancelled
             if self._pending and (self._retry is None or self._retry.done()):
                 log.warning("a change is not told elsewhere yet")
                 self._retry = asyncio.create_task(self._keep_writing())
 
     async def ready(self) -> None:
-        """Find out what has changed before the first stream opens here: all
-        after that is told on it."""
+        """Read the row before the first stream opens here, which gets all later changes."""
         if self._looking is None and self._shares:
             try:
                 seen = await self._read()
             except Unavailable:
-                seen = None  # told once too often, then
+                seen = None  # a notification too many, then
             if self._looking is None:
                 self._seen = seen
 
     def follow(self, subscription: Subscription) -> None:
-        """Tell a stream of what changes elsewhere, until it ends; nothing may be
-        waited for since `ready`."""
+        """Notify a stream of changes elsewhere until it ends. Call it without an await after
+        `ready`."""
         if not self._shares:
             return
         self._following += 1
@@ -160,7 +371,7 @@ class Changes:
             self._looking = asyncio.create_task(self._keep_looking())
 
     async def aclose(self) -> None:
-        """Look no more; what could not be written is tried once more."""
+        """Stop reading, and try once more to write what is pending."""
         tasks = [task for task in (self._retry, self._looking) if task is not None]
         for task in tasks:
             task.cancel()
@@ -185,10 +396,9 @@ class Changes:
             await self._is_flushed()
 
     async def _is_flushed(self) -> bool:
-        """Write what is pending; whether it could be done. Who waits for a turn finds it
-        done, most of the time."""
+        """Write what is pending, and return whether that succeeded."""
         async with self._turn:
-            # what is told of from here on is told again, though it be the same
+            # a change noted from here on is written again, even the same one
             more, self._pending = self._pending, {}
             try:
                 for tried in range(_TRIES if more else 0):
@@ -197,8 +407,8 @@ class Changes:
                         break
                     await asyncio.sleep(PAUSE_S * (tried + 1))
             except Unavailable:
-                pass  # the caller says so, and tries again
-            except Exception as error:  # and so it is with what nobody has thought of
+                pass  # the caller logs that, and tries again
+            except Exception as error:
                 log.error("changes could not be told elsewhere", exc_info=error)
             finally:
                 self._pending = more | self._pending
@@ -218,7 +428,7 @@ class Changes:
         return done
 
     def _remember(self, numbers: range, epoch: str) -> None:
-        """These are our own: the streams here have been told."""
+        """Remember changes that the streams here already have."""
         if self._following and len(self._own) < MAX_PENDING:
             self._own |= dict.fromkeys(numbers, epoch)
 
@@ -230,12 +440,10 @@ class Changes:
         while True:
             await asyncio.sleep(min(self._every_s * 2 ** min(failures, 16), SLOWEST_S))
             try:
-                async with self._turn:  # or what is written just now would be taken for another's
+                async with self._turn:  # a change being written would look like another replica's
                     self._tell(await self._read())
                 failures = 0
-            except (
-                Exception
-            ) as error:  # whatever it is: nobody would look again until the last stream has ended
+            except Exception as error:  # the loop has to survive it
                 if not failures:
                     fields = {"error": str(error) or type(error).__name__}
                     log.warning(
@@ -259,17 +467,17 @@ class Changes:
 
 
 def _written(method: str, uri: str | None) -> str:
-    """A change as the row has it: a letter, and what it is about."""
+    """Return a change as the row has it: a letter, and its URI."""
     return f"{_LETTERS[method]}{uri or ''}"
 
 
 def _opened(row: SessionRow | None) -> _Latest | None:
-    """What a row says; `None` of none, and of one that another version wrote."""
+    """Return the content of a row; `None` without one, and for one that another version wrote."""
     try:
         value: Any = None if row is None else json.decode(row.value)
     except ParseError:
         return None
     match value:
-        case [str(epoch), int(last), [*changes]] if all(isinstance(one, str) for one in changes):
+        case [str(epoch), int(last), [*changes]] if all(isinstance(text, str) for text in changes):
             return _Latest(epoch, last, changes)
     return None

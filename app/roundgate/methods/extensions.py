@@ -1,15 +1,181 @@
-"""The table of extensions: one entry for each, and no other place that names their modules."""
+"""The extensions of the protocol, and their table: no other module names one.
+
+Tasks (SEP-2663): tasks/get, tasks/update and tasks/cancel. Calls become tasks in
+`roundgate.methods.tools`; `roundgate.protocol.tasks` has the life of a task.
+
+Search: three tools (`roundgate.backends.search`) replace a long list, and a call through `call_tool`
+is a call of the tool that it names, with that tool's scopes, approvals, questions, tasks and state.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Final
 
+from pydantic import Field
+
 from roundgate.backends import Catalog
-from roundgate.methods.parts import Extension
-from roundgate.methods.search import SearchExtension
-from roundgate.methods.tasks import TasksExtension
-from roundgate.protocol import Route
+from roundgate.errors import InvalidParams
+from roundgate.methods.parts import Extension, Kit, Method, Results, Tools
+from roundgate.methods.rounds import Reply, RequestContext
+from roundgate.methods.tools import invalid_arguments
+from roundgate.protocol import (
+    EXTENSION,
+    REQUIRED,
+    CallToolParams,
+    ListParams,
+    Params,
+    Route,
+    ToolResult,
+)
+from roundgate.tasks import NamedTask
+
+_ROUTE: Final = Route("tasks", named_by="taskId", needs_name_header=False)
+"""The extension demands the header of clients, for routing that the gateway does not need;
+FastMCP 4.1 does not send it."""
+
+
+class TaskParams(Params):
+    """tasks/get and tasks/cancel"""
+
+    task_id: str = Field(alias="taskId")
+
+
+class UpdateTaskParams(TaskParams):
+    """tasks/update"""
+
+    input_responses: dict[str, Any] = Field(alias="inputResponses")
+
+
+class TasksExtension(Extension):
+    """Calls that outlive their request."""
+
+    name = EXTENSION
+    feature = "tasks"
+    routes = MappingProxyType({"tasks/get": _ROUTE, "tasks/update": _ROUTE, "tasks/cancel": _ROUTE})
+
+    def is_served(self, catalog: Catalog) -> bool:
+        """Return whether there are tasks of ours or of a service, or may be once a missing back end
+        is served again."""
+        return makes_tasks(catalog) or bool(catalog.task_sources or catalog.missing)
+
+    def methods(self, kit: Kit) -> Mapping[str, Method[Any]]:
+        """Return the rows of the three methods."""
+        tasks = TaskMethods(kit)
+        return {
+            "tasks/get": Method(tasks.get, TaskParams, requires=REQUIRED),
+            "tasks/update": Method(tasks.update, UpdateTaskParams, requires=REQUIRED),
+            "tasks/cancel": Method(tasks.cancel, TaskParams, requires=REQUIRED),
+        }
+
+
+def makes_tasks(catalog: Catalog) -> bool:
+    """Return whether calls of some tool become tasks of ours, which need workers."""
+    return any(served.tool.task != "forbidden" for served in catalog.tools.values())
+
+
+class TaskMethods:
+    """The tasks of a caller, ours and those of services behind us."""
+
+    def __init__(self, kit: Kit) -> None:
+        self._tasks = kit.parts.tasks
+        self._scopes = kit.scopes
+        self._acknowledged = kit.results.acknowledged
+        self._rest = kit.results.rest()
+
+    async def get(self, context: RequestContext, asked: TaskParams) -> Reply:
+        """tasks/get"""
+        task = await self._find(context, asked.task_id)
+        return Reply(b"%b%b" % (self._tasks.detailed(await task.look())[:-1], self._rest))
+
+    async def update(self, context: RequestContext, asked: UpdateTaskParams) -> Reply:
+        """tasks/update"""
+        task = await self._find(context, asked.task_id)
+        await task.update(asked.input_responses)
+        return self._acknowledged
+
+    async def cancel(self, context: RequestContext, asked: TaskParams) -> Reply:
+        """tasks/cancel"""
+        task = await self._find(context, asked.task_id)
+        await task.cancel()
+        return self._acknowledged
+
+    async def _find(self, context: RequestContext, task_id: str) -> NamedTask:
+        """Return a task of the caller, of a tool that it may call. Reads no row for that unless some
+        task's tool needs scopes.
+
+        Raises:
+            TaskNotFound: it is unknown, has expired, or is another owner's.
+            InsufficientScope
+            Unavailable: the scopes of its tool are not known now.
+        """
+        principal = context.principal
+        task = self._tasks.find(principal, task_id)
+        context.correlation.task = self._tasks.name_in_log(principal, task_id)
+        if self._scopes.any_task:
+            self._scopes.check(await task.tool(), principal)
+        return task
+
+
+class SearchExtension(Extension):
+    """Search in place of a long list. It has no methods: every client can call its tools."""
+
+    name = "roundgate/search"
+    feature = "search"
+
+    def is_served(self, catalog: Catalog) -> bool:
+        """Return whether search replaces the list of tools."""
+        return catalog.call_tool is not None
+
+    def settings(self) -> None:
+        """Return None: clients need not know."""
+        return
+
+    def tools(self, tools: Tools, kit: Kit) -> Tools:
+        """Return the tools with calls through `call_tool`."""
+        call_tool = kit.catalog.call_tool
+        if call_tool is None:
+            return tools
+        return ThroughSearch(tools, kit.catalog, call_tool, kit.results)
+
+
+class ThroughSearch:
+    """Tools behind a search; others are called through the tool `call_tool`."""
+
+    def __init__(self, tools: Tools, catalog: Catalog, call_tool: str, results: Results) -> None:
+        self._tools = tools
+        self._catalog = catalog
+        self._call_tool = call_tool
+        self._results = results
+
+    async def list(self, context: RequestContext, asked: ListParams) -> Reply:
+        """tools/list"""
+        return await self._tools.list(context, asked)
+
+    async def call(self, context: RequestContext, asked: CallToolParams) -> Reply:
+        """tools/call"""
+        if asked.name != self._call_tool:
+            return await self._tools.call(context, asked)
+        context.correlation.through = self._call_tool
+        served = self._catalog.tool(asked.name)
+        if not served.arguments.is_valid(asked.arguments):
+            return self._results.tool(invalid_arguments(served, asked.arguments))
+        name = asked.arguments["name"]
+        try:
+            is_known = self._catalog.tool(name).name != self._call_tool
+        except InvalidParams:
+            is_known = False
+        if not is_known:
+            text = f"There is no tool {name[:64]!r}; search_tools finds the names"
+            return self._results.tool(ToolResult.error(text))
+        arguments = asked.arguments.get("arguments", {})
+        named = asked.model_copy(update={"name": name, "arguments": arguments})
+        # a client mirrors arguments by the schema that it knows, which is not the tool's
+        inbound = replace(context.inbound, headers=None, name=name)
+        return await self._tools.call(replace(context, inbound=inbound), named)
+
 
 EXTENSIONS: Final[tuple[Extension, ...]] = (TasksExtension(), SearchExtension())
 
@@ -17,17 +183,3 @@ ROUTES: Final[Mapping[str, Route]] = {
     method: route for extension in EXTENSIONS for method, route in extension.routes.items()
 }
 """The methods of all extensions, served or not."""
-
-
-def features_of_extensions(catalog: Catalog) -> frozenset[str]:
-    """Return the features of the extensions that a catalog has something to serve for."""
-    return frozenset(one.feature for one in EXTENSIONS if one.is_served(catalog))
-
-
-def discovered(features: frozenset[str]) -> dict[str, Any]:
-    """Return the member `extensions` of the server's capabilities."""
-    return {
-        one.name: settings
-        for one in EXTENSIONS
-        if one.feature in features and (settings := one.settings()) is not None
-    }

@@ -1,15 +1,21 @@
-"""tools/list and tools/call for clients that cannot be asked, or know no tasks, where there
-is a substitute for that.
+"""tools/list and tools/call for clients that cannot be asked, or know no tasks, where there is a
+substitute for that.
 
-A call is made as if its client could do everything that there is a substitute for. What the client
-itself cannot take of what comes of it, questions or a task, is then told by other means:
+A call runs as if its client could do everything that has a substitute. Questions or a task that the
+client cannot handle are then told by other means:
 
-    questions   in words, with a tool that takes the answers                  `in_words`
-    a task      its result, which is waited for, or a handle, and its tools   `waiting`, `task_tools`
+    questions   in words, with a tool that takes the answers
+    a task      its result, for which the call waits, or a handle, and its tools   `task_tools`
 
-Nothing in here runs for clients and tools that need none of it. A list has the gateway's own
-tools for clients that lack what they stand for, so it depends on what a client declares, and is
-its own (`cacheScope: private`).
+    tools/call deploy {env}            →  a result: "It needs answers … call `answer` with {state, answers}"
+    tools/call answer {state, answers} →  the next round of `deploy`: its result, or more words
+
+`state` has, sealed for this caller, the tool, its arguments and the `requestState` of the round that
+asked, which is checked as in any other round. A state too long for a model to copy is a row, and
+the state has its key. The model may make an answer up, so approvals are never asked in words.
+
+Clients and tools that need no substitute pass through unchanged. A list with the gateway's own tools
+depends on the capabilities of the client, so it is its own (`cacheScope: private`).
 """
 
 from __future__ import annotations
@@ -19,30 +25,57 @@ from dataclasses import replace
 from typing import Any, Final
 
 from roundgate import json
+from roundgate.auth import Principal
 from roundgate.backends import Fallback, OwnTool, is_approval
-from roundgate.clock import Deadline
-from roundgate.errors import MissingCapability, StateRefused, ToolError
-from roundgate.methods.in_words import CAN_BE_WORDS, InWords, answer_definition, requirement_of
-from roundgate.methods.parts import Kit, Tools
-from roundgate.methods.results import Listing, Reply
-from roundgate.methods.rounds import RequestContext
-from roundgate.methods.task_tools import TaskTools, Waiting, definitions, result_of
+from roundgate.clock import Clock, Deadline
+from roundgate.errors import MissingCapability, ParseError, StateRefused, StateTooLarge, ToolError
+from roundgate.methods.parts import Kit, Listing, Tools
+from roundgate.methods.rounds import Reply, RequestContext
+from roundgate.methods.task_tools import (
+    ANSWERS,
+    TaskTools,
+    Waiting,
+    arguments_schema,
+    definitions,
+    questions_in_words,
+    requirement_of,
+    result_of,
+)
+from roundgate.methods.tools import argument_problems
 from roundgate.protocol import (
     REQUIRED,
     CallToolParams,
     ClientCapabilities,
     ListParams,
     Pages,
+    Schema,
     ToolResult,
-    merged,
 )
+from roundgate.storage import SessionStore
+from roundgate.tokens import Binding, StateSealer
 
 MAX_VIEWS: Final = 256
+CAN_BE_WORDS: Final[Mapping[str, Any]] = {
+    "elicitation": {"form": {}, "url": {}},
+    "sampling": {},
+    "roots": {},
+}
+"""The capabilities that questions in words replace."""
+MAX_STATE: Final = 2_000
+"""Characters of a state that a model copies whole."""
+LEEWAY_S: Final = 60.0
+"""How much longer than its state a row is kept."""
+MAX_ROW: Final = 250_000
+"""Bytes of a call in a row."""
+_BINDING: Final = Binding("answer in words", "", "")
+_ARGUMENTS: Final = arguments_schema(
+    state={"type": "string", "description": "The state, copied exactly."}, answers=ANSWERS
+)
 _LABELS: Final = frozenset({"input_required", "task"})
 
 
 class FallbackTools:
-    """Tools, for clients of every kind."""
+    """Tools for clients of every kind."""
 
     def __init__(self, tools: Tools, fallback: Fallback, kit: Kit) -> None:
         parts, config = kit.parts, kit.config
@@ -74,8 +107,8 @@ class FallbackTools:
         return self._list.reply(self._view(pages, in_words, handles), asked.cursor)
 
     def _view(self, pages: Pages, in_words: bool, handles: bool) -> Pages:
-        """What a client sees that lacks what it takes to be asked, or the tasks extension. It is
-        made once for each set of scopes and lacks."""
+        """Return the list for a client that cannot be asked, or lacks the tasks extension. Each is
+        made once for a set of scopes."""
         if not (in_words or handles):
             return pages
         key = (id(pages), in_words, handles)
@@ -110,7 +143,7 @@ class FallbackTools:
             continued = await self._in_words.continued(asked.arguments, context.principal)
             context.correlation.tool = continued.name
             context.correlation.through = asked.name
-            # a later round of this very request: its own state is newer than the one in words
+            # in a later round of this request its own state is newer than the one in words
             if asked.request_state is not None:
                 continued = continued.model_copy(
                     update={
@@ -118,7 +151,7 @@ class FallbackTools:
                         "request_state": asked.request_state,
                     }
                 )
-            # what mirrors arguments are the headers of the call that asked
+            # headers mirror the arguments of this call, not of the one that asked
             inbound = replace(context.inbound, headers=None, name=continued.name)
             return await self._call(replace(context, inbound=inbound), continued, deadline)
         except (ToolError, StateRefused) as error:
@@ -141,24 +174,24 @@ class FallbackTools:
         reply = await self._tools.call(able, asked)
         if reply.label not in _LABELS:
             return reply
-        told = json.decode(reply.result)
+        result = json.decode(reply.result)
         if reply.label == "input_required":
-            requests = told.get("inputRequests", {})
-            return await self._asked(reply, requests, told["requestState"], context, asked)
+            requests = result.get("inputRequests", {})
+            return await self._asked(reply, requests, result["requestState"], context, asked)
         if capabilities.has_declared(REQUIRED):
             return reply
         if asked.name in self._fallback.with_handles:
-            return self._task_tools.handle(told)
-        return await self._wait(context, asked, deadline, told["taskId"], 1)
+            return self._task_tools.handle(result)
+        return await self._wait(context, asked, deadline, result["taskId"], 1)
 
     def _substituted(self, tool: str, capabilities: ClientCapabilities) -> Mapping[str, Any]:
-        """What there is a substitute for with this tool, unless the client can do all of it."""
-        found: dict[str, Any] = {}
+        """Return the capabilities with a substitute for this tool, unless the client has them all."""
+        substituted: dict[str, Any] = {}
         if tool in self._fallback.in_words:
-            found |= CAN_BE_WORDS
+            substituted |= CAN_BE_WORDS
         if tool in self._fallback.with_handles or tool in self._fallback.waiting:
-            found |= REQUIRED
-        return {} if capabilities.has_declared(found) else found
+            substituted |= REQUIRED
+        return {} if capabilities.has_declared(substituted) else substituted
 
     async def _wait(
         self,
@@ -168,8 +201,7 @@ class FallbackTools:
         task_id: str,
         round_: int,
     ) -> Reply:
-        """The result of a call whose task this is, or what the task asks, or a
-        round that goes on waiting."""
+        """Return the result of a call's task, its questions, or the state of a round that waits."""
         task = self._tasks.find(context.principal, task_id)
         context.correlation.tool = asked.name
         context.correlation.task = self._tasks.name_in_log(context.principal, task_id)
@@ -178,7 +210,7 @@ class FallbackTools:
             await task.update(asked.input_responses)
         view = await self._waiting.until_settled(task, deadline)
         if view is not None and view.status.is_terminal:
-            return self._results.tool_of(result_of(view))
+            return self._results.stored_tool(result_of(view))
         still = self._waiting.still(task_id, view, asked, context, round_)
         if still is None:
             await task.cancel()
@@ -199,12 +231,12 @@ class FallbackTools:
         context: RequestContext,
         asked: CallToolParams,
     ) -> Reply:
-        """The questions of a round: as they are if the client can be asked, else in words."""
-        required = merged(requirement_of(request) for request in requests.values())
+        """Return the questions of a round, in words if the client cannot be asked."""
+        required = requirement_of(requests)
         capabilities = context.inbound.meta.capabilities
         if capabilities.has_declared(required):
             return reply
-        # approvals are never asked in words, also not because of what is asked beside them
+        # approvals are never asked in words, nor are questions beside one
         is_for_a_person = any(map(is_approval, requests.values()))
         if asked.name not in self._fallback.in_words or is_for_a_person:
             what_for, has_substitute = f"asking {', '.join(requests)}", not is_for_a_person
@@ -216,9 +248,116 @@ class FallbackTools:
 
 
 def _without_output(entry: bytes) -> bytes:
-    """A tool that may answer something else than its output schema says:
-    clients would refuse that."""
+    """Return a tool without its output schema: clients would refuse questions or a handle."""
     definition = json.decode(entry)
     if definition.pop("outputSchema", None) is None:
         return entry
     return json.encode(definition)
+
+
+def answer_definition(name: str) -> dict[str, Any]:
+    """Return the tool that takes the answers, as the schema's `Tool`."""
+    return {
+        "name": name,
+        "title": "Answer questions",
+        "description": "Goes on with a call that ended with questions: takes its state and the "
+        "answers. The answers are the user's; ask the user, and do not make them up.",
+        "inputSchema": _ARGUMENTS,
+    }
+
+
+class InWords:
+    """Asks in words, and continues with the answers."""
+
+    def __init__(
+        self, sealer: StateSealer, rows: SessionStore, clock: Clock, answer_tool: str
+    ) -> None:
+        self._sealer = sealer
+        self._rows = rows
+        self._clock = clock
+        self._answer_tool = answer_tool
+        self._arguments = Schema.compile(_ARGUMENTS)
+
+    async def asked(
+        self,
+        requests: Mapping[str, Any],
+        request_state: str,
+        call: CallToolParams,
+        principal: Principal,
+    ) -> ToolResult:
+        """Return the result that asks.
+
+        Args:
+            requests: the questions on the wire, by key.
+            request_state: the state of the round that asks.
+            call: the call, with the arguments of its first round.
+            principal: the caller, who may answer.
+
+        Raises:
+            Unavailable: the state is too long to be copied, and cannot be stored now.
+        """
+        facts = [call.name, dict(call.arguments), request_state]
+        try:
+            state = self._seal(facts, principal)
+        except StateTooLarge:
+            state = ""
+        if not 0 < len(state) <= MAX_STATE:
+            data = json.encode(facts)
+            if len(data) > MAX_ROW:
+                return ToolResult.error(
+                    f"This has to ask something, and is too large for that ({len(data):,} bytes "
+                    "with its arguments); call with smaller arguments"
+                )
+            key = f"words.{self._clock.new_id()}"
+            # not before the state with its key expires
+            kept_s = self._sealer.lifetime_s + self._sealer.leeway_s + LEEWAY_S
+            forget_ms = self._clock.now_ms() + int(kept_s * 1000)
+            await self._rows.put_new(key, data, forget_ms)
+            state = self._seal({"row": key}, principal)
+        text, answers = questions_in_words(requests)
+        example = json.encode({"state": state, "answers": answers}).decode()
+        return ToolResult(
+            [
+                "This call is not finished: it needs answers to go on.\n\n"
+                + text
+                + f"\n\nThen call the tool {self._answer_tool} with arguments like these, the "
+                "state copied exactly:\n" + example
+            ]
+        )
+
+    async def continued(self, arguments: Mapping[str, Any], principal: Principal) -> CallToolParams:
+        """Return the next round of the call that asked.
+
+        Raises:
+            ToolError: the arguments are wrong, or the state is not this caller's, or too old.
+            Unavailable: the row of the state cannot be read now.
+        """
+        if not self._arguments.is_valid(arguments):
+            problems = argument_problems(self._arguments, arguments)
+            raise ToolError("Invalid arguments; correct them and call again:\n" + problems)
+        match await self._facts(arguments["state"], principal):
+            case [str(name), dict(called), str(state)]:
+                return CallToolParams(
+                    name=name,
+                    arguments=called,
+                    inputResponses=arguments["answers"],
+                    requestState=state,
+                )
+        raise ToolError(
+            "This state is not valid: it is too old, not yours, or not copied exactly. Call the "
+            "first tool again"
+        )
+
+    async def _facts(self, state: str, principal: Principal) -> Any:
+        try:
+            facts = self._sealer.open(state.strip(), principal, _BINDING).payload
+            match facts:
+                case {"row": str(key)}:
+                    row = await self._rows.read(key)
+                    return None if row is None else json.decode(row.value)
+        except (StateRefused, ParseError):
+            return None
+        return facts
+
+    def _seal(self, facts: Any, principal: Principal) -> str:
+        return self._sealer.seal(facts, principal, _BINDING, round_=1, origin={})

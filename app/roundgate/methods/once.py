@@ -1,4 +1,4 @@
-"""Rounds of `once` tools: the same retry gets the same outcome, and what it does is done once.
+"""Rounds of `once` tools: the same retry gets the same outcome, and takes effect once.
 
     retry    ──claim──▶ (won)  served, its outcome written ──▶ answered
     its twin ──claim──▶ (lost) waits for the outcome       ──▶ answered with it
@@ -26,8 +26,7 @@ from roundgate.errors import (
     Unavailable,
 )
 from roundgate.json import digest
-from roundgate.methods.results import Reply
-from roundgate.methods.rounds import Round
+from roundgate.methods.rounds import Reply, Round
 from roundgate.protocol import InputParams
 from roundgate.replay import Call
 from roundgate.storage import OnceRecord, OnceStore
@@ -41,13 +40,12 @@ _ERROR: Final = b"error"
 
 
 def kept_reply(reply: Reply) -> bytes:
-    """A reply as it is kept."""
+    """Return a reply as a row keeps it."""
     return b"%b %b" % (reply.label.encode(), reply.result)
 
 
 def kept_error(error: GatewayError) -> bytes:
-    """An error as it is kept: what it takes to raise it again. One of a kind that is not known here
-    becomes `InvalidParams` with its words."""
+    """Return an error as a row keeps it; an error of another kind becomes `InvalidParams`."""
     match error:
         case MissingCapability():
             about = [error.what_for, dict(error.missing), error.has_substitute]
@@ -63,12 +61,8 @@ def kept_error(error: GatewayError) -> bytes:
     return b"%b %b" % (_ERROR, json.encode(facts))
 
 
-def reply_of(kept: bytes) -> Reply:
-    """The reply that was kept.
-
-    Raises:
-        GatewayError: an error was.
-    """
+def stored_reply(kept: bytes) -> Reply:
+    """Return the reply that a row keeps, or raise its error."""
     word, _, body = kept.partition(b" ")
     if word != _ERROR:
         return Reply(body, word.decode())
@@ -94,30 +88,25 @@ class Once:
         self._working: set[asyncio.Future[bytes]] = set()
 
     async def aclose(self) -> None:
-        """Let rounds whose clients have hung up come to their end, so that the
-        retries find their outcomes."""
+        """Wait for rounds whose clients have hung up, so that retries find their outcomes."""
         await asyncio.gather(*self._working, return_exceptions=True)
 
     async def serve(
         self, round_: Round, asked: InputParams, call: Call, run: Callable[[], Awaitable[Reply]]
     ) -> Reply:
-        """Serve a round of a `once` tool: the same retry gets the same
-        outcome, and it is served once.
-
-        The first round has no token, so, unless the client gave the call a key, nothing to be once
-        about: a new call is a new call.
+        """Serve a round of a `once` tool. A first round has no token: without a key it is a new call.
 
         Args:
             round_: the round.
             asked: its params, whose answers tell retries apart.
-            call: what it is part of.
-            run: serves it, if nobody has.
+            call: the call.
+            run: serves the round, unless it has been served.
 
         Raises:
             StateRefused: the token was used with other answers.
             Unavailable: the same retry is being served elsewhere and takes longer than this one can
                 wait; or a store cannot be reached.
-            ToolError: it was being served where it will never be finished.
+            ToolError: an earlier attempt ended without a known outcome.
         """
         once_id = round_.once_id
         if once_id is None:
@@ -128,18 +117,17 @@ class Once:
         forget_ms = now_ms + int(self._sealer.lifetime_s * 2000)
         record = await self._once.claim(once_id, answers, give_up_ms, forget_ms)
         if record is not None:
-            return reply_of(await self._outcome_of_twin(once_id, record, answers, call))
-        # the client may hang up now: the round is served to its end all the same, so that its retry
-        # finds an outcome
+            return stored_reply(await self._outcome_of_twin(once_id, record, answers, call))
+        # if the client hangs up now, the round still ends, and its retry finds the outcome
         work = asyncio.ensure_future(self._serve_and_record(once_id, run))
         self._working.add(work)
         work.add_done_callback(self._working.discard)
-        return reply_of(await asyncio.shield(work))
+        return stored_reply(await asyncio.shield(work))
 
     async def _serve_and_record(self, token_id: str, run: Callable[[], Awaitable[Reply]]) -> bytes:
         try:
             outcome = kept_reply(await run())
-        except Unavailable:  # what the handler did until then it may have done; its journal is gone
+        except Unavailable:  # the journal is lost, and the handler may have done something
             with suppress(Unavailable):
                 await self._once.finish(token_id, kept_error(ToolError(_UNKNOWN_OUTCOME)))
             raise

@@ -1,7 +1,8 @@
-"""What methods are made of, and how an extension adds to them.
+"""The parts that methods are made of: writers of results and lists, the scopes of callers, and the
+parts of an endpoint. `Extension` is the base of what adds methods.
 
-An extension is one module with a subclass of `Extension`, and one entry in the table of
-`roundgate.methods.extensions`.
+Handlers return facts; `resultType`, `serverInfo` and caching hints belong to the revision
+(`protocol.revision.ResultFormat`).
 """
 
 from __future__ import annotations
@@ -9,22 +10,169 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
 
+from roundgate.auth import Principal
 from roundgate.backends import Catalog
 from roundgate.clock import Clock
 from roundgate.config import GatewayConfig
+from roundgate.errors import InsufficientScope, InternalError, Unavailable
+from roundgate.json import encode
 from roundgate.methods.changes import Changes
 from roundgate.methods.once import Once
-from roundgate.methods.results import Reply, Response, Results
-from roundgate.methods.rounds import Calls, RequestContext, Rounds
-from roundgate.methods.scopes import Scopes
-from roundgate.protocol import CallToolParams, ListParams, Params, Route
+from roundgate.methods.rounds import Calls, InputRequired, Reply, RequestContext, Response
+from roundgate.protocol import (
+    CacheHint,
+    CallToolParams,
+    ListParams,
+    Page,
+    Pages,
+    Params,
+    ResultFormat,
+    Route,
+    ToolResult,
+)
 from roundgate.storage import SessionStore
-from roundgate.tasks import NamedTasks, Watch
+from roundgate.tasks import NamedTasks, Watch, log_failure
 from roundgate.tokens import StateSealer
 
 P = TypeVar("P", bound=Params)
+
+MAX_PAGES_KEPT: Final = 64
+
+
+class Results:
+    """Makes replies in the format of one revision.
+
+    Raises InternalError if a handler returned a value that is not JSON.
+    """
+
+    def __init__(self, result_format: ResultFormat, clock: Clock) -> None:
+        self._format = result_format
+        self._clock = clock
+        self.rest = result_format.rest
+        self.entries = result_format.entries
+        self.acknowledged = Reply(result_format.write({}))
+        """The reply to a request that was accepted."""
+
+    def write(self, result: Mapping[str, Any], cache: CacheHint | None = None) -> bytes:
+        """Return a result as JSON.
+
+        Args:
+            result: its members, without those that every result has.
+            cache: how long clients may cache it, for methods with such a hint.
+        """
+        try:
+            return self._format.write(result, cache)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise self._failed(error) from error
+
+    def reply(self, result: Mapping[str, Any], cache: CacheHint | None = None) -> Reply:
+        """Return the reply of a request that succeeded."""
+        return Reply(self.write(result, cache))
+
+    def tool(self, result: ToolResult, reason: str | None = None) -> Reply:
+        """Return the reply for a tool's result, or for its error and the reason."""
+        written = self.write(result.to_wire())
+        return Reply(written, "tool_error", reason) if result.is_error else Reply(written)
+
+    def stored_tool(self, result: Mapping[str, Any]) -> Reply:
+        """Return the reply for a result that a tool returned earlier."""
+        return Reply(self.write(result), "tool_error" if result.get("isError") else "ok")
+
+    def task(self, created: Mapping[str, Any]) -> Reply:
+        """Return the reply for a call that became a task: the schema's `CreateTaskResult`."""
+        return Reply(self.write(created), "task")
+
+    def input_required(self, asked: InputRequired) -> Reply:
+        """Return the reply of a round that ended with questions, or only with state."""
+        try:
+            written = self._format.input_required(asked.requests, asked.request_state)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise self._failed(error) from error
+        return Reply(written, "input_required")
+
+    def _failed(self, error: Exception) -> InternalError:
+        return InternalError(log_failure("writing the result", error, self._clock))
+
+
+class Listing:
+    """One list. Its pages are joined from serialised entries and kept."""
+
+    def __init__(self, member: str, cache: CacheHint, results: Results) -> None:
+        self._member, self._results = member, results
+        self._head, self._rest = b'{"%b":[' % member.encode(), results.rest(cache)
+        self._made: dict[Page, Reply] = {}
+
+    def reply(self, pages: Pages, cursor: str | None) -> Reply:
+        """Return the page of a cursor.
+
+        Raises:
+            InvalidParams: the cursor does not belong to this list.
+        """
+        page = pages.page(cursor)
+        reply = self._made.get(page)
+        if reply is None:
+            more = (
+                b"" if page.next_cursor is None else b',"nextCursor":%b' % encode(page.next_cursor)
+            )
+            entries = self._results.entries(self._member, page.entries)
+            reply = Reply(b"%b%b]%b%b" % (self._head, entries, more, self._rest))
+            if len(self._made) < MAX_PAGES_KEPT:
+                self._made[page] = reply
+        return reply
+
+
+class Scopes:
+    """The scopes that the tools of a catalog, and the tasks of their calls, need.
+
+    They are checked at each use: the token of now decides.
+
+    Args:
+        catalog: the catalog.
+        are_checked: whether callers are authenticated; otherwise everything is allowed.
+    """
+
+    def __init__(self, catalog: Catalog, *, are_checked: bool) -> None:
+        self._catalog = catalog
+        self._are_checked = are_checked
+        tools = [served.tool for served in catalog.tools.values()] if are_checked else []
+        scoped = [tool for tool in tools if tool.scopes]
+        self.any_tool = bool(scoped)
+        """Whether callers may see different tools."""
+        self.any_task = any(
+            tool.task != "forbidden" or catalog.task_sources for tool in scoped
+        ) or bool(are_checked and catalog.missing)
+        """Whether any task is, or may be, of a tool that needs scopes."""
+
+    def check(self, tool: str, principal: Principal) -> None:
+        """Raise unless the caller may use a tool and see its tasks.
+
+        The tasks of a tool that is not served remain their owners'. But while a back end is
+        missing, the tool may be one of that back end's, whose scopes are unknown.
+
+        Raises:
+            InsufficientScope
+            Unavailable: the scopes of the tool are not known now.
+        """
+        if not self._are_checked:
+            return
+        served = self._catalog.tools.get(tool)
+        if served is None and self._catalog.missing:
+            names = ", ".join(sorted(self._catalog.missing))
+            raise Unavailable(
+                f"Which scopes {tool} needs is not known while {names} is not served; try later"
+            )
+        if served is not None and not served.tool.scopes <= principal.scopes:
+            raise InsufficientScope(f"tool {tool}", sorted(served.tool.scopes))
+
+    def tool_pages(self, principal: Principal) -> Pages:
+        """Return the list of the tools that the caller may use."""
+        return (
+            self._catalog.tool_pages_for(principal.scopes)
+            if self._are_checked
+            else self._catalog.tool_pages
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +182,7 @@ class Method(Generic[P]):
     serve: Callable[[RequestContext, P], Awaitable[Response]]
     params: type[P]
     requires: Mapping[str, Any] | None = None
-    """What the client must have declared, shaped as `ClientCapabilities`."""
+    """The capabilities that the client must have declared."""
 
 
 class Tools(Protocol):
@@ -43,7 +191,7 @@ class Tools(Protocol):
     async def list(self, context: RequestContext, asked: ListParams) -> Reply:
         """tools/list"""
 
-    async def call(self, context: RequestContext, asked: CallToolParams) -> Reply:
+    def call(self, context: RequestContext, asked: CallToolParams) -> Awaitable[Reply]:
         """tools/call"""
 
 
@@ -53,7 +201,6 @@ class Parts:
 
     changes: Changes
     """Sends changes to streams."""
-    rounds: Rounds
     once: Once
     tasks: NamedTasks
     watch: Watch
@@ -77,7 +224,7 @@ class Kit:
     catalog: Catalog
     parts: Parts
     features: frozenset[str]
-    """What there is something to serve for."""
+    """The features that are served."""
     results: Results
     scopes: Scopes
     calls: Calls

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from roundgate.errors import InternalError, InvalidParams
-from roundgate.methods.parts import Kit
-from roundgate.methods.results import Listing, Reply
-from roundgate.methods.rounds import InputRequired, RequestContext, Target
+from roundgate.methods.parts import Kit, Listing
+from roundgate.methods.rounds import InputRequired, Reply, RequestContext, Target
 from roundgate.protocol import (
     CompleteParams,
     GetPromptParams,
@@ -30,7 +29,6 @@ class PromptMethods:
     def __init__(self, kit: Kit) -> None:
         self._catalog = kit.catalog
         self._calls = kit.calls
-        self._rounds = kit.parts.rounds
         self._results = kit.results
         self._list = Listing("prompts", kit.config.caching.prompts, kit.results)
 
@@ -46,7 +44,7 @@ class PromptMethods:
             Target("prompts/get", asked.name, asked.arguments), asked, context
         )
         call = self._calls.call(context, round_)
-        outcome = await self._rounds.run(round_, call, lambda ctx: prompt.get(ctx, asked.arguments))
+        outcome = await self._calls.run(round_, call, lambda ctx: prompt.get(ctx, asked.arguments))
         if isinstance(outcome, InputRequired):
             return self._results.input_required(outcome)
         messages = self._calls.value(outcome, f"prompt {asked.name}")
@@ -62,7 +60,6 @@ class ResourceMethods:
     def __init__(self, kit: Kit) -> None:
         self._catalog = kit.catalog
         self._calls = kit.calls
-        self._rounds = kit.parts.rounds
         self._results = kit.results
         caching = kit.config.caching
         self._cache = caching.read
@@ -82,7 +79,7 @@ class ResourceMethods:
         resource, values = self._catalog.resource(asked.uri)
         round_ = self._calls.begin(Target("resources/read", asked.uri), asked, context)
         call = self._calls.call(context, round_)
-        outcome = await self._rounds.run(
+        outcome = await self._calls.run(
             round_, call, lambda ctx: resource.read(ctx, asked.uri, values)
         )
         if isinstance(outcome, InputRequired):
@@ -91,7 +88,7 @@ class ResourceMethods:
         # "requests carrying inputResponses or requestState MUST NOT be cached"
         # (server/utilities/caching)
         cache = _UNCACHED if asked.input_responses is not None or round_.opened else self._cache
-        return self._results.reply({"contents": [one.to_wire() for one in contents]}, cache)
+        return self._results.reply({"contents": [content.to_wire() for content in contents]}, cache)
 
 
 class CompletionMethods:

@@ -1,5 +1,4 @@
-"""subscriptions/listen: opens a stream of changes (basic/patterns/subscriptions);
-`hub` has the streams."""
+"""subscriptions/listen: opens a stream of changes (basic/patterns/subscriptions)."""
 
 from __future__ import annotations
 
@@ -11,10 +10,9 @@ from typing import Final
 from roundgate.auth import Principal
 from roundgate.backends import Catalog
 from roundgate.errors import InsufficientScope, TaskNotFound
-from roundgate.methods.hub import Subscription
+from roundgate.methods.changes import Subscription
 from roundgate.methods.parts import Kit
-from roundgate.methods.results import Stream
-from roundgate.methods.rounds import RequestContext
+from roundgate.methods.rounds import RequestContext, Stream
 from roundgate.protocol import (
     REQUIRED,
     ListenParams,
@@ -25,11 +23,11 @@ from roundgate.protocol import (
 from roundgate.tasks import NamedTask
 
 MAX_STREAM_S: Final = 30 * 86_400
-"""How long a stream lives whose token holds for longer than anybody should hold one."""
+"""The longest life of a stream whose token expires later."""
 
 
 def wanted_of(view: str, catalog: Catalog, asked: ListenParams) -> SubscriptionFilter:
-    """What a client wants to be told of, as far as the view that it asks has it."""
+    """Return the client's filter, with the resources of the view alone."""
     wanted = asked.notifications
     if not view or not wanted.resource_subscriptions:
         return wanted
@@ -38,8 +36,7 @@ def wanted_of(view: str, catalog: Catalog, asked: ListenParams) -> SubscriptionF
 
 
 class SubscriptionMethods:
-    """Streams of what changes, of lists, of resources and of the caller's
-    tasks, at whatever replica."""
+    """Streams of changes of lists, resources and the caller's tasks, at any replica."""
 
     def __init__(self, kit: Kit) -> None:
         self._changes = kit.parts.changes
@@ -70,8 +67,7 @@ class SubscriptionMethods:
         return Stream(subscription, closing)
 
     def _end_with_token(self, subscription: Subscription, principal: Principal) -> None:
-        """Close a stream when the token that opened it expires: from then on nobody may
-        be told anything on it."""
+        """Close a stream when the token that opened it expires."""
         if principal.expires_at_s is None:
             return
         left_s = principal.expires_at_s - self._clock.now_ms() / 1000
@@ -83,11 +79,8 @@ class SubscriptionMethods:
     async def _known(
         self, context: RequestContext, task_ids: Sequence[str]
     ) -> list[tuple[NamedTask, TaskView | None]]:
-        """Those of the tasks that there are, that are the caller's, and whose tools it may
-        call, with how they are now.
-
-        Who has a task that is not ours is asked later: a stream does not wait for services.
-        """
+        """Return the tasks that exist, are the caller's, and whose tools it may call, with their
+        views; no view for the task of a service, because a stream does not wait for services."""
         if not task_ids:
             return []
         context.inbound.meta.capabilities.require(
@@ -104,11 +97,11 @@ class SubscriptionMethods:
         return known
 
     def _follow(self, subscription: Subscription, task: NamedTask, view: TaskView | None) -> None:
-        """Tell a stream how a task is now, and each time that changes."""
+        """Send a stream the view of a task, now and after each change."""
 
         def tell(view: TaskView) -> None:
             subscription.offer((notifications.TASK, task.id), self._tasks.detailed(view))
 
         if view is not None:
-            tell(view)  # what happened between the client's last look and this is not lost
+            tell(view)  # nothing since the client's last read is lost
         subscription.ends.append(self._watch.begin(task, view, tell))

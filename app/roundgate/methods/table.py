@@ -1,42 +1,40 @@
-"""The table of the methods: who serves each, how its params look, what its client must have
-declared. A swap makes another table; requests that have begun keep theirs.
+"""The table of the methods: the function that serves each, its params, the capabilities that it
+requires. A swap makes another table; requests that have begun keep theirs.
 
-What `Mcp-Name` mirrors of a method is in the table of its revision.
+The params that `Mcp-Name` mirrors are in the table of the revision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 from roundgate.backends import Catalog, Fallback
 from roundgate.config import GatewayConfig
-from roundgate.methods.discovery import DiscoveryMethods, features_of
 from roundgate.methods.extensions import EXTENSIONS
-from roundgate.methods.parts import Kit, Method, Parts, Tools
+from roundgate.methods.parts import Kit, Method, Parts, Results, Scopes, Tools
 from roundgate.methods.prompts_and_resources import (
     CompletionMethods,
     PromptMethods,
     ResourceMethods,
 )
-from roundgate.methods.results import Response, Results, Stream
-from roundgate.methods.rounds import Calls, RequestContext
-from roundgate.methods.scopes import Scopes
+from roundgate.methods.rounds import Calls, Reply, RequestContext, Response, Stream
 from roundgate.methods.subscriptions import SubscriptionMethods
 from roundgate.methods.tools import ToolMethods
-from roundgate.protocol import ResultFormat, params
+from roundgate.protocol import SUPPORTED_VERSIONS, ResultFormat, params, without_none
 from roundgate.replay import Texts
+from roundgate.settings import ServerConfig
 
-Use: TypeAlias = Callable[[], AbstractContextManager[Catalog]]
-"""Keeps the back ends behind the methods' catalog open while a request runs."""
+Use: TypeAlias = AbstractContextManager[Catalog]
+"""Keeps the back ends behind the methods' catalog open while requests run: each enters it."""
 
 
 class Methods:
     """All methods over one catalog, answering in one revision's format.
 
     Args:
-        config: the configuration of what is served.
+        config: the configuration of the server.
         catalog: tools, prompts and resources of one view.
         parts: the parts of the endpoint.
         result_format: writes results as a revision has them.
@@ -52,16 +50,18 @@ class Methods:
         texts: Texts | None = None,
     ) -> None:
         self.features = features_of(catalog, streams=parts.streams)
-        """What there is something to serve for."""
+        """The features that are served."""
         self._hub = parts.changes.hub
         self._catalog = catalog
         calls = Calls(
-            parts.rounds,
-            parts.changes.publish,
+            parts.sealer,
             parts.clock,
-            config.limits.call_timeout_s * 1000,
-            texts,
-            catalog.read_resource,
+            parts.view,
+            max_rounds=config.state.max_rounds,
+            timeout_ms=config.limits.call_timeout_s * 1000,
+            publish=parts.changes.publish,
+            texts=texts,
+            read=catalog.read_resource,
             shows_errors=parts.shows_errors,
         )
         results = Results(result_format, parts.clock)
@@ -72,7 +72,7 @@ class Methods:
         """Serve one request.
 
         Raises:
-            GatewayError: anything that is answered as a JSON-RPC error.
+            GatewayError: is answered as a JSON-RPC error.
             AuthError: the caller may not do this.
         """
         inbound = context.inbound
@@ -82,11 +82,11 @@ class Methods:
         return method.serve(context, params.validate(method.params, inbound.params))
 
     def has_resource(self, uri: str) -> bool:
-        """Whether there is something to read under a URI."""
+        """Return whether there is something to read under a URI."""
         return self._catalog.has_resource(uri)
 
     def has_output_schema(self, tool: str) -> bool:
-        """Whether clients expect a structured result of a tool."""
+        """Return whether clients expect a structured result of a tool."""
         served = self._catalog.tools.get(tool)
         return served is not None and "outputSchema" in served.tool.definition
 
@@ -96,7 +96,7 @@ class Methods:
 
 
 class CurrentMethods:
-    """Serves each request with the methods that are the current ones when it comes."""
+    """Serves each request with the methods that are current when it arrives."""
 
     def __init__(self, methods: Methods, use: Use) -> None:
         self.now = methods
@@ -104,17 +104,17 @@ class CurrentMethods:
 
     @property
     def features(self) -> frozenset[str]:
-        """What there is something to serve for."""
+        """Return the features that are served."""
         return self.now.features
 
     async def serve(self, context: RequestContext) -> Response:
-        """Serve one request to its end with what is served now. Raises as `Methods.serve`."""
+        """Serve one request to its end with the current methods. Raises as `Methods.serve`."""
         methods = self.now
-        with self._use():
+        with self._use:
             return await methods.serve(context)
 
     def swap(self, methods: Methods, use: Use) -> None:
-        """Serve the requests that come from now on with others."""
+        """Serve later requests with other methods."""
         self.now, self._use = methods, use
 
 
@@ -150,3 +150,64 @@ def _tools(kit: Kit) -> Tools:
     for extension in EXTENSIONS:
         tools = extension.tools(tools, kit)
     return tools
+
+
+class DiscoveryMethods:
+    """server/discover: the same answer for every caller until the catalog changes."""
+
+    def __init__(self, kit: Kit) -> None:
+        members = {
+            "supportedVersions": list(SUPPORTED_VERSIONS),
+            "capabilities": capabilities(kit.features),
+            **without_none(instructions=kit.config.server.instructions),
+        }
+        self._reply = kit.results.reply(members, kit.config.caching.discover)
+
+    async def discover(self, context: RequestContext, asked: params.Params) -> Reply:
+        """server/discover"""
+        return self._reply
+
+
+def features_of(catalog: Catalog, *, streams: bool) -> frozenset[str]:
+    """Return the features that a catalog has something to serve for; a revision lets requests in by
+    them. A back end that is missing now may have tools: a client that heard of none would not learn
+    of them later."""
+    served = {
+        "tools": bool(catalog.tools or catalog.missing),
+        "prompts": bool(catalog.prompts),
+        "resources": bool(catalog.resources or catalog.templates),
+        "completions": catalog.can_complete,
+        "subscriptions": streams,
+        **{extension.feature: extension.is_served(catalog) for extension in EXTENSIONS},
+    }
+    return frozenset(feature for feature, is_served in served.items() if is_served)
+
+
+def capabilities(features: frozenset[str]) -> dict[str, Any]:
+    """Return the schema's `ServerCapabilities` for the features."""
+    changes = {"listChanged": True} if "subscriptions" in features else {}
+    members: dict[str, Any] = {
+        name: dict(changes) for name in ("tools", "prompts", "resources") if name in features
+    }
+    if "resources" in members and changes:
+        members["resources"]["subscribe"] = True
+    if "completions" in features:
+        members["completions"] = {}
+    if members:
+        members["logging"] = {}  # any handler may log to a client that asks for it
+    extensions = {
+        extension.name: settings
+        for extension in EXTENSIONS
+        if extension.feature in features and (settings := extension.settings()) is not None
+    }
+    if extensions:
+        members["extensions"] = extensions
+    return members
+
+
+def server_info(server: ServerConfig) -> dict[str, Any]:
+    """Return the schema's `Implementation`."""
+    optional = without_none(
+        title=server.title, description=server.description, websiteUrl=server.website_url
+    )
+    return {"name": server.name, "version": server.version, **optional}

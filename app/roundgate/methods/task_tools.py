@@ -1,24 +1,22 @@
-"""Tasks as tools: what a client gets that knows no tasks, and the tools that take the handle.
+"""Tasks as tools, and questions in words: the means of clients that know no tasks or cannot be asked.
 
-    tools/call report {…}            →  a handle: {"taskId": …}, and how to go on
-    tools/call task_result {taskId}  →  the result, once there is one; within a request's time, else "still working"
-    tools/call task_status {taskId}  →  how it is, and what it asks
+    tools/call report {…}            →  a handle: {"taskId": …}, and how to continue
+    tools/call task_result {taskId}  →  the result; or, if the request's time runs out, "still working"
+    tools/call task_status {taskId}  →  its status and its questions
     tools/call task_answer {taskId, answers}, task_cancel {taskId}
 
-A handle is good for the caller alone, like the id of any task. What a task asks is asked of
-the user while `task_result` waits, where the client can be asked; otherwise it is told in
-words, and `task_answer` takes the answers where its tool is asked in words at all. Nobody
-approves anything with it.
+A handle is good for its caller alone, like the id of any task. While `task_result` waits, it asks a
+client that can be asked the questions of the task; otherwise it tells them in words, and
+`task_answer` takes the answers, except to approvals.
 
-Waiting for a task within a request, for clients that know no tasks.
+Or a call waits for its task, over as many rounds as that takes:
 
-    round 1   tools/call report                    the task is made; waits; time is up  →  state alone
-    round 2   tools/call report, requestState      waits on                             →  the task's questions
-    round 3   … with inputResponses                they go to the task; waits on        →  its result
+    round 1   tools/call report                    creates the task; waits; time is up  →  state alone
+    round 2   tools/call report, requestState      waits                                →  the task's questions
+    round 3   … with inputResponses                passes them on; waits                →  its result
 
-A request waits for as long as a call may take. What a client sends back says which task
-it waits for, sealed for it and for this call. The task itself is like any other: it
-goes on when nobody waits.
+The state names the task, sealed for this caller and this call. The task runs whether or not a
+request waits for it.
 """
 
 from __future__ import annotations
@@ -32,18 +30,17 @@ from roundgate import json
 from roundgate.backends import Fallback, OwnTool, is_approval
 from roundgate.clock import Clock, Deadline
 from roundgate.errors import StateRefused, TaskNotFound, ToolError, Unavailable
-from roundgate.methods.in_words import questions_in_words, requirement_of
-from roundgate.methods.results import Reply, Results
-from roundgate.methods.rounds import InputRequired, RequestContext
-from roundgate.methods.scopes import Scopes
+from roundgate.methods.parts import Results, Scopes
+from roundgate.methods.rounds import InputRequired, Reply, RequestContext
+from roundgate.methods.tools import argument_problems
 from roundgate.protocol import CallToolParams, Schema, Status, TaskView, ToolResult, merged
 from roundgate.tasks import NamedTask, NamedTasks, Watch
 from roundgate.tokens import Binding, StateSealer
 
 PREFIX: Final = "wait."
-"""Of a `requestState` that says which task is waited for."""
+"""The beginning of a `requestState` that names a task."""
 LEFT_MS: Final = 5_000.0
-"""What of its time a request leaves for its answer; a tenth at most."""
+"""The part of its time that a request keeps for its answer; a tenth at most."""
 
 
 class Waiting:
@@ -59,7 +56,7 @@ class Waiting:
         self._max_rounds = max_rounds
 
     def deadline(self, context: RequestContext) -> Deadline:
-        """Until when a request that begins now may wait."""
+        """Return until when a request that begins now may wait."""
         limit_ms = self._timeout_ms
         if context.remaining_ms is not None:
             limit_ms = min(limit_ms, context.remaining_ms)
@@ -83,9 +80,8 @@ class Waiting:
         raise StateRefused
 
     async def until_settled(self, task: NamedTask, deadline: Deadline) -> TaskView | None:
-        """A task once it has ended, or asks something, or this request has no more time for it.
-        `None` if who has it could not be asked in all that time: it is there all the same, and
-        another call would begin another.
+        """Return a task once it has ended or asks something, or at the deadline; `None` if its
+        service could not be reached in all that time.
 
         Raises:
             TaskNotFound, InternalError: as `NamedTask.look`.
@@ -122,9 +118,8 @@ class Waiting:
         context: RequestContext,
         round_: int,
     ) -> InputRequired | None:
-        """The end of a round whose task has not ended: its questions, if it has any, and the state
-        to go on with. `None` if there have been too many rounds.
-        """
+        """Return the end of a round whose task has not ended: its questions, if it has any, and the
+        state for the next round; `None` after too many rounds."""
         if round_ >= self._max_rounds:
             return None
         state = self._sealer.seal(
@@ -139,20 +134,22 @@ class Waiting:
 
 
 def _is_settled(view: TaskView | None) -> bool:
-    if view is None:
-        return False
-    return view.status.is_terminal or view.status is Status.INPUT_REQUIRED
+    return view is not None and (view.status.is_terminal or view.status is Status.INPUT_REQUIRED)
+
+
+def _binding(asked: CallToolParams) -> Binding:
+    return Binding.of("wait for a task", asked.name, asked.arguments)
 
 
 def requests_of(view: TaskView) -> dict[str, Any]:
-    """The outstanding questions of a task on the wire, by key."""
+    """Return the outstanding questions of a task on the wire, by key."""
     if view.status is not Status.INPUT_REQUIRED:
         return {}
     return {key: json.decode(request) for key, request in view.requests.items()}
 
 
 def result_of(view: TaskView) -> dict[str, Any]:
-    """What a task ended with, as the result of a call."""
+    """Return the end of a task as the result of a call."""
     if view.status is Status.COMPLETED and view.outcome is not None:
         result: dict[str, Any] = json.decode(view.outcome)
         return result
@@ -162,31 +159,76 @@ def result_of(view: TaskView) -> dict[str, Any]:
     return ToolResult.error("The task was cancelled").to_wire()
 
 
-def _binding(asked: CallToolParams) -> Binding:
-    return Binding.of("wait for a task", asked.name, asked.arguments)
+def requirement_of(requests: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the capabilities that a client needs to be asked questions on the wire."""
+    return merged(map(_requirement, requests.values()))
 
 
+def _requirement(request: Mapping[str, Any]) -> dict[str, Any]:
+    params = request.get("params") or {}
+    match request.get("method"):
+        case "elicitation/create":
+            return {"elicitation": {params.get("mode", "form"): {}}}
+        case "sampling/createMessage":
+            has_tools = params.get("tools") or params.get("toolChoice")
+            return {"sampling": {"tools": {}} if has_tools else {}}
+    return {"roots": {}}
+
+
+def questions_in_words(requests: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return questions on the wire as text for a model, and the answers with gaps, by key."""
+    questions = {key: _in_words(key, request) for key, request in requests.items()}
+    text = "\n\n".join(text for text, _ in questions.values())
+    return text, {key: answer for key, (_, answer) in questions.items()}
+
+
+def _in_words(key: str, request: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    params = request.get("params") or {}
+    match request.get("method"):
+        case "elicitation/create" if params.get("mode") == "url":
+            return (
+                f"Question {key}, for the user: {params.get('message', '')}\n"
+                "Give the user this address to open themselves, and ask whether they did: "
+                f"{params.get('url', '')}\n"
+                'The answer is {"action": "accept"} if they did; {"action": "decline"} if they '
+                "refuse.",
+                {"action": "accept"},
+            )
+        case "elicitation/create":
+            schema = params.get("requestedSchema", {})
+            return (
+                f"Question {key}, for the user: {params.get('message', '')}\n"
+                "Ask the user, and do not make the answer up.\n"
+                'The answer is {"action": "accept", "content": …}, where content fits this JSON '
+                "Schema:\n"
+                f"{json.encode(schema).decode()}\n"
+                'or {"action": "decline"} if the user refuses.',
+                {"action": "accept", "content": dict.fromkeys(schema.get("properties", {}), "…")},
+            )
+        case "sampling/createMessage":
+            told = {name: params[name] for name in ("systemPrompt", "messages") if name in params}
+            content = {"type": "text", "text": "…"}
+            return (
+                f"Question {key}, for you: write the next message of this conversation, in at most"
+                f" {params.get('maxTokens', 1000)} tokens.\n{json.encode(told).decode()}\n"
+                'The answer is {"role": "assistant", "model": "your name", "content": {"type": '
+                '"text", "text": …}}.',
+                {"role": "assistant", "model": "…", "content": content},
+            )
+    return (
+        f"Question {key}: which directories or files may be worked with?\n"
+        'The answer is {"roots": [{"uri": "file:///…"}]}.',
+        {"roots": [{"uri": "file:///…"}]},
+    )
+
+
+ANSWERS: Final = {
+    "type": "object",
+    "description": "An answer for each question, by its name, in the shape that was told "
+    "with the question.",
+    "additionalProperties": {"type": "object"},
+}
 _TASK_ID: Final = {"type": "string", "description": "The taskId of the handle."}
-_OF_TASK: Final[dict[str, Any]] = {
-    "type": "object",
-    "properties": {"taskId": _TASK_ID},
-    "required": ["taskId"],
-    "additionalProperties": False,
-}
-_ANSWERS: Final[dict[str, Any]] = {
-    "type": "object",
-    "properties": {
-        "taskId": _TASK_ID,
-        "answers": {
-            "type": "object",
-            "description": "An answer for each question, by its name, in the shape that was told "
-            "with the question.",
-            "additionalProperties": {"type": "object"},
-        },
-    },
-    "required": ["taskId", "answers"],
-    "additionalProperties": False,
-}
 _DESCRIPTIONS: Final = {
     OwnTool.STATUS: "How a task is, and what it asks, by the handle that a call was answered with.",
     OwnTool.RESULT: "The result of a task. Waits for it for a while; if the task still works then, "
@@ -198,13 +240,31 @@ _DESCRIPTIONS: Final = {
 _READ_ONLY: Final = frozenset({OwnTool.STATUS, OwnTool.RESULT})
 
 
+def arguments_schema(**properties: Any) -> dict[str, Any]:
+    """Return the schema of arguments that are all required."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+_SCHEMAS: Final = {
+    own: arguments_schema(
+        taskId=_TASK_ID, **({"answers": ANSWERS} if own is OwnTool.TASK_ANSWER else {})
+    )
+    for own in _DESCRIPTIONS
+}
+
+
 def definitions(names: Mapping[OwnTool, str]) -> list[dict[str, Any]]:
-    """The tools that take handles, as the schema's `Tool`."""
+    """Return the tools that take handles, as the schema's `Tool`."""
     return [
         {
             "name": names[own],
             "description": description,
-            "inputSchema": _ANSWERS if own is OwnTool.TASK_ANSWER else _OF_TASK,
+            "inputSchema": _SCHEMAS[own],
             "annotations": {"readOnlyHint": own in _READ_ONLY, "openWorldHint": False},
         }
         for own, description in _DESCRIPTIONS.items()
@@ -228,11 +288,10 @@ class TaskTools:
         self._scopes = scopes
         self._waiting = waiting
         self._results = results
-        self._of_task, self._answers = Schema.compile(_OF_TASK), Schema.compile(_ANSWERS)
+        self._arguments = {own: Schema.compile(schema) for own, schema in _SCHEMAS.items()}
 
     def handle(self, created: Mapping[str, Any]) -> Reply:
-        """What a call is answered with that goes on as a task; `created` is
-        the schema's `CreateTaskResult`."""
+        """Return the handle of a call that became a task: the schema's `CreateTaskResult`."""
         task = {
             name: value for name, value in created.items() if name not in ("resultType", "_meta")
         }
@@ -249,21 +308,17 @@ class TaskTools:
     async def serve(
         self, own: OwnTool, asked: CallToolParams, context: RequestContext, deadline: Deadline
     ) -> Reply:
-        """A call of one of them.
+        """Serve a call of one of these tools.
 
         Raises:
             ToolError: the arguments are wrong, there is no such task, or it cannot be answered
                 here.
             InsufficientScope: its tool needs more.
-            Unavailable, InternalError: who has the task cannot be asked.
+            Unavailable, InternalError: the service that has the task cannot be asked.
         """
-        schema = self._answers if own is OwnTool.TASK_ANSWER else self._of_task
-        if not schema.is_valid(asked.arguments):
-            problems = schema.problems(dict(asked.arguments), "arguments")
-            raise ToolError(
-                "Invalid arguments; correct them and call again:\n"
-                + "\n".join(f"- {problem}" for problem in problems)
-            )
+        if not self._arguments[own].is_valid(asked.arguments):
+            problems = argument_problems(self._arguments[own], asked.arguments)
+            raise ToolError("Invalid arguments; correct them and call again:\n" + problems)
         try:
             task_id = asked.arguments["taskId"]
             task = self._tasks.find(context.principal, task_id)
@@ -271,23 +326,18 @@ class TaskTools:
             tool = await task.tool()
             self._scopes.check(tool, context.principal)
             match own:
-                case OwnTool.STATUS:
-                    return self._told(await task.look(), task.id, tool, context)
-                case OwnTool.CANCEL:
-                    await task.cancel()
-                    return self._told(await task.look(), task.id, tool, context)
+                case OwnTool.RESULT:
+                    return await self._result(task, tool, asked, context, deadline)
                 case OwnTool.TASK_ANSWER:
                     await self._answer(task, tool, asked.arguments["answers"])
-                    return self._results.tool(
-                        ToolResult(
-                            [
-                                "The answers were taken."
-                                f" Call {self._names[OwnTool.RESULT]} to go on waiting for the "
-                                "result."
-                            ]
-                        )
+                    text = (
+                        f"The answers were taken. Call {self._names[OwnTool.RESULT]} to go on "
+                        "waiting for the result."
                     )
-            return await self._result(task, tool, asked, context, deadline)
+                    return self._results.tool(ToolResult([text]))
+                case OwnTool.CANCEL:
+                    await task.cancel()
+            return self._status(await task.look(), task.id, tool, context)
         except TaskNotFound as error:
             raise ToolError(str(error)) from None
 
@@ -306,14 +356,14 @@ class TaskTools:
         if view is None:
             raise Unavailable("How the task is cannot be read just now; ask again later")
         if view.status.is_terminal:
-            return self._results.tool_of(result_of(view))
+            return self._results.stored_tool(result_of(view))
         requests = requests_of(view)
         if requests and _can_be_asked(requests, context):
             round_ = 1 if begun is None else begun[1]
             still = self._waiting.still(task.id, view, asked, context, round_)
             if still is not None:
                 return self._results.input_required(still)
-        return self._told(view, task.id, tool, context)
+        return self._status(view, task.id, tool, context)
 
     async def _answer(self, task: NamedTask, tool: str, answers: Mapping[str, Any]) -> None:
         requests = requests_of(await task.look())
@@ -332,30 +382,30 @@ class TaskTools:
             raise ToolError(f"The task does not ask this; it waits for an answer to {waits_for}")
         await task.update(answers)
 
-    def _told(self, view: TaskView, task_id: str, tool: str, context: RequestContext) -> Reply:
-        """How a task is, in words."""
+    def _status(self, view: TaskView, task_id: str, tool: str, context: RequestContext) -> Reply:
+        """Return the status of a task in words."""
         message = "" if view.status_message is None else f": {view.status_message}"
-        said = [f"The task is {view.status.value.replace('_', ' ')}{message}"]
+        texts = [f"The task is {view.status.value.replace('_', ' ')}{message}"]
         requests = requests_of(view)
+        result = self._names[OwnTool.RESULT]
         if requests and tool in self._fallback.in_words:
-            said.append(questions_in_words(requests))
-            said.append(
+            texts.append(questions_in_words(requests)[0])
+            texts.append(
                 f"Then call {self._names[OwnTool.TASK_ANSWER]} with the taskId and the answers by "
                 "the names of the questions."
             )
         elif requests and _can_be_asked(requests, context):
-            said.append(f"Call {self._names[OwnTool.RESULT]}, and the user is asked what it needs.")
+            texts.append(f"Call {result}, and the user is asked what it needs.")
         elif requests:
-            said.append("It has to ask the user something, and this client cannot be asked.")
+            texts.append("It has to ask the user something, and this client cannot be asked.")
         elif not view.status.is_terminal:
-            said.append(f"Call {self._names[OwnTool.RESULT]} to wait for its result.")
+            texts.append(f"Call {result} to wait for its result.")
         elif view.status is Status.COMPLETED:
-            said.append(f"Call {self._names[OwnTool.RESULT]} for its result.")
+            texts.append(f"Call {result} for its result.")
         structured = {"taskId": task_id, "status": view.status.value}
-        return self._results.tool(ToolResult(["\n\n".join(said)], structured_content=structured))
+        return self._results.tool(ToolResult(["\n\n".join(texts)], structured_content=structured))
 
 
 def _can_be_asked(requests: Mapping[str, Any], context: RequestContext) -> bool:
-    """Whether the client itself can be asked all of them."""
-    required = merged(requirement_of(request) for request in requests.values())
-    return context.inbound.meta.capabilities.has_declared(required)
+    """Return whether the client itself can be asked all of them."""
+    return context.inbound.meta.capabilities.has_declared(requirement_of(requests))

@@ -1,8 +1,8 @@
 """tools/list and tools/call.
 
-A tool's failure becomes a result with `isError`; what the caller must not see stays in the log
-under a reference. A call goes on as a task where its tool has to be one, or where its handler
-or its deadline wants it.
+A tool's failure becomes a result with `isError`; details that the caller must not see stay in the
+log under a reference. A call continues as a task if its tool requires it, its handler asks for it,
+or its deadline nears.
 """
 
 from __future__ import annotations
@@ -13,17 +13,25 @@ from typing import Any, Final
 
 from roundgate.backends import Returned, ServedTool
 from roundgate.errors import BackendError, MissingCapability, NotJson, ToolError, Unavailable
-from roundgate.methods.parts import Kit
-from roundgate.methods.results import Listing, Reply
+from roundgate.methods.parts import Kit, Listing
 from roundgate.methods.rounds import (
     IDEMPOTENCY_KEY,
     BecomesTask,
     InputRequired,
+    Reply,
     RequestContext,
     Round,
     Target,
 )
-from roundgate.protocol import REQUIRED, CallToolParams, ListParams, TaskView, ToolResult, merged
+from roundgate.protocol import (
+    REQUIRED,
+    CallToolParams,
+    ListParams,
+    Schema,
+    TaskView,
+    ToolResult,
+    merged,
+)
 from roundgate.replay import Call, Completed, Context, Failed, Journal, run_of
 from roundgate.tasks import Ended, TaskCall, ended, reason_of, tool_result
 
@@ -38,7 +46,6 @@ class ToolMethods:
         self._catalog = kit.catalog
         self._scopes = kit.scopes
         self._calls = kit.calls
-        self._rounds = parts.rounds
         self._once = parts.once
         self._tasks = parts.tasks.own
         self._named = parts.tasks
@@ -46,8 +53,7 @@ class ToolMethods:
         self._clock = parts.clock
         self._max_result_bytes = config.tasks.max_result_bytes
         self._shows_errors = parts.shows_errors
-        # a list that depends on the caller's scopes must not be kept for others
-        # (server/utilities/caching)
+        # a list that depends on the caller's scopes is not for others (server/utilities/caching)
         hint = config.caching.tools
         if kit.scopes.any_tool:
             hint = hint.model_copy(update={"scope": "private"})
@@ -57,7 +63,7 @@ class ToolMethods:
         """tools/list"""
         return self._list.reply(self._scopes.tool_pages(context.principal), asked.cursor)
 
-    async def call(self, context: RequestContext, asked: CallToolParams) -> Reply:
+    def call(self, context: RequestContext, asked: CallToolParams) -> Awaitable[Reply]:
         """tools/call"""
         inbound = context.inbound
         served = self._catalog.tool(asked.name)
@@ -73,19 +79,24 @@ class ToolMethods:
             target, asked, context, key=inbound.meta.raw.get(IDEMPOTENCY_KEY)
         )
         call = self._calls.call(context, round_, served)
-        if not served.tool.once:
-            return await self._run(served, round_, call)
+        if served.tool.once:
+            return self._run_once(served, round_, call, asked)
+        return self._run(served, round_, call)
+
+    async def _run_once(
+        self, served: ServedTool, round_: Round, call: Call, asked: CallToolParams
+    ) -> Reply:
         try:
             return await self._once.serve(
                 round_, asked, call, lambda: self._run(served, round_, call)
             )
-        except ToolError as error:  # nobody knows the outcome
-            return self._error(error)
+        except ToolError as error:  # the outcome of an earlier attempt is unknown
+            return self._result(Failed(error), served)
 
     async def _run(self, served: ServedTool, round_: Round, call: Call) -> Reply:
-        arguments = dict(round_.target.arguments)
-        if not served.arguments.is_valid(arguments):
-            return self._results.tool(invalid_arguments(served, arguments), "invalid arguments")
+        if not served.arguments.is_valid(round_.target.arguments):
+            result = invalid_arguments(served, round_.target.arguments)
+            return self._results.tool(result, "invalid arguments")
 
         def handler(ctx: Context) -> Awaitable[Returned]:
             return served.call(ctx, _arguments(round_, run_of(ctx).journal))
@@ -95,7 +106,7 @@ class ToolMethods:
             and (known := await self._known_task(served, round_, call)) is not None
         ):
             return known
-        outcome = await self._rounds.run_or_defer(round_, call, handler)
+        outcome = await self._calls.run_or_defer(round_, call, handler)
         match outcome:
             case Completed(ToolResult() as result) if served.tool.task != "required":
                 return self._results.tool(result)
@@ -108,14 +119,13 @@ class ToolMethods:
         round_: Round,
         call: Call,
     ) -> Reply:
-        """What is said of how a round ended; a task where it has to go on as one, or must be
-        one."""
+        """Return the reply for the end of a round; create the task that it has to become."""
         match outcome:
             case InputRequired():
                 return self._results.input_required(outcome)
             case BecomesTask(journal, message):
                 return await self._create_task(served, round_, call, journal, message=message)
-            # the call can be sent again with it, a task could not
+            # the client can repeat a call with the capability, but not a task
             case Failed(MissingCapability() as error):
                 raise error
             case Completed(TaskView() as view) if call.meta.capabilities.has(REQUIRED):
@@ -130,30 +140,27 @@ class ToolMethods:
                         shows_errors=self._shows_errors,
                     )
                     return await self._create_task(served, round_, call, Journal(), end=end)
-                return self._told(outcome, served)
+                return self._result(outcome, served)
 
-    def _told(self, outcome: Completed[Returned] | Failed, served: ServedTool) -> Reply:
+    def _result(self, outcome: Completed[Returned] | Failed, served: ServedTool) -> Reply:
         result = tool_result(outcome, served.name, self._clock, shows_errors=self._shows_errors)
         return self._results.tool(result, reason_of(outcome))
 
-    def _error(self, error: ToolError) -> Reply:
-        return self._results.tool(ToolResult.error(str(error)), reason_of(Failed(error)))
-
     def _hand_over(self, served: ServedTool, view: TaskView, call: Call) -> Reply:
-        """The call goes on as a task of the tool's service."""
+        """Return the reply for a call that continues as a task of the tool's service."""
         try:
             return self._results.task(self._named.hand_over(served, view, call.principal))
         except BackendError as error:
-            return self._told(Failed(error), served)
+            return self._result(Failed(error), served)
 
     async def _known_task(self, served: ServedTool, round_: Round, call: Call) -> Reply | None:
-        """The answer to a call whose task is decided already, if that is there, or needs
-        nothing but to be written."""
+        """Return the reply for a call whose task's id is fixed, if that task is stored, or has only
+        to be written."""
         if served.tool.task == "required":
             try:
                 self._tasks.check_size(self._task_call(served, round_, call, round_.journal))
-            except ToolError as error:  # before anything is run that would be lost
-                return self._error(error)
+            except ToolError as error:  # before the handler runs
+                return self._result(Failed(error), served)
         fixed_task = round_.fixed_task
         if fixed_task is None:
             return None
@@ -179,7 +186,7 @@ class ToolMethods:
         message: str | None = None,
         end: Ended | None = None,
     ) -> Reply:
-        """The task of a call that goes on, or, with an end, of one that is over already."""
+        """Create the task of a call that continues, or, with `end`, of one that has ended."""
         task_call = self._task_call(served, round_, call, journal)
         try:
             created = await self._tasks.create(
@@ -196,7 +203,7 @@ class ToolMethods:
                 error, round_, call, journal, None if end is None else end.to_json()
             )
         except (NotJson, ToolError) as error:  # in ctx.state; too large; too many
-            return self._told(Failed(error), served)
+            return self._result(Failed(error), served)
         return self._task(created, round_, call)
 
     def _task(self, created: Mapping[str, Any], round_: Round, call: Call) -> Reply:
@@ -209,7 +216,7 @@ class ToolMethods:
     def _task_call(
         self, served: ServedTool, round_: Round, call: Call, journal: Journal
     ) -> TaskCall:
-        """The call as its task keeps it."""
+        """Return the call as its task keeps it."""
         return TaskCall(
             served.name,
             _arguments(round_, journal),
@@ -231,24 +238,27 @@ class ToolMethods:
             "a task may have been created or not; its client is asked to call again",
             extra={"fields": fields},
         )
-        return self._results.input_required(await self._rounds.in_doubt(round_, call, journal, end))
+        return self._results.input_required(await self._calls.in_doubt(round_, call, journal, end))
 
 
 def _arguments(round_: Round, journal: Journal) -> dict[str, Any]:
-    """What the handler is to be called with: what it was restarted with, if it was."""
+    """Return the arguments for the handler: those that it was restarted with, if it was."""
     return dict(round_.target.arguments) if journal.arguments is None else journal.arguments
 
 
 def _requirements(served: ServedTool) -> Mapping[str, Any]:
-    """What a client must have declared before the tool is run."""
+    """Return the capabilities that a client must have declared."""
     if served.tool.task != "required":
         return served.tool.requires
     return merged([served.tool.requires, REQUIRED])
 
 
-def invalid_arguments(served: ServedTool, arguments: dict[str, Any]) -> ToolResult:
-    """What a model is told of arguments that the tool's schema does not allow."""
-    problems = served.arguments.problems(arguments, "arguments")
-    return ToolResult.error(
-        "Invalid arguments; correct them and call again:\n" + "\n".join(f"- {p}" for p in problems)
-    )
+def invalid_arguments(served: ServedTool, arguments: Mapping[str, Any]) -> ToolResult:
+    """Return the error result for arguments that the tool's schema does not allow."""
+    problems = argument_problems(served.arguments, arguments)
+    return ToolResult.error("Invalid arguments; correct them and call again:\n" + problems)
+
+
+def argument_problems(schema: Schema, arguments: Mapping[str, Any]) -> str:
+    """Return a list of what is wrong with arguments, a line for each problem."""
+    return "\n".join(f"- {text}" for text in schema.problems(dict(arguments), "arguments"))

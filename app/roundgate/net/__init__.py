@@ -1,1 +1,1 @@
-"""Addresses and TLS, as everything that makes connections judges them."""
+"""Addresses, connections and client authentication, for everything that calls others."""

@@ -31,8 +31,8 @@ _LIBRARIES: Final = tuple(
 
 
 def framed(error: BaseException) -> list[str]:
-    """The lines of an exception and of what led to it. Characters that a terminal
-    acts on are still in them."""
+    """Return the lines that describe an exception and its causes. Characters that terminals act on
+    are not escaped."""
     lines = list(_chain(error, set(), ""))
     if any(line.startswith(_AT) for line in lines):
         return [line.removeprefix(_AT) for line in lines]
@@ -44,14 +44,14 @@ _AT: Final = "\x00"
 
 
 def place_of(error: BaseException) -> str | None:
-    """The innermost line of the user's own code that an exception passed, as
-    `tools.py:14`; `None` without one."""
+    """Return the innermost line of the user's own code that an exception passed, such as
+    `tools.py:14`, or `None`."""
     found = innermost(error)
     return f"{shown(found[0])}:{found[1]}" if found else None
 
 
 def innermost(error: BaseException) -> tuple[str, int] | None:
-    """File and number of that line; of a syntax error, where that is."""
+    """Return file and number of that line, or the place of a syntax error."""
     if isinstance(error, SyntaxError) and error.filename and _is_own(error.filename):
         return error.filename, error.lineno or 1
     own = [place for place in _places(error.__traceback__) if _is_own(place[0])]
@@ -59,7 +59,7 @@ def innermost(error: BaseException) -> tuple[str, int] | None:
 
 
 def _chain(error: BaseException, seen: set[int], indent: str) -> Iterator[str]:
-    """One exception, the members of a group, and the one that led to it."""
+    """Yield the lines of an exception, of the members of a group, and of its cause."""
     seen.add(id(error))
     yield from (_indented(line, indent) for line in _one(error))
     if isinstance(error, BaseExceptionGroup):
@@ -97,7 +97,7 @@ def _places(trace: TracebackType | None) -> Iterator[tuple[str, int, str]]:
 
 
 def _is_own(file: str) -> bool:
-    """Whether a file is of the user: neither of this package nor of a library."""
+    """Return whether a file belongs to the user: neither to this package nor to a library."""
     if file.startswith("<"):
         return False
     path = str(Path(file).resolve())
@@ -107,7 +107,7 @@ def _is_own(file: str) -> bool:
 
 
 def shown(file: str) -> str:
-    """A file as a person would name it: from here if it is below."""
+    """Return the path of a file, relative to the working directory if it is below."""
     path = Path(file)
     try:
         return str(path.resolve().relative_to(Path.cwd()))

@@ -50,7 +50,7 @@ class TextFormatter(logging.Formatter):
         self._whole = whole
 
     def format(self, record: logging.LogRecord) -> str:
-        """The lines, without the last end."""
+        """Return the lines without the last end."""
         fields: Mapping[str, Any] = {**members_here(), **getattr(record, "fields", {})}
         at = self._paint(_time_of_day(record.created), "dim")
         message = record.getMessage()
@@ -61,7 +61,7 @@ class TextFormatter(logging.Formatter):
         return "\n".join([f"{at}  {said}", *self._below(record, fields)])
 
     def _answered(self, message: str, fields: Mapping[str, Any]) -> str:
-        """A request, or a turn at a task."""
+        """Return the line of a request or of a worker's turn at a task."""
         outcome = str(fields["outcome"])
         what = " ".join(str(fields.get(key, "")) for key in ("method", "name")).strip()
         what = escaped(f"task {what}" if message == "task" else what or "request")
@@ -87,7 +87,7 @@ class TextFormatter(logging.Formatter):
             yield self._paint("trace=", "dim") + escaped(_id_of(str(trace)))
 
     def _below(self, record: logging.LogRecord, fields: Mapping[str, Any]) -> Iterator[str]:
-        """Lists of texts, and the exception."""
+        """Yield the lines for lists of texts and for the exception."""
         for value in fields.values():
             if _is_list_of_texts(value):
                 for line in "\n".join(value).splitlines():
@@ -110,18 +110,18 @@ def _is_list_of_texts(value: Any) -> bool:
 
 
 def _plain(value: Any) -> str:
-    """A value as it is read: texts without a space bare, anything else as JSON."""
+    """Return a text without a space as it is, any other value as JSON."""
     if isinstance(value, str) and value and value.isprintable() and " " not in value:
         return value
     return encode(value).decode()
 
 
 def _id_of(trace: str) -> str:
-    """The id of a trace, out of a `traceparent` (W3C Trace Context): what one searches for."""
+    """Return the trace id within a `traceparent` (W3C Trace Context), which people search for."""
     parts = trace.split("-")
     return parts[1] if len(parts) >= 4 else trace
 
 
 def _time_of_day(seconds: float) -> str:
-    """The local time of seconds since the epoch, to the millisecond."""
+    """Return the local time to the millisecond."""
     return time.strftime("%H:%M:%S", time.localtime(seconds)) + f".{int(seconds * 1000) % 1000:03d}"

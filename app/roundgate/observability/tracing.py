@@ -28,13 +28,13 @@ class Span(Protocol):
     """One request in its trace."""
 
     def carrier(self) -> Mapping[str, str]:
-        """The context that stands for this request: what is sealed for later rounds."""
+        """Return the context of this request, which is sealed for later rounds."""
 
     def link(self, origin: Mapping[str, str]) -> None:
-        """This is a later round of the call that began there."""
+        """Link this request to the request in which its call began."""
 
     def end(self, outcome: str, code: int | None) -> None:
-        """How it went: an outcome as in the log, and the JSON-RPC code of an error."""
+        """Record the outcome, as in the log, and the code of a JSON-RPC error."""
 
 
 class Tracing(Protocol):
@@ -43,10 +43,11 @@ class Tracing(Protocol):
     def request(
         self, method: str, target: str | None, trace: Mapping[str, str], version: str
     ) -> AbstractContextManager[Span]:
-        """A span around one request in a revision that continues a trace context."""
+        """Return a span for one request."""
 
     def turn(self, tool: str, origin: Mapping[str, str]) -> AbstractContextManager[Span]:
-        """A span around one turn of a worker at a task, linked to where its call began."""
+        """Return a span for one turn of a worker at a task, linked to the request in which its
+        call began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +60,10 @@ class PassedOn:
         return self.trace
 
     def link(self, origin: Mapping[str, str]) -> None:
-        """There is nothing to link."""
+        """Do nothing: there is no span."""
 
     def end(self, outcome: str, code: int | None) -> None:
-        """There is nothing to end."""
+        """Do nothing: there is no span."""
 
 
 _NO_TRACE: Final = nullcontext(PassedOn({}))
@@ -89,7 +90,7 @@ def _passed_on(trace: Mapping[str, str]) -> Iterator[Span]:
 
 @contextmanager
 def _named_in_the_log(carrier: Mapping[str, str]) -> Iterator[None]:
-    """Each line that is written meanwhile says which trace it belongs to."""
+    """Add the trace to every line that is logged within the block."""
     token = TRACE.set(carrier.get("traceparent"))
     try:
         yield
@@ -171,7 +172,8 @@ class _OpenTelemetrySpan:
 
 
 def set_up() -> Tracing:
-    """Spans if an SDK is set up in this process by now; no import otherwise."""
+    """Return a tracing that makes spans if this process has set up an SDK; nothing is imported
+    otherwise."""
     if "opentelemetry.sdk.trace" not in sys.modules:
         return NoTracing()
     from opentelemetry import trace
@@ -184,8 +186,8 @@ def set_up() -> Tracing:
 
 
 def context_of(meta: Mapping[str, Any]) -> dict[str, str]:
-    """The trace context in a request's `_meta`; anything that is not text of a
-    sane length is left out."""
+    """Return the trace context in the `_meta` of a request, without values that are not text or
+    too long."""
     if "traceparent" not in meta and "baggage" not in meta:
         return {}
     found = {key: meta.get(key) for key in KEYS}
@@ -195,8 +197,8 @@ def context_of(meta: Mapping[str, Any]) -> dict[str, str]:
 
 
 def outgoing(meta: Mapping[str, Any]) -> dict[str, str]:
-    """The trace context for what a request causes elsewhere: that of the span it
-    is in, or else its own."""
+    """Return the trace context for calls that a request causes: that of the current span, or the
+    request's own."""
     carrier: dict[str, str] = {}
     if "opentelemetry.sdk.trace" in sys.modules:
         from opentelemetry.propagate import inject

@@ -12,11 +12,6 @@ from roundgate.protocol import notifications as notifications
 from roundgate.protocol import params as params
 from roundgate.protocol import sse as sse
 from roundgate.protocol import tasks as tasks
-from roundgate.protocol.branching import ANY as ANY
-from roundgate.protocol.branching import ITEMS as ITEMS
-from roundgate.protocol.branching import Branching as Branching
-from roundgate.protocol.branching import Edges as Edges
-from roundgate.protocol.branching import Key as Key
 from roundgate.protocol.content import ABSENT as ABSENT
 from roundgate.protocol.content import Annotations as Annotations
 from roundgate.protocol.content import AudioContent as AudioContent
@@ -68,6 +63,7 @@ from roundgate.protocol.params import ReadResourceParams as ReadResourceParams
 from roundgate.protocol.params import SubscriptionFilter as SubscriptionFilter
 from roundgate.protocol.params import Uri as Uri
 from roundgate.protocol.params import validate as validate
+from roundgate.protocol.readings import Readings as Readings
 from roundgate.protocol.revision import CacheHint as CacheHint
 from roundgate.protocol.revision import MirroredArgument as MirroredArgument
 from roundgate.protocol.revision import ResultFormat as ResultFormat

@@ -17,13 +17,13 @@ Wire: TypeAlias = dict[str, Any]
 
 
 def base64_text(data: bytes | str) -> str:
-    """Bytes as base64; a string is taken to be base64 already."""
+    """Return bytes as base64. A string is base64 already."""
     return data if isinstance(data, str) else base64.b64encode(data).decode()
 
 
 def without_none(**members: Any) -> Wire:
-    """A JSON object of the members that are not `None`: optional members are absent
-    on the wire, never null."""
+    """Return a JSON object of the members that are not `None`: optional members are absent on the
+    wire, never null."""
     return {name: value for name, value in members.items() if value is not None}
 
 
@@ -225,7 +225,7 @@ class ToolResult:
 
     @classmethod
     def error(cls, text: str) -> ToolResult:
-        """A failure that a model can act on."""
+        """Return a failure with a text that tells a model how to proceed."""
         return cls(content=(TextContent(text),), is_error=True)
 
     def to_wire(self) -> Wire:

@@ -35,7 +35,7 @@ class Headers(dict[bytes, bytes]):
 
     @classmethod
     def of(cls, lines: Sequence[tuple[bytes, bytes]]) -> Headers:
-        """From ASGI's pairs of lower-case name and value."""
+        """Return the headers in ASGI's pairs of lower-case name and value."""
         headers = cls(lines)
         if len(headers) < len(lines):
             headers._join(lines)
@@ -55,7 +55,7 @@ class Headers(dict[bytes, bytes]):
 CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ClientCapabilities:
     """The declared capabilities of this one request; nothing is remembered from any other."""
 
@@ -66,10 +66,10 @@ class ClientCapabilities:
 
     @classmethod
     def parse(cls, value: Mapping[str, Any]) -> ClientCapabilities:
-        """`_meta[".../clientCapabilities"]` as it arrived.
+        """Read `_meta[".../clientCapabilities"]`.
 
         Raises:
-            InvalidParams: a capability in it is not an object.
+            InvalidParams: a capability is not an object.
         """
         for name, capability in value.items():
             if not isinstance(capability, dict):
@@ -77,7 +77,7 @@ class ClientCapabilities:
         return cls(value)
 
     def with_substitutes(self, substituted: Mapping[str, Any]) -> ClientCapabilities:
-        """The same client, with other means for what it lacks of this."""
+        """Return the same client with substitutes for capabilities that it lacks."""
         return replace(self, substituted=substituted)
 
     def require(
@@ -97,11 +97,11 @@ class ClientCapabilities:
             raise MissingCapability(what_for, missing, has_substitute)
 
     def has(self, required: Mapping[str, Any]) -> bool:
-        """Whether all of `required` is declared, or there are other means."""
+        """Return whether all of `required` is declared or has a substitute."""
         return not self._missing(required)
 
     def has_declared(self, required: Mapping[str, Any]) -> bool:
-        """Whether the client itself can do all of `required`."""
+        """Return whether the client itself declares all of `required`."""
         return not _missing(required, self._explicit())
 
     def _missing(self, required: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class ClientCapabilities:
 
 
 def merged(requirements: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """One requirement that is all of several."""
+    """Return one requirement that includes several."""
     whole: dict[str, Any] = {}
     for required in requirements:
         for name, inner in required.items():
@@ -150,7 +150,7 @@ LOG_LEVELS: Final = (
 """RFC 5424 severities, least severe first (server/utilities/logging)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Meta:
     """What the client says about itself and about the answer that it wants."""
 
@@ -162,7 +162,7 @@ class Meta:
     """All of `params._meta`, for what is not ours to interpret: trace context, extensions."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Inbound:
     """One request that is valid in its revision and whose method is served."""
 
@@ -187,14 +187,15 @@ _VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 
 
 def may_be_older(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether the head leaves it open: one look, which is all that a request of 2026-07-28 pays."""
+    """Return whether the head permits an older revision. A request of 2026-07-28 needs only this
+    check."""
     version = headers.get(VERSION_HEADER)
     return version not in _MODERN and (version is None or version.strip() not in _MODERN)
 
 
 def is_older(headers: Mapping[bytes, bytes], body: Any) -> bool:
-    """Whether a request, of which the head leaves it open, is of a revision with
-    sessions; `body` is decoded."""
+    """Return whether a request is of a revision with sessions, if its head permits that. `body` is
+    decoded."""
     version = headers.get(VERSION_HEADER, b"").strip()
     if _is_modern(body):
         return False

@@ -20,7 +20,7 @@ MAX_ID: Final = 256
 """Characters of an id: it is kept and repeated for as long as a stream is open."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
     """A message that wants an answer."""
 
@@ -29,7 +29,7 @@ class Request:
     params: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Notification:
     """A message that wants none."""
 
@@ -38,22 +38,21 @@ class Notification:
 
 
 def parse(body: bytes) -> Request | Notification:
-    """One POST body as a message.
+    """Read one POST body as a message.
 
     Raises:
-        ParseError: the body is not the JSON we accept.
-        InvalidRequest: it is JSON, but not one request or notification; carries the
-            id where it could be read.
+        ParseError: the body is not valid JSON.
+        InvalidRequest: the body is JSON, but not one request or notification; the error has the id
+            if readable.
     """
     return message_of(decode(body))
 
 
 def message_of(message: Any) -> Request | Notification:
-    """A decoded body as a message.
+    """Read a decoded body as a message.
 
     Raises:
-        InvalidRequest: it is not one request or notification; carries the id where it could be
-            read.
+        InvalidRequest: it is not one request or notification; the error has the id if readable.
     """
     if not isinstance(message, dict):
         raise InvalidRequest(_not_an_object(message))
@@ -80,15 +79,15 @@ _NO_PARAMS: Final[dict[str, Any]] = {}
 
 
 def result_response(request_id: RequestId, result: bytes) -> bytes:
-    """`{"jsonrpc": "2.0", "id": …, "result": …}` around a result that is already serialised."""
+    """Return `{"jsonrpc": "2.0", "id": …, "result": …}` around a serialised result."""
     return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (encode(request_id), result)
 
 
 def error_response(
     request_id: RequestId | None, code: int, message: str, data: Any = None
 ) -> bytes:
-    """`{"jsonrpc": "2.0", "id": …, "error": …}`; an unknown id is left out,
-    never null (`JSONRPCErrorResponse`)."""
+    """Return `{"jsonrpc": "2.0", "id": …, "error": …}`. An unknown id is absent, never null
+    (`JSONRPCErrorResponse`)."""
     error: dict[str, Any] = {"code": code, "message": message}
     if data is not None:
         error["data"] = data
@@ -99,19 +98,19 @@ def error_response(
 
 
 def notification(method: str, params: dict[str, Any]) -> bytes:
-    """A server-sent notification."""
+    """Return a notification of the server."""
     return encode({"jsonrpc": JSONRPC_VERSION, "method": method, "params": params})
 
 
 def notification_of(method: str, params: dict[str, Any], more: bytes) -> bytes:
-    """A server-sent notification with further params that are serialised already: a
-    JSON object, not empty."""
+    """Return a notification of the server with further params, a serialised JSON object that is
+    not empty."""
     head = b'{"jsonrpc":"2.0","method":%b,"params":%b' % (encode(method), encode(params)[:-1])
     return b"%b,%b}" % (head, more[1:])
 
 
 def readable_id(message: dict[str, Any]) -> RequestId | None:
-    """The id of a message, if it is one that we take."""
+    """Return the id of a message, or `None` if it is not a valid one."""
     request_id = message.get("id")
     if isinstance(request_id, str):
         return request_id if len(request_id) <= MAX_ID else None

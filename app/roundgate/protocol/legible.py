@@ -27,8 +27,8 @@ the blank of Braille)."""
 
 
 def visible(text: str) -> str:
-    """The text with escapes for format, control, private and unassigned characters, odd
-    blanks and piles of marks."""
+    """Return a text with escapes for format, control, private and unassigned characters, unusual
+    blanks and more than `MAX_MARKS` combining marks on a letter."""
     if text.isascii() and text.isprintable():
         return text
     shown: list[str] = []
@@ -40,7 +40,7 @@ def visible(text: str) -> str:
 
 
 def visible_json(value: Any) -> str:
-    """A JSON value on one line, with nothing hidden in its strings."""
+    """Return a JSON value on one line, with nothing hidden in its strings."""
     # what JSON itself escapes (quotes, backslashes, line ends) cannot be mistaken for our escapes,
     # nor ours for text
     return visible(json.dumps(value, ensure_ascii=False, separators=(",", ":")))

@@ -27,10 +27,10 @@ Message: TypeAlias = Request | Notification | Response
 
 
 def message_of(value: Any) -> Message:
-    """One message from a decoded body, or from an element of a batch.
+    """Read one message from a decoded body, or from an element of a batch.
 
     Raises:
-        InvalidRequest: it is none; carries the id where it could be read.
+        InvalidRequest: it is not a message; the error has the id if readable.
     """
     if (
         isinstance(value, dict)

@@ -36,7 +36,7 @@ class Pages:
     _made: dict[int, Page] = field(init=False, default_factory=dict)
 
     def page(self, cursor: str | None) -> Page:
-        """The page a cursor stands for; the first without one.
+        """Return the page of a cursor, or the first page.
 
         Raises:
             InvalidParams: the cursor was not made by `page`, or its entry is no longer in the list.

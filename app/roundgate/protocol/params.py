@@ -116,10 +116,10 @@ class ListenParams(Params):
 
 
 def validate(model: type[P], params: dict[str, Any]) -> P:
-    """The params of one request.
+    """Read the params of a request into a model.
 
     Raises:
-        InvalidParams: names each member that is wrong, without repeating its value.
+        InvalidParams: names each invalid member, without its value.
     """
     try:
         validated: P = model.__pydantic_validator__.validate_python(params)

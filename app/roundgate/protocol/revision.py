@@ -33,7 +33,7 @@ class ErrorTable:
         self._rows = rows
 
     def look_up(self, error: GatewayError) -> WireError:
-        """The row for an error, found along its class's MRO.
+        """Return the row of an error: that of its class or of the nearest base class.
 
         Raises:
             KeyError: no client gets this class as a JSON-RPC error (`ToolError`, `ConfigError`).
@@ -47,15 +47,15 @@ class ErrorTable:
         raise KeyError(type(error).__name__)
 
     def render(self, error: GatewayError, request_id: RequestId | None) -> tuple[int, bytes]:
-        """`(HTTP status, JSON-RPC error response)` for an error. Raises
-        KeyError as `look_up` does."""
+        """Return HTTP status and JSON-RPC error response for an error; raise KeyError as
+        `look_up`."""
         row = self.look_up(error)
         if request_id is None and isinstance(error, InvalidRequest):
             request_id = error.request_id
         return row.status, error_response(request_id, row.code, str(error), error.data)
 
     def kept(self, error: GatewayError) -> bytes:
-        """The `error` of a task that failed, as JSON. Raises KeyError as `look_up` does."""
+        """Return the `error` of a failed task as JSON; raise KeyError as `look_up`."""
         return encode(
             {
                 "code": self.look_up(error).code,
@@ -90,26 +90,25 @@ class ResultFormat(Protocol):
     """How one revision writes the results of one server."""
 
     def write(self, result: Mapping[str, Any], cache: CacheHint | None = None) -> bytes:
-        """A result as JSON.
+        """Return a result as JSON.
 
         Raises:
-            TypeError, ValueError, RecursionError: something in it is not JSON.
+            TypeError, ValueError, RecursionError: a part of it is not JSON.
         """
 
     def rest(self, cache: CacheHint | None = None) -> bytes:
-        """What follows the members of a result that are serialised already:
-        all up to the last brace."""
+        """Return the end of a result whose members are serialised already, up to the last brace."""
 
     def entries(self, member: str, entries: bytes) -> bytes:
-        """The entries of a list as this revision has them, from what the catalog has serialised.
+        """Return the serialised entries of a list in the form of this revision.
 
         Args:
-            member: the member of the result that has them, such as "tools".
+            member: the member of the result that holds them, such as "tools".
             entries: the inside of a JSON array.
         """
 
     def input_required(self, requests: Mapping[str, Any], request_state: str) -> bytes:
-        """The result that asks: questions by key, or none, and the state of the call.
+        """Return the result that asks: the questions by key, if any, and the state of the call.
 
         Raises:
             TypeError, ValueError, RecursionError: as `write`.
@@ -144,7 +143,7 @@ class Revision(Protocol):
         Args:
             request: one JSON-RPC request.
             headers: those that it came with.
-            features: what there is something to serve for (`methods.discovery.features_of`).
+            features: the features that are served (`methods.table.features_of`).
             extensions: the methods of extensions (`methods.extensions.ROUTES`).
 
         Raises:
@@ -161,28 +160,25 @@ class Revision(Protocol):
         """
 
     def result_format(self, server_info: Mapping[str, Any], /) -> ResultFormat:
-        """How the results of a server are written. `server_info` is the schema's
-        `Implementation`."""
+        """Return the format of a server's results. `server_info` is the schema's `Implementation`."""
 
     def look_up(self, error: GatewayError, /) -> WireError:
-        """The JSON-RPC code and the HTTP status of an error.
+        """Return the JSON-RPC code and the HTTP status of an error.
 
         Raises:
-            KeyError: its class is never answered as a JSON-RPC error.
+            KeyError: no client gets this class as a JSON-RPC error.
         """
 
     def render(self, error: GatewayError, request_id: RequestId | None, /) -> tuple[int, bytes]:
-        """`(HTTP status, JSON-RPC error response)` for an error. Raises
-        KeyError as `look_up` does."""
+        """Return HTTP status and JSON-RPC error response for an error; raise KeyError as
+        `look_up`."""
 
     def kept_result(self, result: Mapping[str, Any], /) -> bytes:
-        """What a completed task keeps, as JSON: the result that its call
-        would have been answered with.
+        """Return the stored form of a completed task's result, as JSON.
 
         Raises:
-            TypeError, ValueError, RecursionError: something in it is not JSON.
+            TypeError, ValueError, RecursionError: a part of it is not JSON.
         """
 
     def kept_error(self, error: GatewayError, /) -> bytes:
-        """What a failed task keeps, as JSON: code, message and data. Raises
-        KeyError as `look_up` does."""
+        """Return the stored form of a failed task's error, as JSON; raise KeyError as `look_up`."""

@@ -12,15 +12,13 @@ KEEP_ALIVE: Final = b":\r\n\r\n"
 
 
 def event(message: bytes) -> bytes:
-    """One JSON-RPC message, which is one line, as one event."""
+    """Return one JSON-RPC message, which is one line, as one event."""
     return b"event: message\r\ndata: %b\r\n\r\n" % message
 
 
 def event_with_id(message: bytes, event_id: str, retry_ms: int | None = None) -> bytes:
-    """An event after which a client can go on elsewhere; with an empty message it says only that.
-
-    `retry_ms` is how many milliseconds a client waits before it does.
-    """
+    """Return an event with an id from which a client can continue elsewhere; an empty message
+    sends only the id. `retry_ms` is the pause before a client reconnects, in milliseconds."""
     retry = b"" if retry_ms is None else b"retry: %d\r\n" % retry_ms
     kind = b"event: message\r\n" if message else b""
     return b"id: %b\r\n%b%bdata: %b\r\n\r\n" % (event_id.encode(), retry, kind, message)

@@ -84,19 +84,19 @@ of their writes from it."""
 
 
 def after(status: Status, event: Event) -> Status | None:
-    """The state that follows, or `None` if the event does not happen in this one."""
+    """Return the next state, or `None` if the event cannot happen in this state."""
     return TRANSITIONS.get((status, event))
 
 
 @cache
 def sources(event: Event) -> frozenset[Status]:
-    """The states in which an event happens."""
+    """Return the states in which an event can happen."""
     return frozenset(status for status, at in TRANSITIONS if at is event)
 
 
 @cache
 def target(event: Event) -> Status:
-    """The state that an event leads to, wherever it happens."""
+    """Return the state that an event leads to."""
     (status,) = {after for (_, at), after in TRANSITIONS.items() if at is event}
     return status
 
@@ -122,12 +122,12 @@ class TaskView:
 
 
 def to_wire(view: TaskView, poll_interval_ms: int) -> dict[str, Any]:
-    """The schema's `Task`: what creation answers, and the beginning of everything else.
+    """Return the schema's `Task`, the answer of a creation and the beginning of all other answers.
 
     Args:
         view: the task.
-        poll_interval_ms: how often a client may ask, unless who has the task
-            wants to be asked more seldom.
+        poll_interval_ms: the pause between polls, unless the owner of the task asks for a longer
+            one.
     """
     message = {} if view.status_message is None else {"statusMessage": view.status_message}
     return {
@@ -142,8 +142,8 @@ def to_wire(view: TaskView, poll_interval_ms: int) -> dict[str, Any]:
 
 
 def detailed(view: TaskView, poll_interval_ms: int) -> bytes:
-    """The schema's `DetailedTask`, serialised: with `inputRequests`, `result` or
-    `error`, as the status has it."""
+    """Return the schema's `DetailedTask`, serialised, with `inputRequests`, `result` or `error`,
+    depending on the status."""
     task = encode(to_wire(view, poll_interval_ms))
     if view.status is Status.INPUT_REQUIRED:
         pairs = (b"%b:%b" % (encode(key), request) for key, request in view.requests.items())

@@ -47,8 +47,8 @@ class _Operator:
     is_guarded: bool = True  # ours: values are single path segments
 
     def encode(self, value: str) -> str:
-        """Section 3.2.1: `+` and `#` keep reserved characters, and triplets
-        that are there already."""
+        """Encode a value (section 3.2.1): `+` and `#` keep reserved characters and existing
+        triplets."""
         if not self.takes_reserved:
             return quote(value, safe="")
         parts = re.split(f"({_TRIPLET})", value)
@@ -139,7 +139,8 @@ class _Expression:
     at: int
 
     def expand(self, values: Mapping[str, str | list[str]]) -> str:
-        """Section 3.2.1: an undefined variable, or an empty list, leaves no trace."""
+        """Expand the expression (section 3.2.1): an undefined variable or an empty list expands to
+        nothing."""
         texts = [text for name in self.names for text in self._texts(name, values.get(name, []))]
         return self.operator.first + self.operator.separator.join(texts) if texts else ""
 
@@ -154,8 +155,8 @@ class _Expression:
         return [name + (f"={text}" if text else self.operator.if_empty) for text in texts]
 
     def pieces(self, starts_later: frozenset[str]) -> Iterator[_Piece]:
-        """`starts_later`: how later `{?}`, `{&}`, `{;}` and `{#}` begin; values here
-        must leave that to them."""
+        """Yield the pieces of the expression. `starts_later` has the first characters of later
+        `{?}`, `{&}`, `{;}` and `{#}`, which values here must not contain."""
         alphabet = (
             frozenset(_UNRESERVED + "%" + (_RESERVED if self.operator.takes_reserved else ""))
             - starts_later
@@ -191,7 +192,7 @@ class _Parameters(_Expression):
         return [_NOWHERE if onward[end] == _NOWHERE else end for end in ends]
 
     def _pair(self) -> re.Pattern[str]:
-        """A whole `name` or `name=value` with the character before it."""
+        """Match a whole `name` or `name=value` with the character before it."""
         starts = re.escape(self.operator.first + self.operator.separator)
         names = "|".join(map(re.escape, self.names))
         return re.compile(rf"[{starts}](?:{names})(?:={_VALUE})?(?![{re.escape(_UNRESERVED)}%=])")
@@ -279,8 +280,8 @@ class UriTemplate:
         return values
 
     def expand(self, values: Mapping[str, str | list[str]]) -> str:
-        """The URI for these values (RFC 6570 section 3). Names that the
-        template lacks are ignored."""
+        """Return the URI for these values (RFC 6570 section 3). Names that the template lacks are
+        ignored."""
         return "".join(part.expand(values) for part in self._parts)
 
 
@@ -335,8 +336,8 @@ def _parse_name(text: str, at: int, symbol: str, spec: str) -> str:
 
 
 def _check_variables(text: str, expressions: list[_Expression]) -> None:
-    """No name twice, and one list at most that is known by its place: of two, where
-    would the first one end?"""
+    """Refuse a repeated name, and a second exploded list outside of parameters: the first would
+    have no clear end."""
     names, lists = set[str](), 0
     for expression in expressions:
         lists += 0 if isinstance(expression, _Parameters) else len(expression.exploded)
@@ -359,8 +360,8 @@ def _check_variables(text: str, expressions: list[_Expression]) -> None:
 
 
 def _check_what_follows(text: str, parts: tuple[_Part, ...]) -> None:
-    """A parameter ends at a character that no value can hold: what comes
-    next must begin with one."""
+    """Refuse a text after parameters that begins with a character of a value: the last value would
+    have no clear end."""
     taken = set[
         str
     ]()  # what the next parameter of this or a neighbouring expression may begin with
@@ -380,8 +381,8 @@ def _check_what_follows(text: str, parts: tuple[_Part, ...]) -> None:
 
 
 def _pieces_of(parts: tuple[_Part, ...]) -> tuple[_Piece, ...]:
-    """What to match, in order. Walks from the right, because values end where a
-    later expression can begin."""
+    """Return the pieces to match, in order. They are made from the right, because values end where
+    a later expression can begin."""
     pieces: list[_Piece] = []
     starts_later = frozenset[str]()
     for part in reversed(parts):

@@ -1,7 +1,6 @@
-"""Running a handler: the one engine through which every tool, prompt and resource function goes.
+"""The engine that runs every tool, prompt and resource function.
 
-Pure: knows neither tokens nor tables nor HTTP. What a handler sees of its
-call is `context.Context`.
+It knows neither tokens nor tables nor HTTP.
 """
 
 from __future__ import annotations
@@ -10,14 +9,6 @@ from roundgate.replay import engine as engine
 from roundgate.replay.branches import Branch as Branch
 from roundgate.replay.branches import here as here
 from roundgate.replay.branches import inside as inside
-from roundgate.replay.call import Call as Call
-from roundgate.replay.call import Cleanup as Cleanup
-from roundgate.replay.call import Notify as Notify
-from roundgate.replay.call import PageDone as PageDone
-from roundgate.replay.call import Publish as Publish
-from roundgate.replay.call import Read as Read
-from roundgate.replay.call import TextPart as TextPart
-from roundgate.replay.call import Texts as Texts
 from roundgate.replay.context import MAX_STATUS_CHARS as MAX_STATUS_CHARS
 from roundgate.replay.context import Context as Context
 from roundgate.replay.context import run_of as run_of
@@ -26,7 +17,6 @@ from roundgate.replay.engine import Completed as Completed
 from roundgate.replay.engine import Failed as Failed
 from roundgate.replay.engine import Restarted as Restarted
 from roundgate.replay.engine import Suspended as Suspended
-from roundgate.replay.forms import form_schema as form_schema
 from roundgate.replay.journal import JOURNAL_VERSION as JOURNAL_VERSION
 from roundgate.replay.journal import Answered as Answered
 from roundgate.replay.journal import Asked as Asked
@@ -39,19 +29,28 @@ from roundgate.replay.journal import Raised as Raised
 from roundgate.replay.journal import Slept as Slept
 from roundgate.replay.journal import Tried as Tried
 from roundgate.replay.journal import Unanswered as Unanswered
+from roundgate.replay.journal import before_failure as before_failure
+from roundgate.replay.journal import failed_steps_of as failed_steps_of
 from roundgate.replay.journal import from_row as from_row
 from roundgate.replay.journal import plain as plain
 from roundgate.replay.journal import row as row
 from roundgate.replay.questions import Form as Form
 from roundgate.replay.questions import Raw as Raw
 from roundgate.replay.questions import Url as Url
-from roundgate.replay.quiescence import Parked as Parked
-from roundgate.replay.retry import before_failure as before_failure
-from roundgate.replay.retry import failed_steps_of as failed_steps_of
+from roundgate.replay.questions import form_schema as form_schema
 from roundgate.replay.run import HOLD_MS as HOLD_MS
 from roundgate.replay.run import NAME as NAME
+from roundgate.replay.run import Call as Call
+from roundgate.replay.run import Cleanup as Cleanup
+from roundgate.replay.run import Notify as Notify
+from roundgate.replay.run import PageDone as PageDone
+from roundgate.replay.run import Publish as Publish
+from roundgate.replay.run import Read as Read
 from roundgate.replay.run import Run as Run
 from roundgate.replay.run import Stop as Stop
+from roundgate.replay.run import TextPart as TextPart
+from roundgate.replay.run import Texts as Texts
+from roundgate.replay.scheduling import Parked as Parked
 from roundgate.replay.steps import WATCH as WATCH
 from roundgate.replay.steps import StepWatch as StepWatch
 from roundgate.replay.sync_context import SyncContext as SyncContext

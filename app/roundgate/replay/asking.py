@@ -1,4 +1,4 @@
-"""Asking: returns the answers that are known, and asks the client for the others.
+"""Questions: known answers are returned, the others are asked of the client.
 
 An answer counts for the question as it was shown. If the handler asks something else by now, the
 question is asked again under a new key.
@@ -15,29 +15,27 @@ from roundgate.errors import UnfitAnswer
 from roundgate.json import fresh
 from roundgate.protocol import merged
 from roundgate.replay.asyncio_internals import engine_call
-from roundgate.replay.cuts import be_cut_if_before, noting_cut
 from roundgate.replay.journal import Answered, Asked, Unanswered, plain, wire_key
 from roundgate.replay.questions import Answer, Form, Question, digest_of
-from roundgate.replay.recording import learn
+from roundgate.replay.recording import recording_cut, repeat_cut, take_event
 from roundgate.replay.run import Run
 from roundgate.replay.waiting import within_scopes
 
 MAX_CHANGES: Final = 3
-"""How often in a row a question may read differently from the round before."""
+"""How many rounds in a row a question may read differently."""
 
 
 @engine_call
 async def ask(
     run: Run, asked: Mapping[str, Question], timeout_s: float | None = None, default: Any = None
 ) -> dict[str, Answer]:
-    """The answers by name, once all are known. Until then the open questions are
-    asked, and the run suspends.
+    """Return the answers by name once all are known. Until then, ask the open questions and suspend
+    the run.
 
     Args:
         run: the run of the handler that asks.
         asked: the questions by name.
-        timeout_s: seconds from the first asking after which a missing answer is
-            `default`; `None` for no limit.
+        timeout_s: seconds from the first asking after which a missing answer is `default`.
         default: that value.
 
     Raises:
@@ -46,7 +44,7 @@ async def ask(
     branch = await run.enter("question", *asked)
     keys = {name: run.come_to(branch, "question", name) for name in asked}
     given_up = f"{branch.path}question:{'+'.join(keys.values()).removeprefix(branch.path)}"
-    await be_cut_if_before(run, branch, given_up)
+    await repeat_cut(run, given_up)
     while True:
         answers: dict[str, Answer] = {}
         opened: list[tuple[str, Asked, Question]] = []
@@ -59,12 +57,12 @@ async def ask(
             else:
                 opened.append((name, known, question))
         if not opened:
-            async with noting_cut(run, given_up):
-                await learn(run, branch, given_up)
+            async with recording_cut(run, given_up):
+                await take_event(run, branch, given_up)
             for key in keys.values():
-                run.has_learned(key)
+                run.mark_received(key)
             return answers
-        async with noting_cut(run, given_up):
+        async with recording_cut(run, given_up):
             await within_scopes(run, branch)
             until_ms = _open(run, opened, timeout_s)
             try:
@@ -77,7 +75,7 @@ async def ask(
 
 
 def _withdraw(run: Run, opened: Sequence[tuple[str, Asked, Question]]) -> None:
-    """Take the questions back: the handler no longer waits for the answers."""
+    """Withdraw questions: the handler no longer waits for the answers."""
     for _, entry, _ in opened:
         kept = run.journal.questions[entry.key]
         run.requests.pop(wire_key(getattr(kept, "wire", None) or entry.key, entry.attempt), None)
@@ -98,8 +96,7 @@ async def ask_anew(run: Run, asked: Mapping[str, Question]) -> NoReturn:
 
 
 def answered_key(run: Run, name: str) -> str | None:
-    """Return the key by which the client knows the last answered question of a name; `None` without
-    one."""
+    """Return the wire key of the last answered question of a name, or `None`."""
     found = [
         entry
         for entry in run.journal.questions.values()
@@ -109,7 +106,7 @@ def answered_key(run: Run, name: str) -> str | None:
 
 
 def _known(run: Run, key: str, name: str, question: Question) -> Answer | Asked:
-    """The usable answer to a question, or the question as it has to be asked now."""
+    """Return the usable answer to a question, or the question as it has to be asked now."""
     entry, shown = _received(run, key, name), digest_of(name, question)
     match entry:
         case None:
@@ -137,7 +134,7 @@ def _known(run: Run, key: str, name: str, question: Question) -> Answer | Asked:
 
 
 def _received(run: Run, key: str, name: str) -> Asked | Answered | Unanswered | None:
-    """What is known of a question. For a handler that takes unasked answers, those count too."""
+    """Return the entry of a question, or the answer that came unasked if the handler takes such."""
     entry = run.journal.questions.get(key)
     if entry is None and run.call.takes_unasked and name in run.journal.unasked:
         return Answered(key, None, 1, 0, run.journal.unasked[name], _wire(run, key, name))
@@ -145,7 +142,7 @@ def _received(run: Run, key: str, name: str) -> Asked | Answered | Unanswered | 
 
 
 def _in_time(run: Run, entry: Asked) -> Asked | None:
-    """The question, or `None` once its time is over; from then on its default is the answer."""
+    """Return the question, or `None` once its time is over: then its default is the answer."""
     if entry.until_ms is None or run.clock.now_ms() < entry.until_ms:
         return entry
     run.journal.add(Unanswered(entry.key, entry.digest, entry.attempt, entry.wire))
@@ -156,9 +153,9 @@ def _in_time(run: Run, entry: Asked) -> Asked | None:
 def _open(
     run: Run, opened: Sequence[tuple[str, Asked, Question]], timeout_s: float | None
 ) -> int | None:
-    """Put questions to the client: all of them, or none if it lacks a capability for any.
+    """Send questions to the client: all of them, or none if it lacks a capability for any.
 
-    Returns the earliest end of their time limits in milliseconds since the epoch, or `None`.
+    Return the earliest end of their time limits in milliseconds since the epoch, or `None`.
     """
     names = ", ".join(entry.key for _, entry, _ in opened)
     required = merged(question.requires for _, _, question in opened)
@@ -173,7 +170,7 @@ def _open(
     untils: list[int] = []
     for name, entry, question in opened:
         if entry.key not in run.journal.questions:
-            run.go_beyond()
+            run.is_beyond = True
             entry = replace(entry, wire=_wire(run, entry.key, name))
         if timeout_s is not None:
             until_ms = entry.until_ms or run.clock.now_ms() + round(timeout_s * 1000)
@@ -189,8 +186,7 @@ def _open(
 
 
 def _wire(run: Run, key: str, name: str) -> str | None:
-    """The wire name of a new question: its name, with a number if another
-    question has that already."""
+    """Return the wire name of a new question; `None` if it is the key."""
     base = name if run.journal.generation == 1 else f"{name}@{run.journal.generation}"
     wire = run.wire_names.new(base)
     return None if wire == key else wire

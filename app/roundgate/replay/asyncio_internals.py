@@ -1,17 +1,15 @@
-"""Everything that the engine takes from the insides of asyncio and anyio. The rest of `replay` uses
-their public functions alone.
+"""Everything that the engine takes from the insides of asyncio and anyio.
 
-Nothing is patched. The tricks, each with a test in tests/replay/test_asyncio_internals.py for every
+Nothing is patched. Each trick has a test in tests/replay/test_asyncio_internals.py for every
 supported Python:
 
-    state              reads whether a timer has fired from its `repr`, as documented nowhere else
+    state              reads whether a timer has fired from its `repr`
     entered_timeout    recognizes `asyncio.timeout` by the code object of the frame that enters it
     creator            recognizes `wait_for` and `as_completed` by the code objects of the frames
                        that create a task, and reads their arguments from these frames
     name_of            reads the function that anyio's task groups wrap from the wrapper's frame
-    waits_alone        follows `cr_await`, `gi_yieldfrom` and `ag_await`, which `inspect` documents,
-                       to what a coroutine waits for (`gc.get_referents` leads past objects that
-                       only delegate), and refuses waits whose limits are in frames
+    waits_alone        follows `cr_await`, `gi_yieldfrom` and `ag_await` to what a coroutine waits
+                       for (`gc.get_referents` leads past objects that only delegate)
 """
 
 from __future__ import annotations
@@ -37,8 +35,7 @@ class Timer(Protocol):
 
 
 def state(timer: Timer) -> str:
-    """Return the timer's state: `active`, `expiring` once it has fired, or another word after its
-    block has been left."""
+    """Return `active`, `expiring` once the timer has fired, or another word after its block."""
     return repr(timer).partition("[")[2].partition("]")[0]
 
 
@@ -63,7 +60,7 @@ _ENTERS_TIMEOUT: Final = asyncio.Timeout.__aenter__.__code__
 
 
 def entered_timeout() -> Timer | None:
-    """Return the `asyncio.timeout` that is being entered, if that calls the caller."""
+    """Return the `asyncio.timeout` that is being entered, if it calls the caller."""
     frame = sys._getframe(2)
     timer: Timer | None = frame.f_locals["self"] if frame.f_code is _ENTERS_TIMEOUT else None
     return timer
@@ -73,8 +70,7 @@ def entered_timeout() -> Timer | None:
 
 _WAIT_FOR: Final = asyncio.wait_for.__code__
 _MAKES_A_TASK: Final = sys.version_info < (3, 12)
-"""Whether `asyncio.wait_for` runs its awaitable in a task of its own, as in Python 3.11, rather
-than in the caller's."""
+"""Whether `asyncio.wait_for` runs its awaitable in a task of its own (Python 3.11)."""
 _AS_COMPLETED: Final = (
     asyncio.as_completed
     if sys.version_info < (3, 13)
@@ -100,8 +96,8 @@ class ByAsCompleted:
 
 
 def creator() -> ByWaitFor | ByAsCompleted | None:
-    """Return which function of asyncio creates a task by calling the caller, a task factory; `None`
-    if the handler does.
+    """Return the function of asyncio that creates a task by calling the caller, a task factory;
+    `None` if the handler creates it.
 
     Raises:
         RuntimeError: the function has a limit whose end no later run could repeat.
@@ -127,7 +123,6 @@ _OF_ANYIO: Final = frozenset({"_run_coro", "_run_wrapped_task"})
 
 
 def name_of(coroutine: object) -> str:
-    """Return the name of the function that made a coroutine."""
     function = _last_name(coroutine)
     if function not in _OF_ANYIO:
         return function
@@ -193,8 +188,7 @@ def waits_alone(coroutine: Any) -> bool:
 
 
 def _behind(awaited: object) -> Any:
-    """Return the coroutine behind an object that only delegates to it (`__await__`,
-    `__anext__`)."""
+    """Return the coroutine behind an object that only delegates to it, such as `__anext__`."""
     kinds = (CoroutineType, GeneratorType, AsyncGeneratorType)
     if isinstance(awaited, asyncio.Future):
         return None

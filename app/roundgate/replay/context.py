@@ -1,14 +1,13 @@
-"""What a handler sees of the call it serves: what it can ask, what it can have
-remembered, what it can tell.
+"""The view that a handler has of the call it serves.
 
     async def deploy(ctx: Context, env: str) -> str:
         plan = await ctx.step("plan", make_plan, env)                  # runs once, whatever happens afterwards
         ok = await ctx.elicit("confirm", f"Apply {plan}?", Confirm)    # ends this round; the next one comes back here
         return await ctx.step("apply", apply, plan) if ok.go else "nothing done"
 
-The handler is run from the top in every round, so what it does between these calls must depend on
-its arguments, on answers and on steps alone. An async handler awaits them; one that is a plain
-function runs in a thread and gets a `SyncContext`, whose methods of the same names block.
+The handler runs from the top in every round, so its actions between these calls must depend on its
+arguments, on answers and on steps alone. A handler that is a plain function runs in a thread and
+gets a `SyncContext`, whose methods of the same names block.
 """
 
 from __future__ import annotations
@@ -35,11 +34,9 @@ from roundgate.clock import Deadline
 from roundgate.errors import MissingCapability
 from roundgate.json import fresh
 from roundgate.protocol import LOG_LEVELS, PromptMessage, notifications, without_none
-from roundgate.replay import asking, stepping, waiting
+from roundgate.replay import asking, steps, waiting
 from roundgate.replay.branches import Branch, here, inside
-from roundgate.replay.call import Call
-from roundgate.replay.fan_out import branches, side_by_side
-from roundgate.replay.limits import TimeLimit
+from roundgate.replay.driving import item_branches, side_by_side
 from roundgate.replay.questions import (
     Answer,
     Form,
@@ -51,8 +48,9 @@ from roundgate.replay.questions import (
     Sampled,
     Url,
 )
-from roundgate.replay.run import Run
+from roundgate.replay.run import Call, Run
 from roundgate.replay.steps import Options
+from roundgate.replay.waiting import TimeLimit
 
 I = TypeVar("I")  # noqa: E741  # an item
 M = TypeVar("M", bound=BaseModel)
@@ -76,44 +74,37 @@ class CallFacts:
 
     @property
     def principal(self) -> Principal:
-        """Who is calling."""
+        """The caller."""
         return self._call.principal
 
     @property
     def deadline(self) -> Deadline:
-        """When this round has to be over."""
+        """The end of this round."""
         return self._call.deadline
 
     @property
     def task_id(self) -> str | None:
-        """The id of the task that this call has become, if it has: part of a good key
-        for idempotent requests."""
+        """The id of the task that this call has become, if it has."""
         return self._call.task_id
 
     @property
     def cancelled(self) -> bool:
-        """Whether the task was cancelled, so that nobody wants the outcome; for
-        a long step to look at."""
+        """Whether the task was cancelled; for a long step to check."""
         return self._run.is_cancelled
 
     @property
     def client_capabilities(self) -> Mapping[str, Any]:
-        """The capabilities this request declares, shaped as the schema's `ClientCapabilities`."""
+        """The capabilities that this request declares, as the schema's `ClientCapabilities`."""
         return self._call.meta.capabilities.declared
 
     @property
     def client_info(self) -> Mapping[str, Any] | None:
-        """The client's name and version as it gives them: for display and
-        logs, never for decisions."""
+        """The client's own name and version: for display and logs, never for decisions."""
         return self._call.meta.client_info
 
     def supports(self, *required: Question | Mapping[str, Any]) -> bool:
-        """Whether the client can answer.
-
-        Args:
-            required: questions, or capabilities shaped as `ClientCapabilities`, such as
-                `{"sampling": {}}`. All of them are meant.
-        """
+        """Return whether the client can answer all of these questions, or has all of these
+        capabilities, shaped as `ClientCapabilities`, such as `{"sampling": {}}`."""
         try:
             for one in required:
                 self._call.meta.capabilities.require(
@@ -131,10 +122,10 @@ class CallFacts:
         return self._run.journal.state
 
     def input_response(self, key: str) -> Any:
-        """The low-level form: the client's last response under a key as it came, or `None`.
+        """Return the client's last response under a key as it came, or `None`: the low-level form.
 
-        One that came without having been asked for is there only if the tool
-        takes such (`unasked_answers`).
+        A response to a question that was not asked is returned only if the tool takes such
+        (`unasked_answers`).
         """
         self._run.decide_by_state()
         response = self._run.journal.response(key)
@@ -183,12 +174,12 @@ class Context(CallFacts):
         timeout_s: float | None = None,
         default: Any = None,
     ) -> Any:
-        """Ask the user to fill in a form; returns the model, or a dict for a JSON Schema.
+        """Ask the user to fill in a form; return the model, or a dict for a JSON Schema.
 
         Args:
-            name: the key of the question, of A-Z a-z 0-9 _ . - and at most 64
-                characters. Clients see it.
-            message: what the user is told.
+            name: the key of the question, of A-Z a-z 0-9 _ . - and at most 64 characters. Clients
+                see it.
+            message: the text for the user.
             fields: a pydantic model or a JSON Schema of type object, whose properties are strings,
                 numbers, booleans or choices.
             timeout_s: seconds from the first asking after which `default` is the answer.
@@ -205,12 +196,12 @@ class Context(CallFacts):
         return answers[name].get()
 
     async def elicit_url(self, name: str, message: str, url: str) -> None:
-        """Send the user to a page, for anything the client must not see; returns when
-        they have agreed to go there.
+        """Send the user to a page, for anything the client must not see; return when they agree to
+        go there.
 
         Args:
             name: the key of the question, as for `elicit`.
-            message: why they should go there.
+            message: the reason for the user.
             url: https, or http on a loopback address; without a user name.
 
         Raises:
@@ -220,14 +211,11 @@ class Context(CallFacts):
         (await self.ask({name: Url(message, url)}))[name].get()
 
     async def elicit_url_done(self, name: str) -> None:
-        """Tell the client that its user has finished with the page of `elicit_url`.
+        """Tell the client that its user has finished with the last page asked for under a name.
 
         A client of revision 2025-11-25 receives `notifications/elicitation/complete` on the stream
-        of its call and stops waiting for the page. Nothing is sent to clients of other revisions,
-        or from a task, which has no stream.
-
-        Args:
-            name: the name given to `elicit_url`; means the last page asked for under that name.
+        of its call. Nothing is sent to clients of other revisions, or from a task, which has no
+        stream.
 
         Raises:
             ValueError: no page was asked for under the name, or it has not been answered.
@@ -256,13 +244,13 @@ class Context(CallFacts):
         Args:
             name: the key of the question, as for `elicit`.
             messages: a text of the user's, or messages as in the schema's `SamplingMessage`.
-            max_tokens: of the answer, at most.
+            max_tokens: the maximum length of the answer.
             system_prompt: the client may change it or leave it out.
-            temperature: from 0, the same each time, to 1 or what the client's model takes.
+            temperature: from 0, the same each time, to the model's maximum.
             stop_sequences: texts at which the model ends.
             model_preferences: the schema's `ModelPreferences`, which the client may weigh.
             tools: the schema's `Tool` objects that the model may ask for.
-            tool_choice: the schema's `ToolChoice`: whether it has to.
+            tool_choice: the schema's `ToolChoice`.
 
         Raises:
             MissingCapability: the client offers no sampling, or none with tools.
@@ -281,13 +269,10 @@ class Context(CallFacts):
         return sampled
 
     async def roots(self, name: str = "roots") -> list[Root]:
-        """Ask which roots the client has.
-
-        Args:
-            name: the key of the question, as for `elicit`.
+        """Ask for the client's roots. `name` is the key of the question, as for `elicit`.
 
         Raises:
-            MissingCapability: it offers none.
+            MissingCapability: the client offers none.
         """
         roots: list[Root] = (await self.ask({name: Roots()}))[name].get()
         return roots
@@ -299,29 +284,27 @@ class Context(CallFacts):
         timeout_s: float | None = None,
         default: Any = None,
     ) -> dict[str, Answer]:
-        """Ask several things at once; each `Answer` says whether it was
-        accepted, declined or cancelled.
+        """Ask several questions at once; each `Answer` says whether it was accepted, declined or
+        cancelled.
 
         Args:
             questions: `Form`, `Url`, `Sample` or `Roots` by name; names as for `elicit`.
-            timeout_s: seconds from the first asking after which those without an answer
-                have the action "timeout".
-            default: the value of these.
+            timeout_s: seconds from the first asking after which a missing answer has the action
+                "timeout".
+            default: the value of missing answers.
 
         Raises:
-            MissingCapability: names all that the client would have to declare in addition.
+            MissingCapability: names all capabilities that the client lacks.
         """
         return await asking.ask(self._run, questions, timeout_s, default)
 
     async def request_input(self, requests: Mapping[str, Mapping[str, Any]]) -> NoReturn:
-        """The low-level form: end this round with questions; `state` is there in the next.
-
-        Args:
-            requests: the schema's `InputRequest` objects by key.
+        """End this round with the schema's `InputRequest` objects by key: the low-level form.
+        `state` is kept for the next round.
 
         Raises:
-            MissingCapability: the client did not declare what one of them needs.
-            ValueError: one is none of the protocol's.
+            MissingCapability: the client did not declare a capability that one of them needs.
+            ValueError: the protocol has no such request.
         """
         self._run.decide_by_state()
         await asking.ask_anew(self._run, {key: Raw(request) for key, request in requests.items()})
@@ -349,9 +332,9 @@ class Context(CallFacts):
 
         The function runs at least once: it runs again if the process dies before the result is
         recorded. With `at_most_once` its beginning is recorded first, and a death in between raises
-        `OutcomeUnknown`. An ordinary call that may become a task does so first; one that may not
-        keeps no notes of its own, so there a client that repeats a lost request repeats the step,
-        unless the tool is `once`.
+        `OutcomeUnknown`. An ordinary call becomes a task for that if it may. If not, it has no
+        journal of its own: a client that repeats a lost request repeats the step, unless the tool
+        is `once`.
 
         Args:
             name: the step's place in the handler; a second use in the same branch is another step.
@@ -371,18 +354,12 @@ class Context(CallFacts):
             OutcomeUnknown: see above.
         """
         options = Options(timeout_s, retries, backoff, at_most_once)
-        return await stepping.step(self._run, name, function, args, kwargs, options)
+        return await steps.step(self._run, name, function, args, kwargs, options)
 
     async def idempotency_key(self, name: str) -> str:
-        """A key for a service that does a thing once however often it is asked: the same
-        in every run of this call.
-
-        Pass it to a step. It differs for another call, another name, and another branch.
-
-        Args:
-            name: its place in the handler, as for `step`.
-        """
-        return await stepping.key_for(self._run, name)
+        """Return a key for a service that deduplicates requests: the same in every run of this
+        call, another for other calls, names and branches. Pass it to a step."""
+        return await steps.key_for(self._run, name)
 
     # side by side
 
@@ -426,21 +403,20 @@ class Context(CallFacts):
         name: str = "map",
         key: Callable[[I], Any] | None = None,
     ) -> list[T]:
-        """What the function returns for each item, run side by side, in the order of the items.
+        """Call a function for each item side by side; return the results in the order of the items.
 
-        Each item is a branch named after it, so what is remembered of one stays with
-        it when others come or go.
+        Each item is a branch named after it, so its records stay with it when other items come or
+        go.
 
         Args:
-            function: an async function of one item; it uses this context for
-                what it asks and remembers.
-            items: what it is called with.
-            at_most: how many run at once; all, if it is not given.
+            function: an async function of one item, which uses this context.
+            items: its arguments.
+            at_most: how many run at once; all, unless given.
             name: tells two maps of one handler apart.
-            key: what names an item, if that is not the item itself: `key=lambda order: order.id`.
+            key: returns the name of an item, unless that is the item: `key=lambda order: order.id`.
 
         Raises:
-            Exception: what the function raised for an item; the others are cancelled.
+            Exception: the function raised it for an item; the others were cancelled.
         """
         if at_most is not None and at_most < 1:
             raise ValueError(f"at_most is {at_most}; at least one item has to run")
@@ -451,129 +427,102 @@ class Context(CallFacts):
             async with slots:
                 return await function(item)
 
-        placed = branches(parent, name, items, key)
+        placed = item_branches(parent, name, items, key)
         return await side_by_side([(branch, one(item)) for item, branch in placed])
 
     @asynccontextmanager
     async def branch(self, name: str) -> AsyncIterator[None]:
-        """A part of the handler with a name: what is remembered inside keeps its place whatever
-        else there is beside it. `async with ctx.branch("refund"): …`"""
+        """Name a part of the handler: `async with ctx.branch("refund"): …`. The places in it do not
+        depend on its surroundings."""
         parent = await self._run.enter("branch", name)
         with inside(parent.named(name)):
             yield
 
     def timeout(self, seconds: float, name: str = "timeout") -> TimeLimit:
-        """A time limit that outlives its process: `async with ctx.timeout(3600): …` raises
-        `TimeoutError` when it is over, also if that is during a question or a sleep, and no
-        worker is held until then.
+        """Return a time limit that outlives its process: `async with ctx.timeout(3600): …` raises
+        `TimeoutError` when it is over, also during a question or a sleep. It holds no worker
+        meanwhile.
 
         Args:
-            seconds: from when the block was first entered; the same in every run.
+            seconds: from the first entry of the block; the same in every run.
             name: its place in the handler, as for `step`.
         """
         return TimeLimit(self._run, name, seconds)
 
     async def shed(self, name: str = "shed") -> None:
-        """End this round once without asking anything; the client's retry goes on from here.
-
-        Args:
-            name: its place in the handler, as for `step`.
-        """
+        """End this round once without a question; the client's retry continues here."""
         await waiting.shed(self._run, name)
 
     # going on later
 
     async def continue_as_task(self) -> None:
-        """From here on a worker carries the call, and the client has a task; nothing
-        happens if that cannot be.
+        """Continue the call on a worker, while the client has a task.
 
-        It can be if the tool says `task="optional"` or `"required"` and the client
+        Nothing happens unless the tool says `task="optional"` or `"required"` and the client
         declares the tasks extension.
         """
         await waiting.continue_as_task(self._run)
 
     async def restart(self, /, **arguments: Any) -> NoReturn:
-        """Begin the handler anew, with these arguments and nothing remembered: for a task
-        that would go on for ever.
+        """Begin the handler anew with other arguments and an empty journal: for a task that would
+        never end.
 
-        Steps that are being run come to their end first. Clients know its questions
-        by other keys than before.
-
-        Args:
-            arguments: of the handler; JSON.
+        Running steps end first. Clients know its questions by new keys.
 
         Raises:
-            NotJson: they are not.
+            NotJson: the arguments have no JSON form.
         """
         await waiting.restart(self._run, arguments)
 
     async def sleep(self, seconds: float, name: str = "sleep") -> None:
-        """Wait. A task holds no worker meanwhile, and wakes on time whatever dies in between.
-
-        Args:
-            seconds: the same in every run: to wait for a moment, use `sleep_until`.
-            name: its place in the handler, as for `step`.
-        """
+        """Wait for seconds, the same in every run. A task holds no worker meanwhile, and wakes on
+        time even if processes die. `name` is its place in the handler, as for `step`."""
         await waiting.sleep(self._run, name, seconds)
 
     async def sleep_until(self, moment: datetime, name: str = "sleep") -> None:
-        """Wait for a moment; nothing happens if it has passed.
-
-        Args:
-            moment: with a time zone; the same in every run.
-            name: its place in the handler, as for `step`.
+        """Wait for a moment, the same in every run, as `sleep` does. A past moment returns at once.
 
         Raises:
-            ValueError: it has no time zone, so nobody knows when that is.
+            ValueError: the moment has no time zone.
         """
         if moment.tzinfo is None:
             raise ValueError(
                 "the moment to sleep until has no time zone: datetime.now(UTC), not datetime.now()"
             )
-        await waiting.sleep_until(self._run, name, round(moment.timestamp() * 1000))
+        await waiting.sleep(self._run, name, until_ms=round(moment.timestamp() * 1000))
 
     async def poll(
         self, name: str, function: Callable[..., Any], *args: Any, every_s: float
     ) -> Any:
-        """Call a function again and again until it returns something but `None`; that is
-        remembered, as a step is.
+        """Call a function every `every_s` seconds until it returns something other than `None`;
+        record that result as a step does.
 
-        A task holds no worker between two times. The function must be safe to call again.
-
-        Args:
-            name: its place in the handler, as for `step`.
-            function: called with `args`, which must be the same in every run.
-            every_s: seconds between two calls.
+        A task holds no worker between two calls. The function must be safe to call again.
 
         Raises:
             StepFailed, NotJson: as `step`.
         """
-        return await stepping.poll(self._run, name, function, args, every_s)
+        return await steps.step(self._run, name, function, args, every_s=every_s)
 
     # telling
 
     async def status(self, message: str) -> None:
-        """What the call is doing, in words: the `statusMessage` of its task,
-        now or if it becomes one.
-
-        Args:
-            message: cut after 1,000 characters.
-        """
-        self._run.say(message.encode(errors="replace").decode()[:MAX_STATUS_CHARS])
+        """Set the `statusMessage` of the task that the call is or becomes, cut after 1,000
+        characters."""
+        self._run.message = message.encode(errors="replace").decode()[:MAX_STATUS_CHARS]
 
     async def progress(
         self, progress: float, total: float | None = None, message: str | None = None
     ) -> None:
-        """Tell the client how far the call is; nothing happens if it did not
-        ask with a `progressToken`.
+        """Report progress to a client that asked for it with a `progressToken`.
 
-        Inside a task there are no notifications: it becomes the task's `statusMessage`.
+        A task sends no notifications: progress becomes its `statusMessage`.
 
         Args:
-            progress: how much is done. It must increase with each call (basic/patterns/progress);
-                what does not is not sent.
-            total: how much there is to do, in the same unit, if that is known.
-            message: what is being done.
+            progress: the work done. It must increase with each call (basic/patterns/progress); other
+                values are not sent.
+            total: all of the work, in the same unit, if known.
+            message: the current action.
         """
         if self._call.task_id is not None:
             done = f"{progress:.12g}" if total is None else f"{progress:.12g} of {total:.12g}"
@@ -589,8 +538,8 @@ class Context(CallFacts):
         await self._call.notify(notifications.PROGRESS, params)
 
     async def log(self, level: str, data: Any, logger: str | None = None) -> None:
-        """Send a log message to the client, if it asked for messages of this level
-        or below with `logLevel`.
+        """Send a log message to the client, if it asked for messages of this level or below with
+        `logLevel`.
 
         In a task the message goes to the server's log. A replay does not repeat the messages of
         earlier runs.
@@ -623,23 +572,23 @@ class Context(CallFacts):
         await self._call.notify(notifications.MESSAGE, params)
 
     async def tools_changed(self) -> None:
-        """Tell listening clients, at all replicas, that the list of tools has changed."""
+        """Notify listening clients, at all replicas, that the list of tools has changed."""
         await self._call.publish(notifications.TOOLS_CHANGED, None)
 
     async def prompts_changed(self) -> None:
-        """Tell listening clients, at all replicas, that the list of prompts has changed."""
+        """Notify listening clients, at all replicas, that the list of prompts has changed."""
         await self._call.publish(notifications.PROMPTS_CHANGED, None)
 
     async def resources_changed(self) -> None:
-        """Tell listening clients, at all replicas, that the list of resources has changed."""
+        """Notify listening clients, at all replicas, that the list of resources has changed."""
         await self._call.publish(notifications.RESOURCES_CHANGED, None)
 
     async def resource_updated(self, uri: str) -> None:
-        """Tell clients that subscribed to this URI, at all replicas, that
-        what it holds has changed."""
+        """Notify clients that subscribed to this URI, at all replicas, that its content has
+        changed."""
         await self._call.publish(notifications.RESOURCE_UPDATED, uri)
 
 
 def run_of(context: Context) -> Run:
-    """The run that a context belongs to: for the gateway, not for handlers."""
+    """Return the run of a context: for the gateway, not for handlers."""
     return context._run

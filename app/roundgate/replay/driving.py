@@ -1,11 +1,10 @@
 """The tasks and coroutines of a handler.
 
-Each asyncio task that a handler creates is a branch of it: `TaskFactory`, which the first run sets
-on the event loop, gives it its place. A task of other code costs one look at a context variable.
+Each asyncio task that a handler creates is a branch: `TaskFactory`, which the first run sets on the
+event loop, gives it its place. A task of other code costs one look at a context variable.
 
-Every resumption of a branch passes through `Driven`. So it can record the events that no call of
-ctx sees: a branch that resumes by itself (`Owner.resumed`), and a cancelled wait outside of ctx
-(`cuts`).
+Every resumption of a branch passes through `Driven`, which records the events that no call of ctx
+sees: a branch that resumes by itself (`Owner.resumed`), and a cancelled wait outside of ctx.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import atexit
 import logging
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NoReturn, TypeAlias, TypeVar
 
 import anyio
 
@@ -33,27 +32,28 @@ from roundgate.replay.asyncio_internals import (
     waits_alone,
 )
 from roundgate.replay.branches import END, Branch, Owner, here, inside
-from roundgate.replay.cuts import cut_wait, was_cut_here
+from roundgate.replay.recording import cut_wait, is_cut_next
+from roundgate.replay.run import NAME, Run
+from roundgate.replay.values import digest_of_value
 
-if TYPE_CHECKING:
-    from roundgate.replay.run import Run
-
+I = TypeVar("I")  # noqa: E741  # an item
 T = TypeVar("T")
+
+log = logging.getLogger("roundgate.replay")
 
 Factory: TypeAlias = Callable[..., Any]
 
 
 _given_up: Final[deque[Any]] = deque(maxlen=64)
-"""Handlers that are no longer resumed. Python would close a released one, and such a handler
-refuses to be closed."""
+"""Handlers that are never resumed. Python would close a released one, and it refuses to close."""
 
 
 @atexit.register
 def _never_close_them() -> None:
-    """Keep abandoned handlers alive beyond the end of the process, if there are any.
+    """Keep abandoned handlers alive beyond the end of the process.
 
-    At exit Python empties the modules and closes the remaining coroutines. Every call of such a
-    handler would then fail, the handler would catch the error, and the process would never end.
+    At exit Python closes the remaining coroutines. Every call of such a handler would then fail,
+    the handler would catch the error, and the process would never end.
     """
     if _given_up:
         import ctypes
@@ -61,52 +61,48 @@ def _never_close_them() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(_given_up))
 
 
-log = logging.getLogger("roundgate.replay")
-
-
 class Driven(Coroutine[Any, Any, T]):
     """A handler's coroutine, driven so that it cannot end the process.
 
-    `while True: try: await ctx.elicit(…) except BaseException: pass` catches everything that should
-    end it: once it awaits `END`, it is never resumed. `sys.exit()` in a task would stop the event
-    loop; it becomes an error of the handler.
+    A handler that catches everything that should end it awaits `END` in the end, and is never
+    resumed. `sys.exit()` in a task would stop the event loop; it becomes an error of the handler.
 
-    The cancellation of a wait outside of ctx is recorded first (`_noting`), then raised.
+    The cancellation of a wait outside of ctx is recorded first (`_recording`), then raised.
     """
 
-    __slots__ = ("_cancellation", "_coroutine", "_is_alone", "_noting", "_owner")
+    __slots__ = ("_cancellation", "_coroutine", "_is_alone", "_owner", "_recording")
 
     def __init__(self, coroutine: Coroutine[Any, Any, T], owner: Owner) -> None:
         self._coroutine = coroutine
         self._owner = owner
         self._is_alone = True
         """Whether the coroutine is about to begin, or waits for something outside of ctx."""
-        self._noting: asyncio.Task[None] | None = None
+        self._recording: asyncio.Task[None] | None = None
         """The task that records a cancellation before it is raised."""
         self._cancellation: BaseException | None = None
 
     def send(self, value: Any = None) -> Any:
-        if self._noting is not None:
-            return self._raise_once_noted(self._noting)
+        if self._recording is not None:
+            return self._raise_once_recorded(self._recording)
         return self._resume(self._coroutine.send, value)
 
     def throw(self, *error: Any) -> Any:
         # anyio cancels repeatedly until the coroutine has seen the cancellation
-        if self._noting is not None:
-            return self._raise_once_noted(self._noting)
-        run = self._owner.run
+        if self._recording is not None:
+            return self._raise_once_recorded(self._recording)
+        run: Run | None = self._owner.run
         if (
             run is not None
             and run.stopped is None
             and self._is_alone
             and isinstance(error[0], asyncio.CancelledError)
             and isinstance(place := here.get(), Branch)
-            and (_may_be_a_limit(run, place) or was_cut_here(run, place))
+            and (_may_be_a_limit(run, place) or is_cut_next(run, place))
         ):
             with inside(None):
-                self._noting = asyncio.ensure_future(cut_wait(run, place))
+                self._recording = asyncio.ensure_future(cut_wait(run, place))
             self._cancellation = error[0]
-            return self._raise_once_noted(self._noting)
+            return self._raise_once_recorded(self._recording)
         return self._resume(self._coroutine.throw, *error)
 
     def _resume(self, resume: Callable[..., Any], *given: Any) -> Any:
@@ -125,13 +121,12 @@ class Driven(Coroutine[Any, Any, T]):
             return self._resume(self._coroutine.throw, refusal)
         return awaited
 
-    def _raise_once_noted(self, noting: asyncio.Task[None]) -> Any:
-        """Raise the cancellation in the coroutine once it is recorded; return the object that is
-        awaited next."""
+    def _raise_once_recorded(self, noting: asyncio.Task[None]) -> Any:
+        """Raise the cancellation in the coroutine once it is recorded."""
         if not noting.done():
             return next(asyncio.shield(noting).__await__())
         failed = None if noting.cancelled() else noting.exception()
-        error, self._cancellation, self._noting = failed or self._cancellation, None, None
+        error, self._cancellation, self._recording = failed or self._cancellation, None, None
         return self._resume(self._coroutine.throw, error)
 
     def close(self) -> None:
@@ -157,15 +152,15 @@ class Driven(Coroutine[Any, Any, T]):
 
 
 def _may_be_a_limit(run: Run, branch: Branch) -> bool:
-    """Return whether a cancellation may come from a limit of asyncio or anyio rather than from
-    another branch.
+    """Return whether a limit of asyncio or anyio, rather than another branch, may be the cause of a
+    cancellation.
 
     An ordinary call runs in the task of its request, whose cancellations have an unknown source.
     """
     task = asyncio.current_task()
     if run.root_task is task and not run.has_own_task:
         return True
-    has_fired = branch.timeouts is not None and branch.timeouts.has_ended_a_wait_of(task)
+    has_fired = run.owner.timeouts.has_ended_a_wait_of(task)
     return has_fired or -math.inf < anyio.current_effective_deadline() <= anyio.current_time()
 
 
@@ -186,8 +181,7 @@ def _end(error: BaseException) -> NoReturn:
 
 
 class TaskFactory:
-    """A task factory that gives each task of a handler its branch. Other tasks are created as
-    before."""
+    """A task factory that gives each task of a handler its branch."""
 
     def __init__(self, before: Factory | None) -> None:
         self._before = before
@@ -217,7 +211,7 @@ class TaskFactory:
         if isinstance(maker, ByWaitFor):
             made_by_wait_for.add(task)
             if maker.timer is not None:
-                place.notice(maker.timer, task)
+                place.owner.timeouts.add(maker.timer, place.path, task)
         return task
 
     def _make(
@@ -241,7 +235,7 @@ class BranchTask(asyncio.Task[Any]):
     def cancelling(self) -> int:
         place, timer = here.get(), entered_timeout()
         if timer is not None and isinstance(place, Branch):
-            place.notice(timer, self)
+            place.owner.timeouts.add(timer, place.path, self)
         return super().cancelling()
 
     def add_done_callback(self, *given: Any, **options: Any) -> None:
@@ -268,7 +262,6 @@ def number_tasks(loop: asyncio.AbstractEventLoop) -> None:
 def _branch_of(
     parent: Branch, maker: ByWaitFor | ByAsCompleted | None, coroutine: object
 ) -> Branch:
-    """Return the branch of a new task."""
     match maker:
         case ByWaitFor():
             # a journal may move from Python 3.11 to later versions, which create no task here
@@ -329,3 +322,35 @@ class InOwnContext(Generic[T]):
 async def awaiting(awaitable: Awaitable[T]) -> T:
     """Await an awaitable from a coroutine."""
     return await awaitable
+
+
+def item_branches(
+    parent: Branch, name: str, items: Iterable[I], key: Callable[[I], Any] | None
+) -> list[tuple[I, Branch]]:
+    """Return each item with its branch: `name.7` for an item 7, a digest for other kinds."""
+    own = parent.named(name)
+    return [(item, own.named(_segment(item if key is None else key(item)))) for item in items]
+
+
+def _segment(item: Any) -> str:
+    text = str(item) if isinstance(item, (str, int)) and not isinstance(item, bool) else ""
+    return text if NAME.fullmatch(text) else digest_of_value(item)
+
+
+async def side_by_side(placed: Sequence[tuple[Branch, Coroutine[Any, Any, T]]]) -> list[T]:
+    """Run each coroutine as its branch; return their results in order.
+
+    If one raises, cancel the others and raise its error.
+    """
+    tasks = [spawn(branch, coroutine) for branch, coroutine in placed]
+    try:
+        if tasks:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in tasks:
+            if task.done() and not task.cancelled() and task.exception() is not None:
+                task.result()
+        return [task.result() for task in tasks]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,9 +1,7 @@
-"""The engine: one function through which every handler runs, whatever back end,
-wherever its journal is kept.
+"""The engine: the function through which every handler runs, for every back end and every journal.
 
-A handler is run from the top each time, against a journal of what is already known. A question
-without an answer *suspends* the run: its outcome is the open questions and the journal, which is
-all that any process needs to go on.
+A handler runs from the top each time, against a journal of what is already known. A question
+without an answer *suspends* the run: any process can continue from its outcome.
 
     run_handler(handler, run) → Completed(value)               it returned
                               | Suspended(requests, journal)   it waits: for answers, a time, or only its next turn
@@ -37,41 +35,37 @@ log = logging.getLogger("roundgate.replay")
 MAX_NAMED: Final = 10
 """Steps that one log line names."""
 ABANDON_S: Final = 2.0
-"""For how long the end of a handler is waited for that was cancelled."""
+"""How long to wait for the end of a handler that was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completed(Generic[T]):
-    """The handler returned."""
-
     value: T
 
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
-    """The handler waits for answers to `requests` (by wire key) or, if there are
-    none, for its next turn."""
+    """The handler waits for answers to `requests` (by wire key) or, if empty, for its next turn."""
 
     requests: Mapping[str, Any]
     journal: Journal
     wants_task: bool = False
-    """It is to go on as a task: it said so, time is nearly up, or it has to wait
-    longer than a request may."""
+    """See `Run.wants_task`."""
     wake_ms: int | None = None
-    """Its next turn is not to come before this, in milliseconds since the epoch; with
-    questions, unless answered."""
+    """The earliest time of the next turn, unless questions are answered, in milliseconds since the
+    epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The handler wants to begin anew with these arguments."""
+    """The handler begins anew with these arguments."""
 
     arguments: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The handler raised; a deadline that passed is a `CallTimeout`."""
+    """The handler raised; a passed deadline is a `CallTimeout`."""
 
     error: Exception
 
@@ -80,13 +74,9 @@ Outcome: TypeAlias = Completed[T] | Suspended | Restarted | Failed
 
 
 async def run_handler(handler: Callable[[], Awaitable[T]], run: Run) -> Outcome[T]:
-    """Run a handler to its end, to its next question, or to its deadline.
+    """Run a handler to its end, to its next question, or to its deadline; then close the run.
 
-    Cancellation of the call is raised, not returned: nobody waits for an outcome then.
-
-    Args:
-        handler: called once, without arguments.
-        run: a new run; it is closed when this returns.
+    A cancellation of the call is raised, not returned.
     """
     number_tasks(asyncio.get_running_loop())
     remaining_ms = run.call.deadline.remaining_ms()
@@ -106,8 +96,7 @@ async def run_handler(handler: Callable[[], Awaitable[T]], run: Run) -> Outcome[
             outcome = Completed(value) if run.stopped is None else _suspended(run)
         except BaseException as error:
             outcome = _ended_by(error, run, limit)
-        if (watch := WATCH.get()) is not None:
-            watch.run_ended(run)
+        WATCH.get().run_ended(run)
         if _shows_what_is_gone(run, outcome):
             _warn_of_unasked(run)
         return outcome
@@ -142,11 +131,11 @@ def _warn_of_unasked(run: Run) -> None:
 
 
 def _ended_by(error: BaseException, run: Run, limit: Limit) -> Suspended | Restarted | Failed:
-    """What it means that a handler ended with this.
+    """Return the outcome of a handler that raised an error.
 
     Raises:
-        BaseException: it itself, if it is the end of more than the handler: the call is
-            cancelled, the process ends.
+        BaseException: the error, if it ends more than the handler: the call is cancelled, the
+            process ends.
     """
     match error:
         case Suspend():
@@ -172,7 +161,7 @@ async def _coroutine(handler: Callable[[], Awaitable[T]]) -> T:
 
 
 def _driven(handler: Callable[[], Awaitable[T]], run: Run) -> InOwnContext[T]:
-    """The handler, to be awaited in the current task."""
+    """Start the handler in the current task."""
     run.begin()
     coroutine = handler()
     return InOwnContext(
@@ -200,15 +189,14 @@ async def _in_its_own_task(handler: Callable[[], Awaitable[T]], run: Run) -> T:
 
 
 def _look_at(task: asyncio.Task[Any]) -> None:
-    """Retrieve the exception of an abandoned task, so that asyncio does not report
-    it as never retrieved."""
+    """Retrieve an abandoned task's exception, so that asyncio does not report it."""
     if not task.cancelled():
         task.exception()
 
 
 def _failed(error: Exception, run: Run) -> Suspended | Restarted | Failed:
-    """The outcome of a handler that raised. After a suspension its exception is
-    ignored: it follows from that."""
+    """Return the outcome of a handler that raised. After a suspension its exception follows from
+    that."""
     return Failed(error) if run.stopped is None else _suspended(run)
 
 
@@ -221,7 +209,8 @@ def _suspended(run: Run) -> Suspended | Restarted | Failed:
 
 
 def _cause_in(group: BaseExceptionGroup[BaseException]) -> Exception:
-    """The error of a TaskGroup: the first one if all are meant for the caller, else the group."""
+    """Return the error of a TaskGroup: the first one if all are meant for the caller, else the
+    group."""
     leaves = list(_leaves(group))
     missing = [leaf for leaf in leaves if isinstance(leaf, MissingCapability)]
     if len(missing) == len(leaves):
@@ -250,8 +239,8 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]
 
 
 def _was_enforced(run: Run) -> bool:
-    """Whether the engine cancelled the handler, because it went on after its end;
-    undoes the cancellation."""
+    """Return whether the engine cancelled the handler, which continued after its run's end; undo
+    the cancellation."""
     task = asyncio.current_task()
     if not run.is_enforced or task is None:
         return False

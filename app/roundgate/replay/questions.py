@@ -1,35 +1,50 @@
-"""The questions a handler can ask, as values: how each looks on the wire, what it needs of the
-client, what it takes for an answer (client/elicitation, client/sampling, client/roots).
+"""The questions that a handler can ask, as values (client/elicitation, client/sampling,
+client/roots).
 
-A question is pinned by the digest of what is shown. An answer that does not fit
-(`UnfitAnswer`) is asked for again.
+A question is identified by the digest of what is shown. An answer that does not fit (`UnfitAnswer`)
+is asked for again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from functools import lru_cache
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
 from roundgate.errors import Declined, UnfitAnswer
 from roundgate.json import digest
 from roundgate.protocol import PromptMessage, Schema, page_host, without_none
-from roundgate.replay import forms
 from roundgate.replay.journal import plain
 
+_KEPT: Final = {
+    "string": (
+        "title",
+        "description",
+        "minLength",
+        "maxLength",
+        "format",
+        "default",
+        "enum",
+        "enumNames",
+        "oneOf",
+    ),
+    "number": ("title", "description", "minimum", "maximum", "default"),
+    "integer": ("title", "description", "minimum", "maximum", "default"),
+    "boolean": ("title", "description", "default"),
+    "array": ("title", "description", "minItems", "maxItems", "items", "default"),
+}
+_FORMATS: Final = ("email", "uri", "date", "date-time")
+
 Action: TypeAlias = Literal["accept", "decline", "cancel", "timeout"]
-"""What a client can say, and "timeout" where it said nothing in time."""
+"""What a client can answer, and "timeout" if it did not in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back: `action` is "accept", "decline" or "cancel"; `value` is
-    there for "accept" alone.
-
-    "timeout" if the question had a time limit and no answer came: `value` is then its default.
-    """
+    """An answer. `value` is set for "accept", and is the default for "timeout"."""
 
     name: str
     action: Action
@@ -40,11 +55,11 @@ class Answer:
         return self.action == "accept"
 
     def get(self) -> Any:
-        """The value.
+        """Return the value.
 
         Raises:
             Declined: the user declined or dismissed the question.
-            TimeoutError: there was no answer in time, and no default either.
+            TimeoutError: there was no answer in time, and there is no default.
         """
         if self.action == "timeout":
             if self.value is None:
@@ -56,18 +71,15 @@ class Answer:
 
 
 class Question(Protocol):
-    """Anything that can be asked."""
-
     @property
     def requires(self) -> Mapping[str, Any]:
-        """The client capabilities without which it must not be asked, shaped as
-        `ClientCapabilities`."""
+        """Return the client capabilities that the question needs, as `ClientCapabilities`."""
 
     def to_wire(self, problem: str | None = None) -> dict[str, Any]:
-        """The `InputRequest`; `problem` tells what was wrong with the answer before."""
+        """Return the `InputRequest`; `problem` is the fault of the last answer."""
 
     def read(self, name: str, response: Any) -> Answer:
-        """The answer in an `InputResponse`.
+        """Return the answer in an `InputResponse`.
 
         Raises:
             UnfitAnswer: it does not fit.
@@ -75,28 +87,28 @@ class Question(Protocol):
 
 
 def digest_of(name: str, question: Question) -> str:
-    """What stands for a question as it is shown.
+    """Return the digest of a question as it is shown.
 
     Raises:
-        NotJson: it holds what cannot be shown to a client.
+        NotJson: it holds something that JSON cannot.
     """
     return digest(plain(question.to_wire(), f"question {name!r}"))
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Ask the user to fill in a form: a pydantic model of flat fields, or a JSON Schema
-    of the permitted subset."""
+    """Ask the user to fill in a form: a pydantic model of flat fields, or a JSON Schema of the
+    permitted subset."""
 
     message: str
     fields: type[BaseModel] | Mapping[str, Any]
     is_approval: bool = False
-    """Whether a person has to answer, in a form that the client shows: never by other means."""
+    """Whether a person has to answer, in a form that the client shows."""
     _schema: dict[str, Any] = field(init=False, repr=False, compare=False)
     _checker: Schema = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        schema, checker = forms.compiled(self.fields)
+        schema, checker = compiled(self.fields)
         object.__setattr__(self, "_schema", schema)
         object.__setattr__(self, "_checker", checker)
 
@@ -133,8 +145,8 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """Send the user to a page, for what the client must not see. Accepting says that they
-    went, not how it ended."""
+    """Send the user to a page, for what the client must not see. Accepting says that they went, not
+    how it ended."""
 
     message: str
     url: str
@@ -156,7 +168,7 @@ class Url:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What the client's model said."""
+    """The answer of the client's model."""
 
     role: str
     content: Sequence[Mapping[str, Any]]
@@ -166,14 +178,14 @@ class Sampled:
 
     @property
     def text(self) -> str:
-        """All text blocks together."""
+        """Return the text of all text blocks."""
         return "".join(block["text"] for block in self.content if block.get("type") == "text")
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Ask the client's model. `messages` is one user message, or messages as
-    `PromptMessage` or wire objects."""
+    """Ask the client's model. `messages` is one user message, or messages as `PromptMessage` or
+    wire objects."""
 
     messages: str | Sequence[PromptMessage | Mapping[str, Any]]
     max_tokens: int
@@ -259,7 +271,7 @@ class Roots:
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """An `InputRequest` given as it stands on the wire; its answer is handed over as it came."""
+    """An `InputRequest` as it stands on the wire; its answer is returned as it came."""
 
     request: Mapping[str, Any]
 
@@ -311,4 +323,106 @@ def _action(response: Any) -> Action:
 def _is_block(block: Mapping[str, Any]) -> bool:
     return isinstance(block.get("type"), str) and (
         block["type"] != "text" or isinstance(block.get("text"), str)
+    )
+
+
+def compiled(fields: type[BaseModel] | Mapping[str, Any]) -> tuple[dict[str, Any], Schema]:
+    """Return the schema of a form as clients are shown it, and the checker of its answers.
+
+    Raises:
+        ValueError: see `form_schema`.
+    """
+    if isinstance(fields, Mapping):
+        # what clients cannot be shown of a JSON Schema holds for the answer nevertheless
+        return form_schema(fields), Schema.compile(fields)
+    return _of_model(fields)
+
+
+@lru_cache(maxsize=256)  # half a millisecond, in every round of every call
+def _of_model(model: type[BaseModel]) -> tuple[dict[str, Any], Schema]:
+    schema = form_schema(model)
+    return schema, Schema.compile(schema)
+
+
+def form_schema(fields: type[BaseModel] | Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `requestedSchema` of a form (client/elicitation, "Requested Schema").
+
+    Raises:
+        ValueError: names the field that a form cannot have, and what to do instead.
+    """
+    source = dict(fields) if isinstance(fields, Mapping) else fields.model_json_schema()
+    if source.get("type") != "object" or not isinstance(source.get("properties", {}), Mapping):
+        raise ValueError('a form is a flat object: {"type": "object", "properties": {…}}')
+    definitions = source.get("$defs", {})
+    properties = {
+        name: _field(name, field, definitions)
+        for name, field in source.get("properties", {}).items()
+    }
+    if unknown := [name for name in source.get("required", ()) if name not in properties]:
+        raise ValueError(f"the form requires {', '.join(unknown)}, which it does not have")
+    return {
+        "type": "object",
+        "properties": properties,
+        **without_none(required=source.get("required")),
+    }
+
+
+def _field(name: str, schema: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
+    schema = _resolve(schema, definitions)
+    kind = schema.get("type")
+    if not isinstance(kind, str) or kind not in _KEPT or "properties" in schema:
+        raise ValueError(
+            f"field {name!r}: forms have strings, numbers, booleans and choices only; ask several "
+            "questions"
+        )
+    if schema.get("format") == "password" or schema.get("writeOnly"):
+        raise ValueError(
+            f"field {name!r}: a form must not ask for secrets, the client would see them; use "
+            "ctx.elicit_url"
+        )
+    if kind == "string" and schema.get("format") not in (None, *_FORMATS):
+        raise ValueError(
+            f"field {name!r}: forms know the formats {', '.join(_FORMATS)}, not "
+            f"{schema['format']!r}"
+        )
+    kept = {keyword: schema[keyword] for keyword in ("type", *_KEPT[kind]) if keyword in schema}
+    if kind == "array":
+        kept["items"] = _choices(name, _resolve(schema.get("items"), definitions))
+    if kept.get("default", ...) is None:
+        del kept["default"]  # "no value" is said by leaving the field out
+    return kept
+
+
+def _resolve(found: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
+    """Follow pydantic's `$ref` to an enum, and unwrap `X | None`: an optional field is one that may
+    be left out."""
+    # `true` is a schema too
+    schema: dict[str, Any] = dict(found) if isinstance(found, Mapping) else {}
+    if "anyOf" in schema:
+        options = [option for option in schema["anyOf"] if option.get("type") != "null"]
+        if len(options) == 1:
+            schema = {
+                **{key: value for key, value in schema.items() if key != "anyOf"},
+                **options[0],
+            }
+    if "$ref" in schema:
+        schema = {**definitions.get(schema["$ref"].rpartition("/")[2], {}), **schema}
+        del schema["$ref"]
+    if (
+        isinstance(schema.get("type"), list)
+        and len(kinds := [kind for kind in schema["type"] if kind != "null"]) == 1
+    ):
+        schema["type"] = kinds[0]
+    if "const" in schema and "type" in schema:
+        schema = {**schema, "enum": [schema["const"]]}
+    return schema
+
+
+def _choices(name: str, items: dict[str, Any]) -> dict[str, Any]:
+    if items.get("type", "string") != "string" or not ("enum" in items or "anyOf" in items):
+        raise ValueError(
+            f"field {name!r}: a list in a form is a choice of several of fixed strings"
+        )
+    return (
+        {"type": "string", "enum": items["enum"]} if "enum" in items else {"anyOf": items["anyOf"]}
     )

@@ -1,25 +1,42 @@
-"""What the engine finds out: made durable, and given to the branches in order.
+"""The results of a run: recorded, and given to the branches in order.
 
-An entry is durable before the handler goes on. If something else is at its place, the run ends.
+A result is durable before the handler continues. If something else is recorded at its place, the
+run ends. A handler may depend on which of two steps ended first. So each result has a rank, and in
+a replay a branch gets its value only after all values of lower ranks have been delivered, and the
+code that follows them has run.
 
-A handler may depend on which of two steps ended first. So everything recorded has a rank, and in a
-replay a branch gets its value only after all values of lower ranks have been given, and the code
-that follows them has run.
+A *cut* is a cancellation that the handler itself caused, by a timeout or a failed sibling. A replay
+repeats it; otherwise a step that was cancelled in the first run could be found finished in the next
+one. A call of ctx records its own cancellation. If a limit of asyncio or anyio ends another wait
+(an event, a queue, a request of the handler's own), `driving` records it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Final
 
 from roundgate.aio import to_its_end
-from roundgate.errors import NondeterminismError, Suspend
-from roundgate.replay.branches import Branch, inside
-from roundgate.replay.journal import Entry, Told
-from roundgate.replay.order import Order
+from roundgate.errors import NondeterminismError, StepFailed, Suspend
+from roundgate.replay.branches import Branch, here, inside
+from roundgate.replay.journal import Cut, Entry, Told
 from roundgate.replay.run import Run
+from roundgate.replay.scheduling import Order, is_cut_wait
+
+CUT_GRACE_S: Final = 5.0
+"""How much longer than in the first run a cut step waits to be cut again, in seconds."""
+CUT_HOLD_S: Final = 0.5
+"""For how many of these seconds it holds up a run that is at rest otherwise."""
+CUT_EARLY: Final = (
+    "the handler went on here in an earlier run, and now a limit of asyncio or anyio has ended "
+    "a wait of its own before that: use `async with ctx.timeout(seconds)`, whose end is "
+    "the same in every run, and put what takes its own time into ctx.step"
+)
 
 
-async def be_admitted(run: Run) -> None:
+async def admit(run: Run) -> None:
     """Return once it is certain that a step may begin.
 
     Raises:
@@ -31,12 +48,7 @@ async def be_admitted(run: Run) -> None:
 
 
 def compare(run: Run, key: str, what: str | None) -> None:
-    """End the run if something else is remembered at a place.
-
-    Args:
-        run: the run.
-        key: the place.
-        what: the identity of what the handler does there now.
+    """End the run if something else than `what`, the identity of an action, is recorded at a place.
 
     Raises:
         Suspend: the run has ended with `NondeterminismError`.
@@ -48,11 +60,10 @@ def compare(run: Run, key: str, what: str | None) -> None:
         raise Suspend
 
 
-async def remember(run: Run, entry: Entry, told_to: Branch | None = None) -> None:
-    """Make an entry durable, then wait for the turn of the branch that gets it, if `told_to` is
-    one.
+async def record(run: Run, entry: Entry, told_to: Branch | None = None) -> None:
+    """Make an entry durable, then wait for the turn of the branch that gets it, if there is one.
 
-    If the handler is cancelled meanwhile, that is raised only once the entry is durable.
+    A cancellation of the handler is raised only once the entry is durable.
     """
     if told_to is None or not run.root.has_branched:
         await write(run, entry)
@@ -63,11 +74,11 @@ async def remember(run: Run, entry: Entry, told_to: Branch | None = None) -> Non
     except BaseException:
         run.order_here.drop(rank)
         raise
-    await tell(run, told_to, rank)
+    await take_turn(run, told_to, rank)
 
 
 async def write(run: Run, entry: Entry) -> None:
-    """Write an entry durably, with all unwritten ones.
+    """Make an entry durable, with all unwritten ones.
 
     A cancellation of the caller is raised only once the entry is durable.
     """
@@ -85,10 +96,10 @@ async def write(run: Run, entry: Entry) -> None:
 
 
 async def in_order(run: Run, branch: Branch, key: str) -> None:
-    """Wait until every branch has what became known before this entry, and has run on from there.
+    """Wait until every branch has received all earlier results, and has run on from there.
 
-    If the branch was cancelled in an earlier run after it had got a value, it gets the
-    value first in this run too.
+    If the branch was cancelled in an earlier run after it had got a value, it gets the value first
+    in this run too.
     """
     order = run.order
     if order is None or (order.is_over and order.is_new(key)):
@@ -97,21 +108,20 @@ async def in_order(run: Run, branch: Branch, key: str) -> None:
         order.pass_by(key)
         return
     if not order.is_new(key):
-        order.leave_behind(branch.path, order.rank(key))
+        order.drop_passed(branch.path, order.rank(key))
     try:
         await _turn(run, branch, order, order.rank(key))
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or order.is_new(key) or run.stopped is not None or run.is_being_ended:
             raise
-        await turn_though_cancelled(run, order.rank(key))
+        await turn_despite_cancellation(run, order.rank(key))
         task.uncancel()
         task.cancel()  # raised where the branch waits next
 
 
-async def learn(run: Run, branch: Branch, place: str) -> None:
-    """Wait for the turn of something that has no entry of its own: the end of
-    a sleep, or an answer."""
+async def take_event(run: Run, branch: Branch, place: str) -> None:
+    """Wait for the turn of an event without an entry of its own: the end of a sleep, or answers."""
     if run.order is None and not run.root.has_branched:
         return
     entry = Told.of(place)
@@ -119,11 +129,11 @@ async def learn(run: Run, branch: Branch, place: str) -> None:
     if run.root.has_branched and entry.key not in run.journal.steps:
         run.journal.add(entry)
         run.unwritten.append(entry)
-        await tell(run, branch, run.order_here.new_rank())
+        await take_turn(run, branch, run.order_here.new_rank())
 
 
-async def tell(run: Run, branch: Branch, rank: float) -> None:
-    """Wait for the turn of a rank. If the branch is cancelled before, the rank is dropped."""
+async def take_turn(run: Run, branch: Branch, rank: float) -> None:
+    """Wait for the turn of a rank. If the branch is cancelled before, drop the rank."""
     try:
         await _turn(run, branch, run.order_here, rank)
     except BaseException:
@@ -138,7 +148,7 @@ async def _turn(run: Run, branch: Branch, order: Order, rank: float) -> None:
         await run.refuse()
 
 
-async def turn_though_cancelled(run: Run, rank: float) -> None:
+async def turn_despite_cancellation(run: Run, rank: float) -> None:
     """Wait for the turn of a rank, however often the branch is cancelled meanwhile.
 
     Raises:
@@ -157,3 +167,125 @@ async def turn_though_cancelled(run: Run, rank: float) -> None:
                     raise
     if run.stopped is not None:
         await run.refuse()
+
+
+@asynccontextmanager
+async def recording_cut(run: Run, key: str, what: str | None = None) -> AsyncIterator[None]:
+    """Record that the handler cancelled the block, so that every replay does the same.
+
+    A value that became durable during the cancellation is replaced, because the handler has not
+    seen it.
+    """
+    begun_ms = run.clock.monotonic_ms()
+    try:
+        yield
+    except asyncio.CancelledError:
+        place = here.get()
+        branch = place if isinstance(place, Branch) else run.root
+        if run.stopped is None and not run.is_being_ended:
+            if _is_cut_as_before(run, branch):
+                _drop_recorded_wait(run, branch)
+            else:
+                after_ms = round(run.clock.monotonic_ms() - begun_ms)
+                await _record_cut(run, Cut(key, after_ms, what))
+        raise
+
+
+async def _record_cut(run: Run, cut: Cut) -> None:
+    """Record a cancellation and wait for its turn, also if another one comes meanwhile."""
+    if not run.root.has_branched:
+        await write(run, cut)
+        return
+    rank = run.order_here.new_rank()
+    try:
+        with suppress(asyncio.CancelledError):  # raised once the entry is durable
+            await write(run, cut)
+        await turn_despite_cancellation(run, rank)
+    except BaseException:
+        run.order_here.drop(rank)
+        raise
+
+
+def _is_cut_as_before(run: Run, branch: Branch) -> bool:
+    """Return whether a cancellation repeats one of an earlier run. That of a limit never does."""
+    if run.order is None or run.order.is_over or not run.root.has_branched:
+        return False
+    is_timer = run.owner.timeouts.is_ending(branch.path)
+    return not is_timer and not any(scope.has_fired for scope in branch.limits)
+
+
+def _drop_recorded_wait(run: Run, branch: Branch) -> None:
+    """Drop the recorded cancellation of a wait outside of ctx; in this run it reached a call of
+    ctx."""
+    order = run.order_here
+    upcoming = order.upcoming(branch.path)
+    if upcoming is not None and is_cut_wait(run.journal.steps.get(upcoming[1])):
+        branch.key("cut", "wait")
+        order.drop(upcoming[0])
+
+
+def is_cut_next(run: Run, branch: Branch) -> bool:
+    """Return whether the next recorded event of a branch is the cancellation of a wait outside of
+    ctx."""
+    order = run.order
+    upcoming = None if order is None or order.is_over else order.upcoming(branch.path)
+    return upcoming is not None and is_cut_wait(run.journal.steps.get(upcoming[1]))
+
+
+async def cut_wait(run: Run, branch: Branch) -> None:
+    """Record that a limit cancelled a wait outside of ctx, before the branch sees the cancellation;
+    in a later run, wait for its place in the order.
+
+    The end of a `ctx.timeout` has an entry of its own. A branch that is cancelled where it received
+    a result in an earlier run ends the run with `NondeterminismError`.
+    """
+    if run.is_being_ended or any(scope.has_fired for scope in branch.limits):
+        return
+    order = run.order
+    upcoming = None if order is None or order.is_over else order.upcoming(branch.path)
+    if upcoming is not None:
+        _, key = upcoming
+        known = run.journal.steps.get(key)
+        if not isinstance(known, Cut):
+            run.fail(NondeterminismError(key, reason=CUT_EARLY))
+            return
+        if is_cut_wait(known):
+            branch.key("cut", "wait")
+        await in_order(run, branch, key)
+        return
+    key = branch.key("cut", "wait")
+    await in_order(run, branch, key)
+    await record(run, Cut(key, run.owner.elapsed_ms()), branch)
+
+
+async def repeat_cut(run: Run, key: str) -> None:
+    """If a cut is recorded at a place, wait to be cancelled by the same timeout or sibling as in the
+    earlier run.
+
+    Raises:
+        StepFailed: that does not happen within `CUT_GRACE_S`.
+        Suspend: the run has ended meanwhile.
+    """
+    cut = run.journal.steps.get(key)
+    if not isinstance(cut, Cut):
+        return
+    order = run.order_here
+    order.drop(order.rank(Told.of(key).key))
+    rank = order.rank(key)
+    try:
+        with run.quiescence.moving(), order.expected(rank):
+            await asyncio.wait([run.ended], timeout=cut.after_ms / 1000 + CUT_HOLD_S)
+        await asyncio.wait([run.ended], timeout=CUT_GRACE_S - CUT_HOLD_S)
+    except asyncio.CancelledError:
+        try:
+            await turn_despite_cancellation(run, rank)
+        except BaseException:
+            order.drop(rank)
+            raise
+        raise
+    if run.stopped is not None:
+        await run.refuse()
+    order.drop(rank)
+    raise StepFailed(
+        f"{key!r} was given up by its handler in an earlier run, and was not in this one"
+    )

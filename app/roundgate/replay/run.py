@@ -1,17 +1,15 @@
-"""One run of a handler: its state from the beginning to the end, and how it is stopped.
+"""One call, and one run of its handler, from the beginning to the end.
 
-Everything that is remembered has a place (`branches`). What is known there is returned; what is not
-is done, remembered, and then returned as every later run will get it. A run that cannot go on is
-suspended once all branches wait (`quiescence`). One that finds something else at a place than was
-there before ends with `NondeterminismError`.
+Every recorded entry has a place (`branches`). What is known there is returned; anything else is
+done, recorded, and then returned as every later run will get it. A run that cannot continue is
+suspended once all branches wait (`scheduling`). A run that finds another action at a place than was
+recorded there ends with `NondeterminismError`.
 
-What a handler can ask of its run has modules of its own, as functions that take the run:
+Other modules hold what a handler can ask of its run, as functions that take the run:
 
     asking        questions and their answers
-    stepping      steps, polls, idempotency keys
-    waiting       sleeps; ending a round or a turn, to go on later
-    limits        durable time limits
-    cuts          what the handler itself cancelled
+    steps         steps, polls, idempotency keys
+    waiting       sleeps; time limits; ending a round or a turn, to continue later
     recording     entries made durable, and given to the branches in order
 """
 
@@ -21,15 +19,18 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol, TypeAlias
 
-from roundgate.aio import of_this_loop
+from roundgate.aio import Threads, of_this_loop
+from roundgate.auth import Principal
+from roundgate.clock import Deadline
 from roundgate.errors import Suspend
+from roundgate.protocol import ClientCapabilities, Meta, ResourceContents
 from roundgate.replay.branches import END, Branch, Owner, Scope, here
-from roundgate.replay.call import Call
 from roundgate.replay.journal import (
     Answered,
     Began,
@@ -44,41 +45,159 @@ from roundgate.replay.journal import (
     Unanswered,
     WireNames,
 )
-from roundgate.replay.order import Order
-from roundgate.replay.quiescence import Parked, Quiescence
+from roundgate.replay.scheduling import Order, Parked, Quiescence, wake
 
 log = logging.getLogger("roundgate.replay")
 
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 HOLD_MS: Final = 1_000
-"""A task that has to wait no longer than this keeps its worker; letting go and being taken
-up again costs as much."""
+"""A task that waits no longer than this keeps its worker; resuming it costs as much."""
 HOLD_FOR_TIMEOUTS_S: Final = 60.0
 """For how long a task keeps its worker because an `asyncio.timeout` of its handler is about
 to end a durable wait."""
 MAX_REFUSALS: Final = 100
-"""How often a handler may go on asking after its run has ended. Then it is not resumed any more."""
+"""How many calls of the engine a handler may make after its run has ended."""
 LATE_REFUSALS: Final = 10
-"""How often, when its run ended more than `STOP_GRACE_S` ago."""
+"""How many, if its run ended more than `STOP_GRACE_S` ago."""
 STOP_GRACE_S: Final = 5.0
-"""After this a handler that goes on although its run has ended is cancelled."""
+"""How long a handler may continue after its run has ended, before it is cancelled."""
 _TICK_MS: Final = 10
-"""A limit that is over ends its block within this: the timers of an event
-loop are late by a moment."""
+"""A limit that is over ends its block within this: timers of an event loop are late by a moment."""
+_RESULTS: Final = (Finished, Raised, Answered, Unanswered, Passed)
 
 
-_LEARNED: Final = (Finished, Raised, Answered, Unanswered, Passed)
+class Cleanup(StrEnum):
+    """How a call ends what an earlier run of it began elsewhere, because its task ended early."""
+
+    OF_WHAT_IS_KNOWN = "of what is known"
+    """The journal knows everything that was begun."""
+    IN_DOUBT = "in doubt"
+    """A worker that held the task may have begun something that it did not record."""
+
+
+Notify: TypeAlias = Callable[[str, dict[str, Any]], Awaitable[None]]
+"""Sends a notification (method, params) on the stream of this request."""
+PageDone: TypeAlias = Callable[[str], Awaitable[None]]
+"""Tells the client that its user has finished with the page of a question, by its wire key."""
+Publish: TypeAlias = Callable[[str, str | None], Awaitable[None]]
+"""Notifies every open `subscriptions/listen` stream that wants it of a change (method, uri)."""
+Read: TypeAlias = Callable[[Any, str], Awaitable[Sequence[ResourceContents]]]
+"""Reads a resource by its URI, as the caller of the handler whose context is given.
+
+Raises ResourceNotFound.
+"""
+
+
+async def publish_nowhere(method: str, uri: str | None) -> None:
+    """Do nothing: no client can listen."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """A part of a long text."""
+
+    text: str
+    start: int
+    total: int
+    """Characters of the whole text."""
+    next_cursor: str | None
+    """The cursor of the rest; `None` at the end, or if the rest could not be kept."""
+
+
+class Texts(Protocol):
+    """Keeps long texts for their owners, for a time, where any process can read them."""
+
+    async def keep(
+        self,
+        text: str,
+        size: int,
+        scopes: frozenset[str],
+        owner: Principal,
+        *,
+        of_task: bool = False,
+    ) -> str:
+        """Keep a text that is read in parts of `size` characters; return the cursor of the second
+        part. A text `of_task` is kept as long as a task's result.
+
+        Raises:
+            Unavailable: the store cannot be reached.
+        """
+
+    async def part(self, cursor: str, owner: Principal) -> TextPart | None:
+        """Return the part at a cursor; `None` if the owner has none there, or lacks a scope.
+
+        Raises:
+            ToolError: newer texts of the owner have replaced it.
+            Unavailable: the store cannot be reached.
+        """
+
+
+class Round(Protocol):
+    """A round of a call."""
+
+    @property
+    def task_id(self) -> str:
+        """The id of the task that the call becomes if it does so in this round; the same however
+        often the round is sent. Made on demand: few calls need it."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Call:
+    """The facts of one call, gathered by the dispatcher or by a task's worker; immutable.
+
+    Immutability is not enforced: a frozen class takes five times as long to make, a tenth of a
+    call.
+    """
+
+    principal: Principal
+    meta: Meta
+    """The request's `_meta`; in a task, that of the request which became the task."""
+    deadline: Deadline
+    """The end of this round, or of this turn of a worker."""
+    notify: Notify | None = None
+    page_done: PageDone | None = None
+    publish: Publish = publish_nowhere
+    task_id: str | None = None
+    """The task that this call has become, if it has."""
+    may_become_task: bool = False
+    """Whether this ordinary call may become a task: its tool and its client both support that."""
+    needs_row: bool = False
+    """Whether it has to be a task before its first step: the tool says `task="required"`."""
+    takes_unasked: bool = False
+    """Whether its handler takes answers to questions that were not asked."""
+    round: Round | None = None
+    """This round, in an ordinary call."""
+    texts: Texts | None = None
+    """Keeps the rest of results that are too long."""
+    read: Read | None = None
+    """Reads resources that are served beside the handler."""
+    cleanup: Cleanup | None = None
+    """Set if the call begins nothing more and ends its work elsewhere."""
+    step_threads: Threads | None = field(default=None, compare=False)
+    """Bounds the threads of steps that are plain functions; by default 40 for each event loop."""
+
+    @property
+    def capabilities(self) -> ClientCapabilities:
+        """Return the capabilities that the client declared on this request."""
+        return self.meta.capabilities
+
+    @property
+    def idempotency(self) -> str | None:
+        """Return an id that stays the same however often this round is sent, if there is one."""
+        if self.task_id is None and self.round is not None:
+            return self.round.task_id
+        return self.task_id
 
 
 class Stop(StrEnum):
     """Why a run ended other than by its handler's end."""
 
     SUSPENDED = "suspended"
-    """It has come to rest, or has to let go."""
+    """All its branches wait, or it has to release its worker."""
     LOST = "lost"
-    """The task is somebody else's, or nobody's: its outcome is of no use."""
+    """The task was cancelled, or belongs to another worker; the outcome is ignored."""
     FAULT = "fault"
-    """It could not be remembered what it did, or it went another way than before."""
+    """An entry could not be recorded, or the handler took another path than before."""
     OVER = "over"
     """The handler has ended; branches that it left behind begin nothing more."""
 
@@ -97,47 +216,50 @@ class Checkpointer(Protocol):
         """Return once these entries are durable, all of them or none.
 
         Raises:
-            Suspend: it will not be.
+            Suspend: they will not be.
         """
 
 
 class Run:
-    """One run. Outside of `replay` it is read, and told to stop; nobody assigns to it."""
+    """One run of a handler. Only modules of `replay` assign to it."""
 
     message: str | None = None
-    """What the handler last said it is doing: the `statusMessage` of a task."""
+    """The handler's last status: the `statusMessage` of a task."""
     wants_task = False
-    """It is to go on as a task: it said so, time is nearly up, or it has to wait
-    longer than a request may."""
+    """Whether it has to continue as a task, or in another turn of its task: it said so, time is
+    nearly up, or it has to wait longer than a request may."""
     restart_arguments: dict[str, Any] | None = None
-    """What the handler is to begin anew with, if it asked for that."""
+    """The arguments with which the handler begins anew once the run is at rest."""
     error: Exception | None = None
-    """What ended the run, if that is no matter of its handler's."""
+    """The error that ended the run, if the handler did not raise it."""
     stopped: Stop | None = None
     wake_ms: int | None = None
-    """When a suspended run is to go on, in milliseconds since the epoch;
-    `None`: as soon as can be."""
+    """When a suspended run continues, in milliseconds since the epoch; `None` for immediately."""
     root_task: asyncio.Task[Any] | None = None
     """The task in which the handler runs, while it does."""
     is_enforced = False
-    """Whether the handler was cancelled because it went on after its run had ended."""
+    """Whether the handler was cancelled because it continued after its run had ended."""
     stop_requested = False
-    """Whether it is to let go at its next step, because the process is about to stop."""
+    """Whether to suspend at the next step, because the process is about to stop."""
     decides_by_state = False
-    """Whether the handler chooses its own point to continue from."""
+    """Whether the handler chooses its own point to continue from (`ctx.state`,
+    `ctx.input_response`), so the progress of earlier runs is unknown."""
     steps_run = 0
-    """Steps that have come to their end in this run."""
+    """The number of steps that ended in this run."""
     longest_ms = 0.0
-    """How long the longest of them took."""
+    """The duration of the longest step."""
     is_beginning = False
     """Whether the run is starting work elsewhere that only the answer identifies: if the handler
     were cancelled now, the work could never be ended."""
+    is_beyond = False
+    """Whether this run has gone further than every earlier run."""
     _driver: asyncio.Task[Any] | None = None
-    """Where the handler has a task of its own: the task that waits for it, and how often
-    that was cancelled before."""
+    """The task that waits for the handler's own task, if it has one."""
     _driver_cancelling = 0
-    _made_quiescence: Quiescence | None = None
-    _made_wire_names: WireNames | None = None
+    """How often the driver was cancelled before."""
+    _ended: asyncio.Future[None] | None = None
+    _quiescence: Quiescence | None = None
+    _wire_names: WireNames | None = None
     _refusals = 0
     _stopped_at_ms = 0.0
 
@@ -148,67 +270,50 @@ class Run:
         checkpointer: Checkpointer | None = None,
         message: str | None = None,
     ) -> None:
-        """A run of a call's handler that has not begun.
+        """Make a run that has not begun.
 
         Args:
             call: the facts of the call.
-            journal: what is known already; what the run finds out is added to it.
-            checkpointer: makes entries durable; without one the journal travels, and what is
-                remembered is durable once the round is answered.
-            message: what the handler said in an earlier run.
+            journal: the entries of earlier runs, to which this run adds.
+            checkpointer: makes entries durable; without one the journal travels, and entries are
+                durable once the round is answered.
+            message: the handler's status in an earlier run.
         """
         self.call = call
         self.journal = journal
         self.checkpointer = checkpointer
+        self.message = message
         self.clock = call.deadline.clock
         self.requests: dict[str, Any] = {}
-        """The questions that it leaves open, by wire key."""
+        """The questions that the run leaves open, by wire key."""
         self.owner = Owner()
-        """Stands for the run in its branches."""
         self.root = Branch(self.owner)
         self.order = Order(journal.steps.values(), self.owner) if journal.steps else None
-        """In which order branches get what is known; `None` while nothing is."""
+        """The order in which branches get recorded results; `None` while there are none."""
         self.unwritten: list[Entry] = []
-        """What is written with the next step."""
+        """Entries that are written with the next step."""
         self.running_steps: set[str] = set()
-        """The places of running steps: begun, and not yet recorded."""
+        """The places of running steps."""
         self.new_steps: list[str] = []
         """The places of steps whose functions this run has called."""
-        self._is_beyond = False
-        self._ahead = {
-            entry.key for entry in journal.entries() if not isinstance(entry, (Cut, Told))
-        }
+        self.limits: set[Scope] = set()
+        """The durable time limits whose blocks are open."""
+        self._ahead = {e.key for e in journal.entries() if not isinstance(e, (Cut, Told))}
         """The places that earlier runs reached and this one has not."""
-        self._to_learn = {entry.key for entry in journal.entries() if isinstance(entry, _LEARNED)}
+        self._to_receive = {e.key for e in journal.entries() if isinstance(e, _RESULTS)}
         """The places of recorded results that the handler has not received yet. All of them come
         before anything new."""
-        self.limits: set[Scope] = set()
-        """The durable time limits whose blocks the handler has entered and not left."""
-        if message is not None:
-            self.message = message
 
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether the task was cancelled, or is another worker's."""
-        return self.stopped is Stop.LOST
-
-    # what its modules ask of it
+    # progress
 
     def begin(self, root: asyncio.Task[Any] | None = None) -> None:
-        """The handler is about to run: in the current task, or in `root`, which the
-        current one waits for."""
+        """Begin the run, in the current task, or in `root`, for which the current task waits."""
         self.owner.run, self.owner.begun_ms = self, self.clock.monotonic_ms()
         if root is None:
             self.root_task = asyncio.current_task()
             return
         self.root_task, self._driver = root, asyncio.current_task()
         self._driver_cancelling = 0 if self._driver is None else self._driver.cancelling()
-
-    def begin_thread(self) -> None:
-        """The handler is a plain function. Its thread counts as busy between
-        two calls of the engine."""
-        self.root.is_thread = True
-        self.quiescence.begin()
 
     def come_to(self, branch: Branch, kind: str, name: str) -> str:
         """Return the place of the next use of a name in a branch, and record that the handler has
@@ -217,24 +322,19 @@ class Run:
         self._ahead.discard(key)
         return key
 
-    def has_learned(self, key: str) -> None:
+    def mark_received(self, key: str) -> None:
         """Note that the handler has received the result recorded at a place."""
-        self._to_learn.discard(key)
-
-    def go_beyond(self) -> None:
-        """Note that this run has gone further than every earlier run."""
-        self._is_beyond = True
+        self._to_receive.discard(key)
 
     def decide_by_state(self) -> None:
-        """Note that the handler chooses its own point to continue from (`ctx.state`,
-        `ctx.input_response`), so the progress of earlier runs is unknown."""
-        self.decides_by_state = self._is_beyond = True
+        """Note that the handler chooses its own point to continue from."""
+        self.decides_by_state = self.is_beyond = True
 
     def is_repeating(self, branch: Branch) -> bool:
         """Return whether an earlier run went further than this branch has."""
-        if self._is_beyond or not (self._ahead or self._to_learn):
+        if self.is_beyond or not (self._ahead or self._to_receive):
             return False
-        return bool(self._to_learn) or any(key.startswith(branch.path) for key in self._ahead)
+        return bool(self._to_receive) or any(key.startswith(branch.path) for key in self._ahead)
 
     def unasked(self) -> list[str]:
         """Return the places of steps that an earlier run began and this one has not reached."""
@@ -246,12 +346,16 @@ class Run:
             and step.what is not None
         ]
 
+    def is_same(self, before: str, now: str | None) -> bool:
+        """Return whether the `identity` of the action at a place is the recorded one."""
+        return before == now
+
     async def enter(self, kind: str, *names: str) -> Branch:
-        """The branch that calls the engine, checked.
+        """Return the branch that calls the engine.
 
         Args:
-            kind: what it is about to do, for error messages.
-            names: under which names.
+            kind: the handler's action, for error messages.
+            names: the names that it uses.
 
         Raises:
             Suspend: the run has ended.
@@ -273,75 +377,64 @@ class Run:
                     f"{name!r} is no name for a {kind}: use 1 to 64 of A-Z a-z 0-9 _ . -"
                 )
         if not isinstance(place, Branch):
-            # a later run remembers the step as a whole: what it contains would be skipped there, or
-            # never answered
+            # a later run knows only the step's outcome: inner steps would be skipped, inner
+            # questions never answered
             raise RuntimeError(
                 f"step {getattr(place, 'key', None)!r} contains the {kind} "
                 f"{', '.join(map(repr, names))}; a step is one piece: use ctx beside it"
             )
         return place
 
-    async def refuse(self) -> NoReturn:
-        """Answer a handler that goes on although its run has ended: with `Suspend`; in the
-        end it is not resumed."""
-        self._refusals += 1
-        since_ms = self.clock.monotonic_ms() - self._stopped_at_ms
-        is_late = since_ms > STOP_GRACE_S * 1000 and self._refusals > LATE_REFUSALS
-        is_hopeless = self._refusals > MAX_REFUSALS or is_late
-        place = here.get()
-        is_in_thread = isinstance(place, Branch) and place.is_thread
-        # also when nobody drives it any more and Python closes it
-        if is_hopeless and not is_in_thread:
-            await END
-        raise Suspend
-
-    async def park(self, branch: Branch) -> NoReturn:
-        """Wait until every branch has come to rest, then suspend."""
-        if self.stopped is not None:
-            await self.refuse()
-        await self.quiescence.park(branch)
-        raise AssertionError("what waits for nothing is only ever woken by Suspend")
-
     @property
     def quiescence(self) -> Quiescence:
-        """What is busy and what waits; made with the first call of the engine, because
-        most handlers make none."""
-        if self._made_quiescence is None:
-            self._made_quiescence = Quiescence(self._come_to_rest, self._hold_s, self.clock)
-        return self._made_quiescence
+        """Return what is busy and what waits. Made on demand: most handlers call no engine."""
+        if self._quiescence is None:
+            self._quiescence = Quiescence(self.owner, self.clock)
+        return self._quiescence
+
+    @property
+    def ended(self) -> asyncio.Future[None]:
+        """Return a future that is done once the run is stopped. Made on demand."""
+        if self._ended is None:
+            self._ended = asyncio.get_running_loop().create_future()
+        return self._ended
 
     @property
     def order_here(self) -> Order:
-        """The order in which branches get what is known; made if a handler has
-        branches from the start."""
+        """Return the order of results, made on demand."""
         if self.order is None:
             self.order = Order((), self.owner)
         return self.order
 
     @property
     def wire_names(self) -> WireNames:
-        """What clients know its questions by; made for the first question."""
-        if self._made_wire_names is None:
+        """Return the names of questions for clients, made on demand."""
+        if self._wire_names is None:
             taken = (entry.wire or entry.key for entry in self.journal.questions.values())
-            self._made_wire_names = WireNames(taken)
-        return self._made_wire_names
+            self._wire_names = WireNames(taken)
+        return self._wire_names
+
+    # ending
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the task was cancelled, or belongs to another worker."""
+        return self.stopped is Stop.LOST
 
     @property
     def has_own_task(self) -> bool:
-        """Return whether the handler runs in a task of its own rather than in its request's."""
+        """Whether the handler runs in a task of its own rather than in its request's."""
         return self._driver is not None
 
-    # what is noted of it
+    @property
+    def is_being_ended(self) -> bool:
+        """Whether an event loop that ends, rather than the handler, cancels its tasks."""
+        return self._driver is not None and self._driver.cancelling() > self._driver_cancelling
 
-    def say(self, message: str) -> None:
-        """Set what the handler is doing, in words."""
-        self.message = message
-
-    def note_step(self, took_ms: float, *, has_ended: bool) -> None:
-        """Note a step that took so many milliseconds until it ended
-        (`has_ended`) or was cancelled."""
-        self.longest_ms = max(self.longest_ms, took_ms)
-        self.steps_run += has_ended
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether the handler has called the engine too often after its run has ended."""
+        return self._refusals > MAX_REFUSALS
 
     @contextmanager
     def beginning(self) -> Iterator[None]:
@@ -352,56 +445,47 @@ class Run:
         finally:
             self.is_beginning = False
 
-    def want_task(self) -> None:
-        """Note that it has to go on as a task, or in another turn of its task."""
-        self.wants_task = True
+    async def park(self, branch: Branch) -> NoReturn:
+        """Wait until every branch waits, then suspend."""
+        if self.stopped is not None:
+            await self.refuse()
+        await self.quiescence.park(branch)
+        raise AssertionError("only Suspend ends a wait without an end")
 
-    def begin_anew(self, arguments: dict[str, Any]) -> None:
-        """Once it has come to rest, have its handler begin again with these
-        arguments and an empty journal."""
-        self.restart_arguments = arguments
-
-    # ending
-
-    @property
-    def is_being_ended(self) -> bool:
-        """Whether it is not the handler that cancels, but an event loop that ends, which
-        cancels all its tasks."""
-        return self._driver is not None and self._driver.cancelling() > self._driver_cancelling
-
-    @property
-    def is_hopeless(self) -> bool:
-        """Whether the handler has gone on asking for too long after its run has ended."""
-        return self._refusals > MAX_REFUSALS
+    async def refuse(self) -> NoReturn:
+        """Answer a handler that continues after its run has ended with `Suspend`; in the end, never
+        resume it."""
+        self._refusals += 1
+        since_ms = self.clock.monotonic_ms() - self._stopped_at_ms
+        is_late = since_ms > STOP_GRACE_S * 1000 and self._refusals > LATE_REFUSALS
+        place = here.get()
+        is_in_thread = isinstance(place, Branch) and place.is_thread
+        # also when no task drives it any more and Python closes it
+        if (self.is_hopeless or is_late) and not is_in_thread:
+            await END
+        raise Suspend
 
     def request_stop(self) -> None:
-        """Have it suspend at its next step, because the process is about to stop."""
+        """Suspend the run at its next step, because the process is about to stop."""
         self.stop_requested = True
 
     def stop(self, why: Stop) -> None:
-        """End the run: what waits ends now, everything else with its next call of the engine.
-
-        Args:
-            why: the reason. Of several the first counts.
-        """
+        """End the run: waits end now, everything else at its next call of the engine. The first
+        reason counts."""
         if self.stopped is None:
             self.stopped = why
             self._stopped_at_ms = self.clock.monotonic_ms()
-            waits = [one.until_ms for one in self._parked if one.until_ms is not None]
-            limits = [limit.until_ms for limit in self.limits]
-            soon = [] if self.requests else self._timeouts_s()
-            timeouts = [self.clock.now_ms() + max(0, round(left_s * 1000)) for left_s in soon]
-            self.wake_ms = (
-                None if self._must_go_on() else min([*waits, *limits, *timeouts], default=None)
-            )
+            ends = [one.until_ms for one in self._parked if one.until_ms is not None]
+            ends += [limit.until_ms for limit in self.limits]
+            if not self.requests:
+                now_ms = self.clock.now_ms()
+                ends += [now_ms + max(0, round(left_s * 1000)) for left_s in self._timeouts_s()]
+            self.wake_ms = None if self._must_go_on() else min(ends, default=None)
             of_this_loop().set(self, STOP_GRACE_S, self._enforce)
         self.quiescence.unpark(Suspend)
+        wake(self.ended)
         if self.order is not None:
             self.order.open()
-
-    def is_same(self, before: str, now: str | None) -> bool:
-        """Return whether the `identity` of the action at a place is the recorded one."""
-        return before == now
 
     def fail(self, error: Exception) -> None:
         """End the run with an error that its handler cannot catch."""
@@ -415,43 +499,41 @@ class Run:
         else:
             of_this_loop().cancel(self)
         self.root_task = self.owner.run = None
-        if self._made_quiescence is not None:
-            self._made_quiescence.close()
+        if self._quiescence is not None:
+            self._quiescence.close()
 
     # at rest
 
     @property
     def _parked(self) -> Collection[Parked]:
-        return () if self._made_quiescence is None else self._made_quiescence.parked
+        return () if self._quiescence is None else self._quiescence.parked
 
     def _must_go_on(self) -> bool:
-        """Whether a branch waits only for its next turn."""
+        """Return whether a branch waits only for its next turn."""
         return any(one.until_ms is None for one in self._parked) and not self.requests
 
-    def _come_to_rest(self) -> None:
+    def come_to_rest(self) -> None:
+        """Suspend the run: all its branches wait."""
         self.stop(Stop.SUSPENDED)
 
-    def _hold_s(self) -> float:
-        """For how many seconds to keep the worker of a task at rest: until a time limit ends
-        one of its waits, if soon.
-
-        A task that has something to do in its next turn is not kept.
-        """
+    def hold_s(self) -> float:
+        """Return for how many seconds a task at rest keeps its worker: until a time limit ends one
+        of its waits, if that is soon and the task has nothing to do in its next turn."""
         if self.call.task_id is None or self.requests or self.stop_requested or self._must_go_on():
             return 0.0
-        limits = [limit for limit in self.limits if limit.is_pending]
-        left = (limit.until_ms - self.clock.now_ms() for limit in limits)
+        left = (limit.until_ms - self.clock.now_ms() for limit in self.limits if limit.is_pending)
         soon = [max(left_ms, _TICK_MS) / 1000 for left_ms in left if left_ms <= HOLD_MS]
         return max(0.0, min([*soon, *self._timeouts_s()], default=0.0))
 
     def _timeouts_s(self) -> list[float]:
-        """In how many seconds each `asyncio.timeout` ends a wait. No other process knows of
-        it, so this one waits."""
+        """Return in how many seconds each `asyncio.timeout` ends a wait. No other process knows of
+        these limits, so this one waits."""
         now_s = asyncio.get_running_loop().time()
         longest_s = max((self._wait_s(one) for one in self._parked), default=0.0)
-        whens = [] if self.root.timeouts is None else self.root.timeouts.whens(now_s)
         left = [
-            max(when - now_s, 0.0) + _TICK_MS / 1000 for when in whens if when - now_s < longest_s
+            max(when - now_s, 0.0) + _TICK_MS / 1000
+            for when in self.owner.timeouts.whens(now_s)
+            if when - now_s < longest_s
         ]
         if any(left_s > HOLD_FOR_TIMEOUTS_S for left_s in left):
             log.warning(

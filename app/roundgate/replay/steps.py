@@ -1,5 +1,4 @@
-"""One step: its function called once, within its time, and what came of it as
-an entry of the journal."""
+"""Steps: a function runs once and its outcome is recorded; later runs get the recorded outcome."""
 
 from __future__ import annotations
 
@@ -8,46 +7,67 @@ import inspect
 import logging
 import types
 import typing
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from roundgate.aio import Threads, of_this_loop
-from roundgate.auth import Principal
 from roundgate.clock import iso
 from roundgate.errors import (
+    NondeterminismError,
     NotJson,
     OutcomeUnknown,
     RoundgateError,
     StepFailed,
     StepTimeout,
+    Suspend,
     ToolError,
 )
+from roundgate.json import digest, fresh
 from roundgate.observability.correlation import CORRELATION
+from roundgate.replay.asyncio_internals import engine_call
+from roundgate.replay.branches import Branch, InStep, inside
 from roundgate.replay.driving import InOwnContext, awaiting
-from roundgate.replay.journal import NOT_JSON, TIMED_OUT, Began, Finished, Raised, Step, plain
-from roundgate.replay.step_values import conversion_of, is_converted
-
-if TYPE_CHECKING:
-    from roundgate.replay.run import Run
+from roundgate.replay.journal import (
+    NOT_JSON,
+    TIMED_OUT,
+    Began,
+    Entry,
+    Finished,
+    Raised,
+    Tried,
+    plain,
+)
+from roundgate.replay.recording import (
+    admit,
+    compare,
+    in_order,
+    record,
+    recording_cut,
+    repeat_cut,
+    take_event,
+)
+from roundgate.replay.run import Run
+from roundgate.replay.values import conversion_of, identity, is_converted
+from roundgate.replay.waiting import SHED_MARGIN_MS, wait_until, within_scopes
 
 log = logging.getLogger("roundgate.replay")
 
 MAX_BACKOFF_S: Final = 300.0
 SLOW_S: Final = 30.0
 """Seconds after which a running step is logged."""
+SLOWER: Final = 1.25
+"""The expected duration of a step, as a multiple of the longest one so far."""
 THREADS: Final = 40
-"""Plain functions of steps that one event loop runs at once, and one caller half as many, unless
-the call brings a bound of its own."""
+"""Plain functions of steps that one event loop runs at once, without a bound of the call's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a step is run."""
-
     timeout_s: float | None = None
     retries: int = 0
     backoff: float = 1.0
@@ -62,37 +82,37 @@ class Options:
             raise ValueError("a step is either at_most_once or has retries")
 
     def pause_ms(self, attempts: int) -> int:
-        """How long to wait after so many failed attempts: twice as long after each."""
+        """Return the pause after so many failed attempts: twice as long after each."""
         return round(min(self.backoff * 2.0 ** min(attempts - 1, 30), MAX_BACKOFF_S) * 1000)
 
 
 ONCE: Final = Options()
 
 
-class StepWatch(Protocol):
-    """Is told of each step of the runs in its context. It is for tests: one that does not return
-    has ended the run's process, as far as its steps can tell."""
+class StepWatch:
+    """Observes the steps of the runs in its context, for tests. A method that never returns has
+    ended the run's process, as far as its steps can tell."""
 
     async def begins(self, key: str, what: str | None) -> None:
-        """Note that the step's function is about to be called; `what` is the step's identity."""
+        """Handle that a step's function is about to be called; `what` is the step's identity."""
 
     async def has_run(self, key: str) -> None:
-        """It has ended, and nothing is remembered of it yet."""
+        """Handle that a step has ended. Its outcome is not recorded yet."""
 
     async def is_remembered(self, key: str) -> None:
-        """Its outcome is remembered."""
+        """Handle that a step's outcome is recorded."""
 
     def run_ended(self, run: Run) -> None:
-        """Note that a run has ended, with any outcome."""
+        """Handle the end of a run, with any outcome."""
 
 
-WATCH: Final[ContextVar[StepWatch | None]] = ContextVar("roundgate_step_watch", default=None)
+_UNWATCHED: Final = StepWatch()
+WATCH: Final[ContextVar[StepWatch]] = ContextVar("roundgate_step_watch", default=_UNWATCHED)
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a step does: a function and what it is called with. `key` and `what` are its
-    place and its identity."""
+    """A step: its place, its identity, and the function with its arguments."""
 
     key: str
     what: str | None
@@ -100,36 +120,200 @@ class Task:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
+    def raised(self, message: str, how: str | None = None) -> Raised:
+        """Return the entry of a failure whose text is not meant for the caller."""
+        return Raised(self.key, message[:1000], False, self.what, how)
 
-async def attempt(
-    task: Task, timeout_s: float | None, threads: Threads | None, caller: Principal
+    def raised_by(self, error: BaseException) -> Raised:
+        """Return the entry of an unexpected error."""
+        return self.raised(f"{type(error).__name__}: {_text(error)}")
+
+
+@engine_call
+async def step(
+    run: Run,
+    name: str,
+    function: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    options: Options = ONCE,
+    every_s: float | None = None,
+) -> Any:
+    """Return the result of a step, of this run or an earlier one.
+
+    Args:
+        run: the run of the handler.
+        name: the step's place in its branch.
+        function: called with `args` and `kwargs`, in a thread if it is a plain function.
+        args: must be the same in every run.
+        kwargs: the same.
+        options: time limit, retries, and whether it may run again after a crash.
+        every_s: seconds after which to call it again while it returns `None`: a poll.
+
+    Raises:
+        StepFailed: it raised, now or then. (A `ToolError` is raised again as such.)
+        NotJson: the result cannot be recorded.
+        OutcomeUnknown: an `at_most_once` step was begun by a worker that died.
+    """
+    branch = await run.enter("step", name)
+    key = run.come_to(branch, "step", name)
+    what = identity("step" if every_s is None else "poll", function, args, kwargs or {})
+    compare(run, key, what)
+    task = Task(key, what, function, args, kwargs or {})
+    match run.journal.steps.get(key):
+        case Finished() | Raised():
+            await in_order(run, branch, key)
+        case Began():
+            async with recording_cut(run, key, what):
+                await take_event(run, branch, key)
+    while not isinstance(known := run.journal.steps.get(key), (Finished, Raised, Began)):
+        await repeat_cut(run, key)
+        if every_s is None:
+            check_return(function, name)
+        async with recording_cut(run, key, what):
+            await in_order(run, branch, key)
+            if isinstance(known, Tried):
+                await wait_until(run, branch, known.again_ms)
+            await _before_step(run, branch, needs_task=options.at_most_once)
+            attempts = known.attempts if isinstance(known, Tried) else 0
+            entry = await _run_step(run, branch, task, options, attempts + 1, every_s is not None)
+            if entry is None and every_s is not None:
+                await wait_until(run, branch, run.clock.now_ms() + round(every_s * 1000))
+    return _value_of(run, known, name, function)
+
+
+async def _before_step(run: Run, branch: Branch, *, needs_task: bool) -> None:
+    """Suspend if there is no time for a step, or no certainty that it may begin."""
+    if run.stopped is not None:  # while it waited
+        await run.refuse()
+    await within_scopes(run, branch)
+    becomes_task = run.call.may_become_task and (run.call.needs_row or needs_task)
+    remaining_ms = run.call.deadline.remaining_ms()
+    short = remaining_ms is not None and remaining_ms < run.longest_ms * SLOWER + SHED_MARGIN_MS
+    if run.stop_requested or becomes_task or (short and run.steps_run > 0):
+        run.wants_task = True
+        await run.park(branch)
+    await admit(run)
+
+
+async def _run_step(
+    run: Run, branch: Branch, task: Task, options: Options, attempt: int, is_poll: bool
+) -> Entry | None:
+    """Run a step; return its entry, or `None` if there is nothing to record."""
+    run.is_beyond = True
+    run.new_steps.append(task.key)
+    with run.quiescence.moving(), _running(run, task.key, attempt):
+        watch, begun_ms = WATCH.get(), run.clock.monotonic_ms()
+        if options.at_most_once:
+            await record(run, Began(task.key, task.what))
+            await admit(run)  # to write that may have taken longer than the lease lasts
+        await watch.begins(task.key, task.what)
+        entry: Finished | Raised | None = None
+        try:
+            with inside(InStep(run.owner, task.key)):
+                entry, error = await _attempt(run, task, options.timeout_s)
+        finally:
+            run.longest_ms = max(run.longest_ms, run.clock.monotonic_ms() - begun_ms)
+            run.steps_run += entry is not None
+        await watch.has_run(task.key)
+        recorded = None
+        if not (is_poll and isinstance(entry, Finished) and entry.value is None):
+            recorded = await _record(run, branch, entry, error, options, attempt)
+        await watch.is_remembered(task.key)
+        return recorded
+
+
+async def _record(
+    run: Run,
+    branch: Branch,
+    entry: Finished | Raised,
+    error: BaseException | None,
+    options: Options,
+    attempt: int,
+) -> Entry:
+    if isinstance(entry, Raised):
+        if entry.how != NOT_JSON and attempt <= options.retries:
+            tried = Tried(
+                entry.key, attempt, run.clock.now_ms() + options.pause_ms(attempt), entry.what
+            )
+            _log_failed(entry, error, attempt, tried.again_ms)
+            await record(run, tried)
+            return tried
+        _log_failed(entry, error, attempt, None)
+        attempts = attempt if attempt > 1 else None
+        beside = sorted(run.running_steps - {entry.key}) or None
+        entry = replace(entry, attempts=attempts, beside=beside)
+    await record(run, entry, branch)
+    return entry
+
+
+@contextmanager
+def _running(run: Run, key: str, attempt: int) -> Iterator[None]:
+    """Count a running step, and log it if it takes longer than `SLOW_S`."""
+    # the timer runs in the context of the code that set a timer first
+    correlation = CORRELATION.get()
+
+    def warn() -> None:
+        ids = {} if correlation is None else correlation.members()
+        fields = {**ids, "step": key, "attempt": attempt, "seconds": SLOW_S}
+        log.warning("a step takes long", extra={"fields": fields})
+
+    timer, handle = of_this_loop(), object()
+    timer.set(handle, SLOW_S, warn)
+    run.running_steps.add(key)
+    try:
+        yield
+    finally:
+        run.running_steps.discard(key)
+        timer.cancel(handle)
+
+
+async def _attempt(
+    run: Run, task: Task, timeout_s: float | None
 ) -> tuple[Finished | Raised, BaseException | None]:
     """Call the function once. Return the outcome as an entry, with the exception whose traceback
     belongs in the log, if any. Only a cancellation is raised."""
     try:
         async with asyncio.timeout(timeout_s) as limit:
-            value = await _call(task, threads or _of_this_loop(), caller)
-        return Finished(task.key, _remembered(task, value), task.what), None
+            value = await _call(run, task)
+        return Finished(task.key, _recordable(task, value), task.what), None
     except asyncio.CancelledError as error:
         current = asyncio.current_task()
         if current is None or current.cancelling():
             raise
         # its own: nobody has cancelled the step
-        return _raised(task, f"CancelledError: {_text(error)}"), None
+        return task.raised(f"CancelledError: {_text(error)}"), None
     except ToolError as error:
         return Raised(task.key, _text(error), told=True, what=task.what), None
     except TimeoutError as error:
         if limit.expired():
-            return _raised(task, f"it was not over within {timeout_s:g} s", TIMED_OUT), None
-        return _unexpected(task, error), error
+            return task.raised(f"it was not over within {timeout_s:g} s", TIMED_OUT), None
+        return task.raised_by(error), error
     except NotJson as error:
-        return _raised(task, _text(error), NOT_JSON), None
+        return task.raised(_text(error), NOT_JSON), None
     except (Exception, SystemExit, KeyboardInterrupt) as error:
-        return _unexpected(task, error), error
+        return task.raised_by(error), error
 
 
-def _remembered(task: Task, value: Any) -> Any:
-    """What the journal keeps of a value: JSON. Raises NotJson: it cannot be had back from there."""
+_threads: WeakKeyDictionary[asyncio.AbstractEventLoop, Threads] = WeakKeyDictionary()
+
+
+async def _call(run: Run, task: Task) -> Any:
+    if inspect.iscoroutinefunction(task.function):
+        return await InOwnContext(task.function(*task.args, **task.kwargs))
+    threads = run.call.step_threads
+    if threads is None:
+        threads = _threads.setdefault(asyncio.get_running_loop(), Threads(THREADS))
+    value = await threads.run(lambda: task.function(*task.args, **task.kwargs), run.call.principal)
+    return await InOwnContext(awaiting(value)) if inspect.isawaitable(value) else value
+
+
+def _recordable(task: Task, value: Any) -> Any:
+    """Return the JSON form of a value.
+
+    Raises:
+        NotJson: it has none.
+    """
     where = f"the value of step {task.key!r}"
     conversion = conversion_of(task.function)
     if conversion is not None:
@@ -145,49 +329,17 @@ def _remembered(task: Task, value: Any) -> Any:
         ) from None
 
 
-def outcome_of(entry: Step, name: str) -> Any:
-    """What a step returned.
-
-    Raises:
-        ToolError, StepFailed, StepTimeout, NotJson: it raised.
-        OutcomeUnknown: it was begun, and whoever ran it died.
-    """
-    if isinstance(entry, Finished):
-        return entry.value
-    error = _error_of(entry, name)
-    # a step's own ToolError is meant for the caller, not for the operator
-    if not (isinstance(entry, Raised) and entry.told):
-        error.failed_step = entry.key
-    raise error
+def _text(error: BaseException) -> str:
+    return str(error).encode(errors="replace").decode()  # a file name in it may be no Unicode
 
 
-def _error_of(entry: Step, name: str) -> RoundgateError:
-    match entry:
-        case Began():
-            return OutcomeUnknown(name)
-        case Raised(message=message, told=True):
-            return ToolError(message)
-        case Raised(message=message, how="timeout"):
-            return StepTimeout(f"step {name!r} timed out: {message}")
-        case Raised(message=message, how="value"):
-            return NotJson(message)
-        case Raised(message=message):
-            return StepFailed(f"step {name!r} failed: {message}")
-    raise AssertionError(f"{entry!r} is no outcome")
-
-
-def log_failed(
+def _log_failed(
     entry: Raised, error: BaseException | None, attempt: int, again_ms: int | None
 ) -> None:
-    """Log an attempt that failed.
-
-    Args:
-        entry: the outcome. Its text is not logged, because it may be meant for the caller.
-        error: the exception whose traceback belongs in the log, if any.
-        attempt: the number of the attempt, from 1.
-        again_ms: the time of the retry in milliseconds since the epoch; `None` if there is none.
-    """
-    fields: dict[str, Any] = {"step": entry.key, "attempt": attempt, "reason": _reason(entry)}
+    """Log an attempt that failed, and the time of the retry in milliseconds since the epoch. The
+    text of the entry is left out: it may be meant for the caller."""
+    reason = "ToolError" if entry.told else entry.how or entry.message.partition(":")[0]
+    fields: dict[str, Any] = {"step": entry.key, "attempt": attempt, "reason": reason}
     if again_ms is None and entry.told:
         log.info("a step ended with a tool error", extra={"fields": fields})
     elif again_ms is None:
@@ -197,77 +349,50 @@ def log_failed(
         log.warning("a step failed, trying again", exc_info=error, extra={"fields": fields})
 
 
-def _reason(entry: Raised) -> str:
+def _value_of(
+    run: Run, entry: Finished | Raised | Began, name: str, function: Callable[..., Any]
+) -> Any:
+    """Return the handler's own copy of a recorded value, converted by the function's annotation, or
+    raise the recorded error.
+
+    Raises:
+        Suspend: the value does not fit the annotation; the run has ended.
+    """
+    run.mark_received(entry.key)
+    if not isinstance(entry, Finished):
+        error = _error_of(entry, name)
+        # a step's own ToolError is meant for the caller, not for the operator
+        if not (isinstance(entry, Raised) and entry.told):
+            error.failed_step = entry.key
+        raise error
+    conversion = conversion_of(function)
+    if conversion is None:
+        return fresh(entry.value)
+    try:
+        return conversion.from_json(entry.value, entry.key)
+    except NondeterminismError as other:
+        run.fail(other)
+        raise Suspend from None
+
+
+def _error_of(entry: Raised | Began, name: str) -> RoundgateError:
+    if isinstance(entry, Began):
+        return OutcomeUnknown(name)
+    message = entry.message
     if entry.told:
-        return "ToolError"
-    return entry.how or entry.message.partition(":")[0]
-
-
-class Running:
-    """A running step: counted among the running steps, and logged if it takes longer than
-    `SLOW_S`."""
-
-    __slots__ = ("_attempt", "_correlation", "_key", "_steps", "_timer")
-
-    def __init__(self, key: str, attempt: int, steps: set[str]) -> None:
-        """Make the record of an attempt; `steps` are the places of the running steps."""
-        self._key = key
-        self._attempt = attempt
-        self._steps = steps
-        self._timer = of_this_loop()
-        self._correlation = CORRELATION.get()
-
-    def __enter__(self) -> None:
-        self._steps.add(self._key)
-        self._timer.set(self, SLOW_S, self._warn)
-
-    def __exit__(self, *raised: object) -> None:
-        self._timer.cancel(self)
-        self._steps.discard(self._key)
-
-    def _warn(self) -> None:
-        # the timer runs in the context of the code that set a timer first
-        ids = {} if self._correlation is None else self._correlation.members()
-        fields = {**ids, "step": self._key, "attempt": self._attempt, "seconds": SLOW_S}
-        log.warning("a step takes long", extra={"fields": fields})
-
-
-def _unexpected(task: Task, error: BaseException) -> Raised:
-    return _raised(task, f"{type(error).__name__}: {_text(error)}")
-
-
-def _raised(task: Task, message: str, how: str | None = None) -> Raised:
-    return Raised(task.key, message[:1000], False, task.what, how)
-
-
-def _text(error: BaseException) -> str:
-    return str(error).encode(errors="replace").decode()  # a file name in it may be no Unicode
-
-
-async def _call(task: Task, threads: Threads, caller: Principal) -> Any:
-    if inspect.iscoroutinefunction(task.function):
-        return await InOwnContext(task.function(*task.args, **task.kwargs))
-    value = await threads.run(lambda: task.function(*task.args, **task.kwargs), caller)
-    return await InOwnContext(awaiting(value)) if inspect.isawaitable(value) else value
-
-
-_threads: WeakKeyDictionary[asyncio.AbstractEventLoop, Threads] = WeakKeyDictionary()
-
-
-def _of_this_loop() -> Threads:
-    loop = asyncio.get_running_loop()
-    found = _threads.get(loop)
-    if found is None:
-        found = _threads[loop] = Threads(THREADS)
-    return found
+        return ToolError(message)
+    if entry.how == TIMED_OUT:
+        return StepTimeout(f"step {name!r} timed out: {message}")
+    if entry.how == NOT_JSON:
+        return NotJson(message)
+    return StepFailed(f"step {name!r} failed: {message}")
 
 
 def check_return(function: Callable[..., Any], name: str) -> None:
-    """Refuse a function that says it returns what JSON cannot hold, before it is
-    called and has an effect.
+    """Refuse a function before it is called and has an effect.
 
     Raises:
-        NotJson: its annotation is a class that JSON cannot hold.
+        NotJson: it is annotated to return a class that JSON cannot hold.
     """
     if conversion_of(function) is not None:
         return
@@ -287,8 +412,7 @@ _HELD: Final = (dict, list, tuple, str, int, float, bool, type(None))
 
 @lru_cache(maxsize=512)
 def _unheld(function: Callable[..., Any]) -> str | None:
-    """The name of the class that a function says to return, if JSON cannot
-    hold any of its values."""
+    """Return the name of the annotated return class, if JSON can hold none of its values."""
     try:
         hint = typing.get_type_hints(function).get("return")
     except Exception:  # no function, or names that are not to be had
@@ -306,3 +430,18 @@ def _unheld(function: Callable[..., Any]) -> str | None:
     ):
         return None
     return hint.__name__ if not any(issubclass(held, hint) for held in _HELD) else None
+
+
+@engine_call
+async def key_for(run: Run, name: str) -> str:
+    """Return an idempotency key for a place in the handler."""
+    branch = await run.enter("key", name)
+    key = run.come_to(branch, "key", name)
+    known = run.journal.steps.get(key)
+    if not isinstance(known, Finished):
+        source = run.call.idempotency
+        known = Finished(key, run.clock.new_id() if source is None else digest([source, key]))
+        run.journal.add(known)
+    run.mark_received(key)
+    text: str = known.value
+    return text

@@ -1,31 +1,38 @@
-"""`Context` for a handler that is a plain function: it runs in a thread, and each
-method blocks until it is done.
+"""`Context` for a handler that is a plain function: it runs in a thread, and each method blocks.
 
-The thread is the branch of its handler. It cannot create tasks; `SyncContext.map` gives it
-threads that are branches.
+The thread is the branch of its handler. It cannot create tasks; `SyncContext.map` and `gather` give
+it threads that are branches. The handler's thread works on items too, so it never waits for a
+thread that only itself could free.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial, wraps
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar, overload
+from threading import Lock
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
-from anyio import from_thread
-from pydantic import BaseModel
+from anyio import CapacityLimiter, from_thread
 
-from roundgate.replay import fan_out, waiting
-from roundgate.replay.branches import Branch, InStep, here, inside
+from roundgate.aio import in_thread
+from roundgate.replay import waiting
+from roundgate.replay.branches import Branch, InStep, Scope, here, inside
 from roundgate.replay.context import CallFacts, Context, run_of
-from roundgate.replay.fan_out import Items, ThreadLimit, helper
+from roundgate.replay.driving import item_branches
+from roundgate.replay.run import Run
 
+HELPERS: Final = 40
+"""The most threads that help at once, in one event loop."""
+_limiters: WeakKeyDictionary[asyncio.AbstractEventLoop, CapacityLimiter] = WeakKeyDictionary()
 HOPELESS_PAUSE_S: Final = 1.0
+"""How long each call of the engine takes once a handler has made too many after its run's end."""
 
 I = TypeVar("I")  # noqa: E741  # an item
-M = TypeVar("M", bound=BaseModel)
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -43,50 +50,17 @@ def _blocking(
 
 
 class SyncContext(CallFacts):
-    """The same call, the same names; see `Context` for what each does."""
+    """The same call and names as `Context`."""
 
     __slots__ = ("_context",)
 
     def __init__(self, context: Context) -> None:
         super().__init__(run_of(context))
         self._context = context
-        self._run.begin_thread()
+        self._run.root.is_thread = True  # busy between two calls of the engine
+        self._run.quiescence.begin()
 
-    @overload
-    def elicit(
-        self,
-        name: str,
-        message: str,
-        fields: type[M],
-        *,
-        timeout_s: float | None = None,
-        default: M | None = None,
-    ) -> M: ...
-    @overload
-    def elicit(
-        self,
-        name: str,
-        message: str,
-        fields: Mapping[str, Any],
-        *,
-        timeout_s: float | None = None,
-        default: dict[str, Any] | None = None,
-    ) -> dict[str, Any]: ...
-    def elicit(
-        self,
-        name: str,
-        message: str,
-        fields: Any,
-        *,
-        timeout_s: float | None = None,
-        default: Any = None,
-    ) -> Any:
-        """`Context.elicit`, blocking."""
-        ask = partial(
-            self._context.elicit, name, message, fields, timeout_s=timeout_s, default=default
-        )
-        return self._wait(ask)
-
+    elicit = _blocking(Context.elicit)
     elicit_url = _blocking(Context.elicit_url)
     elicit_url_done = _blocking(Context.elicit_url_done)
     sample = _blocking(Context.sample)
@@ -118,12 +92,12 @@ class SyncContext(CallFacts):
         name: str = "map",
         key: Callable[[I], Any] | None = None,
     ) -> list[T]:
-        """`Context.map` for plain functions: this thread runs items, and others beside it
-        while there are any free."""
+        """`Context.map` for plain functions: this thread runs items, and so do others while there
+        are free ones."""
         if at_most < 1:
             raise ValueError(f"at_most is {at_most}; at least one item has to run")
         parent = self._wait(self._run.enter, "map", name)
-        return self._run_items(Items(function, fan_out.branches(parent, name, items, key)), at_most)
+        return self._run_items(Items(function, item_branches(parent, name, items, key)), at_most)
 
     def gather(self, *functions: Callable[[], Any]) -> list[Any]:
         """Run functions without arguments side by side, in threads as those of `map`; return their
@@ -157,10 +131,10 @@ class SyncContext(CallFacts):
 
     @contextmanager
     def timeout(self, seconds: float, name: str = "timeout") -> Iterator[None]:
-        """`Context.timeout`: looked at whenever the handler asks something, because no
-        thread can be interrupted."""
+        """`Context.timeout`, checked at each call of the engine, because no thread can be
+        interrupted."""
         branch, begun = self._wait(waiting.begin_limit, self._run, name, seconds)
-        outside, limit = branch.scopes, ThreadLimit(begun.until_ms)
+        outside, limit = branch.scopes, Scope(begun.until_ms)
         branch.scopes = (*outside, limit)
         self._run.limits.add(limit)
         try:
@@ -170,7 +144,7 @@ class SyncContext(CallFacts):
             self._run.limits.discard(limit)
 
     def _wait(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        """What the engine answers, asked from this thread as the branch that it is."""
+        """Call the engine from this thread, as the branch that it is."""
         place = here.get()
         if place is None:
             raise RuntimeError(
@@ -198,3 +172,57 @@ class SyncContext(CallFacts):
 
 def _call(function: Callable[[], T]) -> T:
     return function()
+
+
+@dataclass(slots=True)
+class Items(Generic[I, T]):
+    """Items and their results. Any number of threads may work on them."""
+
+    function: Callable[[I], T]
+    placed: list[tuple[I, Branch]]
+    _next: int = 0
+    _values: dict[int, T] = field(default_factory=dict)
+    _errors: dict[int, BaseException] = field(default_factory=dict)
+    _lock: Lock = field(default_factory=Lock)
+
+    def __len__(self) -> int:
+        return len(self.placed)
+
+    def work(self) -> None:
+        """Run one item after the other until none is left, or one has raised."""
+        while (index := self._take()) is not None:
+            item, branch = self.placed[index]
+            try:
+                with inside(branch):
+                    self._values[index] = self.function(item)
+            except (
+                BaseException
+            ) as error:  # it belongs to who asked for the map, not to this thread
+                self._errors[index] = error
+
+    def _take(self) -> int | None:
+        with self._lock:
+            if self._errors or self._next == len(self.placed):
+                return None
+            self._next += 1
+            return self._next - 1
+
+    def results(self) -> list[T]:
+        """Return the results in the order of the items; raise the first error."""
+        for _, error in sorted(self._errors.items()):
+            raise error
+        return [self._values[index] for index in range(len(self.placed))]
+
+
+def helper(work: Callable[[], None], run: Run) -> asyncio.Future[None] | None:
+    """Start a thread that does the work, or return `None` if none is free."""
+    limiter = _limiters.setdefault(asyncio.get_running_loop(), CapacityLimiter(HELPERS))
+    if limiter.available_tokens < 1:
+        return None
+    with inside(None):
+        return asyncio.ensure_future(_help(work, run, limiter))
+
+
+async def _help(work: Callable[[], Any], run: Run, limiter: CapacityLimiter) -> None:
+    with run.quiescence.moving():
+        await in_thread(work, limiter)

@@ -1,144 +1,147 @@
-"""Waiting: sleeps, time limits, and the places where a handler ends its
-round or turn, to go on later.
+"""Sleeps, time limits, and the places where a handler ends its round or turn to continue later.
 
 A short wait holds the round or the worker. A longer one ends it: an ordinary call answers its
 client or becomes a task, a task frees its worker.
+
+A time limit (`async with ctx.timeout(3600): …`) begins when the handler first reaches it and passes
+its number of seconds later, whichever process runs the handler then. Its end is recorded:
+
+    passed     an entry with a place in the order, written before the block ends with `TimeoutError`;
+               later runs end the block at that place, whatever their clock says
+    left       the block was left in time; the limit passes in no later run
+
+A limit that has passed without a recorded end first lets the branches receive everything recorded,
+and ends its block when that asks for something new.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Mapping
+from asyncio import CancelledError
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from types import TracebackType
 from typing import Any, Final, NoReturn
 
+from roundgate.clock import Timer
 from roundgate.errors import Suspend
 from roundgate.replay.asyncio_internals import engine_call
-from roundgate.replay.branches import Branch, Scope
-from roundgate.replay.cuts import be_cut_if_before, noting_cut
-from roundgate.replay.journal import Cut, Passed, Slept, Told, plain
-from roundgate.replay.recording import compare, learn, remember, tell
+from roundgate.replay.branches import Branch, Scope, inside
+from roundgate.replay.journal import Passed, Slept, Told, plain
+from roundgate.replay.recording import (
+    compare,
+    record,
+    recording_cut,
+    repeat_cut,
+    take_event,
+    take_turn,
+    write,
+)
 from roundgate.replay.run import HOLD_MS, Run
+from roundgate.replay.scheduling import wake
 
+LATE_S: Final = 1.0
+"""Seconds that a limit which was over before its block began leaves to code without calls of ctx."""
 SHED_MARGIN_MS: Final = 250
-"""What has to be left of the time, beyond what a step is expected to take,
-for another to be begun."""
+"""The time that must be left, beyond a step's expected duration, for another one to begin."""
 
 
 @engine_call
 async def shed(run: Run, name: str) -> None:
-    """End this round or turn once; the client's next retry, or another
-    worker, goes on from here."""
+    """End this round or turn once; the client's next retry, or another worker, continues here."""
     branch = await run.enter("shed", name)
     key = run.come_to(branch, "shed", name)
     if key not in run.journal.steps:
-        async with noting_cut(run, key):
-            await remember(run, Passed(key))
+        async with recording_cut(run, key):
+            await record(run, Passed(key))
             await run.park(branch)
     await _pass(run, branch, key)
 
 
 @engine_call
 async def continue_as_task(run: Run) -> None:
-    """End the ordinary call here, if it may go on as a task; nothing happens if it may
-    not, or already is one."""
+    """End an ordinary call that may become a task; otherwise do nothing."""
     branch = await run.enter("task")
     key = run.come_to(branch, "task", "task")
     if run.call.may_become_task:
-        run.want_task()
-        async with noting_cut(run, key):
+        run.wants_task = True
+        async with recording_cut(run, key):
             await run.park(branch)
     await _pass(run, branch, key)
 
 
 async def _pass(run: Run, branch: Branch, key: str) -> None:
-    """Go on after a place where a round or turn ended."""
-    await be_cut_if_before(run, branch, key)
-    async with noting_cut(run, key):
-        await learn(run, branch, key)
-    run.has_learned(key)
+    """Continue after a place where a round or turn ended."""
+    await repeat_cut(run, key)
+    async with recording_cut(run, key):
+        await take_event(run, branch, key)
+    run.mark_received(key)
 
 
 @engine_call
 async def restart(run: Run, arguments: Mapping[str, Any]) -> NoReturn:
-    """End this run, and begin another with a fresh journal and these arguments."""
+    """End this run; the handler begins again with an empty journal and these arguments."""
     branch = await run.enter("restart")
-    run.begin_anew(plain(arguments, "the arguments of ctx.restart"))
+    run.restart_arguments = plain(arguments, "the arguments of ctx.restart")
     await run.park(branch)
 
 
 @engine_call
-async def sleep(run: Run, name: str, seconds: float) -> None:
-    """Wait `seconds` once; a later run waits for what is left of them. A task
-    holds no worker meanwhile."""
+async def sleep(run: Run, name: str, seconds: float = 0.0, until_ms: int | None = None) -> None:
+    """Wait `seconds` once, a later run for the rest; or until a moment, in milliseconds since the
+    epoch.
+    """
     branch = await run.enter("sleep", name)
     key = run.come_to(branch, "sleep", name)
-    until_ms = _time_of(run, key, "sleep", seconds)
-    await be_cut_if_before(run, branch, key)
-    async with noting_cut(run, key, _time_identity("sleep", seconds)):
-        await _sleep(run, branch, key, until_ms)
-
-
-@engine_call
-async def sleep_until(run: Run, name: str, until_ms: int) -> None:
-    """Wait for a moment, in milliseconds since the epoch."""
-    branch = await run.enter("sleep", name)
-    key = run.come_to(branch, "sleep", name)
-    what = f"sleep until {until_ms}"
+    what = _for_seconds("sleep", seconds) if until_ms is None else f"sleep until {until_ms}"
     compare(run, key, what)
-    await be_cut_if_before(run, branch, key)
-    run.journal.add(Slept(key, until_ms, what))
-    async with noting_cut(run, key, what):
-        await _sleep(run, branch, key, until_ms)
-
-
-async def _sleep(run: Run, branch: Branch, key: str, until_ms: int) -> None:
-    if Told.of(key).key not in run.journal.steps:
-        await wait_until(run, branch, until_ms)
-    await learn(run, branch, key)
+    await repeat_cut(run, key)
+    if until_ms is None:
+        until_ms = run.clock.now_ms() + round(seconds * 1000)
+    begun = _begun(run, Slept(key, until_ms, what))
+    async with recording_cut(run, key, what):
+        if Told.of(key).key not in run.journal.steps:
+            await wait_until(run, branch, begun.until_ms)
+        await take_event(run, branch, key)
 
 
 @engine_call
 async def begin_limit(run: Run, name: str, seconds: float) -> tuple[Branch, Slept]:
-    """Begin a time limit; return its branch and entry. The entry is written with the next step, so
-    the limit outlives the process."""
+    """Begin a time limit; return its branch and entry, which is written with the next step."""
     branch = await run.enter("timeout", name)
     key = run.come_to(branch, "timeout", name)
+    what = _for_seconds("timeout", seconds)
+    compare(run, key, what)
     is_new = key not in run.journal.steps
-    compare(run, key, _time_identity("timeout", seconds))
-    begun = _begun(run, key, "timeout", seconds)
+    begun = _begun(run, Slept(key, run.clock.now_ms() + round(seconds * 1000), what))
     if is_new:
         run.unwritten.append(begun)
     return branch, begun
 
 
-def _time_of(run: Run, key: str, kind: str, seconds: float) -> int:
-    """When a sleep or time limit is over, in milliseconds since the epoch. A new one is written
-    with whatever the run writes next; if that is nothing, no later run depends on it."""
-    compare(run, key, _time_identity(kind, seconds))
-    if isinstance(run.journal.steps.get(key), Cut):
-        return run.clock.now_ms()
-    return _begun(run, key, kind, seconds).until_ms
-
-
-def _begun(run: Run, key: str, kind: str, seconds: float) -> Slept:
-    known = run.journal.steps.get(key)
-    if not isinstance(known, Slept):
-        until_ms = run.clock.now_ms() + round(seconds * 1000)
-        known = Slept(key, until_ms, _time_identity(kind, seconds))
-        run.journal.add(known)
-    return known
-
-
-def _time_identity(kind: str, seconds: float) -> str:
+def _for_seconds(kind: str, seconds: float) -> str:
+    """Return the identity of a sleep or time limit."""
     return f"{kind} {round(seconds * 1000)} ms"
 
 
+def _begun(run: Run, new: Slept) -> Slept:
+    """Return the entry of an earlier run, or record the new one. That is written with the run's next
+    entry; without one, no later run depends on it.
+    """
+    known = run.journal.steps.get(new.key)
+    if isinstance(known, Slept):
+        return known
+    run.journal.add(new)
+    return new
+
+
 async def wait_until(run: Run, branch: Branch, until_ms: int) -> None:
-    """Wait until `until_ms` (milliseconds since the epoch): here if that is soon, else by
-    ending the round or turn.
+    """Wait until `until_ms` (milliseconds since the epoch): here if that is soon, else by ending
+    the round or turn.
 
     An ordinary call that may become a task does so if the moment is beyond its deadline. One that
-    may not ends its round just before the deadline, and goes on waiting in the next one.
+    may not ends its round just before the deadline, and waits on in the next one.
     """
     if until_ms <= run.clock.now_ms() and all(
         until_ms <= scope.until_ms for scope in branch.limits
@@ -160,30 +163,30 @@ async def _wait(run: Run, branch: Branch, until_ms: int) -> None:
     if run.call.needs_row and run.call.may_become_task:
         here_ms = 0.0
     if left_ms <= here_ms:
-        await _wait_here(run, left_ms)
+        await run.quiescence.sleep(max(0.0, left_ms) / 1000)
         return
     if run.call.task_id is None and not run.call.may_become_task:
-        await _wait_here(run, here_ms)
-    run.want_task()
+        await run.quiescence.sleep(here_ms / 1000)
+    run.wants_task = True
     await run.quiescence.park(branch, until_ms, until_ms - run.clock.now_ms())
-
-
-async def _wait_here(run: Run, for_ms: float) -> None:
-    await run.quiescence.sleep(max(0.0, for_ms) / 1000)
 
 
 async def within_scopes(run: Run, branch: Branch) -> None:
     """Return once no durable time limit around the branch is about to end its block.
 
-    A limit that has passed usually cancels the branch here, by itself or by way of the task that
-    entered its block. If that task goes on in the block (it catches the cancellation, or waits for
-    this branch in a `finally`), the branch goes on too, as inside `asyncio.timeout`.
+    A limit that has passed usually cancels the branch here, by itself or by the task that entered
+    its block. If that task continues in the block (it catches the cancellation, or waits for this
+    branch in a `finally`), the branch continues too, as inside `asyncio.timeout`.
 
     Raises:
         Suspend: the run has ended meanwhile.
         TimeoutError: a limit is over, and the branch is a thread, which cannot be cancelled.
     """
-    while over := fire_scopes(run, branch):
+    while over := [
+        s for s in branch.limits if s.until_ms <= run.clock.now_ms() and not s.has_fired
+    ]:
+        for scope in over:
+            scope.fire()
         if branch.is_thread:
             raise TimeoutError("the time limit around it is over")
         if run.stopped is not None:
@@ -194,13 +197,170 @@ async def within_scopes(run: Run, branch: Branch) -> None:
             raise Suspend
     if any(scope.has_fired for scope in branch.limits):
         # after everything that follows from the end of the limit
-        await tell(run, branch, run.order_here.new_rank())
+        await take_turn(run, branch, run.order_here.new_rank())
 
 
-def fire_scopes(run: Run, branch: Branch) -> list[Scope]:
-    """Let the limits that are over pass; return those that have not ended their blocks yet."""
-    now_ms = run.clock.now_ms()
-    over = [s for s in branch.limits if s.until_ms <= now_ms and not s.has_fired]
-    for scope in over:
-        scope.fire()
-    return over
+class TimeLimit(Scope):
+    """A durable time limit around a block; over at `until_ms`, in milliseconds since the epoch."""
+
+    def __init__(self, run: Run, name: str, seconds: float) -> None:
+        super().__init__()
+        self._run = run
+        self._name = name
+        self._seconds = seconds
+        self._task: asyncio.Task[object] | None = None
+        self._cancelling = 0
+        self._branch: Branch | None = None
+        self._begun: Slept | None = None
+        self._timer: Timer | None = None
+        self._passing: asyncio.Task[None] | None = None
+        self._hurry: asyncio.Future[None] | None = None
+        """Set while the limit waits only for code that makes no call of ctx."""
+        self._error: BaseException | None = None
+        """The error that prevented recording that the limit passed."""
+        self._is_ending = False
+        self._is_recorded = False
+        """Whether it is recorded, or about to be, that the limit passed."""
+        self._settled = asyncio.Event()
+
+    @property
+    def is_pending(self) -> bool:
+        return not self.has_fired and not self.is_left
+
+    async def wait_until_settled(self) -> None:
+        await self._settled.wait()
+
+    async def __aenter__(self) -> TimeLimit:
+        self._branch, self._begun = await begin_limit(self._run, self._name, self._seconds)
+        self.until_ms = self._begun.until_ms
+        if self._begun.was_left:
+            return self
+        self._task = asyncio.current_task()
+        self._cancelling = 0 if self._task is None else self._task.cancelling()
+        self._branch.scopes += (self,)
+        self._run.limits.add(self)
+        left_s = (self.until_ms - self._run.clock.now_ms()) / 1000
+        if self._told.key in self._run.journal.steps:
+            self._is_recorded = True
+            self._begin_passing(self._pass_again)
+        elif left_s > 0:
+            self._timer = self._run.clock.call_later(left_s, self.fire)
+        else:
+            self._hurry = asyncio.get_running_loop().create_future()
+            self._begin_passing(self._pass_first)
+        return self
+
+    @engine_call
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        is_late = self._is_recorded and not self.has_fired and _is_own_end(kind)
+        self._is_ending = True
+        try:
+            if is_late:
+                await self._wait_until_passed()
+        finally:
+            self._leave()
+        if self._error is not None and (self.has_fired or is_late):
+            raise self._error
+        if self._task is not None and self.has_fired:
+            # only our own cancellation becomes TimeoutError; an external one propagates
+            is_ours = self._task.uncancel() <= self._cancelling
+            is_late = is_ours and kind is not None and issubclass(kind, CancelledError)
+        if is_late and self._run.stopped is None:
+            raise TimeoutError(f"the limit of {self._seconds:g} s is over") from error
+        if self._begun is not None and not self._is_recorded and self._may_record_leaving(kind):
+            left = replace(self._begun, was_left=True)
+            self._run.journal.add(left)
+            self._run.unwritten.append(left)
+
+    async def _wait_until_passed(self) -> None:
+        order = self._run.order_here
+        if order.is_new(self._told.key) and self._passing is not None:
+            await asyncio.wait([self._passing])
+        elif not order.is_new(self._told.key):
+            await order.turn(order.rank(self._told.key))
+
+    def fire(self) -> None:
+        """Let the limit pass, unless its block ends before all recorded results are delivered."""
+        if self._hurry is not None:
+            wake(self._hurry)
+        elif self.is_pending and self._passing is None and self._run.stopped is None:
+            self._begin_passing(self._pass_first)
+
+    @property
+    def _told(self) -> Told:
+        """The entry that records that the limit passed."""
+        return Told.of("" if self._begun is None else self._begun.key)
+
+    def _begin_passing(self, passing: Callable[[], Awaitable[None]]) -> None:
+        with inside(None):
+            self._passing = asyncio.ensure_future(self._end_block(passing))
+
+    async def _end_block(self, passing: Callable[[], Awaitable[None]]) -> None:
+        """End the block once the limit has passed, or the attempt to record it has failed."""
+        try:
+            with self._run.quiescence.moving():
+                await passing()
+        except CancelledError:
+            self._settled.set()
+            return  # the block was left
+        except BaseException as error:  # whatever it is, the block must hear of it
+            self._error = error
+        is_over = self._run.stopped is not None and self._error is None
+        if self._task is not None and not self._is_ending and not is_over:
+            self.has_fired = True
+            self._task.cancel()
+        self._settled.set()
+
+    async def _pass_again(self) -> None:
+        """Return at the place in the order at which the limit passed in an earlier run."""
+        order = self._run.order_here
+        rank = order.rank(self._told.key)
+        try:
+            await order.reach(rank)
+        except CancelledError:
+            order.drop(rank)
+            raise
+
+    async def _pass_first(self) -> None:
+        """Wait until everything recorded has been delivered and nothing waits for its turn; record
+        that the limit passes; return at the place of that entry in the order."""
+        if self._hurry is not None:
+            await asyncio.wait([self._hurry], timeout=LATE_S)
+        order = self._run.order_here
+        await order.reach(math.inf)
+        if self._run.stopped is not None:
+            return
+        self._is_recorded = True
+        rank = order.new_rank()
+        try:
+            await write(self._run, self._told)
+            await order.turn(rank)
+        except BaseException:
+            order.drop(rank)
+            raise
+
+    def _leave(self) -> None:
+        self.is_left = True
+        self._settled.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._passing is not None:
+            self._passing.cancel()
+        self._run.limits.discard(self)
+        if self._branch is not None:
+            self._branch.scopes = tuple(scope for scope in self._branch.scopes if scope is not self)
+
+    def _may_record_leaving(self, kind: type[BaseException] | None) -> bool:
+        """Return whether the handler itself left the block, rather than the end of its run or of
+        the loop."""
+        is_own = _is_own_end(kind) or (kind is not None and issubclass(kind, CancelledError))
+        return is_own and self._run.stopped is None and not self._run.is_being_ended
+
+
+def _is_own_end(kind: type[BaseException] | None) -> bool:
+    return kind is None or issubclass(kind, Exception)

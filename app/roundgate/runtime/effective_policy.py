@@ -1,8 +1,7 @@
 """The effective policy: the protection of each tool in each view, and of the gateway as a whole.
 
 It is computed from a loaded configuration and its catalog, so it covers gateway.yaml, decorators
-and OpenAPI documents alike. Policies compare with `==`; `losses` describes the protection that a
-new policy lacks.
+and OpenAPI documents alike. `losses` describes the protection that a new policy lacks.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from urllib.parse import urlsplit
 
 from roundgate.backends import BackendConfig, Catalog, Selector, ServedTool, ToolOverride
 from roundgate.backends.http.secrets import SECRET_NAME
-from roundgate.config import GatewayConfig
+from roundgate.backends.shaping import HINTS
+from roundgate.config import ConfigFile
 
 _APPROVE: Final = ("never", "destructive", "always")
 """The values of a back end's `approve`, weakest first."""
@@ -27,22 +27,16 @@ class ToolPolicy:
     """The protection of one tool at one endpoint."""
 
     name: str
-    """The tool's name at the endpoint."""
     asks_first: bool
-    """Whether the user must approve each call."""
     once: bool
     scopes: frozenset[str]
-    read_only: bool
-    destructive: bool
-    idempotent: bool
-    open_world: bool
-    """The four hints, with the protocol's defaults."""
+    hints: Mapping[str, bool]
+    """The hints on the wire, with the protocol's defaults."""
     withheld: Mapping[str, Any]
-    """Arguments that the model cannot set, with the value that is always sent: `fixed` or
-    `hidden`."""
+    """Arguments that the model cannot set, with the value that is always sent."""
     is_projected: bool
     """Whether results contain only selected members: `fields` or `result`."""
-    bounds: Mapping[str, float] = field(default_factory=dict)
+    bounds: Mapping[str, float]
     """The tool's own `timeout_s` and `max_result`."""
 
 
@@ -70,14 +64,14 @@ class EffectivePolicy:
     selections: Mapping[str, Sequence[str]]
     """`include` and `exclude` of each view."""
     tools: Mapping[tuple[str, str, str], ToolPolicy]
-    """Tools by view ("" is the endpoint of all tools), back end, and the tool's own name there. A
-    new name or prefix does not make another tool."""
+    """Tools by view ("" is the endpoint of all tools), back end, and their own name there."""
     missing: frozenset[str] = frozenset()
     """The back ends that could not be served, whose tools are unknown."""
 
 
-def effective_policy(config: GatewayConfig, catalog: Catalog) -> EffectivePolicy:
+def effective_policy(file: ConfigFile, catalog: Catalog) -> EffectivePolicy:
     """Return the protection of a configuration, given its catalog."""
+    config = file.config
     return EffectivePolicy(
         auth={} if config.auth == "none" else config.auth.model_dump(),
         bounds=_numbers(config.limits.model_dump()),
@@ -88,10 +82,10 @@ def effective_policy(config: GatewayConfig, catalog: Catalog) -> EffectivePolicy
                 _trusted(one),
                 _backend_bounds(one),
             )
-            for one in config.backends
+            for one in file.backends
         },
         selections={view.name: _selection(view.include, view.exclude) for view in config.views},
-        tools=dict(_tools(config, catalog)),
+        tools=dict(_tools(file, catalog)),
         missing=frozenset(catalog.missing),
     )
 
@@ -100,8 +94,8 @@ def losses(before: EffectivePolicy, after: EffectivePolicy) -> list[str]:
     """Return each protection of `before` that `after` lacks, as a sentence that names its place.
 
     A back end that serves the tools of a removed one counts as renamed, so a half-written name
-    removes no protection. A tool that takes another tool's name counts as that tool. A removed back
-    end that was protected is a loss: a later write may restore it without protection.
+    removes no protection; a tool that takes another's name counts as that tool. A removed back end
+    that was protected is a loss, because a later write may restore it without protection.
     """
     found = [f"auth: {what}" for what in _auth_losses(before.auth, after.auth)]
     found += _loosened("limits", before.bounds, after.bounds)
@@ -127,8 +121,7 @@ def losses(before: EffectivePolicy, after: EffectivePolicy) -> list[str]:
 
 
 def _is_protected(backend: str, policy: EffectivePolicy) -> bool:
-    """Return whether a back end has approvals, scopes, withheld arguments, or a selection of its
-    tools."""
+    """Return whether a back end has approvals, scopes, withheld arguments or a selection."""
     own = policy.backends[backend]
     return (
         own.approve != "never"
@@ -153,15 +146,13 @@ def _renamed(before: EffectivePolicy, after: EffectivePolicy) -> dict[str, str]:
     }
 
 
-def _tools(
-    config: GatewayConfig, catalog: Catalog
-) -> Iterator[tuple[tuple[str, str, str], ToolPolicy]]:
-    backends = {one.name: one for one in config.backends}
+def _tools(file: ConfigFile, catalog: Catalog) -> Iterator[tuple[tuple[str, str, str], ToolPolicy]]:
+    backends = {one.name: one for one in file.backends}
     for name, served in catalog.tools.items():
         if served.backend in backends:
             own, override = _own_name(backends[served.backend], name)
             yield ("", served.backend, own), _tool_policy(name, served, override)
-    for view in config.views:
+    for view in file.config.views:
         called = {one.name or name: name for name, one in view.override.items()}
         for name, served in catalog.views[view.name].tools.items():
             if served.backend in backends:
@@ -173,7 +164,7 @@ def _tools(
 
 
 def _own_name(backend: BackendConfig, name: str) -> tuple[str, ToolOverride]:
-    """Return a tool's name in its back end, and the settings that gateway.yaml has for the tool."""
+    """Return a tool's name in its back end, and its override there."""
     without_prefix = name.removeprefix(backend.effective_prefix)
     for own, override in backend.override.items():
         if override.name == without_prefix:
@@ -183,21 +174,13 @@ def _own_name(backend: BackendConfig, name: str) -> tuple[str, ToolOverride]:
 
 def _tool_policy(name: str, served: ServedTool, *overrides: ToolOverride) -> ToolPolicy:
     tool = served.tool
-    hints = tool.definition.get("annotations") or {}
-    read_only = bool(hints.get("readOnlyHint", False))
-    bounds = {
-        "timeout_s": min((one.timeout_s for one in overrides if one.timeout_s), default=None),
-        "max_result": tool.max_result,
-    }
+    timeouts = [one.timeout_s for one in overrides if one.timeout_s]
     return ToolPolicy(
-        name=name,
-        asks_first=tool.asks_first,
-        once=tool.once,
-        scopes=tool.scopes,
-        read_only=read_only,
-        destructive=not read_only and bool(hints.get("destructiveHint", True)),
-        idempotent=bool(hints.get("idempotentHint", False)),
-        open_world=bool(hints.get("openWorldHint", True)),
+        name,
+        tool.asks_first,
+        tool.once,
+        tool.scopes,
+        hints={**dict(HINTS.values()), **(tool.definition.get("annotations") or {})},
         withheld={
             argument: one.fixed
             for override in overrides
@@ -205,7 +188,7 @@ def _tool_policy(name: str, served: ServedTool, *overrides: ToolOverride) -> Too
             if one.hidden or "fixed" in one.model_fields_set
         },
         is_projected=any(one.fields or one.result is not None for one in overrides),
-        bounds=_numbers(bounds),
+        bounds=_numbers({"timeout_s": min(timeouts, default=None), "max_result": tool.max_result}),
     )
 
 
@@ -216,13 +199,14 @@ def _tool_losses(before: ToolPolicy, after: ToolPolicy) -> Iterator[str]:
         yield f"no longer needs the scope {scope}"
     if before.once and not after.once:
         yield "may run again when a round is sent again (once)"
-    if after.read_only and not before.read_only:
+    was, now = before.hints, after.hints
+    if now["readOnlyHint"] and not was["readOnlyHint"]:
         yield "is now said to be read-only"
-    elif before.destructive and not after.destructive:
+    elif was["destructiveHint"] and not was["readOnlyHint"] and not now["destructiveHint"]:
         yield "is no longer said to be destructive"
-    if after.idempotent and not before.idempotent:
+    if now["idempotentHint"] and not was["idempotentHint"]:
         yield "is now said to be idempotent"
-    if before.open_world and not after.open_world:
+    if was["openWorldHint"] and not now["openWorldHint"]:
         yield "is no longer said to reach the outside world (open_world)"
     for argument, value in sorted(before.withheld.items()):
         if argument not in after.withheld:
@@ -255,7 +239,7 @@ def _auth_losses(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
 
 
 def _is_selected(view: str, backend: str, policy: EffectivePolicy) -> bool:
-    """Return whether `include` or `exclude` selected a back end's tools in a view."""
+    """Return whether a back end's tools in a view were selected."""
     if backend not in policy.backends or backend in policy.missing:
         return False
     return bool(policy.backends[backend].selection or policy.selections.get(view))

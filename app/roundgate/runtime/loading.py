@@ -1,5 +1,5 @@
-"""From a configuration to what can be served: back ends are made, asked what they offer, and
-merged into a catalog."""
+"""From a configuration to a snapshot: back ends are made, asked for their offers, and merged into a
+catalog."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ T = TypeVar("T")
 
 log = logging.getLogger("roundgate.backends")
 ONE_PAGE: Final = 1_000_000_000
-"""Entries on a page where no list has a second one."""
 
 
 def load(
@@ -41,50 +40,37 @@ def load(
     may_be_missing: Collection[str] = (),
     is_cold: bool = False,
 ) -> Snapshot:
-    """What the configuration serves, for a caller without an event loop of its own:
-    at a start, or a command.
+    """Load a configuration without an event loop: at a start, or for a command.
 
     Args:
         file: the configuration.
-        modules: the users' modules that are loaded already; a reload uses them again.
-        fetches: whether documents that describe back ends are fetched where
-            no index of them is kept.
-        fetched: those that have been, by URL; others are added.
-        may_be_missing: back ends without which the rest is served;
-            `Catalog.missing` has those that are.
-        is_cold: whether a caller waits for this start, so that no service is asked what it offers,
-            and no secret is read before a call needs it.
+        modules: the users' modules that are loaded already.
+        fetches: whether documents without an index may be fetched.
+        fetched: the fetched documents by URL; receives others.
+        may_be_missing: back ends without which the rest is served (`Catalog.missing`).
+        is_cold: whether a caller waits for this start, so that no service is asked and no secret is
+            read before a call needs them.
 
     Raises:
-        ConfigError: everything that is wrong in all other back ends, and between
-            them; or none can be served.
+        ConfigError: lists the problems of all other back ends, and between them; or none can be
+            served.
     """
-    made = _make(
-        file,
-        modules or Modules(),
-        may_be_missing,
-        fetches=fetches,
-        fetched=fetched,
-        is_cold=is_cold,
-    )
-    return apart(_offered(made, file, may_be_missing))
+    threads, known = Threads(file.config.limits.threads), {} if fetched is None else fetched
+    shared = Shared(threads, modules or Modules(), fetches, known, is_cold)
+    return apart(_offered(_make(file, shared, may_be_missing), file, may_be_missing))
 
 
 async def load_again(
     file: ConfigFile, modules: Modules, may_be_missing: Collection[str] = ()
 ) -> Snapshot:
-    """What the configuration serves, loaded beside a running server.
-
-    Modules are imported in this thread; what back ends offer is awaited.
-
-    Raises:
-        ConfigError: as `load`.
-    """
-    return await _offered(_make(file, modules, may_be_missing), file, may_be_missing)
+    """Load a configuration beside a running server; raise as `load`. Modules are imported in this
+    thread."""
+    shared = Shared(Threads(file.config.limits.threads), modules)
+    return await _offered(_make(file, shared, may_be_missing), file, may_be_missing)
 
 
 def tell_missing(catalog: Catalog) -> None:
-    """Name the back ends that are not served in the log, with what is wrong with each."""
+    """Log each back end that is not served, with its problems."""
     for name, one in catalog.missing.items():
         problems = [str(problem) for problem in one.problems]
         fields = {"backend": name, "problems": problems}
@@ -93,35 +79,22 @@ def tell_missing(catalog: Catalog) -> None:
 
 @dataclass(slots=True)
 class _Made:
-    """The back ends that could be made, and what is wrong with the others."""
+    """The back ends that could be made, and the problems of the others."""
 
     backends: list[NamedBackend] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     missing: dict[str, Missing] = field(default_factory=dict)
     origins: dict[str, Origin] = field(default_factory=dict)
-    """Where each stands in the file."""
 
 
-def _make(
-    file: ConfigFile,
-    modules: Modules,
-    may_be_missing: Collection[str],
-    *,
-    fetches: bool = False,
-    fetched: dict[str, bytes] | None = None,
-    is_cold: bool = False,
-) -> _Made:
+def _make(file: ConfigFile, shared: Shared, may_be_missing: Collection[str]) -> _Made:
     os.environ.update(file.environment)  # before modules are imported, which may read them
-    limits = file.config.limits
-    threads = Threads(limits.threads, limits.threads_per_caller)
-    known = {} if fetched is None else fetched
-    shared = Shared(threads, modules, fetches, known, is_cold)
     made = _Made()
-    for index, entry in enumerate(file.config.backends):
+    for index, entry in enumerate(file.backends):
         origin = made.origins[entry.name] = file.backend_origin(index)
         try:
             if ":" in entry.kind:  # a module of the user's, which a reload imports anew
-                modules.named(entry.kind.partition(":")[0], file.origin.base_dir)
+                shared.modules.named(entry.kind.partition(":")[0], file.origin.base_dir)
             make: MakeBackend = kind_of(entry).factory()
             with failures_told(entry, origin):
                 backend = make(entry, origin, shared)
@@ -140,17 +113,10 @@ async def _offered(made: _Made, file: ConfigFile, may_be_missing: Collection[str
     try:
         page_size = file.config.limits.page_size or ONE_PAGE
         built = await catalog.build(
-            made.backends,
-            page_size,
-            made.problems,
-            made.missing,
-            may_be_missing,
-            made.origins,
+            made.backends, page_size, made.problems, made.missing, may_be_missing, made.origins
         )
-        if len(built.missing) == len(file.config.backends):
-            raise ConfigError(
-                [problem for one in built.missing.values() for problem in one.problems]
-            )
+        if len(built.missing) == len(file.backends):
+            raise ConfigError([found for one in built.missing.values() for found in one.problems])
         return Snapshot(_arranged(built, file, page_size), made.backends)
     except BaseException:
         for backend in made.backends:
@@ -159,7 +125,7 @@ async def _offered(made: _Made, file: ConfigFile, may_be_missing: Collection[str
 
 
 def _arranged(served: Catalog, file: ConfigFile, page_size: int) -> Catalog:
-    """Return the catalog of the back ends with views, the tool that reads on, and search.
+    """Return the catalog with views, the tool that reads on, and search.
 
     Raises:
         ConfigError: lists every problem in these parts.
@@ -195,8 +161,7 @@ def _arranged(served: Catalog, file: ConfigFile, page_size: int) -> Catalog:
 
 @contextmanager
 def _collected(problems: list[Problem]) -> Iterator[None]:
-    """Collect the problems of a block's ConfigError into `problems`, so that one run reports
-    all."""
+    """Collect the problems of a block's ConfigError."""
     try:
         yield
     except ConfigError as error:
@@ -204,7 +169,6 @@ def _collected(problems: list[Problem]) -> Iterator[None]:
 
 
 def apart(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Its value, from an event loop in a thread of its own: in this one a loop
-    may be running already."""
+    """Run a coroutine in an event loop of a thread of its own, because this one may have a loop."""
     with ThreadPoolExecutor(1, "offers") as thread:
         return thread.submit(asyncio.run, coroutine).result()

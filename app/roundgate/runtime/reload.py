@@ -45,18 +45,15 @@ from roundgate.settings.files import Stamp, stamp
 POLL_S: Final = 0.25
 """Seconds between two looks at the files."""
 HEAL_S: Final = 5.0
-"""Seconds after which a back end that could not be served is tried again, at first."""
+"""Seconds until a missing back end is first tried again."""
 HEAL_AT_MOST_S: Final = 300.0
-"""To where the pause doubles."""
+"""The pause doubles up to this."""
 SETTLE_S: Final = 0.1
-"""For how long nothing must be written before what was written is read: editors
-write in several steps."""
+"""Seconds without a write before files are read: editors write in several steps."""
 CONFIRM_S: Final = 2.0
-"""How long files must be unchanged before a change that removes protection is served, in
-seconds."""
+"""Seconds without a write before a change that removes protection is served."""
 RESTART: Final = ("http", "auth", "state", "tasks", "env")
-"""Sections of gateway.yaml that only a restart changes; of `views` it is
-names, paths and scopes."""
+"""Sections that only a restart changes; of `views` only names, paths and scopes."""
 
 Swap: TypeAlias = Callable[[GatewayConfig, Snapshot], None]
 """Serves a snapshot from now on; runs in the event loop, at once."""
@@ -65,8 +62,7 @@ log = logging.getLogger("roundgate.reload")
 
 
 class Reloader:
-    """Loads what is served again, when it is told to or, with `watches`,
-    when a file has changed."""
+    """Loads what is served again: when it is told to and, with `watches`, when a file has changed."""
 
     def __init__(
         self,
@@ -92,8 +88,7 @@ class Reloader:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Within the block SIGHUP and, if they are watched, changed files have what
-        is served loaded again."""
+        """Within the block, reload on SIGHUP and, if they are watched, on changed files."""
         with on_hangup(asyncio.get_running_loop(), self.soon):
             if self._watches:
                 self._begin(self._watch())
@@ -106,7 +101,7 @@ class Reloader:
                 await asyncio.gather(*self._running, return_exceptions=True)
 
     def soon(self) -> None:
-        """Load everything that has changed again, in this event loop."""
+        """Reload in this event loop, without waiting."""
         self._begin(self.reload())
 
     def _begin(self, work: Coroutine[Any, Any, object]) -> None:
@@ -130,7 +125,7 @@ class Reloader:
                     usable = self._without_restart(read)
                     missing = self._serving.catalog.missing.keys()
                     snapshot = await loading.load_again(usable, self._modules, missing)
-                    lost = self._losses(usable.config, snapshot)
+                    lost = self._losses(usable, snapshot)
                     if confirms and lost and lost != self._unconfirmed:
                         await snapshot.aclose()
                         raise Unconfirmed(lost)
@@ -150,10 +145,10 @@ class Reloader:
             self._heal_if_needed()
             return True
 
-    def _losses(self, config: GatewayConfig, snapshot: Snapshot) -> list[str]:
+    def _losses(self, file: ConfigFile, snapshot: Snapshot) -> list[str]:
         """Return the served protection that a snapshot would remove."""
-        before = effective_policy(self._file.config, self._serving.catalog)
-        return losses(before, effective_policy(config, snapshot.catalog))
+        before = effective_policy(self._file, self._serving.catalog)
+        return losses(before, effective_policy(file, snapshot.catalog))
 
     def _tell_unconfirmed(self) -> None:
         log.warning(
@@ -188,7 +183,7 @@ class Reloader:
             self._begin(self._heal())
 
     async def _heal(self) -> None:
-        """Try back ends that are not served again, with growing pauses, until there are none."""
+        """Try missing back ends again, with growing pauses."""
         pause_s = HEAL_S
         while self._serving.catalog.missing:
             await asyncio.sleep(pause_s)
@@ -196,7 +191,7 @@ class Reloader:
         self._heals = False
 
     async def _healed(self) -> bool:
-        """Serve back ends that failed before, if they can be served now and all others still can.
+        """Serve back ends that failed before, if all others still can be served.
 
         Loaded modules are kept even if their files have changed: only a reload may change other
         back ends or remove protection.
@@ -210,7 +205,7 @@ class Reloader:
                     await snapshot.aclose()
                     found = snapshot.catalog.missing.values()
                     raise ConfigError([problem for one in found for problem in one.problems])
-                if lost := self._losses(self._file.config, snapshot):
+                if lost := self._losses(self._file, snapshot):
                     await snapshot.aclose()
                     raise Unconfirmed(lost)
                 self._swap(self._file.config, snapshot)
@@ -229,7 +224,7 @@ class Reloader:
             return True
 
     def _without_restart(self, read: ConfigFile) -> ConfigFile:
-        """What was read, with the sections as they are that only a restart changes."""
+        """Return the configuration with the current sections of `RESTART`."""
         kept = {name: getattr(self._file.config, name) for name in RESTART}
         if _addresses(read.config) != _addresses(self._file.config):
             kept["views"] = self._file.config.views
@@ -263,7 +258,7 @@ class Reloader:
             )
 
     async def _is_left_alone(self, before: Mapping[Path, Stamp]) -> bool:
-        """Return whether no file is written for `CONFIRM_S`; return False as soon as one is."""
+        """Return whether no file is written for `CONFIRM_S`."""
         for _ in range(round(CONFIRM_S / POLL_S)):
             await asyncio.sleep(POLL_S)
             if any(before.get(file, now) != now for file, now in self._look().items()):
@@ -271,8 +266,7 @@ class Reloader:
         return True
 
     def _look(self, whatever_may_mend: bool = False) -> dict[Path, Stamp]:
-        """How the files are that are of interest: those that were loaded and, after a
-        failure, whatever may mend it."""
+        """Return the states of the loaded files and, after a failure, of files that may mend it."""
         files = {
             self._path,
             *self._file.references,
@@ -287,7 +281,7 @@ class Reloader:
 
 
 def _addresses(config: GatewayConfig) -> list[tuple[str, str, list[str]]]:
-    """What of views a process is built around: their names, their paths, who may call."""
+    """Return the parts of views around which a process is built."""
     return [(view.name, view.effective_path, view.scopes) for view in config.views]
 
 
@@ -307,7 +301,7 @@ def _place(origin: Origin) -> str:
 
 
 def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
-    """The settings that differ, as `tasks.lease_s`; a list counts as one."""
+    """Yield the settings that differ, as `tasks.lease_s`; a list counts as one."""
     if isinstance(old, BaseModel) and type(old) is type(new):
         for member in type(old).model_fields:
             yield from _differences(
@@ -319,8 +313,8 @@ def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
 
 @contextmanager
 def on_hangup(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> Iterator[None]:
-    """Within the block, SIGHUP runs `action` in the loop. Where it means that the terminal is gone,
-    it ends the process as SIGTERM does."""
+    """Within the block, SIGHUP runs `action` in the loop, or ends the process as SIGTERM does if
+    the terminal is gone."""
     number = getattr(signal, "SIGHUP", None)
     if number is None or threading.current_thread() is not threading.main_thread():
         yield  # Windows; a test's server thread, or an embedding that owns the signals
@@ -343,9 +337,8 @@ def on_hangup(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> It
 
 
 def terminal_watch() -> Callable[[], bool]:
-    """What tells whether the terminal of now, if there is one, has been closed since.
-    Always `False` in a process that is to outlive it (`nohup` ignores SIGHUP for the
-    program that it starts)."""
+    """Return a function that tells whether the current terminal has been closed; always `False`
+    under `nohup`, which ignores SIGHUP."""
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN or not _has_terminal():
         return lambda: False
     return lambda: not _has_terminal()

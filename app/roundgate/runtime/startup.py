@@ -1,14 +1,12 @@
-"""What a gateway and a worker begin with: configuration, back ends, catalog,
-stores. Knows no web framework.
+"""The start of a gateway or a worker: configuration, back ends, catalog, stores, keys.
 
-`roundgate.main` builds the gateway around it; a worker process, or the worker function on
-AWS Lambda, needs no more.
+`roundgate.main` builds the gateway around it; a worker needs no web framework.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from roundgate import aws, config
@@ -23,28 +21,31 @@ from roundgate.observability import metrics, tracing
 from roundgate.runtime import loading
 from roundgate.settings import Settings
 from roundgate.settings import process as settings
-from roundgate.storage import OnceStore, SessionStore, TaskQueue, TaskStore
+from roundgate.storage import OnceStore, SessionStore, TaskQueue
 from roundgate.tasks.stored import StoredTasks
+from roundgate.tokens import Key, KeyRing, keys
 
 if TYPE_CHECKING:  # who works on tasks is imported where there are tools with tasks
+    from roundgate.storage.sqs import SqsQueue
     from roundgate.tasks.lease import ClockTrust
     from roundgate.tasks.pool import Pool
     from roundgate.tasks.sweep import Sweep
     from roundgate.tasks.watchdog import Watchdog
     from roundgate.tasks.worker import Worker
 
+STALL_PART: Final = 0.6
+"""Part of a lease for which a handler may block the event loop; then the process ends."""
 LETTING_GO_PART: Final = 0.6
-"""Of what is left of a lease when the event loop has stood still for too long, how
-much a watchdog may take."""
+"""Part of the rest of the lease that the watchdog may take to release the tasks."""
 
 
 Prepares: TypeAlias = Sequence[Callable[[], None]]
-"""What is called to make clients of AWS before the first call needs them."""
+"""Make clients of AWS before the first call needs them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """What processes that belong together share."""
+    """The stores that cooperating processes share."""
 
     once: OnceStore
     tasks: StoredTasks
@@ -54,36 +55,29 @@ class Stores:
     again: Callable[[], StoredTasks] | None = None
     """Makes another object on the same tasks, for another event loop."""
     clock_skew_s: float = 5.0
-    """By how much the clocks of those that share them may differ, unless the
-    configuration knows better."""
+    """The difference of clocks, unless the configuration sets it."""
     trouble: Callable[[], str | None] = lambda: None
     """Returns why the store cannot be used, if known without asking it."""
     id: Callable[[], str | None] = lambda: None
-    """The id shared by the processes that use the same file; `None` before it is opened, and for
-    other stores."""
+    """The id shared by the processes of one file; `None` before it is opened, and for other stores.
+    """
 
     def prepare(self) -> None:
-        """Make the clients of AWS before the first call needs them. No connection is opened.
-
-        Raises:
-            ConfigError: no region is set.
-        """
+        """Make the clients of AWS now, without a connection; raise ConfigError if no region is set."""
         for prepare in self.prepares:
             prepare()
 
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """What a gateway and a worker have in common."""
+    """The common parts of a gateway and a worker."""
 
     serving: Serving
     modules: Modules
-    """The users' modules behind it."""
     changes: Changes
-    """What is told on the streams of all replicas."""
     stores: Stores
     shows_errors: bool = False
-    """Whether callers see what unexpected exceptions say: in development."""
+    """Whether callers see the messages of unexpected exceptions."""
 
     def trust(self, config: GatewayConfig, clock: Clock) -> ClockTrust:
         """Return the judgement of this process's clock."""
@@ -95,7 +89,7 @@ class Core:
     def worker(
         self, config: GatewayConfig, clock: Clock, trust: ClockTrust | None = None
     ) -> Worker:
-        """Takes turns at tasks."""
+        """Return what takes turns at tasks."""
         from roundgate.tasks.worker import Worker
 
         stores, publish = self.stores, self.changes.publish
@@ -115,14 +109,14 @@ class Core:
         )
 
     def sweep(self, config: GatewayConfig, clock: Clock, trust: ClockTrust | None = None) -> Sweep:
-        """Finds late tasks."""
+        """Return what finds late tasks."""
         from roundgate.tasks.sweep import Sweep
 
         stores, skew_s = self.stores, self.stores.clock_skew_s
         return Sweep(stores.tasks, stores.queue, clock, config.tasks, skew_s=skew_s, trust=trust)
 
     def texts(self, config: GatewayConfig, clock: Clock, view: str) -> KeptTexts:
-        """What keeps the rest of results that are too long, for callers of a view."""
+        """Return the store of long results, for callers of a view."""
         return KeptTexts(
             self.stores.sessions,
             clock,
@@ -135,8 +129,8 @@ class Core:
     def pool(
         self, config: GatewayConfig, clock: Clock, *, stop_grace_s: float, owns_process: bool
     ) -> Pool:
-        """Workers and the sweep, for a process that runs on; one that is ours begins others for
-        suspects, and is ended by a watchdog if a handler blocks it."""
+        """Return workers and sweep of a process that runs on. In a process of its own, suspects get
+        processes and a watchdog ends one that a handler blocks."""
         from roundgate.tasks.isolation import Children, child_command
         from roundgate.tasks.pool import Pool
 
@@ -156,17 +150,16 @@ class Core:
         )
 
     def watchdog(self, worker: Worker, config: GatewayConfig, clock: Clock) -> Watchdog | None:
-        """What ends a process whose event loop stands still."""
         if self.stores.again is None:
             return None
         from roundgate.tasks.pool import watchdog_of
 
-        limit_s = config.tasks.stall_part * config.tasks.lease_s
+        limit_s = STALL_PART * config.tasks.lease_s
         bound_s = (config.tasks.lease_s - limit_s) * LETTING_GO_PART
         return watchdog_of(worker, self.stores.again, clock, limit_s=limit_s, bound_s=bound_s)
 
     async def aclose(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         await self.serving.aclose()
         await self.changes.aclose()
         await self.stores.queue.aclose()
@@ -176,10 +169,10 @@ class Core:
 
 
 def read_configuration(environ: Mapping[str, str]) -> tuple[Settings, ConfigFile]:
-    """What an environment says, and the file that it names; from here on the log is as it says too.
+    """Read the environment and its file, and configure the log.
 
     Raises:
-        ConfigError: every problem in the environment, or every one in the file.
+        ConfigError: lists every problem of the environment or of the file.
     """
     using = settings.from_environment(environ)
     logs.configure(using.log_level, using.log_format, alone=using.on_lambda)
@@ -189,15 +182,14 @@ def read_configuration(environ: Mapping[str, str]) -> tuple[Settings, ConfigFile
 def build_core(
     file: ConfigFile, using: Settings, clock: Clock, stores: Stores | None = None
 ) -> Core:
-    """The catalog and the stores of a configuration; what they need is made now, unless
-    somebody waits for an answer.
+    """Load the configuration and make its stores; make clients now unless a caller waits.
 
     Raises:
         ConfigError: see `build_app`.
     """
     shows = shows_errors(file, using)
     modules = Modules()
-    names = () if file.config.limits.strict else [one.name for one in file.config.backends]
+    names = () if file.config.limits.strict else [one.name for one in file.backends]
     snapshot = loading.load(file, modules, may_be_missing=names, is_cold=using.on_lambda)
     serving = Serving(snapshot)
     loading.tell_missing(serving.catalog)
@@ -217,8 +209,7 @@ def build_core(
 
 
 def is_private(file: ConfigFile, using: Settings) -> bool:
-    """Whether nothing says that anybody but the developer calls: no authentication, no
-    public URL, no Lambda."""
+    """Return whether only the developer can call: no authentication, public URL or Lambda."""
     return (
         file.config.auth == "none"
         and using.public_url is None
@@ -228,10 +219,10 @@ def is_private(file: ConfigFile, using: Settings) -> bool:
 
 
 def shows_errors(file: ConfigFile, using: Settings) -> bool:
-    """Whether callers see what unexpected exceptions say.
+    """Return whether callers see the messages of unexpected exceptions.
 
     Raises:
-        ConfigError: it is asked for where others may call.
+        ConfigError: they are to be shown where others may call.
     """
     if using.show_errors == "on" and not is_private(file, using):
         message = "is on, and others than the developer may call: exceptions can hold secrets"
@@ -243,32 +234,19 @@ def shows_errors(file: ConfigFile, using: Settings) -> bool:
 
 
 def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
-    """The stores that the settings name. Nothing is opened yet, and what is
-    not named is not imported.
-
-    Args:
-        using: the environment.
-        clock: of the stores.
-        shards: parts of DynamoDB's index of open tasks, `tasks.shards` in gateway.yaml.
+    """Return the stores that the settings name; import only these, and open nothing yet.
 
     Raises:
-        ConfigError: they do not go together.
+        ConfigError: the settings do not go together.
     """
     _check_queue(using)
-    table, url = using.dynamodb_table, using.sqs_url
-    kept = _in_sqlite(using, clock) if table is None else _in_dynamodb(table, clock, shards)
-    queue, prepares = kept.queue or _local_queue(using, clock) if url is None else _at_sqs(url)
-    return Stores(
-        kept.once,
-        StoredTasks(kept.tasks),
-        queue,
-        kept.sessions,
-        [*kept.prepares, *prepares],
-        again=lambda: make_stores(using, clock, shards).tasks,
-        clock_skew_s=_skew_s(using),
-        trouble=kept.trouble,
-        id=kept.id,
-    )
+    queue = None if using.sqs_url is None else _at_sqs(using.sqs_url)
+    if using.dynamodb_table is None:
+        stores = _in_sqlite(using, clock, queue)
+    else:
+        stores = _in_dynamodb(using, clock, shards, queue)
+    prepares = stores.prepares if queue is None else [*stores.prepares, queue.prepare]
+    return replace(stores, prepares=prepares, again=lambda: make_stores(using, clock, shards).tasks)
 
 
 def _check_queue(using: Settings) -> None:
@@ -278,21 +256,7 @@ def _check_queue(using: Settings) -> None:
         raise ConfigError([Problem("environment", "GATEWAY_QUEUE", message, remedy)])
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """What one database keeps."""
-
-    once: OnceStore
-    tasks: TaskStore
-    sessions: SessionStore
-    prepares: Prepares = ()
-    queue: tuple[TaskQueue, Prepares] | None = None
-    """A queue in the same database, whose writes go to the disk with those of the tasks."""
-    trouble: Callable[[], str | None] = lambda: None
-    id: Callable[[], str | None] = lambda: None
-
-
-def _in_dynamodb(name: str, clock: Clock, shards: int) -> _Kept:
+def _in_dynamodb(using: Settings, clock: Clock, shards: int, queue: TaskQueue | None) -> Stores:
     from roundgate.storage.dynamodb import (
         CONFIG,
         DynamoDbOnce,
@@ -301,16 +265,24 @@ def _in_dynamodb(name: str, clock: Clock, shards: int) -> _Kept:
         Table,
     )
 
-    table = Table(name, lambda: aws.client("dynamodb", **CONFIG), clock)
-    return _Kept(
+    table = Table(str(using.dynamodb_table), lambda: aws.client("dynamodb", **CONFIG), clock)
+    return Stores(
         DynamoDbOnce(table),
-        DynamoDbTasks(table, shards),
+        StoredTasks(DynamoDbTasks(table, shards)),
+        queue or _local_queue(using, clock),
         DynamoDbSessions(table, clock),
         [table.prepare],
+        clock_skew_s=60.0,  # machines have each their own clock
     )
 
 
-def _in_sqlite(using: Settings, clock: Clock) -> _Kept:
+def _local_queue(using: Settings, clock: Clock) -> TaskQueue:
+    from roundgate.storage.sqlite import Database, SqliteQueue
+
+    return SqliteQueue(Database(using.sqlite_path), clock)
+
+
+def _in_sqlite(using: Settings, clock: Clock, queue: TaskQueue | None) -> Stores:
     from roundgate.storage.sqlite import (
         Database,
         SqliteOnce,
@@ -323,32 +295,52 @@ def _in_sqlite(using: Settings, clock: Clock) -> _Kept:
     if reason := other_version(using.sqlite_path):
         raise ConfigError([Problem("environment", "GATEWAY_STORE", reason, "name another file")])
     database = Database(using.sqlite_path)
-    return _Kept(
+    return Stores(
         SqliteOnce(database, clock),
-        SqliteTasks(database),
+        StoredTasks(SqliteTasks(database)),
+        queue or SqliteQueue(database, clock),
         SqliteSessions(database, clock),
-        queue=(SqliteQueue(database, clock), ()),
         trouble=database.trouble,
         id=lambda: database.id,
     )
 
 
-def _at_sqs(url: str) -> tuple[TaskQueue, Prepares]:
+def _at_sqs(url: str) -> SqsQueue:
     from roundgate.storage import sqs
 
-    queue = sqs.SqsQueue(
+    return sqs.SqsQueue(
         url, lambda: aws.client("sqs", **sqs.CONFIG), lambda: aws.client("sqs", **sqs.RECEIVING)
     )
-    return queue, [queue.prepare]
 
 
-def _local_queue(using: Settings, clock: Clock) -> tuple[TaskQueue, Prepares]:
-    from roundgate.storage.sqlite import Database, SqliteQueue
+def make_ring(config: GatewayConfig, using: Settings, clock: Clock) -> KeyRing:
+    """Return the key ring for everything that the gateway seals.
 
-    return SqliteQueue(Database(using.sqlite_path), clock), ()
+    Raises:
+        ConfigError: there are no usable keys.
+    """
+    return KeyRing(_state_keys(using, clock), config.state.audience)
 
 
-def _skew_s(using: Settings) -> float:
-    """Processes on one file have one clock, which is set now and then;
-    machines have each their own."""
-    return 5.0 if using.dynamodb_table is None else 60.0
+def _state_keys(using: Settings, clock: Clock) -> Sequence[Key]:
+    if using.state_keys is not None:
+        return keys.parse(using.state_keys, "GATEWAY_STATE_KEYS")
+    secret, encrypted = using.state_keys_secret, using.state_keys_kms
+    if secret is not None:
+        return _kept_at_aws(lambda: keys.from_secrets_manager(secret, aws.client), using, clock)
+    if encrypted is not None:
+        return _kept_at_aws(lambda: keys.from_kms(encrypted, aws.client), using, clock)
+    if using.on_lambda:
+        remedy = (
+            "make one with `roundgate keys new` and set GATEWAY_STATE_KEYS, …_SECRET or "
+            "…_KMS for every replica"
+        )
+        message = "replicas need a shared key: a round that one has sealed must open in any other"
+        raise ConfigError([Problem("environment", "GATEWAY_STATE_KEYS", message, remedy)])
+    return keys.from_file(using.sqlite_path.with_suffix(".key"))
+
+
+def _kept_at_aws(load: Callable[[], Sequence[Key]], using: Settings, clock: Clock) -> Sequence[Key]:
+    """Return the keys; on Lambda, read them when needed and at intervals, because a function
+    outlives rotations and snapshots."""
+    return keys.Refreshed(load, clock) if using.on_lambda else load()

@@ -1,4 +1,4 @@
-"""Files: detection of changes, and writing of files that only their owner can read."""
+"""Files: detection of changes, and writing of private files."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 OWNERS_ALONE: Final = 0o600
-"""The mode of a file that only its owner can read and write."""
 
 Stamp: TypeAlias = tuple[int, int, int] | None
-"""When it was written (nanoseconds), its size, its inode: an editor that renames a new file into
-place changes the last. `None`: there is no such file."""
+"""Time of the last write in nanoseconds, size, and inode, which changes when an editor renames a
+new file into place. `None`: there is no such file."""
 
 
 def stamp(file: Path) -> Stamp:
-    """How a file is now."""
     try:
         found = os.stat(file)
     except OSError:
@@ -25,10 +23,7 @@ def stamp(file: Path) -> Stamp:
 
 
 def open_private(file: Path) -> int:
-    """Open a file for writing, emptied, with access for its owner only.
-
-    Returns:
-        A file descriptor, which the caller closes.
+    """Open a file for writing, emptied, with access for its owner only; return its descriptor.
 
     Raises:
         OSError: the file cannot be opened, or is not a regular file, such as a link.

@@ -1,152 +1,433 @@
-"""`${…}` in the strings of a configuration: environment variables, files,
-and what is kept at AWS."""
+"""The language of `${…}` in configurations, and the secrets that it stands for.
+
+    ${NAME}   ${NAME:-default}            a variable of the environment; ${env:NAME} is the same
+    ${file:PATH}                          the text of a file
+    ${secret:NAME}   ${secret:NAME#KEY}   a secret of AWS Secrets Manager; KEY is a member of its JSON object
+    ${ssm:NAME}      ${ssm:NAME#KEY}      a parameter of AWS Systems Manager, decrypted
+    $${                                   a plain ${
+
+`parts` reads the language for everything that has references: gateway.yaml, its section `env`, suites,
+parameters of the stack. `fill_in` resolves variables and files in gateway.yaml. What may change while
+the gateway runs becomes a `Secret`, which holds references and not their texts:
+`roundgate.backends.secret_reading` reads them when they are needed.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, cast
 
-from roundgate.errors import Problem, UnresolvedReference
-from roundgate.settings.base import Origin
-from roundgate.settings.secret import Deferred, FromFiles, Kept, Reference, of_file
+from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import PydanticCustomError, core_schema
 
-_REFERENCE: Final = re.compile(
+from roundgate import aws, json
+from roundgate.errors import ConfigError, ParseError, Problem, UnresolvedReference
+from roundgate.settings.yaml_file import Loc, Origin
+
+Kept: TypeAlias = Literal["secret", "ssm", "file"]
+"""AWS Secrets Manager, AWS Systems Manager Parameter Store, the file system."""
+_EXPRESSION: Final = re.compile(
     r"(?P<escape>\$\$\{)"
-    r"|\$\{(?P<kept>secret|ssm):(?P<place>[^}\s#$]+)(?:#(?P<key>[^}]+))?\}"
-    r"|\$\{(?P<source>file:)?(?P<name>[^}:]+)(?::-(?P<default>(?:(?!\$\{)[^}])*))?\}"
+    r"|\$\{(?:(?P<source>env|file|secret|ssm):)?(?P<name>(?:[^}:]|:(?!-))+)"
+    r"(?::-(?P<default>(?:(?!\$\{)[^}])*))?\}"
     r"|\$\{"
 )
-
-_Part: TypeAlias = tuple[str, Reference | None, Problem | None]
-"""What a reference is now; where that is kept, if it may change; what keeps it from being read. The
-text is empty where it is not read here."""
+_AT_AWS: Final = re.compile(r"(?P<name>[^\s#$]+)(?:#(?P<key>.+))?", re.DOTALL)
+_OWN_NAME: Final = re.compile(r"(?!GATEWAY_|AWS_|LAMBDA_)[A-Za-z][A-Za-z0-9_]{0,79}")
 
 
-def fill_in(
-    value: Any,
-    origin: Origin,
-    environ: Mapping[str, str],
-    problems: list[Problem],
-    files: set[Path],
-    placeholder: str | None = None,
-) -> Any:
-    """The value with the references in its strings filled in; `$${` stands for `${`.
+class Expression(NamedTuple):
+    """One `${…}`."""
 
-    `${NAME}`, `${NAME:-default}` and `${file:path}` are read here. A string with `${secret:NAME}`
-    or `${ssm:NAME}` in it, or with a file that cannot be read, becomes a `Deferred`, which only
-    settings take that are secrets.
+    source: str
+    """`env`, `file`, `secret`, `ssm`; empty without a source."""
+    name: str
+    default: str | None
 
-    Args:
-        value: the file, or a part of it.
-        origin: where that stands, for problems.
-        environ: the variables.
-        problems: what is not there is added to these.
-        files: the files that are referred to are added to these.
-        placeholder: stands for what is not there, which is no problem then,
-            and for what is kept at AWS.
+    @property
+    def kept(self) -> Reference | None:
+        """The reference to AWS; `None` for another source.
+
+        Raises:
+            UnresolvedReference: it is not written as a name and a key.
+        """
+        if self.source not in ("secret", "ssm"):
+            return None
+        found = _AT_AWS.fullmatch(self.name)
+        if found is None or self.default is not None:
+            raise _not_a_reference()
+        return Reference(cast("Kept", self.source), found["name"], found["key"])
+
+
+def parts(text: str) -> list[str | Expression]:
+    """Return the plain texts and the references of a string in their order, without empty texts.
+
+    Raises:
+        UnresolvedReference: `${` begins something that is not a reference.
     """
-
-    def resolved(found: re.Match[str], place: Origin) -> _Part:
-        try:
-            part = _resolve(found, place, environ, files)
-        except UnresolvedReference as error:
-            if placeholder is not None and not error.is_syntax:
-                return placeholder, None, None
-            problem = place.problem(str(error), error.remedy)
-            if found["source"] and not error.is_syntax:
-                return "", of_file(origin.base_dir / found["name"]), problem
-            problems.append(problem)
-            return "", None, None
-        return (placeholder, None, None) if placeholder is not None and found["kept"] else part
-
-    def filled(value: Any, place: Origin) -> Any:
-        match value:
-            case dict():
-                return {key: filled(item, place.at(key)) for key, item in value.items()}
-            case list():
-                return [filled(item, place.at(index)) for index, item in enumerate(value)]
-            case str() if "${" in value:
-                return _joined(value, lambda found: resolved(found, place))
-            case _:
-                return value
-
-    return filled(value, origin)
-
-
-def _joined(value: str, resolved: Callable[[re.Match[str]], _Part]) -> str | Deferred:
-    texts: list[str] = []
-    parts: list[str | Reference] = []
-    unread: Problem | None = None
+    found: list[str | Expression] = []
     end = 0
-    for found in _REFERENCE.finditer(value):
-        text, reference, problem = resolved(found)
-        unread = unread or problem
-        texts += [value[end : found.start()], text]
-        parts += [value[end : found.start()], text if reference is None else reference]
-        end = found.end()
-    texts.append(value[end:])
-    parts.append(value[end:])
-    kept = {part.kept for part in parts if isinstance(part, Reference)}
-    if kept - {"file"} or unread is not None:
-        return Deferred(tuple(part for part in parts if part), unread)
-    text = "".join(texts)
-    return FromFiles.of(text, tuple(part for part in parts if part)) if kept else text
+    for match in _EXPRESSION.finditer(text):
+        found.append(text[end : match.start()])
+        end = match.end()
+        if match["escape"]:
+            found.append("${")
+        elif match["name"] is None:
+            raise _not_a_reference()
+        else:
+            found.append(Expression(match["source"] or "", match["name"], match["default"]))
+    return [part for part in (*found, text[end:]) if part]
 
 
-def _resolve(
-    found: re.Match[str], origin: Origin, environ: Mapping[str, str], files: set[Path]
-) -> _Part:
-    name, default = found["name"], found["default"]
-    if found["escape"]:
-        return "${", None, None
-    if found["kept"]:
-        return "", Reference(cast("Kept", found["kept"]), found["place"], found["key"]), None
-    if name is None:
-        remedy = (
-            "write ${NAME}, ${NAME:-default}, ${file:path}, ${secret:NAME} or ${ssm:NAME}, or $${"
-            " for a plain ${"
-        )
-        raise UnresolvedReference(
-            "${ begins something that is not a reference", remedy, is_syntax=True
-        )
-    if found["source"]:
-        file = origin.base_dir / name
-        files.add(file)
-        return read_file(file, name), of_file(file), None
-    value = environ.get(name) or default
-    if value is None:
-        remedy = f"set it, or write ${{{name}:-default}}"
-        raise UnresolvedReference(f"the environment variable {name} is not set", remedy)
-    return value, None, None
+def _not_a_reference() -> UnresolvedReference:
+    remedy = (
+        "write ${NAME}, ${NAME:-default}, ${file:path}, ${secret:NAME} or ${ssm:NAME}, or $${ for"
+        " a plain ${"
+    )
+    message = "${ begins something that is not a reference"
+    return UnresolvedReference(message, remedy, is_syntax=True)
+
+
+def expressions(value: Any) -> Iterator[Expression]:
+    """Yield the references in the strings of a value, such as a file; skip malformed strings."""
+    for _, text in settings_of(value):
+        if isinstance(text, str) and "${" in text:
+            try:
+                yield from (part for part in parts(text) if isinstance(part, Expression))
+            except UnresolvedReference:
+                continue
 
 
 def kept_at_aws(value: Any) -> Iterator[Reference]:
-    """What the strings of a file refer to that is kept at AWS."""
+    """Yield the references to AWS in the strings of a value."""
+    for one in expressions(value):
+        try:
+            if (reference := one.kept) is not None:
+                yield reference
+        except UnresolvedReference:
+            continue
+
+
+def is_kept_at_aws(text: str) -> bool:
+    """Return whether a text is one reference to AWS and nothing else."""
+    return bool(list(kept_at_aws(text))) and len(parts(text)) == 1
+
+
+# Secrets
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The place of a text that is read when it is needed."""
+
+    kept: Kept
+    name: str
+    """Name or ARN; of a file its path."""
+    key: str | None = None
+    """The member of the JSON object that the text is."""
+
+    def __str__(self) -> str:
+        return f"{self.kept}:{self.name}{'' if self.key is None else f'#{self.key}'}"
+
+
+Parts: TypeAlias = tuple[str | Reference, ...]
+"""Texts and references, in the order in which they make a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """A string of gateway.yaml with references that are not read yet; only a `Secret` takes it."""
+
+    parts: Parts = field(repr=False)
+    problem: Problem | None = field(default=None, repr=False)
+    """Why a file could not be read. The back end with this `Secret` has the same problem later;
+    the others are served."""
+
+
+class FromFiles(str):
+    """A string of gateway.yaml with the contents of files; a `Secret` reads them again."""
+
+    __slots__ = ("parts",)
+    parts: Parts
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A setting that only a service may read."""
+
+    parts: Parts = field(repr=False)
+    check: Callable[[str], None] = field(default=lambda _: None, repr=False, compare=False)
+    """Raises ValueError for a text that cannot be used."""
+    first: str | None = field(default=None, repr=False, compare=False)
+    """The contents of files when the configuration was read, until they are checked."""
+
+    @property
+    def text(self) -> str | None:
+        """The text, if all of it is in the configuration."""
+        if self.references:
+            return None
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def references(self) -> tuple[Reference, ...]:
+        """The references in it."""
+        return tuple(part for part in self.parts if isinstance(part, Reference))
+
+    def __str__(self) -> str:
+        return "**********"
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            _secret_from, serialization=core_schema.plain_serializer_function_ser_schema(str)
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"type": "string", "format": "password", "writeOnly": True}
+
+
+def _secret_from(value: Any) -> Secret:
     match value:
-        case dict():
-            for item in value.values():
-                yield from kept_at_aws(item)
-        case list():
-            for item in value:
-                yield from kept_at_aws(item)
+        case Secret():
+            return value
+        case Deferred(parts=parts):
+            return Secret(parts)
+        case FromFiles(parts=parts):
+            return Secret(parts, first=str(value))
         case str():
-            for found in _REFERENCE.finditer(value):
-                if found["kept"]:
-                    yield Reference(cast("Kept", found["kept"]), found["place"], found["key"])
+            return Secret((value,))
+    raise PydanticCustomError("string_type", "Input should be a valid string")
+
+
+def checked(check: Callable[[str], None]) -> Callable[[Secret], Secret]:
+    """Return a function for `pydantic.AfterValidator` that checks a text in the configuration at
+    once, and any other when it is read."""
+
+    def fit(secret: Secret) -> Secret:
+        known = secret.text if secret.first is None else secret.first
+        if known is not None:
+            check(known)
+        return replace(secret, check=check, first=None)
+
+    return fit
+
+
+def settings_of(value: Any, loc: Loc = ()) -> Iterator[tuple[Loc, Any]]:
+    """Yield each setting without members in a part of the configuration, with its place."""
+    match value:
+        case BaseModel():
+            for name, about in type(value).model_fields.items():
+                yield from settings_of(getattr(value, name), (*loc, about.alias or name))
+        case dict():
+            for name, item in value.items():
+                yield from settings_of(item, (*loc, name))
+        case list() | tuple():
+            for index, item in enumerate(value):
+                yield from settings_of(item, (*loc, index))
+        case _:
+            yield loc, value
+
+
+# gateway.yaml
+
+
+@dataclass(frozen=True, slots=True)
+class Resolver:
+    """Resolves the references of one gateway.yaml."""
+
+    environ: Mapping[str, str]
+    placeholder: str | None
+    """Stands for what is missing here, which is then no problem, and for what AWS keeps."""
+    problems: list[Problem]
+    """Receives a problem for each reference that cannot be resolved."""
+    files: set[Path] = field(default_factory=set)
+    """Receives the files that are referred to."""
+
+    def fill_in(self, value: Any, origin: Origin) -> Any:
+        """Return a part of the file with its references filled in.
+
+        A string with `${secret:NAME}` or `${ssm:NAME}`, or with a file that cannot be read, becomes
+        a `Deferred`.
+        """
+        match value:
+            case dict():
+                return {key: self.fill_in(item, origin.at(key)) for key, item in value.items()}
+            case list():
+                return [self.fill_in(item, origin.at(at)) for at, item in enumerate(value)]
+            case str() if "${" in value:
+                return self._filled(value, origin)
+            case _:
+                return value
+
+    def environment(self, section: Any, origin: Origin) -> dict[str, str]:
+        """Return the variables of a section `env` with their values.
+
+        A variable of the process wins. A reference to AWS must be the whole value, here or in the
+        process's variable, and is read now.
+        """
+        found: dict[str, str] = {}
+        for name, own in section.items() if isinstance(section, dict) else ():
+            if not isinstance(name, str) or not isinstance(own, str):
+                continue  # the model reports it
+            place, text = origin.at(name), self.environ.get(name, own)
+            references = list(kept_at_aws(text))
+            if not references:
+                filled = text if name in self.environ else self._filled(text, place)
+                found[name] = filled if isinstance(filled, str) else ""
+                if isinstance(filled, Deferred) and filled.problem is not None:
+                    self.problems.append(filled.problem)
+            elif not is_kept_at_aws(text):
+                remedy = "write nothing beside it"
+                message = "a reference to AWS has to be the whole value"
+                self.problems.append(place.problem(message, remedy))
+            else:
+                found[name] = self.placeholder or self._read_now(references[0], place)
+        return found
+
+    def _filled(self, value: str, origin: Origin) -> str | Deferred:
+        texts: list[str] = []
+        whole: list[str | Reference] = []
+        unread: Problem | None = None
+        try:
+            found = parts(value)
+        except UnresolvedReference as error:
+            self.problems.append(origin.problem(str(error), error.remedy))
+            return value
+        for part in found:
+            reference: Reference | None = None
+            text = ""
+            try:
+                text, reference = (part, None) if isinstance(part, str) else self._now(part, origin)
+            except UnresolvedReference as error:
+                problem = origin.problem(str(error), error.remedy)
+                if self.placeholder is not None and not error.is_syntax:
+                    text = self.placeholder
+                elif isinstance(part, Expression) and part.source == "file":
+                    unread, reference = unread or problem, _of_file(part, origin)
+                else:
+                    self.problems.append(problem)
+            texts.append(text)
+            whole.append(text if reference is None else reference)
+        kept = {part.kept for part in whole if isinstance(part, Reference)}
+        if kept - {"file"} or unread is not None:
+            return Deferred(tuple(part for part in whole if part), unread)
+        if not kept:
+            return "".join(texts)
+        made = FromFiles("".join(texts))
+        made.parts = tuple(part for part in whole if part)
+        return made
+
+    def _now(self, one: Expression, origin: Origin) -> tuple[str, Reference | None]:
+        """Return the text of a reference, and its place if the text may change or is not read here.
+
+        Raises:
+            UnresolvedReference: the reference leads to nothing.
+        """
+        if (kept := one.kept) is not None:
+            return ("", kept) if self.placeholder is None else (self.placeholder, None)
+        if one.source == "file" and one.default is None:
+            reference = _of_file(one, origin)
+            self.files.add(Path(reference.name))
+            return read_file(Path(reference.name), one.name), reference
+        if one.source == "file" or ":" in one.name:
+            raise _not_a_reference()
+        value = self.environ.get(one.name) or one.default
+        if value is None:
+            remedy = f"set it, or write ${{{one.name}:-default}}"
+            raise UnresolvedReference(f"the environment variable {one.name} is not set", remedy)
+        return value, None
+
+    def _read_now(self, reference: Reference, place: Origin) -> str:
+        name, key = reference.name, reference.key
+        try:
+            store = STORES_AT_AWS[reference.kept]
+            client = aws.client(store.service)
+            text = store.text(getattr(client, store.operation)(**store.arguments(name)))
+            return text if key is None else str(json.decode(text.encode())[key])
+        except ConfigError as error:
+            self.problems.extend(error.problems)
+        except (ParseError, KeyError, TypeError):
+            what = f"is no JSON object with the member {key}" if key else "is not a text"
+            remedy = "correct the reference, or what is kept there"
+            self.problems.append(place.problem(f"{name} {what}", remedy))
+        except Exception as error:  # boto3's, most of them made at run time
+            code = getattr(error, "response", {}).get("Error", {}).get("Code", type(error).__name__)
+            remedy = "correct its name or the region, create it, or allow to read it; here, set the variable"
+            self.problems.append(place.problem(f"{name} cannot be read from AWS: {code}", remedy))
+        return ""
+
+
+class StoreAtAws(NamedTuple):
+    """A service of AWS that keeps texts under names."""
+
+    service: str
+    title: str
+    """The service's name in messages."""
+    action: str
+    """The action that a role needs."""
+    operation: str
+    arguments: Callable[[str], dict[str, Any]]
+    """Makes the arguments of the operation from the name of a text."""
+    text: Callable[[Any], str]
+    """Takes the text from the operation's answer; raises KeyError if it has none."""
+
+
+STORES_AT_AWS: Final[Mapping[str, StoreAtAws]] = {
+    "secret": StoreAtAws(
+        "secretsmanager",
+        "AWS Secrets Manager",
+        "secretsmanager:GetSecretValue",
+        "get_secret_value",
+        lambda name: {"SecretId": name},
+        lambda answer: str(answer["SecretString"]),
+    ),
+    "ssm": StoreAtAws(
+        "ssm",
+        "the Parameter Store of AWS Systems Manager",
+        "ssm:GetParameter",
+        "get_parameter",
+        lambda name: {"Name": name, "WithDecryption": True},
+        lambda answer: str(answer["Parameter"]["Value"]),
+    ),
+}
+"""By the source of a reference."""
+
+
+def _of_file(one: Expression, origin: Origin) -> Reference:
+    return Reference("file", str(origin.base_dir / one.name))
 
 
 def read_file(file: Path, name: str) -> str:
-    """The text of a file, without the ends of line after it.
+    """Return the text of a file without the ends of line after it.
 
     Raises:
-        UnresolvedReference: it cannot be read; `name` is what it is called in the message.
+        UnresolvedReference: the file cannot be read; `name` identifies it in the message.
     """
     try:
         return file.read_text("utf-8").rstrip("\r\n")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "is not text"
-        raise UnresolvedReference(
-            f"{name}: {reason}", "mount the file, or correct the path"
-        ) from None
+        remedy = "mount the file, or correct the path"
+        raise UnresolvedReference(f"{name}: {reason}", remedy) from None
+
+
+def own_name(name: str) -> str:
+    """Return the name of a variable that gateway.yaml declares.
+
+    Raises:
+        ValueError: it is not a name of a variable, or the gateway's own, or AWS Lambda's.
+    """
+    if _OWN_NAME.fullmatch(name) is None:
+        raise ValueError(
+            "a variable of your own has letters, digits and _, and begins with none of"
+            " _, GATEWAY_, AWS_ and LAMBDA_"
+        )
+    return name

@@ -1,20 +1,29 @@
-"""What gateway.yaml may hold: one frozen model a section.
-
-What each setting means is in its `description`, which is also what `roundgate
-schema` exports for editors.
-"""
+"""The sections of gateway.yaml: one frozen model each. `roundgate schema` exports the
+descriptions."""
 
 from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from roundgate.settings.base import Model, WithoutTasks
+TaskMode: TypeAlias = Literal["forbidden", "optional", "required"]
+"""Whether a tool's call becomes a task: never; if the client can; always, and a client that cannot is
+refused."""
+
+WithoutTasks: TypeAlias = Literal["none", "wait", "tools"]
+"""The substitute for tasks of a client that does not know them: none; the result, for which its call
+waits; a handle, and tools that take it."""
+
+
+class Model(BaseModel):
+    """Base of all models: frozen, and a misspelt setting is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, defer_build=True)
 
 
 class ServerConfig(Model):
-    """Who the gateway says it is (schema: `Implementation`)."""
+    """The gateway's description of itself (schema: `Implementation`)."""
 
     name: str = Field(
         "roundgate", description="Name in serverInfo, for display and logs.", min_length=1
@@ -38,17 +47,15 @@ class HttpConfig(Model):
     )
     allowed_hosts: list[str] | None = Field(
         None,
-        description="Host headers that are served: names, names with port, *.suffixes, or *. Unset: loopback names and"
-        " the host of GATEWAY_PUBLIC_URL; on AWS Lambda, where no browser can rebind a name to it, any.",
+        description="Hosts to serve: names, names with port, *.suffixes, or *. Unset: loopback, GATEWAY_PUBLIC_URL's.",
     )
     allowed_origins: list[str] | None = Field(
         None,
-        description="Origin headers (browsers send them) that are served and get CORS headers, such as https://app.example.com,"
-        " or *. Unset: origins on loopback names and that of GATEWAY_PUBLIC_URL.",
+        description="Origins to serve with CORS headers, or *. Unset: those on loopback and of GATEWAY_PUBLIC_URL.",
     )
     max_body_bytes: int = Field(
         4_000_000,
-        description="Larger request bodies are refused with 413. Also what the answers to one batch may have together.",
+        description="Larger request bodies, or answers to one batch, get 413.",
         ge=1024,
     )
     keep_alive_s: float = Field(
@@ -62,13 +69,12 @@ class HttpConfig(Model):
     )
     max_json_nodes: int = Field(
         100_000,
-        description="Values and keys in a request body; more are refused with 413.",
+        description="Values and keys in a request body; more get 413.",
         ge=1_000,
     )
     max_pending_bytes: int = Field(
         64_000_000,
-        description="Bodies of more than 8 KB that are being read and served at once, with 100 bytes for each value in"
-        " them; more get 503.",
+        description="Bodies over 8 KB that are served at once, plus 100 bytes for each value; more get 503.",
         ge=1_000_000,
     )
     max_header_bytes: int = Field(
@@ -77,19 +83,17 @@ class HttpConfig(Model):
     max_headers: int = Field(100, description="Header fields of a request; more get 431.", ge=16)
     max_connections: int = Field(
         1_000,
-        description="Open connections of one process, as far as it may have descriptors; more get 503.",
+        description="Open connections of one process; more get 503.",
         ge=1,
     )
     max_connections_per_address: int | None = Field(
         None,
-        description="Of these, how many one address (IPv6: a /64) keeps when there are no more: one that has more makes"
-        " room for one that has fewer. Unset: an eighth of all.",
+        description="Connections that one address (IPv6: a /64) keeps when there are no more. Unset: an eighth.",
         ge=1,
     )
     idle_timeout_s: int = Field(
         75,
-        description="Seconds for which a connection without a request stays open: longer than a balancer in front keeps"
-        " one (60 is common), or it sends requests into connections that are being closed.",
+        description="Seconds for which a connection without a request stays open; longer than the balancer in front.",
         ge=1,
         le=3_600,
     )
@@ -101,20 +105,19 @@ class HttpConfig(Model):
     )
     send_timeout_s: float = Field(
         30,
-        description="Seconds within which a client has to take 64 KB of what waits for it, or is cut off.",
+        description="Seconds within which a client has to take 64 KB of an answer.",
         gt=0,
     )
     docs: bool = Field(
         False,
-        description="Serve FastAPI's page of the routes beside the MCP endpoints at /docs, and its OpenAPI document at"
-        " /openapi.json, to operators.",
+        description="Serve operators FastAPI's pages /docs and /openapi.json of the other routes.",
     )
 
 
 Algorithm: TypeAlias = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 ]
-"""Asymmetric ones alone: with a shared secret every verifier could also sign."""
+"""Asymmetric algorithms only: with a shared secret every verifier could also sign."""
 
 
 class LimitsConfig(Model):
@@ -126,48 +129,39 @@ class LimitsConfig(Model):
     threads: int = Field(
         40, description="Plain (not async) functions running at once in one process.", ge=1, le=1000
     )
-    threads_per_caller: int | None = Field(
-        None,
-        description="Of these, how many one caller may have. Unset: half of them, or all without auth, where there is"
-        " one caller.",
-        ge=1,
-        le=1000,
-    )
     strict: bool = Field(
         False,
-        description="Whether a back end that cannot be served keeps the gateway from starting; if not, the rest is"
-        " served.",
+        description="Whether a back end that cannot be served keeps the gateway from starting.",
     )
     page_size: int | None = Field(
         None,
-        description="Entries on a page of a list. Unset: all are on one, because many clients read the first alone.",
+        description="Entries on a page. Unset: all are on one, as many clients read only the first.",
         ge=1,
         le=10_000,
     )
     kept_results_s: float = Field(
         900,
-        description="Seconds for which the rest of a result that was too long can be read.",
+        description="Seconds for which the rest of a long result is kept.",
         gt=0,
         le=86_400,
     )
     max_kept_chars: int = Field(
         4_000_000,
-        description="Characters of such a result that are kept; the rest is said to be lost.",
+        description="Characters of a long result that are kept.",
         ge=1_000,
         le=50_000_000,
     )
     max_kept_results: int = Field(
         100,
-        description="Such results of one caller that are kept at once, in a view; a newer one takes the place of the"
-        " oldest.",
+        description="Long results of one caller that are kept at once, in a view.",
         ge=1,
         le=10_000,
     )
 
 
 class StateConfig(Model):
-    """requestState: what a call remembers between its rounds, sealed, on its
-    way through the client."""
+    """requestState: what a call remembers between its rounds, sealed, on its way through the
+    client."""
 
     lifetime_s: float = Field(
         900, description="Seconds within which the next round has to come.", gt=0, le=86_400
@@ -177,7 +171,7 @@ class StateConfig(Model):
     )
     audience: str = Field(
         "roundgate",
-        description="Bound into every token; keeps apart deployments that share keys.",
+        description="Bound into every token; separates deployments with the same keys.",
         min_length=1,
     )
     max_rounds: int = Field(
@@ -186,52 +180,47 @@ class StateConfig(Model):
 
 
 class SessionsConfig(Model):
-    """Sessions: what clients open that speak a revision before 2026-07-28."""
+    """Sessions of clients that speak a revision before 2026-07-28."""
 
     lifetime_s: float = Field(
         604_800,
-        description="Seconds after which a session ends; its client opens another.",
+        description="Seconds after which a session ends.",
         ge=60,
         le=31_536_000,
     )
     answer_timeout_s: float = Field(
         300,
-        description="Seconds within which a client has to answer a question; then its call ends with an error.",
+        description="Seconds within which a client has to answer a question.",
         ge=1,
         le=86_400,
     )
     continue_tool: str = Field(
         "continue_call",
-        description="Name of the tool that goes on with a call which was answered with PENDING: for clients that resume"
-        " no streams, where none can be held.",
+        description="Name of the tool that continues a call whose answer was PENDING.",
         pattern=r"^[A-Za-z0-9_.-]{1,64}$",
     )
 
 
 class FallbackConfig(Model):
-    """What clients get that cannot be asked, or know no tasks. Each tool may
-    have its own (`override`)."""
+    """Substitutes for clients that cannot be asked or know no tasks; `override` sets them for one
+    tool."""
 
     ask_in_words: bool = Field(
         False,
-        description="Whether a question that a client cannot be asked becomes the text of a result, which a tool takes"
-        " the answers to. The model may make them up. Never an approval.",
+        description="Whether a question becomes text for clients that cannot be asked; never an approval.",
     )
     without_tasks: WithoutTasks = Field(
         "none",
-        description="What a client without the tasks extension gets of a tool with task: none, an ordinary call, or an"
-        " error where the tool has to be a task; wait, the result, for which its call waits; tools, a handle that tools"
-        " take.",
+        description="For tools with task: none; wait, the result after waiting; tools, a handle that tools take.",
     )
     answer_tool: str = Field(
         "answer",
-        description="Name of the tool that takes answers to questions in words.",
+        description="Name of the tool that takes answers to such questions.",
         pattern=r"^[A-Za-z0-9_.-]{1,64}$",
     )
     task_tool_prefix: str = Field(
         "task_",
-        description="Stands before status, result, answer and cancel in the names of the tools that take handles of"
-        " tasks.",
+        description="Prefix of status, result, answer and cancel, the tools that take handles.",
         pattern=r"^[A-Za-z0-9_.-]{1,50}$",
     )
 
@@ -241,40 +230,33 @@ class TasksConfig(Model):
 
     ttl_s: float = Field(
         86_400,
-        description="Seconds after its creation for which a task and its result can be had.",
+        description="Seconds from its creation for which a task is kept.",
         ge=1,
         le=2_592_000,
     )
     poll_interval_ms: int = Field(
         1_000,
-        description="How often clients are asked to poll, and how often watched tasks are looked at.",
+        description="How often clients are asked to poll, and watched tasks are read.",
         ge=100,
     )
     concurrency: int = Field(
         16, description="Tasks that one process works on at once.", ge=1, le=1_000
     )
-    max_running_per_owner: int | None = Field(
-        None,
-        description="Tasks of one owner that one process works on at once. Unset: half of concurrency, or all of it"
-        " without auth, where there is one owner.",
-        ge=1,
-        le=1_000,
-    )
     lease_s: float = Field(
         30,
-        description="Seconds after which the task of a worker that died is taken up by another.",
+        description="Seconds after which another worker takes a dead worker's task.",
         ge=1,
         le=900,
     )
     requeue_after_s: float = Field(
         30,
-        description="Seconds after which a task that no worker has taken up is queued again.",
+        description="Seconds after which a waiting task is queued again.",
         ge=1,
         le=3_600,
     )
     requeue_at_most_s: float = Field(
         900,
-        description="To where the pause grows after which a task that still waits is queued again.",
+        description="The longest pause before it is queued once more.",
         ge=1,
         le=86_400,
     )
@@ -283,100 +265,87 @@ class TasksConfig(Model):
     )
     clock_skew_s: float | None = Field(
         None,
-        description="By how much the clocks of workers may differ: a dead worker's task is taken up lease_s and this"
-        " later. Unset: 5 with SQLite, which is one machine, 60 with DynamoDB.",
+        description="Difference of workers' clocks, added to lease_s. Unset: 5 with SQLite, 60 with DynamoDB.",
         ge=0,
         le=900,
     )
     shards: int = Field(
         8,
-        description="Parts of DynamoDB's index of open tasks: each takes 1,000 writes a second and one sweeper at a"
-        " time. Never lower it while tasks are open.",
+        description="Parts of DynamoDB's index of open tasks, for 1,000 writes a second each; never lower it.",
         ge=1,
         le=1_000,
     )
     max_attempts: int = Field(
         5,
-        description="Turns in a row without progress that faults of ours ended, after which a task fails.",
+        description="Turns in a row that the gateway's faults ended, after which a task fails.",
         ge=1,
     )
     max_deaths: int = Field(
         3,
-        description="Workers that died, or stalled, while they ran nothing but one task, after which it fails.",
+        description="Workers that died while they ran one task alone, after which it fails.",
         ge=1,
-    )
-    stall_part: float = Field(
-        0.6,
-        description="Part of lease_s for which a handler may block the event loop; then its process lets go of all"
-        " tasks and ends with status 70.",
-        gt=0,
-        lt=1,
     )
     stop_grace_s: float | None = Field(
         None,
-        description="Seconds for which steps may go on when the process is told to stop. Unset: 10 for serve, 25 for"
-        " worker.",
+        description="Seconds for which steps may go on at a stop. Unset: 10 for serve, 25 for worker.",
         ge=0,
         le=3_600,
     )
     task_timeout_s: float = Field(
         86_400,
-        description="Seconds from its creation after which a task that still runs is ended.",
+        description="Seconds from its creation after which a task is ended.",
         gt=0,
         le=2_592_000,
     )
     unserved_s: float = Field(
         3_600,
-        description="Seconds for which a task waits for a worker that serves its tool, as during a deployment; then it"
-        " fails.",
+        description="Seconds for which a task waits for a worker with its tool.",
         ge=0,
         le=2_592_000,
     )
     max_result_bytes: int = Field(
         4_500_000,
-        description="Largest result of a task; 4,600,000 at most on AWS Lambda.",
+        description="Largest result; at most 4,600,000 on AWS Lambda.",
         ge=1_024,
     )
     max_open_per_owner: int = Field(
         1_000,
-        description="Tasks of one caller that have not ended; a call that needs one more is a tool error.",
+        description="Open tasks of one caller; a call that needs more is a tool error.",
         ge=1,
     )
     max_call_bytes: int = Field(
         256_000,
-        description="Most that the call behind a task may take: its arguments, and what its client says of itself.",
+        description="Largest call: its arguments and what its client says of itself.",
         ge=1_024,
     )
     max_journal_bytes: int = Field(
         3_000_000,
-        description="Most that one task may have remembered of its steps.",
+        description="Largest journal of one task.",
         ge=1_024,
         le=100_000_000,
     )
 
     @property
     def share(self) -> int:
-        """How many of the turns of a process may be at tasks of one owner."""
-        return self.max_running_per_owner or max(1, self.concurrency // 2)
+        """The tasks of one owner that a process works on at once."""
+        return max(1, self.concurrency // 2)
 
     def skew_ms(self, of_store_s: float) -> int:
-        """By how many milliseconds clocks may differ, where it is `of_store_s`
-        seconds for the store in use."""
+        """Return the difference of clocks in milliseconds; `of_store_s` seconds unless it is set."""
         return int((of_store_s if self.clock_skew_s is None else self.clock_skew_s) * 1000)
 
 
 class CallersConfig(Model):
-    """What callers with tokens need, whoever verifies them."""
+    """Requirements for callers with tokens."""
 
     scopes: list[str] = Field([], description="Scopes that every call needs.")
     scopes_supported: list[str] | None = Field(
         None,
-        description="What the metadata document offers. Unset: the scopes that tools need and `scopes`.",
+        description="Scopes in the metadata document. Unset: those of tools and `scopes`.",
     )
     operator_scope: str | None = Field(
         None,
-        description="The scope that makes a caller an operator, who may use what is served beside the MCP endpoint."
-        " Unset: nobody is one. No metadata document offers it unless scopes_supported does.",
+        description="The scope of operators, who may use the other routes. Unset: there are no operators.",
         pattern=r"^[!#-\[\]-~]+$",
     )
 
@@ -393,7 +362,7 @@ class JwtAuthConfig(CallersConfig):
     issuer: str = Field(description="The `iss` of its tokens.", min_length=1)
     audience: str | None = Field(
         None,
-        description="The `aud` that tokens must have. Unset: GATEWAY_PUBLIC_URL with the endpoint's path (RFC 8707).",
+        description="The `aud` of tokens. Unset: GATEWAY_PUBLIC_URL with the endpoint's path.",
     )
     jwks_url: str = Field(description="Where its public keys are.", pattern=r"^https?://")
     algorithms: list[Algorithm] = Field(
@@ -411,7 +380,7 @@ class AuthorizerConfig(CallersConfig):
         description="Who has verified the token: the authorizer of the API."
     )
     issuer: str = Field(
-        description="The `iss` of its tokens, and what callers are told to get theirs from.",
+        description="The `iss` of its tokens, which callers are told.",
         min_length=1,
     )
     subject_claim: str = Field("sub", description="The claim that names the subject.", min_length=1)
@@ -431,7 +400,7 @@ class CacheHint(Model):
     )
     scope: Literal["public", "private"] = Field(
         "public",
-        description="public: the same for every caller, shared caches may keep it; private: for this caller only.",
+        description="public: the same for every caller; private: for this caller only.",
     )
 
 
@@ -450,8 +419,7 @@ class CachingConfig(Model):
     @model_validator(mode="before")
     @classmethod
     def _keep_the_rest(cls, given: Any) -> Any:
-        """A hint of which only one half is given keeps its own default for the
-        other: `read` stays private."""
+        """Keep a hint's own default for the half that is not given: `read` stays private."""
         if not isinstance(given, dict):
             return given
         defaults = {name: field.default.model_dump() for name, field in cls.model_fields.items()}
@@ -462,9 +430,9 @@ class CachingConfig(Model):
 
 
 class PackageConfig(Model):
-    """What goes into the functions beside what gateway.yaml names and what that imports."""
+    """Additional content of the functions' packages."""
 
     include: list[str] = Field(
         [],
-        description="Files and folders, relative to gateway.yaml: paths, or patterns such as data/**/*.csv.",
+        description="Files, folders and patterns such as data/**/*.csv, relative to gateway.yaml.",
     )

@@ -1,8 +1,7 @@
-"""How a secret may be written where somebody repeats it: in JSON, in a URL, in
-hexadecimal digits, in base64.
+"""The spellings of a secret where it may be repeated: in JSON, URLs, HTML, hexadecimal digits and
+base64.
 
-Reports, cassettes and what services say are searched for these, and only the
-whole of one is taken out.
+Reports, cassettes and services' answers are searched for them; only a whole secret is redacted.
 """
 
 from __future__ import annotations
@@ -17,33 +16,31 @@ from typing import Final
 from urllib.parse import quote, quote_plus
 
 MIN_CHARS_CODED: Final = 8
-"""Shorter secrets are not looked for in hexadecimal digits and in base64, where they
-would be found by chance."""
+"""Shorter secrets would be found by chance in hexadecimal digits and base64."""
 _CHARACTER: Final = r"(?:[A-Za-z0-9+/_-]|%2[BbFf])?"
-"""Of base64, as it is or as a URL has it."""
+"""A character of base64, as it is or in a URL."""
 _PADDING: Final = r"(?:=|%3[Dd]){0,2}"
 
 
 def spellings(secret: str) -> set[str]:
-    """Return the secret as it is, in JSON, in URLs and in hexadecimal digits. Search for these
-    besides `in_base64` and `in_escapes`, which are patterns."""
+    """Return the secret as it is, in JSON, in URLs and in hexadecimal digits; search also for
+    `in_base64` and `in_escapes`."""
     return {secret, *in_json(secret), *in_urls(secret), *in_digits(secret)}
 
 
 def in_urls(secret: str) -> set[str]:
-    """In a path, a query or a form, with escapes in capital and in small letters."""
+    """Return the spellings in a path, a query or a form, with escapes in capital and small letters."""
     usual = {quote(secret, safe=""), quote(secret), quote_plus(secret)}
     return usual | {re.sub("%..", lambda found: found[0].lower(), one) for one in usual}
 
 
 def in_json(secret: str) -> set[str]:
-    """In a JSON string, also of those who escape what need not be."""
+    """Return the spellings in a JSON string, also with unnecessary escapes."""
     usual = {json.dumps(secret, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)}
     return usual | {one.replace("/", "\\/") for one in usual}
 
 
 def in_digits(secret: str) -> set[str]:
-    """In hexadecimal digits."""
     if len(secret) < MIN_CHARS_CODED:
         return set()
     return {secret.encode().hex(), secret.encode().hex().upper()}

@@ -1,8 +1,13 @@
-"""A YAML (or JSON) file as plain values that remember their lines, so that a
-problem can say where it is."""
+"""A YAML or JSON file as plain values whose places are known, so a problem can name its line.
+
+An alias (`*name`) repeats a whole value, so a few lines can stand for any number of values. `check_cost`
+bounds that before any value is made: PyYAML's parser reports events in time proportional to the text,
+while the later stages, composing and constructing, are recursive and follow each alias.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -10,29 +15,44 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, TypeAlias
 
 from roundgate.errors import ConfigError, ParseError, Problem, YamlTooCostly
-from roundgate.settings import yaml_budget
 
 Loc: TypeAlias = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """What a file holds. `lines` maps a location in it to a line; JSON files have none."""
+    """The content of a file. `lines` maps a location to its line; JSON files have no lines."""
 
     file: Path
     value: Any
     lines: Mapping[Loc, int]
 
     def line(self, loc: Sequence[str | int]) -> int | None:
-        """The line of a location, or of the nearest thing around it that has one."""
-        return next(
-            (
-                self.lines[tuple(loc[:n])]
-                for n in range(len(loc), -1, -1)
-                if tuple(loc[:n]) in self.lines
-            ),
-            None,
-        )
+        """Return the line of a location, or of the nearest location around it that has one."""
+        around = (tuple(loc[:length]) for length in range(len(loc), -1, -1))
+        return next((self.lines[one] for one in around if one in self.lines), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A place in a configuration file; makes the problems that are found there."""
+
+    located: Located
+    loc: Loc = ()
+
+    @property
+    def base_dir(self) -> Path:
+        """The directory of the file, from which relative paths in it start."""
+        return self.located.file.resolve().parent
+
+    def at(self, *steps: str | int) -> Origin:
+        """Return a place within this place."""
+        return Origin(self.located, (*self.loc, *steps))
+
+    def problem(self, message: str, remedy: str) -> Problem:
+        """Return a problem at this place; `message` continues a sentence about the place."""
+        file, line = str(self.located.file), self.located.line(self.loc)
+        return Problem(file, dotted(self.loc) or "(file)", message, remedy, line)
 
 
 _DATE: Final = "tag:yaml.org,2002:timestamp"
@@ -97,7 +117,7 @@ def _read_yaml(path: Path, text: bytes, noted: list[Problem] | None, max_aliased
 
     loader = Loader(b"")
     try:
-        yaml_budget.check(text, max_values=MAX_VALUES, max_aliased=max_aliased)
+        check_cost(text, max_values=MAX_VALUES, max_aliased=max_aliased)
         loader = Loader(text)
         node = loader.get_single_node()
         # before the values are made, which writes what `<<` refers to into the nodes
@@ -132,7 +152,7 @@ def _read_yaml(path: Path, text: bytes, noted: list[Problem] | None, max_aliased
 
 
 def _mending(text: bytes, what: str, mark: Any) -> str:
-    """What to do about a text that is no YAML, by what the parser says and where."""
+    """Return the remedy for a syntax error, by the parser's message and its mark."""
     if "cannot start any token" in what:
         lines = text.decode("utf-8", "replace").splitlines()
         sign = lines[mark.line][mark.column : mark.column + 1] if mark.line < len(lines) else ""
@@ -149,7 +169,7 @@ _SYNTAX: Final = {
     "unacceptable character": "save the file as UTF-8",
     "unexpected end of stream": "close the quotes, or the bracket, that begin a text and do not end it",
 }
-"""What to do, by words of the parser."""
+"""Remedies by words of the parser's message."""
 
 
 def _places(loc: Loc, node: Any, line: int) -> Iterator[tuple[Loc, int]]:
@@ -163,7 +183,7 @@ def _places(loc: Loc, node: Any, line: int) -> Iterator[tuple[Loc, int]]:
 
 
 def dotted(loc: Sequence[str | int]) -> str:
-    """`("backends", 0, "tools", 2)` → `backends[0].tools[2]`."""
+    """Return a location as text: `("backends", 0, "tools", 2)` → `backends[0].tools[2]`."""
     return reduce(
         lambda path, step: (
             f"{path}[{step}]" if isinstance(step, int) else f"{path}.{step}".lstrip(".")
@@ -171,3 +191,88 @@ def dotted(loc: Sequence[str | int]) -> str:
         loc,
         "",
     )
+
+
+MAX_DEPTH: Final = 200
+MAX_NUMBER: Final = 400
+"""The most characters of a number: the time to read one grows with the square of its length."""
+_NUMBER: Final = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F_]+|[0-9_.:eE+-]+)")
+
+
+def check_cost(text: bytes, *, max_values: int, max_aliased: int) -> None:
+    """Check that a YAML text can be read at an acceptable cost.
+
+    Args:
+        text: the text.
+        max_values: the limit on values and keys, including those that aliases repeat.
+        max_aliased: the limit on values and keys that aliases repeat; 0 forbids aliases.
+
+    Raises:
+        YamlTooCostly: the text exceeds a limit, contains itself, or has a very long number.
+        yaml.YAMLError: the text is not YAML.
+    """
+    import yaml
+
+    counter = _Counter(max_values, max_aliased)
+    for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        counter.take(event, yaml)
+
+
+class _Counter:
+    """A counter of the values of a text, event by event."""
+
+    def __init__(self, max_values: int, max_aliased: int) -> None:
+        self._max_values = max_values
+        self._max_aliased = max_aliased
+        self._values = 0
+        self._aliased = 0
+        self._open: list[tuple[str | None, int]] = []
+        """The anchor of each open list and mapping, and the number of values before it."""
+        self._sizes: dict[str, int] = {}
+        """The number of values under each anchor."""
+
+    def take(self, event: Any, yaml: Any) -> None:
+        line = event.start_mark.line + 1
+        match event:
+            case yaml.AliasEvent():
+                self._take_alias(event.anchor, line)
+            case yaml.ScalarEvent():
+                _check_number(event, line)
+                self._values += 1
+                self._close(event.anchor, self._values - 1)
+            case yaml.CollectionStartEvent():
+                self._open.append((event.anchor, self._values))
+                self._values += 1
+                if len(self._open) > MAX_DEPTH:
+                    raise YamlTooCostly(f"is nested too deeply: {MAX_DEPTH} levels at most", line)
+            case yaml.CollectionEndEvent():
+                self._close(*self._open.pop())
+        if self._values > self._max_values:
+            raise YamlTooCostly(f"has more than {self._max_values:,} values", line)
+
+    def _take_alias(self, anchor: str, line: int) -> None:
+        if not self._max_aliased:
+            raise YamlTooCostly("has an alias (*name)", line)
+        if any(anchor == one for one, _ in self._open):
+            raise YamlTooCostly(f"contains itself: *{anchor} is within &{anchor}", line)
+        size = self._sizes.get(anchor, 0)  # an undefined anchor is an error of the composer
+        self._values += size
+        self._aliased += size
+        if self._aliased > self._max_aliased:
+            raise YamlTooCostly(
+                f"has aliases (*{anchor}) that repeat more than {self._max_aliased:,} values", line
+            )
+
+    def _close(self, anchor: str | None, before: int) -> None:
+        if anchor is not None:
+            self._sizes[anchor] = self._values - before
+
+
+def _check_number(event: Any, line: int) -> None:
+    if len(event.value) <= MAX_NUMBER:
+        return
+    is_tagged = (event.tag or "").endswith((":int", ":float"))
+    if is_tagged or (not event.style and _NUMBER.fullmatch(event.value)):
+        raise YamlTooCostly(
+            f"has a number of more than {MAX_NUMBER} characters; put it in quotes", line
+        )

@@ -1,7 +1,7 @@
 """The port of what sessions of older clients need kept: small rows under a name, each
 with a time to be forgotten.
 
-A session itself is in its id (`roundgate.tokens.session_ids`). What is kept is what it changes
+A session itself is in its id (`roundgate.tokens.ids`). What is kept is what it changes
 later, and what has to reach another process: the answer to a question, a cancellation, the state of
 a call that is too long for a header.
 

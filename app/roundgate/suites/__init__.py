@@ -1,28 +1,23 @@
 """Test suites for MCP servers: a file of cases, what is expected of each, and how it went.
 
-The file is read and checked (`loading`, `checking`), run with `roundgate.client` (`running`), and
-reported (`results`). The command `roundgate test` is in `roundgate.cli`.
+The file is read and checked (`loading`), run with `roundgate.client` (`running`), compared with what
+is expected (`expecting`), and reported (`results`). `roundgate.cli.suite` is `roundgate test`.
 """
 
 from __future__ import annotations
 
+from roundgate.suites.expecting import Difference as Difference
 from roundgate.suites.expecting import Snapshots as Snapshots
 from roundgate.suites.loading import SuiteFile as SuiteFile
 from roundgate.suites.loading import load as load
 from roundgate.suites.models import Case as Case
-from roundgate.suites.models import Server as Server
-from roundgate.suites.models import Suite as Suite
 from roundgate.suites.models import schema_of_suites as schema_of_suites
-from roundgate.suites.patterns import Difference as Difference
-from roundgate.suites.patterns import differences as differences
 from roundgate.suites.results import CaseResult as CaseResult
 from roundgate.suites.results import Failure as Failure
 from roundgate.suites.results import SuiteResult as SuiteResult
 from roundgate.suites.results import Verdict as Verdict
+from roundgate.suites.results import failure_lines as failure_lines
 from roundgate.suites.results import junit as junit
-from roundgate.suites.results import tap as tap
-from roundgate.suites.results import told as told
-from roundgate.suites.running import Connect as Connect
 from roundgate.suites.running import Run as Run
 from roundgate.suites.targets import Target as Target
 from roundgate.suites.targets import started as started

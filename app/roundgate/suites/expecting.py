@@ -1,68 +1,281 @@
-"""The expectations of a step, held to its outcome."""
+"""Compares the outcome of a step with its expectations: patterns, schemas, snapshots.
+
+A pattern is JSON. A scalar must be equal, an object must have at least the pattern's members, and a
+list exactly its items, in order. If every key of an object begins with `$`, the keys are matchers,
+and all must match; `$$ref` is a member called `$ref`.
+"""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
-from roundgate.errors import ConfigError, Problem
+from roundgate import json
+from roundgate.errors import ConfigError, ParseError, Problem
 from roundgate.protocol import Schema
 from roundgate.settings import yaml_file
-from roundgate.suites import paths
-from roundgate.suites.checking import schema_of
-from roundgate.suites.loading import SuiteFile
-from roundgate.suites.models import Expect, ExpectedError, SnapshotOf
-from roundgate.suites.patterns import Difference, described, differences, exact, shown
-from roundgate.suites.variables import Secrets
+from roundgate.suites.models import Expect, ExpectedError
+from roundgate.suites.variables import Secrets, as_json, search
 
-Filled: TypeAlias = Callable[[Any], Any]
-Unmet: TypeAlias = tuple[str, Sequence[Difference]]
+MAX_SHOWN: Final = 2_000
+MAX_DIFFERENCES: Final = 20
+_NOTHING: Final = "(nothing)"
 
-_MEMBERS: Final = ("result", "text", "raw", "rounds", "progress", "logs")
-"""Expectations that are patterns for the member of the same name."""
-_MAX_MESSAGE: Final = 2_000
+Differences: TypeAlias = Iterator["Difference"]
+Fill: TypeAlias = Callable[[Any], Any]
+"""Replaces the references in a value."""
+Unmet: TypeAlias = tuple[str, Sequence["Difference"]]
 
 
-def unmet(
-    expect: Expect,
-    outcome: Mapping[str, Any],
-    filled: Filled,
-    file: SuiteFile,
-    name: str,
-    snapshots: Snapshots,
-    secrets: Secrets,
-) -> Unmet | None:
-    """What is not as expected: a sentence, and differences; `None` if everything is.
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One place where a value is not as expected. `lines` compares texts of several lines."""
 
-    Args:
-        filled: replaces references in what is expected.
-        name: that of the snapshot, unless it has its own.
+    path: str
+    expected: str
+    actual: str
+    lines: tuple[str, ...] = ()
+
+
+MATCHERS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "$absent": "nothing (the member is not there)",
+        "$any": "anything",
+        "$contains": "something that contains {}",
+        "$exactly": "exactly {}",
+        "$max": "at most {}",
+        "$min": "at least {}",
+        "$regex": "text that matches /{}/",
+        "$schema": "what the schema {} allows",
+        "$type": "{} as its type",
+    }
+)
+"""The matchers, each with what it expects in words."""
+
+_SCHEMAS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
+    {
+        "$max": lambda operand: {"type": "number", "maximum": operand},
+        "$min": lambda operand: {"type": "number", "minimum": operand},
+        "$regex": lambda operand: {"type": "string", "pattern": operand},
+        "$schema": lambda operand: operand,
+        "$type": lambda operand: {"type": operand},
+    }
+)
+"""The matchers that are short for a JSON Schema. Its engine bounds the effort of a regular
+expression, where Python's can take years: a suite may be a stranger's, and a server sends the
+text."""
+
+
+def differences(pattern: Any, value: Any, path: str) -> list[Difference]:
+    """Return where a value differs from a pattern, at most `MAX_DIFFERENCES` places."""
+    return list(_bounded(_compare(pattern, value, path)))
+
+
+def exact(expected: Any, value: Any, path: str) -> list[Difference]:
+    """Return where two values differ; an object may not have additional members."""
+    return list(_bounded(_compare(expected, value, path, is_exact=True)))
+
+
+def _bounded(found: Differences) -> Differences:
+    for _, difference in zip(range(MAX_DIFFERENCES), found, strict=False):
+        yield difference
+
+
+def problems(
+    pattern: Any, loc: tuple[str | int, ...] = ()
+) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Yield what is wrong with a pattern: the place within it, and a sentence."""
+    if isinstance(pattern, list):
+        for index, item in enumerate(pattern):
+            yield from problems(item, (*loc, index))
+    if not isinstance(pattern, Mapping):
+        return
+    words = [name for name in pattern if _is_word(name)]
+    for name, item in pattern.items():
+        if name not in words:
+            yield from problems(item, (*loc, name))
+        elif len(words) < len(pattern):
+            yield loc, f"has members and matchers ({', '.join(words)}) side by side"
+            return
+        elif (problem := _matcher_problem(name, item)) is not None:
+            yield (*loc, name), problem
+        elif name == "$contains":
+            yield from problems(item, (*loc, name))
+
+
+def _matcher_problem(name: str, operand: Any) -> str | None:
+    if name not in MATCHERS:
+        near = difflib.get_close_matches(name, MATCHERS, 1)
+        return f"is no matcher{f': {near[0]} is' if near else ''}"
+    if name in ("$any", "$absent"):
+        return None if operand is True else "needs true"
+    if name in _SCHEMAS:
+        try:
+            Schema.compile(_SCHEMAS[name](operand))
+        except ValueError as error:
+            is_regex = name == "$regex" and isinstance(operand, str)
+            return f"is no regular expression: {operand!r}" if is_regex else str(error)
+    return None
+
+
+def described(pattern: Any) -> str:
+    """Return a pattern as people read it in a report."""
+    if not _is_matcher(pattern):
+        return _shown(pattern)
+    return " and ".join(
+        MATCHERS[name].format(operand if isinstance(operand, str) else described(operand))
+        for name, operand in pattern.items()
+    )
+
+
+def _shown(value: Any) -> str:
+    text = as_json(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}… ({len(text)} characters)"
+
+
+def _is_word(name: str) -> bool:
+    return name.startswith("$") and not name.startswith("$$")
+
+
+def _is_matcher(pattern: Any) -> bool:
+    return isinstance(pattern, Mapping) and bool(pattern) and all(map(_is_word, pattern))
+
+
+def _compare(pattern: Any, value: Any, path: str, *, is_exact: bool = False) -> Differences:
+    words = _shown if is_exact else described
+    if not is_exact and _is_matcher(pattern):
+        for name, operand in pattern.items():
+            yield from _match(name, operand, value, path)
+    elif isinstance(pattern, Mapping) and isinstance(value, Mapping):
+        yield from _members(pattern, value, path, is_exact=is_exact)
+    elif isinstance(pattern, list) and isinstance(value, list):
+        for index in range(max(len(pattern), len(value))):
+            at = f"{path}[{index}]"
+            if index >= len(value):
+                yield Difference(at, words(pattern[index]), _NOTHING)
+            elif index >= len(pattern):
+                yield Difference(at, _NOTHING, _shown(value[index]))
+            else:
+                yield from _compare(pattern[index], value[index], at, is_exact=is_exact)
+    elif not _is_equal(pattern, value):
+        yield Difference(path, words(pattern), _shown(value), _by_line(pattern, value))
+
+
+def _members(
+    pattern: Mapping[str, Any], value: Mapping[str, Any], path: str, *, is_exact: bool
+) -> Differences:
+    for name, member in pattern.items():
+        name = name[1:] if name.startswith("$$") and not is_exact else name
+        at = f"{path}.{name}"
+        if name in value:
+            yield from _compare(member, value[name], at, is_exact=is_exact)
+        elif is_exact or not (_is_matcher(member) and "$absent" in member):
+            yield Difference(at, _shown(member) if is_exact else described(member), _NOTHING)
+    if is_exact:
+        for name in value:
+            if name not in pattern:
+                yield Difference(f"{path}.{name}", _NOTHING, _shown(value[name]))
+
+
+def _match(name: str, operand: Any, value: Any, path: str) -> Differences:
+    match name:
+        case "$exactly":
+            yield from _compare(operand, value, path, is_exact=True)
+            return
+        case "$schema":
+            yield from _schema(Schema.compile(operand), value, path)
+            return
+        case "$any" | "$absent":  # compared only if there is a value
+            fits = name == "$any"
+        case "$contains" if isinstance(value, str):
+            fits = isinstance(operand, str) and operand in value
+        case "$contains":
+            items = value if isinstance(value, list) else ()
+            fits = any(not differences(operand, item, "") for item in items)
+        case _:
+            fits = Schema.compile(_SCHEMAS[name](operand)).is_valid(value)
+    if not fits:
+        yield Difference(path, described({name: operand}), _shown(value))
+
+
+def _schema(schema: Schema, value: Any, path: str) -> Differences:
+    for problem in schema.problems(value, path):
+        where, _, what = problem.partition(": ")
+        yield Difference(where, "what the schema allows", what)
+
+
+def _is_equal(expected: Any, value: Any) -> bool:
+    """Return whether two scalars are the same JSON value: 1 is 1.0, and no boolean is a number."""
+    if isinstance(expected, bool) or isinstance(value, bool):
+        return expected is value
+    return bool(expected == value)
+
+
+def _by_line(expected: Any, value: Any) -> tuple[str, ...]:
+    if not isinstance(expected, str) or not isinstance(value, str):
+        return ()
+    if "\n" not in expected and "\n" not in value:
+        return ()
+    compared = difflib.unified_diff(
+        _cut(expected).splitlines(), _cut(value).splitlines(), lineterm="", n=2
+    )
+    return tuple(line for line in compared if not line.startswith(("---", "+++", "@@")))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+
+
+def read_schema(schema: Mapping[str, Any] | str, folder: Path) -> Schema:
+    """Compile a JSON Schema, or the file of one that is named relative to a folder.
+
+    Raises:
+        ValueError: the file cannot be read, or the schema is not valid.
+    """
+    if isinstance(schema, Mapping):
+        return Schema.compile(schema)
+    try:
+        content = json.decode((folder / schema).read_bytes())
+    except (OSError, ParseError) as error:
+        raise ValueError(f"{schema}: {getattr(error, 'strerror', None) or error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{schema}: is no object")
+    return Schema.compile(content)
+
+
+def unmet(expect: Expect, outcome: Mapping[str, Any], fill: Fill, folder: Path) -> Unmet | None:
+    """Return a sentence and the differences, or `None` if the outcome is as expected. Snapshots
+    are compared by `Snapshots.unmet`.
 
     Raises:
         ValueError: a reference leads to nothing, or an expression cannot be applied.
     """
-    if (error := outcome.get("error")) is not None and expect.error is None:
+    error = outcome.get("error")
+    if error is not None and expect.error is None:
         return _unexpected(error), []
     if error is None and expect.error is not None:
-        return f"it was expected to end with an error, and answered {_answered(outcome)}", []
-    if outcome.get("is_error") and not _wants_tool_error(expect):
-        return f"the tool failed: {str(outcome.get('text', ''))[:_MAX_MESSAGE]}", []
-    found = [
-        *_members(expect, outcome, filled),
-        *_error(expect, error, filled),
-        *_questions(expect, outcome, filled),
-        *_of_task(expect, outcome, filled),
-        *_time(expect, outcome),
-        *_paths(expect, outcome, filled),
-        *_schema(expect, outcome, filled, file),
-    ]
-    if not found:
-        found = _snapshot(expect, outcome, name, snapshots, secrets)
-    return (_summary(found), found) if found else None
+        result = _shown(outcome.get("result"))
+        return f"it was expected to end with an error, and answered {result}", []
+    expects_tool_error = expect.tool_error not in (None, False)
+    if outcome.get("is_error") and not expects_tool_error:
+        return f"the tool failed: {_cut(str(outcome.get('text', '')))}", []
+    found = [*_result(expect, outcome, fill), *_questions(expect, outcome, fill)]
+    if expects_tool_error:
+        found += _tool_error(fill(expect.tool_error), outcome)
+    if error is not None and expect.error is not None:
+        found += _error(expect.error, error, fill)
+    if expect.json_schema is not None:
+        schema = read_schema(fill(expect.json_schema), folder)
+        found += _schema(schema, outcome.get("result"), "result")
+    return (summary(found), found) if found else None
 
 
-def _summary(found: Sequence[Difference]) -> str:
+def summary(found: Sequence[Difference]) -> str:
+    """Return one line that names the first places that differ."""
     places = list(dict.fromkeys(one.path for one in found))
     more = f" and {len(places) - 3} more" if len(places) > 3 else ""
     return f"not as expected: {', '.join(places[:3])}{more}"
@@ -70,121 +283,68 @@ def _summary(found: Sequence[Difference]) -> str:
 
 def _unexpected(error: Mapping[str, Any]) -> str:
     code = f" ({error['code']})" if "code" in error else ""
-    lines = [f"{error['kind']}{code}: {str(error['message'])[:_MAX_MESSAGE]}"]
+    lines = [f"{error['kind']}{code}: {_cut(str(error['message']))}"]
     for question in error.get("questions", [])[:10]:
         schema = question["params"].get("requestedSchema") or {}
         fields = ", ".join(
-            f"{name} ({one.get('type', 'any') if isinstance(one, Mapping) else 'any'})"
-            for name, one in (schema.get("properties") or {}).items()
+            f"{name} ({field.get('type', 'any') if isinstance(field, Mapping) else 'any'})"
+            for name, field in (schema.get("properties") or {}).items()
         )
-        lines.append(
-            f"  add to answers: {question['key']}: " + (f"{{{fields}}}" if fields else "…")
-        )
+        answer = f"{{{fields}}}" if fields else "…"
+        lines.append(f"  add to answers: {question['key']}: {answer}")
     return "\n".join(lines)
 
 
-def _answered(outcome: Mapping[str, Any]) -> str:
-    return shown(outcome.get("result"))[:_MAX_MESSAGE]
-
-
-def _wants_tool_error(expect: Expect) -> bool:
-    return "tool_error" in expect.model_fields_set and expect.tool_error is not False
-
-
-def _members(expect: Expect, outcome: Mapping[str, Any], filled: Filled) -> Iterator[Difference]:
-    for name in _MEMBERS:
+def _result(expect: Expect, outcome: Mapping[str, Any], fill: Fill) -> Differences:
+    for name in ("result", "text", "rounds"):
         if name in expect.model_fields_set:
-            pattern = filled(getattr(expect, name))
+            pattern = fill(getattr(expect, name))
             if name in outcome:
                 yield from differences(pattern, outcome[name], name)
             else:
                 yield Difference(name, described(pattern), "(nothing: the step has none)")
-    if _wants_tool_error(expect):
-        if not outcome.get("is_error"):
-            yield Difference("tool_error", described(expect.tool_error), _answered(outcome))
-        elif expect.tool_error is not True:
-            yield from differences(filled(expect.tool_error), outcome.get("text"), "tool_error")
-
-
-def _error(expect: Expect, error: Mapping[str, Any] | None, filled: Filled) -> Iterator[Difference]:
-    if expect.error is None or error is None:
-        return
-    wanted = ExpectedError(code=expect.error) if isinstance(expect.error, int) else expect.error
-    for name in ("kind", "code", "message", "data", "status"):
-        if name not in wanted.model_fields_set:
-            continue
-        pattern = filled(getattr(wanted, name))
-        if name in error:
-            yield from differences(pattern, error[name], f"error.{name}")
-        else:
-            yield Difference(
-                f"error.{name}",
-                described(pattern),
-                f"(nothing: {error['kind']}: {error['message']})",
-            )
-
-
-def _questions(expect: Expect, outcome: Mapping[str, Any], filled: Filled) -> Iterator[Difference]:
-    if expect.asked is None:
-        return
-    asked = outcome["asked"]
-    patterns = [{"key": one} if isinstance(one, str) else one for one in filled(expect.asked)]
-    keys = [question["key"] for question in asked]
-    if all(pattern.keys() == {"key"} for pattern in patterns if isinstance(pattern, Mapping)):
-        yield from differences([pattern["key"] for pattern in patterns], keys, "asked")
-    else:
-        yield from differences(patterns, asked, "asked")
-
-
-def _of_task(expect: Expect, outcome: Mapping[str, Any], filled: Filled) -> Iterator[Difference]:
+    for expression, pattern in expect.jmespath.items():
+        yield from differences(fill(pattern), search(fill(expression), outcome), expression)
     task = outcome.get("task")
     if expect.task is not None and expect.task is not (task is not None):
         words = {True: "a task", False: "no task"}
         yield Difference("task", words[expect.task], words[task is not None])
-    if "statuses" in expect.model_fields_set:
-        statuses = [] if task is None else task["statuses"]
-        yield from differences(filled(expect.statuses), statuses, "statuses")
-
-
-def _time(expect: Expect, outcome: Mapping[str, Any]) -> Iterator[Difference]:
     took_s = outcome["duration_ms"] / 1_000
     if expect.within_s is not None and took_s > expect.within_s:
         yield Difference("within_s", f"at most {expect.within_s:g} s", f"{took_s:.3f} s")
 
 
-def _paths(expect: Expect, outcome: Mapping[str, Any], filled: Filled) -> Iterator[Difference]:
-    for expression, pattern in expect.jmespath.items():
-        value = paths.found(filled(expression), outcome)
-        yield from differences(filled(pattern), value, expression)
+def _tool_error(pattern: Any, outcome: Mapping[str, Any]) -> Differences:
+    if not outcome.get("is_error"):
+        yield Difference("tool_error", described(pattern), _shown(outcome.get("result")))
+    elif pattern is not True:
+        yield from differences(pattern, outcome.get("text"), "tool_error")
 
 
-def _schema(
-    expect: Expect, outcome: Mapping[str, Any], filled: Filled, file: SuiteFile
-) -> Iterator[Difference]:
-    if expect.json_schema is None:
+def _error(expected: ExpectedError | int, error: Mapping[str, Any], fill: Fill) -> Differences:
+    if isinstance(expected, int):
+        expected = ExpectedError(code=expected)
+    for name in ("kind", "code", "message", "data", "status"):
+        if name not in expected.model_fields_set:
+            continue
+        pattern, path = fill(getattr(expected, name)), f"error.{name}"
+        if name in error:
+            yield from differences(pattern, error[name], path)
+        else:
+            actual = f"(nothing: {error['kind']}: {error['message']})"
+            yield Difference(path, described(pattern), actual)
+
+
+def _questions(expect: Expect, outcome: Mapping[str, Any], fill: Fill) -> Differences:
+    if expect.asked is None:
         return
-    schema = (
-        schema_of(filled(expect.json_schema), file.origin)
-        if isinstance(expect.json_schema, str)
-        else filled(expect.json_schema)
-    )
-    for problem in Schema.compile(schema).problems(outcome.get("result"), "result"):
-        where, _, what = problem.partition(": ")
-        yield Difference(where, "what the schema allows", what)
-
-
-def _snapshot(
-    expect: Expect,
-    outcome: Mapping[str, Any],
-    name: str,
-    snapshots: Snapshots,
-    secrets: Secrets,
-) -> list[Difference]:
-    if expect.snapshot is False:
-        return []
-    wanted = expect.snapshot if isinstance(expect.snapshot, SnapshotOf) else SnapshotOf()
-    value = secrets.without(paths.found(wanted.of, outcome))
-    return snapshots.compare(wanted.name or name, value)
+    patterns = fill(expect.asked)
+    if all(isinstance(pattern, str) for pattern in patterns):
+        keys = [question["key"] for question in outcome["asked"]]
+        yield from differences(patterns, keys, "asked")
+    else:
+        patterns = [{"key": one} if isinstance(one, str) else one for one in patterns]
+        yield from differences(patterns, outcome["asked"], "asked")
 
 
 _HEAD: Final = (
@@ -205,7 +365,7 @@ class Snapshots:
 
     @classmethod
     def beside(cls, suite: Path, *, updates: bool = False) -> Snapshots:
-        """Those of a suite.
+        """Read the snapshots of a suite; with `updates`, values are stored instead of compared.
 
         Raises:
             ConfigError: the file cannot be read.
@@ -219,26 +379,41 @@ class Snapshots:
             raise ConfigError([Problem(str(path), "(file)", "is no mapping", remedy)])
         return cls(path, stored, updates=updates)
 
+    def unmet(
+        self, name: str, expected: bool | str, outcome: Mapping[str, Any], secrets: Secrets
+    ) -> Unmet | None:
+        """Compare the result, or what a JMESPath expression finds, with what is stored.
+
+        Raises:
+            ValueError: the expression cannot be applied.
+        """
+        if expected is False:
+            return None
+        path = "result" if expected is True else expected
+        found = self.compare(name, secrets.without(search(path, outcome)))
+        return (summary(found), found) if found else None
+
     def compare(self, name: str, value: Any) -> list[Difference]:
-        """Where a value differs from what is stored; with `updates`, it is stored instead."""
+        """Return where a value differs from the stored one; with `updates`, store it instead."""
         self._used.add(name)
+        if name in self._stored and not (found := exact(self._stored[name], value, "snapshot")):
+            return []
         if self._updates:
-            if name not in self._stored or exact(self._stored[name], value, "") != []:
-                self._stored[name] = value
-                self._changed = True
+            self._stored[name] = value
+            self._changed = True
             return []
         if name not in self._stored:
             stored = f"a snapshot {name!r} in {self._path.name}; --update writes it"
-            return [Difference("snapshot", stored, "(nothing)")]
-        return exact(self._stored[name], value, "snapshot")
+            return [Difference("snapshot", stored, _NOTHING)]
+        return found
 
     @property
     def unused(self) -> list[str]:
-        """Names that are stored and that no step has compared."""
+        """The stored names that no step has compared."""
         return sorted(self._stored.keys() - self._used)
 
-    def save(self, *, drop_unused: bool) -> int:
-        """Write what has changed, all of it or nothing; returns how many values are stored."""
+    def save(self, *, drop_unused: bool) -> None:
+        """Replace the file if values have changed."""
         if self._updates and drop_unused and self.unused:
             self._stored = {name: self._stored[name] for name in self._stored if name in self._used}
             self._changed = True
@@ -251,4 +426,3 @@ class Snapshots:
             written = self._path.with_suffix(".tmp")
             written.write_text(_HEAD + text, encoding="utf-8")
             written.replace(self._path)
-        return len(self._stored)

@@ -1,33 +1,39 @@
-"""A suite's file → models, or everything that is wrong with it, with line and remedy."""
+"""Reads a suite's file, and reports everything that is wrong with it, with line and remedy, before
+anything runs."""
 
 from __future__ import annotations
 
+import difflib
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from pydantic import ValidationError
 
 from roundgate.errors import ConfigError, Problem
 from roundgate.settings import Origin, yaml_file
-from roundgate.suites.checking import checked
-from roundgate.suites.models import Suite
+from roundgate.suites import expecting, variables
+from roundgate.suites.models import ACTIONS, AnswerRule, Expect, Save, Step, Suite
 
 MAX_FILE_BYTES: Final = 16 * 1024 * 1024
-_SEE: Final = "see `roundgate docs testing`, or `roundgate schema --suite` for your editor"
+_SEE: Final = "see `roundgate docs testing`"
 _REMEDIES: Final = {
     "missing": "add it",
     "extra_forbidden": "remove it, or correct its spelling",
-    "union_tag_not_found": "give one of the shapes that `roundgate docs testing` has for it",
-    "union_tag_invalid": "give one of the shapes that `roundgate docs testing` has for it",
 }
+_PATTERNS: Final = ("result", "text", "tool_error", "rounds", "asked")
+_FIELDS: Final = frozenset().union(*ACTIONS.values())
+_STEP_FIELDS: Final = frozenset(ACTIONS) | _FIELDS
+
+Loc: TypeAlias = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteFile:
-    """A valid suite, where it came from, and what it is called in reports."""
+    """A valid suite, and the file that it is from."""
 
     suite: Suite
     origin: Origin
@@ -38,7 +44,7 @@ class SuiteFile:
 
     @property
     def folder(self) -> Path:
-        """What relative paths in it start from."""
+        """The folder that relative paths of the suite start from."""
         return self.origin.base_dir
 
     @property
@@ -46,7 +52,7 @@ class SuiteFile:
         return self.suite.name or self.path.name
 
     def line(self, *steps: str | int) -> int | None:
-        """The line of a part of it."""
+        """Return the line of a part of the suite."""
         return self.origin.located.line(steps)
 
 
@@ -56,7 +62,9 @@ def load(path: Path) -> SuiteFile:
     Raises:
         ConfigError: everything that is wrong with it.
     """
-    _check_size(path)
+    if path.is_file() and (size := path.stat().st_size) > MAX_FILE_BYTES:
+        what = f"has {size} bytes, and a suite at most {MAX_FILE_BYTES}"
+        raise ConfigError([Problem(str(path), "(file)", what, "split it")])
     located = yaml_file.read(
         path,
         remedy="give the path of a suite: roundgate test suite.yaml (`roundgate docs testing`)",
@@ -66,36 +74,31 @@ def load(path: Path) -> SuiteFile:
         origin.at(*loc).problem(what, "quote it, if it is meant as text")
         for loc, what in _not_json(located.value, ())
     ]
-    if problems:  # models would say the same again, in other words
+    if problems:  # the models would repeat them in other words
         raise ConfigError(problems)
     try:
         suite = Suite.model_validate(located.value)
     except ValidationError as error:
         raise ConfigError(_unique(_invalid(error, origin))) from None
-    if found := _unique(checked(suite, origin)):
-        raise ConfigError(found)
+    if problems := _unique(_checked(suite, origin)):
+        raise ConfigError(problems)
     return SuiteFile(suite, origin)
 
 
-def _check_size(path: Path) -> None:
-    try:
-        size = path.stat().st_size
-    except OSError:
-        return  # whoever reads it says what is wrong
-    if size > MAX_FILE_BYTES:
-        what = f"has {size} bytes, and a suite at most {MAX_FILE_BYTES}"
-        raise ConfigError([Problem(str(path), "(file)", what, "split it")])
-
-
-def _not_json(
-    value: Any, loc: tuple[str | int, ...]
-) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """What YAML can say and JSON cannot: the place, and what it is."""
+def _not_json(value: Any, loc: Loc) -> Iterator[tuple[Loc, str]]:
+    """Yield the place and the description of each value that YAML has and JSON does not."""
     match value:
         case dict():
             for key, item in value.items():
-                if not isinstance(key, str):
-                    yield (*loc, str(key)), f"the key {_shown(key)} is no text"
+                if isinstance(key, bool):
+                    yield (
+                        (*loc, str(key)),
+                        (
+                            f"the key {str(key).lower()} (so YAML reads yes, no, on and off) is no text"
+                        ),
+                    )
+                elif not isinstance(key, str):
+                    yield (*loc, str(key)), f"the key {key!r} is no text"
                 yield from _not_json(item, (*loc, str(key)))
         case list():
             for index, item in enumerate(value):
@@ -108,22 +111,17 @@ def _not_json(
             yield loc, f"is a {type(value).__name__}, which JSON does not have"
 
 
-def _shown(key: object) -> str:
-    read = f"{str(key).lower()} (so YAML reads yes, no, on and off)"
-    return read if isinstance(key, bool) else repr(key)
-
-
 def _invalid(error: ValidationError, origin: Origin) -> Iterator[Problem]:
     for detail in error.errors(include_input=False, include_url=False):
-        place = origin.at(*_in_the_file(detail["loc"], origin.located.value))
+        place = origin.at(*_steps_in_file(detail["loc"], origin.located.value))
         message = detail["msg"].removeprefix("Value error, ")
         if detail["type"].startswith("union_tag"):
             message = "has another shape than it may have"
         yield place.problem(message, _REMEDIES.get(detail["type"], _SEE))
 
 
-def _in_the_file(loc: tuple[str | int, ...], value: Any) -> Iterator[str | int]:
-    """The steps of a location that the file has: pydantic puts the tags of unions in between."""
+def _steps_in_file(loc: Loc, value: Any) -> Iterator[str | int]:
+    """Yield the steps of a location without the tags of unions, which pydantic puts in between."""
     for index, step in enumerate(loc):
         is_there = (isinstance(value, Mapping) and step in value) or (
             isinstance(value, list) and isinstance(step, int) and step < len(value)
@@ -137,3 +135,150 @@ def _in_the_file(loc: tuple[str | int, ...], value: Any) -> Iterator[str | int]:
 
 def _unique(problems: Iterable[Problem]) -> list[Problem]:
     return list(dict.fromkeys(problems))
+
+
+def _checked(suite: Suite, origin: Origin) -> Iterator[Problem]:
+    """Yield the problems between parts that are valid by themselves."""
+    yield from _server(suite, origin)
+    yield from _answers(suite.answers, origin.at("answers"))
+    suite_variables: set[str] = set()
+    for name, value in suite.variables.items():
+        at = origin.at("variables", name)
+        yield from _name(name, at)
+        yield from _references(value, suite_variables, at)
+        suite_variables.add(name)
+    yield from _references(_raw(origin, "answers"), suite_variables, origin.at("answers"))
+    names: dict[str, int] = {}
+    for index, case in enumerate(suite.cases):
+        at = origin.at("cases", index)
+        if case.name in names:
+            message = f"is the name of cases[{names[case.name]}] too"
+            yield at.at("name").problem(message, "choose another")
+        names.setdefault(case.name, index)
+        inline = sorted(_fields_set(case) & _STEP_FIELDS)
+        if case.steps and inline:
+            message = f"has steps, and {', '.join(inline)} beside them"
+            yield at.problem(message, "put what stands beside into a step")
+            continue
+        known = set(suite_variables)
+        started: set[str] = set()
+        if not case.steps:
+            yield from _step(case, at, known, started)
+        for number, step in enumerate(case.steps):
+            yield from _step(step, at.at("steps", number), known, started)
+            known |= set(step.save)
+            started |= {step.as_ or step.start} if step.start else set()
+
+
+def _server(suite: Suite, origin: Origin) -> Iterator[Problem]:
+    if suite.server is None:
+        return
+    at = origin.at("server")
+    yield from _references(_raw(origin, "server"), set(suite.variables), at)
+    ways = [name for name in ("url", "gateway", "command") if getattr(suite.server, name)]
+    if ways == ["command"]:
+        remedy = "add url: http://127.0.0.1:${port}/mcp"
+        yield at.problem("has a command, and no url that it serves", remedy)
+    elif len(ways) > 1 and ways != ["url", "command"]:
+        remedy = "say one of url, gateway, and command with url"
+        yield at.problem(f"has {' and '.join(ways)}", remedy)
+
+
+def _step(step: Step, at: Origin, known: set[str], started: set[str]) -> Iterator[Problem]:
+    actions = step.actions
+    if len(actions) != 1:
+        what = f"does {' and '.join(actions)}" if actions else "does nothing"
+        yield at.problem(what, f"say one of {', '.join(ACTIONS)}")
+        return
+    (action,) = actions
+    for name in sorted((_fields_set(step) & _FIELDS) - ACTIONS[action]):
+        yield at.at(name).problem(f"goes with no {action}", "remove it")
+    if action in ("wait", "cancel") and getattr(step, action) not in started:
+        near = difflib.get_close_matches(getattr(step, action), started, 1) or sorted(started)
+        there = f"; there is {', '.join(near)}" if near else ""
+        message = f"no step before it starts {getattr(step, action)!r}{there}"
+        yield at.at(action).problem(message, "start it: start: TOOL, as: NAME")
+    if action == "complete" and not step.argument:
+        yield at.problem("completes no argument", "add argument: NAME")
+    if step.until is not None and step.answers:
+        yield at.at("answers").problem("answers nothing while it waits for a status", "remove one")
+    yield from _answers(step.answers, at.at("answers"))
+    yield from _expect(step.expect, at.at("expect"))
+    for name, save in step.save.items():
+        place = at.at("save", name)
+        yield from _name(name, place)
+        yield from _expression(save.of if isinstance(save, Save) else save, place)
+    for name in _STEP_FIELDS - {"save"}:
+        if (value := _raw(at, name)) is not None:
+            yield from _references(value, known, at.at(name))
+
+
+def _name(name: str, at: Origin) -> Iterator[Problem]:
+    if not re.fullmatch(r"[A-Za-z_]\w*", name) or name in variables.BUILT_IN:
+        yield at.problem("cannot be the name of a variable", "use letters, digits and _")
+
+
+def _expect(expect: Expect, at: Origin) -> Iterator[Problem]:
+    for name in _PATTERNS:
+        yield from _pattern(getattr(expect, name), at.at(name))
+    for name, pattern in expect.jmespath.items():
+        yield from _expression(name, at.at("jmespath", name))
+        yield from _pattern(pattern, at.at("jmespath", name))
+    if expect.json_schema is not None and "${" not in str(expect.json_schema):
+        try:
+            expecting.read_schema(expect.json_schema, at.base_dir)
+        except ValueError as error:
+            remedy = "give a JSON Schema, or the path of one"
+            yield at.at("schema").problem(str(error), remedy)
+    if expect.error is not None and not isinstance(expect.error, int):
+        for name in ("code", "message", "data", "status"):
+            yield from _pattern(getattr(expect.error, name), at.at("error", name))
+    if expect.error is not None and expect.tool_error:
+        yield at.problem("expects an error of the protocol and of the tool", "say one of them")
+    if isinstance(expect.snapshot, str):
+        yield from _expression(expect.snapshot, at.at("snapshot"))
+
+
+def _answers(answers: Mapping[str, Any] | list[AnswerRule], at: Origin) -> Iterator[Problem]:
+    for index, rule in enumerate(answers if isinstance(answers, list) else ()):
+        place = at.at(index)
+        if len(rule.model_fields_set & {"answer", "defaults"}) != 1:
+            yield place.problem("has no answer, or more than one", "say answer or defaults")
+        if rule.message is not None:
+            for _, problem in expecting.problems({"$regex": rule.message}):
+                yield place.at("message").problem(problem, "correct it")
+
+
+def _pattern(pattern: Any, at: Origin) -> Iterator[Problem]:
+    for loc, what in expecting.problems(pattern):
+        remedy = "the matchers are in `roundgate docs testing`; $$ is a plain $"
+        yield at.at(*loc).problem(what, remedy)
+
+
+def _expression(expression: str, at: Origin) -> Iterator[Problem]:
+    try:
+        variables.compile_path(expression)
+    except ValueError as error:
+        yield at.problem(str(error), _SEE)
+
+
+def _references(value: Any, known: set[str], at: Origin) -> Iterator[Problem]:
+    for loc, what in variables.problems(value, known):
+        yield at.at(*loc).problem(what, "define it in variables, or save it in a step before")
+
+
+def _fields_set(step: Step) -> set[str]:
+    """Return the fields that the file sets, by their names in the file."""
+    fields = type(step).model_fields
+    return {fields[name].alias or name for name in step.model_fields_set}
+
+
+def _raw(origin: Origin, name: str) -> Any:
+    """Return a part as it is in the file, with its references; `None` if it is missing."""
+    value = origin.located.value
+    for step in (*origin.loc, name):
+        is_there = isinstance(value, list) or (isinstance(value, Mapping) and step in value)
+        if not is_there:
+            return None
+        value = value[step]
+    return value

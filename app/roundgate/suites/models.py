@@ -1,6 +1,6 @@
 """The models of a suite's file, as `roundgate docs testing` describes it.
 
-`roundgate.suites.checking` validates patterns, expressions and references.
+`roundgate.suites.loading` validates patterns, expressions and references.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ClientFailure: TypeAlias = Literal[
 
 
 def _shape(value: Any) -> str | None:
-    """The tag of a union by what stands in the file; `None` for what fits none."""
+    """Return a union's tag for a value of the file, or `None` if no member fits."""
     if isinstance(value, bool):
         return "<flag>"
     if isinstance(value, int):
@@ -32,7 +32,7 @@ def _shape(value: Any) -> str | None:
 
 
 class SuiteModel(BaseModel):
-    """Base: frozen, and a misspelt field is an error."""
+    """Base: frozen; an unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -68,12 +68,6 @@ class AnswerRule(SuiteModel):
         None, description="What sort of question it is."
     )
     message: str | None = Field(None, description="A regular expression found in its message.")
-    field: dict[str, Any] | None = Field(
-        None,
-        description="Members of the schema of a form's field: each field that has them gets "
-        "`value`.",
-    )
-    value: Any = Field(None, description="The value of the fields that `field` chooses.")
     answer: Any = Field(None, description="The answer: content, {action: decline}, text, a list.")
     defaults: bool = Field(False, description="Answer a form with the defaults of its schema.")
 
@@ -107,28 +101,17 @@ ErrorExpected: TypeAlias = Annotated[
 ]
 
 
-class SnapshotOf(SuiteModel):
-    """What is compared with what was stored."""
-
-    of: str = Field("result", description="JMESPath: what of the outcome.")
-    name: str | None = Field(
-        None, description="Its name; the case and the number of the step unless given."
-    )
-
-
 SnapshotGiven: TypeAlias = Annotated[
-    Annotated[bool, Tag("<flag>")] | Annotated[SnapshotOf, Tag("<mapping>")],
-    Discriminator(_shape),
+    Annotated[bool, Tag("<flag>")] | Annotated[str, Tag("<text>")], Discriminator(_shape)
 ]
 
 
 class Expect(SuiteModel):
-    """What has to be so after a step. Whatever is not named may be as it likes, but
-    errors are never expected."""
+    """Expectations of a step's outcome. Members that are not set are not checked, except that an
+    error fails the step."""
 
     result: Any = Field(None, description="A pattern for the result (`roundgate docs testing`).")
     text: Any = Field(None, description="A pattern for the text of the result.")
-    raw: Any = Field(None, description="A pattern for the whole result of the protocol.")
     jmespath: dict[str, Any] = Field({}, description="Patterns by JMESPath into the outcome.")
     json_schema: SchemaGiven | None = Field(
         None, alias="schema", description="A JSON Schema of the result, or the path of one."
@@ -142,11 +125,11 @@ class Expect(SuiteModel):
         None, description="Each question in order: its key, or a pattern for it."
     )
     task: bool | None = Field(None, description="Whether it became a task.")
-    statuses: Any = Field(None, description="A pattern for the list of the task's statuses.")
-    progress: Any = Field(None, description="A pattern for the list of progress notifications.")
-    logs: Any = Field(None, description="A pattern for the list of log messages.")
     within_s: float | None = Field(None, gt=0, description="For how long it may take.")
-    snapshot: SnapshotGiven = Field(False, description="Compare with what `--update` stored.")
+    snapshot: SnapshotGiven = Field(
+        False,
+        description="Compare the result, or what this JMESPath finds, with what `--update` stored.",
+    )
 
 
 class Save(SuiteModel):
@@ -193,18 +176,18 @@ class Step(SuiteModel):
 
     @property
     def actions(self) -> list[str]:
-        """What it does: one of `ACTIONS`, if it is right."""
-        return [name for name in ACTIONS if getattr(self, _ATTRIBUTES.get(name, name)) is not None]
+        """The actions of the step, as in `ACTIONS`; exactly one if the step is valid."""
+        return [name for name in ACTIONS if self._target(name) is not None]
 
     @property
     def title(self) -> str:
-        """What it does, for people: `call book`."""
-        return " ".join(
-            f"{name} {getattr(self, _ATTRIBUTES.get(name, name))}" for name in self.actions
-        )
+        """The action and its target for reports: `call book`."""
+        return " ".join(f"{name} {self._target(name)}" for name in self.actions)
 
+    def _target(self, action: str) -> str | None:
+        target: str | None = self.list_ if action == "list" else getattr(self, action)
+        return target
 
-_ATTRIBUTES: Final = {"list": "list_", "as": "as_"}
 
 _EVERY: Final = frozenset({"expect", "save", "timeout_s"})
 _CALL: Final = _EVERY | {"arguments", "answers", "max_rounds"}
@@ -221,7 +204,7 @@ ACTIONS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "request": _EVERY | {"params"},
     }
 )
-"""What a step can do, and the fields that go with it."""
+"""The actions of a step, each with the fields that it takes."""
 
 
 class Case(Step):
@@ -245,6 +228,6 @@ class Suite(SuiteModel):
 
 
 def schema_of_suites() -> dict[str, Any]:
-    """The schema, in draft 2020-12."""
-    made = Suite.model_json_schema(by_alias=True)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+    """Return the JSON Schema of suites, in draft 2020-12."""
+    schema = Suite.model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

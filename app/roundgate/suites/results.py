@@ -1,9 +1,7 @@
-"""The results of a run: a verdict for each case, where it failed, and reports as JUnit's XML and
-TAP, version 14."""
+"""The results of a run: a verdict for each case, where it failed, and a report as JUnit XML."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +9,7 @@ from enum import StrEnum
 from typing import Final
 from xml.etree import ElementTree as Xml
 
-from roundgate.suites.patterns import Difference
+from roundgate.suites.expecting import Difference
 
 
 class Verdict(StrEnum):
@@ -24,8 +22,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a case failed: the step (from 1), its line in the suite, a sentence,
-    differences. It holds no secrets."""
+    """Why a case failed: the step (from 1) and its line, a sentence, differences. Has no secrets."""
 
     step: int
     title: str
@@ -36,7 +33,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """One case that was run, or skipped; `reason` says why."""
+    """The result of one case; `reason` says why it was skipped."""
 
     suite: str
     name: str
@@ -49,7 +46,7 @@ class CaseResult:
 
 @dataclass(frozen=True, slots=True)
 class SuiteResult:
-    """One suite: `path` is its file, `target` what was tested."""
+    """The results of one suite; `target` is the server that was tested."""
 
     name: str
     path: str
@@ -58,16 +55,16 @@ class SuiteResult:
     duration_ms: float
 
     def count(self, verdict: Verdict) -> int:
-        """How many cases ended so."""
+        """Return the number of cases with this verdict."""
         return sum(case.verdict is verdict for case in self.cases)
 
 
 _NOT_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that XML 1.0 cannot have, not even as references."""
+"""The characters that XML 1.0 cannot have, not even as references."""
 
 
 def junit(suites: Sequence[SuiteResult]) -> str:
-    """One document for all suites: a `testsuite` each, a `testcase` a case."""
+    """Return one document for all suites: a `testsuite` each, a `testcase` for each case."""
     root = Xml.Element("testsuites", _totals(suites))
     for suite in suites:
         element = Xml.SubElement(
@@ -92,7 +89,7 @@ def _junit_case(parent: Xml.Element, suite: SuiteResult, case: CaseResult) -> No
     if case.verdict is Verdict.SKIPPED:
         Xml.SubElement(element, "skipped", {"message": _clean(case.reason)})
     if case.failure is not None:
-        lines = list(told(case.failure))
+        lines = list(failure_lines(case.failure))
         failure = Xml.SubElement(element, "failure", {"message": _clean(lines[0])})
         failure.text = _clean("\n".join(lines))
 
@@ -109,40 +106,8 @@ def _totals(suites: Sequence[SuiteResult]) -> dict[str, str]:
     }
 
 
-def tap(suites: Sequence[SuiteResult]) -> str:
-    """All cases of all suites, numbered through; what failed has a block of YAML."""
-    cases = [(suite, case) for suite in suites for case in suite.cases]
-    lines = ["TAP version 14", f"1..{len(cases)}"]
-    for number, (suite, case) in enumerate(cases, 1):
-        word = "not ok" if case.verdict is Verdict.FAILED else "ok"
-        name = _tap_text(f"{suite.name}: {case.name}")
-        skipped = f" # SKIP {_tap_text(case.reason)}" if case.verdict is Verdict.SKIPPED else ""
-        lines.append(f"{word} {number} - {name}{skipped}")
-        if case.failure is not None:
-            lines += ["  ---", *_tap_block(suite, case, case.failure), "  ..."]
-    return "\n".join(lines) + "\n"
-
-
-def _tap_block(suite: SuiteResult, case: CaseResult, failure: Failure) -> Iterator[str]:
-    place = f"{suite.path}:{failure.line}" if failure.line else suite.path
-    members = {
-        "message": failure.message,
-        "severity": "fail",
-        "at": place,
-        "step": f"{failure.step}: {failure.title}",
-        "duration_ms": round(case.duration_ms, 3),
-    }
-    for name, value in members.items():  # JSON is YAML
-        yield f"  {name}: {json.dumps(value)}"
-    if failure.differences:
-        yield "  differences:"
-    for one in failure.differences:
-        said = {"path": one.path, "expected": one.expected, "actual": one.actual}
-        yield f"    - {json.dumps(said)}"
-
-
-def told(failure: Failure) -> Iterator[str]:
-    """A failure as plain lines, for people."""
+def failure_lines(failure: Failure) -> Iterator[str]:
+    """Yield a failure as plain lines, for people."""
     yield f"step {failure.step}: {failure.title}: {failure.message}"
     for one in failure.differences:
         yield one.path
@@ -151,10 +116,6 @@ def told(failure: Failure) -> Iterator[str]:
         else:
             yield f"    expected  {one.expected}"
             yield f"    actual    {one.actual}"
-
-
-def _tap_text(text: str) -> str:
-    return _clean(" ".join(text.split())).replace("\\", "\\\\").replace("#", "\\#")
 
 
 def _clean(text: str) -> str:

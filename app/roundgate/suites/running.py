@@ -1,11 +1,10 @@
-"""Suites are run: a client for each case, its steps in order, and what came of them
-held to what was expected.
+"""Runs suites: a client for each case, its steps in order, and what came of them compared with
+what is expected.
 
     step ──▶ references filled in ──▶ request, through rounds and task ──▶ outcome ──▶ expectations ──▶ variables
 
-An outcome is one JSON object, which patterns and JMESPath look into: `result`, `text`,
-`raw`, `is_error`, `rounds`, `asked`, `task`, `progress`, `logs`, `duration_ms`, or `error`
-in place of the first four.
+An outcome is one JSON object for patterns and JMESPath: `result`, `text`, `raw`, `is_error`,
+`rounds`, `asked`, `task`, `progress`, `logs`, `duration_ms`, or `error` in place of the first four.
 """
 
 from __future__ import annotations
@@ -14,12 +13,15 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from roundgate.client import (
+    ACCEPT,
+    Answers,
     CallResult,
     Client,
+    Kind,
     Log,
     Progress,
     PromptResult,
@@ -39,28 +41,24 @@ from roundgate.errors import (
     Unanswered,
     UsageError,
 )
-from roundgate.suites import paths
-from roundgate.suites.expecting import Snapshots, unmet
+from roundgate.suites.expecting import Difference, Snapshots, Unmet, differences, unmet
 from roundgate.suites.loading import SuiteFile
 from roundgate.suites.models import AnswerRule, Case, Save, Step
-from roundgate.suites.patterns import Difference
 from roundgate.suites.results import CaseResult, Failure, Verdict
-from roundgate.suites.script import Given, Script
-from roundgate.suites.variables import Secrets, Variables
+from roundgate.suites.variables import Secrets, Variables, as_text, search
 
 MAX_NOTED: Final = 10_000
-"""How many notifications of one step are kept."""
+"""The most notifications that are kept of one step."""
 
-Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[Client]]
-"""Makes a client of the server that is tested."""
+GivenAnswers: TypeAlias = Mapping[str, Any] | list[AnswerRule]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What the cases of one suite have in common."""
+    """A run of one suite. `connect` makes a client of the server that is tested."""
 
     file: SuiteFile
-    connect: Connect
+    connect: Callable[[], AbstractAsyncContextManager[Client]]
     snapshots: Snapshots
     secrets: Secrets
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
@@ -75,30 +73,29 @@ class Run:
         done: Callable[[CaseResult], None] = lambda result: None,
         stops: Callable[[CaseResult], bool] = lambda result: False,
     ) -> list[CaseResult]:
-        """Run some cases, so many at once; the results are in their order in the file.
+        """Run cases, at most `jobs` at once; return the results in the order of `chosen`.
 
         Args:
-            chosen: their indexes.
-            begun: told of each case as it begins.
-            done: told of each result as soon as all before it are there.
-            stops: whether no further case is begun after this result.
+            chosen: the indexes of the cases in the suite.
+            begun: called with each case as it begins.
+            done: called with each result once all results before it are there.
+            stops: returns whether no further case may begin after a result.
         """
         results: dict[int, CaseResult] = {}
         waiting = list(reversed(chosen))
-        told = 0
+        reported = 0
         stopped = False
 
         async def work() -> None:
-            nonlocal told, stopped
+            nonlocal reported, stopped
             while waiting and not stopped:
                 index = waiting.pop()
-                case = self.file.suite.cases[index]
-                begun(case)
+                begun(self.file.suite.cases[index])
                 results[index] = await self.case(index)
                 stopped = stopped or stops(results[index])
-                while told < len(chosen) and chosen[told] in results:
-                    done(results[chosen[told]])
-                    told += 1
+                while reported < len(chosen) and chosen[reported] in results:
+                    done(results[chosen[reported]])
+                    reported += 1
 
         async with asyncio.TaskGroup() as group:
             for _ in range(min(jobs, len(chosen))):
@@ -108,19 +105,16 @@ class Run:
     async def case(self, index: int) -> CaseResult:
         """Run one case."""
         case = self.file.suite.cases[index]
-        line = self.file.line("cases", index)
-        if case.skip is not None:
-            return CaseResult(self.file.name, case.name, line, Verdict.SKIPPED, reason=case.skip)
-        begun = self.clock.monotonic_ms()
-        failure = await self._failure(case, index)
-        return CaseResult(
-            self.file.name,
-            case.name,
-            line,
-            Verdict.PASSED if failure is None else Verdict.FAILED,
-            self.clock.monotonic_ms() - begun,
-            failure,
+        result = CaseResult(
+            self.file.name, case.name, self.file.line("cases", index), Verdict.PASSED
         )
+        if case.skip is not None:
+            return replace(result, verdict=Verdict.SKIPPED, reason=case.skip)
+        begun_ms = self.clock.monotonic_ms()
+        failure = await self._failure(case, index)
+        verdict = Verdict.PASSED if failure is None else Verdict.FAILED
+        duration_ms = self.clock.monotonic_ms() - begun_ms
+        return replace(result, verdict=verdict, duration_ms=duration_ms, failure=failure)
 
     async def _failure(self, case: Case, index: int) -> Failure | None:
         at: tuple[str | int, ...] = ("cases", index)
@@ -131,39 +125,31 @@ class Run:
             variables.values["unique"] = self.clock.new_id()
             variables.define(self.file.suite.variables)
             async with self.connect() as client:
-                acting = _Acting(self, client, variables, case)
+                running = _RunningCase(self, client, variables, case)
                 for number, step in enumerate(steps, 1):
                     title = step.title
                     line = self.file.line(*at, *(("steps", number - 1) if case.steps else ()))
-                    if found := await acting.step(step, number):
-                        message, differing = found
-                        return self._told(number, title, line, message, differing)
+                    if (result := await running.step(step, number)) is not None:
+                        return self._without_secrets(number, title, line, *result)
         except (ClientError, UsageError, ValueError) as error:
-            said = error.on_command_line if isinstance(error, ClientError) else str(error)
-            return self._told(number, title, line, said, [])
+            message = error.on_command_line if isinstance(error, ClientError) else str(error)
+            return self._without_secrets(number, title, line, message, [])
         return None
 
-    def _told(
+    def _without_secrets(
         self, number: int, title: str, line: int | None, message: str, found: Sequence[Difference]
     ) -> Failure:
-        """A failure without secrets."""
         hide = self.secrets.hidden
-        differing = [
+        hidden = [
             Difference(
-                hide(one.path),
-                hide(one.expected),
-                hide(one.actual),
-                tuple(map(hide, one.lines)),
+                hide(one.path), hide(one.expected), hide(one.actual), tuple(map(hide, one.lines))
             )
             for one in found
         ]
-        return Failure(number, hide(title), line, hide(message), differing)
+        return Failure(number, hide(title), line, hide(message), hidden)
 
 
-Unmet: TypeAlias = tuple[str, Sequence[Difference]]
-
-
-class _Acting:
+class _RunningCase:
     """The steps of one case: a client, the variables so far, the tasks that were started."""
 
     def __init__(self, run: Run, client: Client, variables: Variables, case: Case) -> None:
@@ -174,108 +160,106 @@ class _Acting:
         self._tasks: dict[str, Task] = {}
 
     async def step(self, step: Step, number: int) -> Unmet | None:
-        """Do one; what was not as expected, `None` if everything was."""
-        common = self._answers(self._run.file.suite.answers)
-        script = Script(self._answers(step.answers), common, self._run.secrets)
+        """Run a step; return what was not as expected, or `None`."""
+        run, variables = self._run, self._variables
+        common = self._answers(run.file.suite.answers)
+        script = Script(self._answers(step.answers), common, run.secrets)
         outcome = await self._outcome(step, script)
-        expect = step.expect
-        name = f"{self._case.name}, step {number}" if self._case.steps else self._case.name
-        found = unmet(
-            expect, outcome, self._variables.filled, self._run.file, name,
-            self._run.snapshots, self._run.secrets,
-        )  # fmt: skip
-        if found is not None:
-            return found
+        result = unmet(step.expect, outcome, variables.filled, run.file.folder)
+        if result is None:
+            name = f"{self._case.name}, step {number}" if self._case.steps else self._case.name
+            result = run.snapshots.unmet(name, step.expect.snapshot, outcome, run.secrets)
+        if result is not None:
+            return result
         if unused := script.unused:
             return f"no question asked for these answers: {', '.join(unused)}", []
         for variable, save in step.save.items():
-            wanted = save.of if isinstance(save, Save) else save
-            value = paths.found(wanted, outcome)
+            expression = save.of if isinstance(save, Save) else save
+            value = search(expression, outcome)
             if value is None:
                 there = ", ".join(sorted(outcome))
-                return f"save: {wanted} finds nothing in the outcome, which has {there}", []
+                return f"save: {expression} finds nothing in the outcome, which has {there}", []
             if isinstance(save, Save) and save.secret:
-                self._run.secrets.add(value)
-            self._variables.values[variable] = value
+                run.secrets.add(value)
+            variables.values[variable] = value
         return None
 
-    def _answers(self, given: Given) -> Given:
-        if isinstance(given, list):
-            return [
-                AnswerRule.model_validate(
-                    self._variables.filled(rule.model_dump(exclude_unset=True))
-                )
-                for rule in given
-            ]
-        filled: Mapping[str, Any] = self._variables.filled(dict(given))
-        return filled
+    def _answers(self, answers: GivenAnswers) -> GivenAnswers:
+        filled = self._variables.filled
+        if isinstance(answers, list):
+            rules = [filled(rule.model_dump(exclude_unset=True)) for rule in answers]
+            return [AnswerRule.model_validate(rule) for rule in rules]
+        by_key: Mapping[str, Any] = filled(dict(answers))
+        return by_key
 
     async def _outcome(self, step: Step, script: Script) -> dict[str, Any]:
-        """What came of a step, as one JSON object."""
         noted = _Noted(step)
         limit_s = step.timeout_s or self._run.file.suite.timeout_s
-        begun = self._run.clock.monotonic_ms()
+        begun_ms = self._run.clock.monotonic_ms()
         try:
             try:
                 async with asyncio.timeout(limit_s):
-                    document = await self._act(step, script, noted)
+                    outcome = await self._act(step, script, noted)
             except TimeoutError:
                 raise TimedOut(f"No result within {limit_s:g} s (timeout_s)") from None
         except ClientError as error:
-            document = {"error": _error(error)}
-        document["duration_ms"] = round(self._run.clock.monotonic_ms() - begun, 3)
-        document["asked"] = [_question(one) for one in script.asked]
-        document["progress"], document["logs"] = noted.progress, noted.logs
+            outcome = {"error": _error(error)}
+        outcome["duration_ms"] = round(self._run.clock.monotonic_ms() - begun_ms, 3)
+        outcome["asked"] = [_question(question) for question in script.asked]
+        outcome["progress"], outcome["logs"] = noted.progress, noted.logs
         if noted.statuses:
-            document["task"] = {"id": noted.task_id, "statuses": noted.statuses}
-        return document
+            outcome["task"] = {"id": noted.task_id, "statuses": noted.statuses}
+        return outcome
 
     async def _act(self, step: Step, script: Script, noted: _Noted) -> dict[str, Any]:
         (action,) = step.actions
-        text, filled = self._variables.text, self._variables.filled
+        text, client = self._variables.text, self._client
         match action:
             case "call" | "start":
                 return await self._call(step, script, noted)
             case "wait":
-                return await self._wait(self._task(step.wait), step, script, noted)
+                return await self._wait(self._tasks[step.wait or ""], step, script, noted)
             case "cancel":
-                task = self._task(step.cancel)
+                task = self._tasks[step.cancel or ""]
                 await task.cancel()
                 noted.task(await task.get())
                 return {"result": noted.statuses[-1], "rounds": 1}
             case "prompt":
-                prompt = await self._client.prompt(
-                    text(step.prompt or ""),
-                    {key: _as_text(one) for key, one in filled(step.arguments).items()},
-                    answers=script,
+                arguments = self._texts(step.arguments)
+                return _of_prompt(
+                    await client.prompt(text(step.prompt or ""), arguments, answers=script)
                 )
-                return _of_prompt(prompt)
             case "read":
-                return _of_read(await self._client.read(text(step.read or ""), answers=script))
+                return _of_read(await client.read(text(step.read or ""), answers=script))
             case "complete":
                 return await self._complete(step)
             case "list":
                 lists: dict[str, Callable[[], Any]] = {
-                    "tools": self._client.tools,
-                    "prompts": self._client.prompts,
-                    "resources": self._client.resources,
-                    "templates": self._client.resource_templates,
+                    "tools": client.tools,
+                    "prompts": client.prompts,
+                    "resources": client.resources,
+                    "templates": client.resource_templates,
                 }
-                listed = [one.raw for one in await lists[step.list_ or "tools"]()]
+                listed = [entry.raw for entry in await lists[step.list_ or "tools"]()]
                 return {"result": listed, "raw": listed}
             case _:
-                raw = await self._client.request(text(step.request or ""), filled(step.params))
+                params = self._variables.filled(step.params)
+                raw = await client.request(text(step.request or ""), params)
                 return {"result": raw, "raw": raw, "rounds": 1}
 
+    def _texts(self, arguments: Mapping[str, Any]) -> dict[str, str]:
+        return {
+            key: as_text(value) for key, value in self._variables.filled(dict(arguments)).items()
+        }
+
     async def _call(self, step: Step, script: Script, noted: _Noted) -> dict[str, Any]:
-        filled = self._variables.filled
         task = await self._client.start(
             self._variables.text(step.call or step.start or ""),
-            filled(step.arguments),
+            self._variables.filled(step.arguments),
             answers=script,
             max_rounds=step.max_rounds,
-            on_progress=noted.progressed if noted.wants("progress") else None,
-            on_log=noted.logged if noted.wants("logs") else None,
+            on_progress=noted.progressed if noted.is_used("progress") else None,
+            on_log=noted.logged if noted.is_used("logs") else None,
             log_level="debug",
         )
         if task.state is not None:
@@ -298,62 +282,130 @@ class _Acting:
             if state.status == step.until:
                 return {"result": state.status, "raw": state.raw}
             if state.is_over:
-                raise TaskEnded(
-                    state.status, f"The task is {state.status}, and will not be {step.until}"
-                )
+                message = f"The task is {state.status}, and will not be {step.until}"
+                raise TaskEnded(state.status, message)
             await asyncio.sleep(min(max(state.poll_interval_ms or 1_000, 20), 60_000) / 1_000)
 
     async def _complete(self, step: Step) -> dict[str, Any]:
-        name, filled = self._variables.text(step.complete or ""), self._variables.filled
+        name = self._variables.text(step.complete or "")
         ref = (
             {"type": "ref/resource", "uri": name}
             if "://" in name
             else {"type": "ref/prompt", "name": name}
         )
-        found = await self._client.complete(
-            ref,
-            step.argument or "",
-            self._variables.text(step.value),
-            {key: _as_text(one) for key, one in filled(step.arguments).items()},
-        )
-        return {"result": found.values, "raw": found.raw, "rounds": 1}
+        value, context = self._variables.text(step.value), self._texts(step.arguments)
+        completed = await self._client.complete(ref, step.argument or "", value, context)
+        return {"result": completed.values, "raw": completed.raw, "rounds": 1}
 
-    def _task(self, name: str | None) -> Task:
-        return self._tasks[name or ""]
+
+class Script:
+    """Answers questions from a step, then from its suite. `asked` has the questions in order."""
+
+    def __init__(self, own: GivenAnswers, common: GivenAnswers, secrets: Secrets) -> None:
+        self._own = _Rules(own) if isinstance(own, list) else Answers(own)
+        self._common = _Rules(common) if isinstance(common, list) else Answers(common)
+        self._secrets = secrets
+        self.asked: list[Question] = []
+
+    async def __call__(self, question: Question) -> Any:
+        """Return the answer to a question, or `None`."""
+        self.asked.append(question)
+        answer = await self._own(question)
+        if answer is None:
+            answer = await self._common(question)
+        self._keep_secret(question, answer)
+        return answer
+
+    @property
+    def unused(self) -> list[str]:
+        """The step's own answers that no question asked for."""
+        return self._own.unused
+
+    def _keep_secret(self, question: Question, answer: Any) -> None:
+        for name, schema in question.fields.items():
+            if schema.get("format") == "password" or schema.get("writeOnly") is True:
+                content = answer.get("content", answer) if isinstance(answer, Mapping) else answer
+                value = content.get(name) if isinstance(content, Mapping) else content
+                self._secrets.add(value if isinstance(value, str | int | float) else None)
+
+
+class _Rules:
+    """Rules in their order; the first that matches a question answers it."""
+
+    def __init__(self, rules: list[AnswerRule]) -> None:
+        self._rules = rules
+        self._used: set[int] = set()
+
+    @property
+    def unused(self) -> list[str]:
+        return [_named(rule) for at, rule in enumerate(self._rules) if at not in self._used]
+
+    async def __call__(self, question: Question) -> Any:
+        for at, rule in enumerate(self._rules):
+            if _matches(rule, question) and (answer := _answer(rule, question)) is not None:
+                self._used.add(at)
+                return answer
+        return None
+
+
+def _matches(rule: AnswerRule, question: Question) -> bool:
+    return (
+        rule.key in (None, question.key)
+        and rule.round in (None, question.round)
+        and rule.kind in (None, question.kind.value)
+        and (
+            rule.message is None or not differences({"$regex": rule.message}, question.message, "")
+        )
+    )
+
+
+def _answer(rule: AnswerRule, question: Question) -> Any:
+    if not rule.defaults:
+        return rule.answer
+    is_enough = question.kind is Kind.FORM and not question.problems(question.defaults)
+    return ACCEPT if is_enough else None
+
+
+def _named(rule: AnswerRule) -> str:
+    conditions = rule.model_dump(include={"key", "round", "kind", "message"}, exclude_none=True)
+    return ", ".join(f"{name} {value}" for name, value in conditions.items()) or "any question"
 
 
 class _Noted:
-    """What was heard while a step was under way."""
+    """The notifications and statuses of a task that come during a step."""
 
     def __init__(self, step: Step) -> None:
-        self._asked_for = step.expect.model_fields_set
-        self._mentioned = " ".join(
-            [*step.expect.jmespath, *(str(one) for one in step.save.values())]
+        self._expressions = " ".join(
+            [*step.expect.jmespath, str(step.expect.snapshot), *map(str, step.save.values())]
         )
         self.progress: list[dict[str, Any]] = []
         self.logs: list[dict[str, Any]] = []
         self.statuses: list[str] = []
         self.task_id = ""
 
-    def wants(self, what: str) -> bool:
-        """Whether the step looks at it; a server need not be asked for what nobody looks at."""
-        return what in self._asked_for or what in self._mentioned
+    def is_used(self, name: str) -> bool:
+        """Return whether an expression of the step names this part of the outcome; otherwise the
+        server is not asked for it."""
+        return name in self._expressions
 
-    def progressed(self, one: Progress) -> None:
+    def progressed(self, progress: Progress) -> None:
         if len(self.progress) < MAX_NOTED:
             self.progress.append(
-                {"progress": one.progress, "total": one.total, "message": one.message}
+                {
+                    "progress": progress.progress,
+                    "total": progress.total,
+                    "message": progress.message,
+                }
             )
 
-    def logged(self, one: Log) -> None:
+    def logged(self, log: Log) -> None:
         if len(self.logs) < MAX_NOTED:
-            self.logs.append({"level": one.level, "logger": one.logger, "data": one.data})
+            self.logs.append({"level": log.level, "logger": log.logger, "data": log.data})
 
     def task(self, state: TaskState) -> None:
         self.task_id = state.task_id
-        if (not self.statuses or self.statuses[-1] != state.status) and len(
-            self.statuses
-        ) < MAX_NOTED:
+        is_new = not self.statuses or self.statuses[-1] != state.status
+        if is_new and len(self.statuses) < MAX_NOTED:
             self.statuses.append(state.status)
 
 
@@ -368,26 +420,14 @@ def _of_call(result: CallResult) -> dict[str, Any]:
 
 
 def _of_prompt(result: PromptResult) -> dict[str, Any]:
-    texts = [_content_text(message.get("content")) for message in result.messages]
-    return {
-        "result": result.messages,
-        "text": "\n".join(texts),
-        "raw": result.raw,
-        "rounds": result.rounds,
-    }
-
-
-def _content_text(content: Any) -> str:
-    return str(content.get("text", "")) if isinstance(content, dict) else ""
+    contents = [message.get("content") for message in result.messages]
+    text = "\n".join(str(one.get("text", "")) if isinstance(one, dict) else "" for one in contents)
+    return {"result": result.messages, "text": text, "raw": result.raw, "rounds": result.rounds}
 
 
 def _of_read(result: ReadResult) -> dict[str, Any]:
-    return {
-        "result": result.contents,
-        "text": result.text,
-        "raw": result.raw,
-        "rounds": result.rounds,
-    }
+    shown = {"result": result.contents, "text": result.text}
+    return {**shown, "raw": result.raw, "rounds": result.rounds}
 
 
 def _question(question: Question) -> dict[str, Any]:
@@ -403,27 +443,22 @@ def _question(question: Question) -> dict[str, Any]:
 
 
 def _error(error: ClientError) -> dict[str, Any]:
-    """An error as patterns see it; `hint` is for the report."""
-    found: dict[str, Any] = {"kind": type(error).__name__, "message": error.on_command_line}
+    """Return an error as patterns see it."""
+    outcome: dict[str, Any] = {"kind": type(error).__name__, "message": error.on_command_line}
     match error:
         case RpcError():
-            found |= {"code": error.code, "message": error.message, "data": error.details}
+            outcome |= _of_rpc_error(error)
         case HttpRefused():
-            found["status"] = error.status
+            outcome["status"] = error.status
         case TaskEnded():
-            found["status"] = error.status
-            if error.error is not None:
-                found |= {
-                    "code": error.error.code,
-                    "message": error.error.message,
-                    "data": error.error.details,
-                }
+            outcome["status"] = error.status
+            outcome |= {} if error.error is None else _of_rpc_error(error.error)
         case Unanswered():
-            found["questions"] = [one.as_json() for one in error.questions]
+            outcome["questions"] = [question.as_json() for question in error.questions]
         case AnswerInvalid():
-            found |= {"key": error.key, "problems": list(error.problems)}
-    return found
+            outcome |= {"key": error.key, "problems": list(error.problems)}
+    return outcome
 
 
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else str(value)
+def _of_rpc_error(error: RpcError) -> dict[str, Any]:
+    return {"code": error.code, "message": error.message, "data": error.details}

@@ -1,5 +1,4 @@
-"""The server that a suite is run against: one that is up, or one that is started for the
-run and ended with it."""
+"""The server that a suite tests: one that is up, or one that is started for the run."""
 
 from __future__ import annotations
 
@@ -21,13 +20,12 @@ from roundgate.errors import ConnectionLost, UsageError
 _STOP_S: Final = 15.0
 _TAIL_BYTES: Final = 4_096
 _ATTEMPTS: Final = 3
-"""How many ports are tried: between finding a free one and listening on it,
-another process may take it."""
+"""The number of ports to try: another process may take a free port before the server listens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where calls go, and what starts it, if anything does."""
+    """A server's URL, and the command that starts it, if any."""
 
     url: str
     command: Sequence[str] = ()
@@ -40,18 +38,12 @@ class Target:
     def of_gateway(
         cls, config: Path, environment: Mapping[str, str], timeout_s: float, described: str
     ) -> Target:
-        """A gateway of this configuration, in a process of its own."""
+        """Return a gateway with this configuration, in a process of its own."""
         command = (
             sys.executable, "-m", "roundgate.cli", "serve", str(config.resolve()), "--port", "${port}",
         )  # fmt: skip
-        return cls(
-            "http://127.0.0.1:${port}/mcp",
-            command,
-            environment,
-            Path(),
-            timeout_s,
-            described,
-        )
+        url = "http://127.0.0.1:${port}/mcp"
+        return cls(url, command, environment, Path(), timeout_s, described)
 
     def __str__(self) -> str:
         return self.described or self.url
@@ -59,11 +51,11 @@ class Target:
 
 @asynccontextmanager
 async def started(target: Target) -> AsyncGenerator[Target, None]:
-    """The target once it answers; what was started for it ends with the block.
+    """Start the target, and yield it once it listens; end it with the block.
 
     Raises:
-        UsageError: its command cannot be run.
-        ConnectionLost: it ended, or did not listen in time; the end of its output is in the text.
+        UsageError: the command cannot be run.
+        ConnectionLost: it ended, or did not listen in time; the text has the end of its output.
     """
     if not target.command:
         yield target
@@ -83,8 +75,7 @@ async def started(target: Target) -> AsyncGenerator[Target, None]:
 
 
 class _Process:
-    """A server that was started: its output goes into a file, of which the end is shown
-    if it does not come up."""
+    """A server that was started, with its output in a file."""
 
     def __init__(self, target: Target, port: int, folder: Path) -> None:
         self._target = target
@@ -97,8 +88,7 @@ class _Process:
     async def is_started(self) -> bool:
         """Start the server; return False if another process has taken its port since."""
         environment = {**os.environ, **(self._target.environment or {})}
-        # a store of its own, unless somebody chose one: what is left of
-        # another run must not be found
+        # a store of its own, so that nothing of another run is found
         environment.setdefault("GATEWAY_STORE", f"sqlite:///{self._folder / 'store.sqlite3'}")
         words = [word.replace("${port}", self._port) for word in self._target.command]
         with self._output.open("wb") as output:
@@ -149,7 +139,7 @@ class _Process:
         return True
 
     async def end(self) -> None:
-        """Tell it to stop, and all that it has started; who does not is killed."""
+        """Stop the server and its child processes; kill them after `_STOP_S` seconds."""
         if self._process is None:
             return
         for number in (signal.SIGTERM, signal.SIGKILL):

@@ -13,95 +13,122 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from roundgate.settings.spellings import in_base64, in_escapes, spellings
-from roundgate.suites import paths
+import jmespath
+from jmespath import exceptions
 
-_REFERENCE: Final = re.compile(
-    r"(?P<escape>\$\$\{)|\$\{(?:(?P<source>env|secret|file):)?(?P<name>(?:[^}:]|:(?!-))+)"
-    r"(?::-(?P<default>[^}]*))?\}|(?P<broken>\$\{)"
-)
+from roundgate.errors import UnresolvedReference
+from roundgate.settings import Expression, parts
+from roundgate.settings.redacting import Redactor
+
+_BROKEN: Final = "${ begins something that is no reference: $${ is a plain one"
 MAX_FILE_BYTES: Final = 8 * 1024 * 1024
-GIVEN: Final = frozenset({"unique", "port"})
-"""Variables that are there without being said."""
+BUILT_IN: Final = frozenset({"unique", "port"})
+"""Variables that no suite defines."""
+
+
+@lru_cache(maxsize=1_024)
+def compile_path(expression: str) -> Any:
+    """Compile a JMESPath expression.
+
+    Raises:
+        ValueError: it is not valid; the text says where.
+    """
+    try:
+        return jmespath.compile(expression)
+    except exceptions.JMESPathError as error:
+        raise ValueError(f"is not JMESPath: {_first_line(error)}") from None
+
+
+def search(expression: str, document: Any) -> Any:
+    """Return what a JMESPath expression finds, or `None`.
+
+    Raises:
+        ValueError: the expression is not valid, or cannot be applied to the document.
+    """
+    try:
+        return compile_path(expression).search(document)
+    except exceptions.JMESPathError as error:
+        raise ValueError(f"{expression}: {_first_line(error)}") from None
+
+
+def _first_name(expression: str) -> str:
+    """Return the variable that an expression begins with: `order` of `order.items[0].id`; empty
+    if it does not begin with one."""
+    node = compile_path(expression).parsed
+    while node.get("children") and node["type"] != "field":
+        node = node["children"][0]
+    return str(node["value"]) if node["type"] == "field" else ""
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0][:200]
 
 
 class Variables:
-    """What references of one case lead to."""
+    """The values that the references of one case stand for."""
 
     def __init__(
-        self,
-        values: Mapping[str, Any],
-        folder: Path,
-        environ: Mapping[str, str],
-        secrets: Secrets,
+        self, values: Mapping[str, Any], folder: Path, environ: Mapping[str, str], secrets: Secrets
     ) -> None:
         self.values = dict(values)
         self._folder = folder
         self._environ = environ
         self._secrets = secrets
 
-    def define(self, given: Mapping[str, Any]) -> None:
-        """Make variables, each of which may refer to those before it.
+    def define(self, definitions: Mapping[str, Any]) -> None:
+        """Add variables, each of which may refer to those before it.
 
         Raises:
             ValueError: as `filled`.
         """
-        for name, value in given.items():
+        for name, value in definitions.items():
             self.values[name] = self.filled(value)
 
     def filled(self, value: Any) -> Any:
-        """A value with every reference in its texts, and in its keys, replaced.
+        """Return a value with every reference in its texts and keys replaced.
 
         Raises:
-            ValueError: one leads to nothing; the text says which, and what to do.
+            ValueError: a reference leads to nothing; the text says which, and what to do.
         """
         match value:
             case dict():
-                return {self._text(key): self.filled(item) for key, item in value.items()}
+                return {self.text(key): self.filled(item) for key, item in value.items()}
             case list():
                 return [self.filled(item) for item in value]
-            case str() if "${" in value:
-                whole = _REFERENCE.fullmatch(value)
-                return (
-                    self._resolved(whole)
-                    if whole is not None and whole["name"]
-                    else self._text(value)
-                )
+            case str():
+                references = _parts(value)
+                is_one = len(references) == 1 and isinstance(references[0], Expression)
+                return self._resolved(references[0]) if is_one else self.text(value)
             case _:
                 return value
 
     def text(self, value: str) -> str:
-        """A text with its references replaced, whatever type they have.
+        """Return a text with its references replaced by texts.
 
         Raises:
             ValueError: as `filled`.
         """
-        filled: str = self._text(value)
-        return filled
+        return "".join(as_text(self._resolved(part)) for part in _parts(value))
 
-    def _text(self, value: Any) -> Any:
-        if not isinstance(value, str) or "${" not in value:
-            return value
-        return _REFERENCE.sub(lambda found: _as_text(self._resolved(found)), value)
-
-    def _resolved(self, found: re.Match[str]) -> Any:
-        if found["escape"]:
-            return "${"
-        if found["broken"]:
-            raise ValueError("${ begins something that is no reference: $${ is a plain one")
-        name: str = found["name"]
-        match found["source"]:
+    def _resolved(self, part: str | Expression) -> Any:
+        if isinstance(part, str):
+            return part
+        name = part.name
+        match part.source:
             case "file":
                 return self._file(name)
             case "env" | "secret":
-                return self._environment(name, found["default"], found["source"])
-        value = paths.found(name, self.values)
-        if value is None and paths.first_name(name) not in self.values:
+                return self._environment(name, part.default, part.source)
+            case "ssm":
+                raise ValueError(f"${{ssm:{name}}}: a suite reads nothing from AWS")
+        value = search(name, self.values)
+        if value is None and _first_name(name) not in self.values:
             raise ValueError(f"there is no variable {name}: `variables` or `save` make one")
-        if value is None and not _is_plain(name):
+        if value is None and not re.fullmatch(r"\w+", name):
             raise ValueError(f"{name} leads to nothing in the variables of this case")
         return value
 
@@ -138,14 +165,10 @@ class Variables:
 
 
 def problems(
-    value: Any, known: frozenset[str] | set[str], loc: tuple[str | int, ...] = ()
+    value: Any, known: set[str], loc: tuple[str | int, ...] = ()
 ) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """What is wrong with the references of a value before anything is run: the place
-    within it, and a sentence.
-
-    Args:
-        known: the variables that are there by then.
-    """
+    """Yield what is wrong with the references of a value before anything runs: the place within
+    it, and a sentence. `known` are the variables that are defined by then."""
     match value:
         case dict():
             for key, item in value.items():
@@ -153,90 +176,90 @@ def problems(
         case list():
             for index, item in enumerate(value):
                 yield from problems(item, known, (*loc, index))
-        case str() if "${" in value:
-            for found in _REFERENCE.finditer(value):
-                if (what := _wrong(found, known)) is not None:
-                    yield loc, what
+        case str():
+            try:
+                references = _parts(value)
+            except ValueError as error:
+                yield loc, str(error)
+                return
+            for part in references:
+                problem = _problem(part, known | BUILT_IN)
+                if problem is not None:
+                    yield loc, problem
 
 
-def _wrong(found: re.Match[str], known: frozenset[str] | set[str]) -> str | None:
-    if found["escape"]:
-        return None
-    if found["broken"]:
-        return "${ begins something that is no reference: $${ is a plain one"
-    if found["source"]:
+def _parts(text: str) -> list[str | Expression]:
+    try:
+        return parts(text)
+    except UnresolvedReference:
+        raise ValueError(_BROKEN) from None
+
+
+def _problem(part: str | Expression, known: set[str]) -> str | None:
+    if isinstance(part, str) or part.source:
         return None
     try:
-        name = paths.first_name(found["name"])
+        name = _first_name(part.name)
     except ValueError as error:
-        return f"${{{found['name']}}} {error}"
-    if name in known or name in GIVEN:
+        return f"${{{part.name}}} {error}"
+    if name in known:
         return None
-    there = ", ".join(sorted(known | GIVEN))
-    return f"there is no variable {name or found['name']} by then; there are {there}"
+    there = ", ".join(sorted(known))
+    return f"there is no variable {name or part.name} by then; there are {there}"
 
 
-def _is_plain(name: str) -> bool:
-    return re.fullmatch(r"\w+", name) is not None
+def as_text(value: Any) -> str:
+    """Return a text as it is, and any other value as JSON."""
+    return value if isinstance(value, str) else as_json(value)
 
 
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def as_json(value: Any) -> str:
+    """Return a value as JSON on one line."""
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 SHOWN: Final = "***"
 CUT: Final = "…"
-"""What stands where a long text was cut."""
+"""The mark at which a long text was cut."""
 MIN_CHARS: Final = 4
-"""Shorter values are not looked for: they would be found in every second word."""
+"""The length from which on a secret is searched for: shorter ones occur by chance."""
 
 
 class Secrets:
-    """What has to be kept secret, and how a text or a value looks without it."""
+    """The values to keep out of everything that is shown or written."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
-        self._forms: set[str] = set()
-        self._in_base64: dict[str, re.Pattern[str]] = {}
-        self._escaped: dict[str, re.Pattern[str]] = {}
+        self._redactor = Redactor()
         for value in values:
             self.add(value)
 
     def add(self, value: Any) -> None:
         """Keep a value secret from now on, and each text in it."""
-        if isinstance(value, dict):
-            for member in value.values():
-                self.add(member)
-        elif isinstance(value, list):
-            for item in value:
-                self.add(item)
-        elif isinstance(value, str | int | float) and not isinstance(value, bool):
-            text = str(value)
-            if len(text) >= MIN_CHARS:
-                # Python's errors quote with `repr`
-                self._forms |= {repr(text)[1:-1], *spellings(text)}
-                self._escaped[text] = re.compile(in_escapes(text))
-                for core, pattern in in_base64(text):
-                    self._in_base64[core] = re.compile(pattern)
+        match value:
+            case dict():
+                self.add(list(value.values()))
+            case list():
+                for item in value:
+                    self.add(item)
+            case str() | int() | float() if not isinstance(value, bool):
+                text = str(value)
+                if len(text) >= MIN_CHARS:
+                    self._redactor.add(text, SHOWN)
 
     def hidden(self, text: str) -> str:
-        """A text without the secrets in it, and without the beginning of one
-        behind which it was cut."""
-        for core, pattern in self._in_base64.items():
-            if core in text:
-                text = pattern.sub(SHOWN, text)
-        for pattern in self._escaped.values():
-            text = pattern.sub(SHOWN, text)
-        for form in sorted(self._forms, key=len, reverse=True):
-            text = text.replace(form, SHOWN)
+        """Return a text without the secrets in it, and without the beginning of a secret at which
+        the text was cut."""
+        text = self._redactor.text(text)
+        for form in self._redactor.forms:
             for length in range(min(len(form) - 1, len(text)), MIN_CHARS - 1, -1):
-                begun = form[:length]
-                text = text.replace(f"{begun}{CUT}", f"{SHOWN}{CUT}")
-                if text.endswith(begun):
+                beginning = form[:length]
+                text = text.replace(f"{beginning}{CUT}", f"{SHOWN}{CUT}")
+                if text.endswith(beginning):
                     text = f"{text[:-length]}{SHOWN}"
         return text
 
     def without(self, value: Any) -> Any:
-        """A JSON value without the secrets in it."""
+        """Return a JSON value without the secrets in it."""
         match value:
             case str():
                 return self.hidden(value)
@@ -244,7 +267,7 @@ class Secrets:
                 return {self.hidden(str(key)): self.without(item) for key, item in value.items()}
             case list():
                 return [self.without(item) for item in value]
-            case int() | float() if not isinstance(value, bool) and str(value) in self._forms:
-                return SHOWN
+            case int() | float() if not isinstance(value, bool):
+                return SHOWN if self._redactor.text(str(value)) == SHOWN else value
             case _:
                 return value

@@ -127,7 +127,6 @@ class Worker:
         self._trust = trust or ClockTrust(clock, self._lease_ms, self._skew_ms)
         self._means = Means(store, queue, clock, config, self._skew_ms, self._trust, shows_errors)
         self._running: dict[Running, None] = {}
-        self._abandoned: set[Running] = set()
         self._stop_requested = False
         self._reasons: dict[TaskRef, str | None] = {}
         """Why tools failed, until the line of the turn is written."""
@@ -238,11 +237,6 @@ class Worker:
         """The runs that have a lease. May be called from any thread."""
         return list(self._running)
 
-    @property
-    def has_abandoned(self) -> bool:
-        """Whether a handler goes on although its turn is over."""
-        return any(running.is_abandoned for running in self._abandoned)
-
     async def _turn(self, carrier: Carrier, deadline: Deadline) -> Turn:
         claimed = carrier.claimed
         try:
@@ -339,7 +333,6 @@ class Worker:
             raise
         finally:
             self._running.pop(running, None)
-            self._abandoned = {one for one in {*self._abandoned, running} if one.is_abandoned}
 
     async def _outcome(self, running: Running, task_call: TaskCall, served: ServedTool) -> Outcome:
         context = Context(running.carrier.run)

@@ -1,10 +1,10 @@
-"""A context without a gateway, for unit tests that call a handler as the function it is.
+"""A context without a gateway, for tests that call a handler as a function.
 
     with fake_context(answers={"confirm": {"go": True}}) as ctx:
         assert await refund(ctx, order=7) == "refunded"
 
-It is the real engine, but for two things: questions are answered where they are asked, so the
-handler runs from the top only once, and time passes when the handler waits for nothing else.
+It runs the real engine, but questions are answered at once, so the handler runs only once, and the
+clock advances when the handler waits for nothing else.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from roundgate.clock import Deadline
 from roundgate.errors import Suspend
 from roundgate.protocol import ClientCapabilities, Meta
 from roundgate.replay import Branch, Call, Context, Journal, Parked, Run, Stop, inside, number_tasks
-from roundgate.testing.clock import VirtualClock
+from roundgate.testing.instances import VirtualClock
 
 CAPABILITIES: Final[Mapping[str, Any]] = {
     "elicitation": {"form": {}, "url": {}},
     "sampling": {"tools": {}},
     "roots": {},
 }
-"""What the client can be asked unless it is said otherwise: everything."""
+"""The default client capabilities: everything."""
 
 
 @contextmanager
@@ -39,17 +39,17 @@ def fake_context(
     clock: VirtualClock | None = None,
     task_id: str | None = None,
 ) -> Iterator[Context]:
-    """A context for one call of an async handler, in the event loop that runs the block.
+    """Return a context for one call of an async handler, in the event loop that runs the block.
 
     Args:
-        answers: to what it asks, as those of `roundgate.client`.
-        principal: who calls.
+        answers: answers to questions, as for `roundgate.client`.
+        principal: the caller.
         capabilities: what the client declares.
-        clock: its time.
+        clock: its clock.
         task_id: the id of the task that the call has become, if it has.
 
     Raises:
-        Unanswered: it asks, and nothing answers. Raised where it asks.
+        Unanswered: no answer was given for a question. Raised where the handler asks.
         AnswerInvalid: an answer does not fit its question.
     """
     call = Call(
@@ -76,17 +76,17 @@ class AnsweredRun(Run):
         self._answers = answers
         self._answering: asyncio.Task[None] | None = None
 
-    def _come_to_rest(self) -> None:
+    def come_to_rest(self) -> None:
         if self.requests:
             with inside(None):
                 self._answering = asyncio.ensure_future(self._answer())
         elif self.clock.pass_time():
-            self.quiescence.stir()
+            self.quiescence.restart_quiet()
         elif self.restart_arguments is None and (left := [*self._that_gave_their_turn_back()]):
             for one in left:
                 one.future.set_result(None)
         else:
-            super()._come_to_rest()
+            super().come_to_rest()
 
     async def park(self, branch: Branch) -> None:  # type: ignore[override]
         """Wait until every branch has come to rest, then continue in the same run."""
@@ -116,5 +116,5 @@ class AnsweredRun(Run):
 
 
 def _path(key: str) -> str:
-    """The path of the branch that a key belongs to."""
+    """Return the path of the branch that a key belongs to."""
     return key[: key.rfind("/") + 1]

@@ -4,8 +4,8 @@
     round 1       ─────────────────────────────────── answered    and the answer of each round may be lost
 
 The client sends the request again, as clients do; a task continues on another worker. Each such
-call must do the same as one that is never replayed (`unreplayed`), and nothing outside of a step,
-because it would be done again. Other processes replay the call as well (`elsewhere`).
+call must do the same as one that is never replayed, and nothing outside of a step, because it would
+be done again. Other processes replay the call as well (`replays`).
 """
 
 from __future__ import annotations
@@ -13,33 +13,34 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from roundgate.client import Answers, AnswersLike, CallResult, Question
 from roundgate.config import ConfigFile
 from roundgate.errors import ClientError, Diverged, NondeterminismError, NothingGoesOn
-from roundgate.replay import Began, Cut
-from roundgate.testing.effects import collecting_effects
-from roundgate.testing.endings import Ending, ending_of_result, without_reference
-from roundgate.testing.memory import Life
-
-if TYPE_CHECKING:
-    from roundgate.replay import Run
-    from roundgate.testing.elsewhere import Source
-    from roundgate.testing.gateway import Gateway
+from roundgate.replay import WATCH, Began, Cut, Run, StepWatch
+from roundgate.testing.instances import Life, Setup
+from roundgate.testing.replays import (
+    Ending,
+    collecting_effects,
+    ending_of_result,
+    findings_elsewhere,
+    truth,
+    without_reference,
+)
 
 Moment: TypeAlias = Literal["begins", "has run", "is remembered"]
 Crash: TypeAlias = Literal["everywhere"] | tuple[str, Moment]
 
 _UNKNOWN: Final = ("ended without a known outcome", "it is not known whether it took effect")
-"""Of a tool that is `once`, and of a step that is `at_most_once`."""
+"""Errors of a `once` tool and of an `at_most_once` step."""
 MAX_MOMENTS: Final = 1_000
-"""Moments in one call at which it is made to die. A call that has more is too long for this."""
+"""The most crash points of one call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A moment in a call: of a step, by its place, or of an answer."""
+    """A crash point: a moment of a step, by its place, or of an answer."""
 
     what: str
     moment: str
@@ -47,20 +48,15 @@ class Point:
     def __str__(self) -> str:
         return f"{self.what} {self.moment}"
 
-    def is_meant(self, crash: Crash) -> bool:
-        """Whether the caller wants to know of this one."""
-        return crash == "everywhere" or (self.what, self.moment) == crash
-
 
 class Watched:
-    """One call while it is watched: the moments that it comes to, at one of
-    which its process dies."""
+    """One call while it is watched: its crash points, at one of which its process dies."""
 
     def __init__(self, dies_at: int | None, observe: Callable[[], Any] | None = None) -> None:
-        """`dies_at` counts moments from 0; `None`: nobody dies."""
+        """`dies_at` is the number of a crash point, from 0; `None` for none."""
         self.points: list[Point] = []
         self.outside: list[str] = []
-        """What was done outside of a step, in words."""
+        """Effects outside of steps, in words."""
         self.steps: set[str] = set()
         """The steps that ran: place, kind and function."""
         self.errors: list[NondeterminismError] = []
@@ -77,27 +73,19 @@ class Watched:
 
     @property
     def file(self) -> ConfigFile | None:
-        """What is served by now, if it is not what was served at first."""
+        """The configuration served now, if it is not the first one."""
         return self.upgrade if self.has_died or self.begins_upgraded else None
 
-    def of(self, life: Life) -> _Steps:
-        """What watches the steps of one instance."""
-        return _Steps(self, life)
-
-    def comes_to(self, what: str, moment: str) -> bool:
-        """Note a moment; whether its process dies there."""
-        number = len(self.points)
+    def reaches(self, what: str, moment: str) -> bool:
+        """Record a crash point; return whether the process dies there."""
+        dies = len(self.points) == self._dies_at
         self.points.append(Point(what, moment))
-        dies = number == self._dies_at
         self.has_died = self.has_died or dies
         return dies
 
     def look(self, before: str | None) -> None:
-        """Note what has been done since the last look.
-
-        Args:
-            before: what comes next; `None` if it was a step that did it.
-        """
+        """Record effects since the last look, which came before `before`; `None` if a step had
+        them."""
         size = self._size()
         if before is not None and size > self._seen:
             self.outside.append(
@@ -106,11 +94,11 @@ class Watched:
         self._seen = size
 
     def run_ended(self, run: Run) -> None:
-        """Note how a run of the handler ended."""
+        """Record how a run of the handler ended."""
         self.last_run = run
         if isinstance(run.error, NondeterminismError):
             self.errors.append(run.error)
-        self.is_open |= any(isinstance(one, Began | Cut) for one in run.journal.entries())
+        self.is_open |= any(isinstance(entry, Began | Cut) for entry in run.journal.entries())
 
     def _size(self) -> int:
         if self._observe is None:
@@ -121,12 +109,12 @@ class Watched:
     def _latest(self, size: int) -> str:
         seen = None if self._observe is None else self._observe()
         if isinstance(seen, Sequence) and not isinstance(seen, str | bytes):
-            return ", ".join(repr(one)[:80] for one in seen[self._seen : size][:3])
+            return ", ".join(repr(effect)[:80] for effect in seen[self._seen : size][:3])
         return f"{size - self._seen} more"
 
 
-class _Steps:
-    """The steps of one instance (a `StepWatch`)."""
+class Steps(StepWatch):
+    """The steps of one instance, for a watched call."""
 
     def __init__(self, watched: Watched, life: Life) -> None:
         self._watched = watched
@@ -137,50 +125,42 @@ class _Steps:
         self._watched.steps.add(" ".join([key, *(what or "").split(" ")[:2]]))
         if not self._running:
             self._watched.look(f"step {key}")
-        await self._moment(key, "begins")
+        await self._reach(key, "begins")
         self._running += 1
 
     async def has_run(self, key: str) -> None:
         self._running -= 1
         self._watched.look(None)
-        await self._moment(key, "has run")
+        await self._reach(key, "has run")
 
     async def is_remembered(self, key: str) -> None:
-        await self._moment(key, "is remembered")
+        await self._reach(key, "is remembered")
 
     def run_ended(self, run: Run) -> None:
         self._watched.run_ended(run)
 
-    async def _moment(self, key: str, moment: Moment) -> None:
-        if self._watched.comes_to(key, moment):
+    async def _reach(self, key: str, moment: Moment) -> None:
+        if self._watched.reaches(key, moment):
             await self._life.die()
 
 
 @dataclass
-class _Play:
-    """One call from its beginning to its end."""
+class _Record:
+    """The record of one call: its ending, and the questions with the texts that were shown."""
 
     watched: Watched
+    ending: Ending
     result: CallResult | None = None
-    error: str | None = None
     asked: dict[str, list[str]] = field(default_factory=dict)
 
     @property
-    def ending(self) -> Ending:
-        """What is compared."""
-        if self.result is None:
-            return Ending("raised", self.error and without_reference(self.error))
-        return ending_of_result(self.result)
-
-    @property
     def is_unknown(self) -> bool:
-        """Whether it ended with the one honest thing that can be said of what
-        must not be done twice."""
+        """Whether the call ended with the error that its outcome is unknown."""
         text = "" if self.result is None or not self.result.is_error else self.result.text
-        return any(one in text for one in _UNKNOWN)
+        return any(error in text for error in _UNKNOWN)
 
     def asked_again(self) -> list[str]:
-        """Questions that were answered, and then asked in other words."""
+        """Return the questions that were answered and then asked in other words."""
         return [
             f"question {key} was answered, and is asked again because it reads differently:"
             f" {texts[0]!r}, then {texts[-1]!r}"
@@ -188,167 +168,154 @@ class _Play:
             if len(set(texts)) > 1
         ]
 
-    def compared(self, truth: Truth) -> list[str]:
+    def differences(self, reference: _Record) -> list[str]:
         """Return the differences from a call that is never replayed, in words."""
-        watched = self.watched
-        different = (
-            [] if self.ending == truth.ending else [f"{self.ending} instead of: {truth.ending}"]
-        )
-        if watched.is_open or truth.watched.is_open or different:
-            return different
+        if self.ending != reference.ending:
+            return [f"{self.ending} instead of: {reference.ending}"]
+        if self.watched.is_open or reference.watched.is_open:
+            return []
+        ran, runs = self.watched.steps, reference.watched.steps
+        asked, asks = self.asked.keys(), reference.asked.keys()
         return [
-            *(f"it runs step {key}, and does not otherwise" for key in watched.steps - truth.steps),
-            *(
-                f"it does not run step {key}, and does otherwise"
-                for key in truth.steps - watched.steps
-            ),
-            *(f"it asks {key}, and does not otherwise" for key in self.asked.keys() - truth.asked),
-            *(
-                f"it does not ask {key}, and does otherwise"
-                for key in truth.asked - self.asked.keys()
-            ),
+            *(f"it runs step {key}, and does not otherwise" for key in ran - runs),
+            *(f"it does not run step {key}, and does otherwise" for key in runs - ran),
+            *(f"it asks {key}, and does not otherwise" for key in asked - asks),
+            *(f"it does not ask {key}, and does otherwise" for key in asks - asked),
         ]
+
+
+Play: TypeAlias = Callable[[Watched, AnswersLike], Awaitable[CallResult]]
+"""Makes the call at a new gateway that is watched."""
 
 
 @dataclass
-class Truth:
-    """The record of a call that is never replayed."""
+class CrashTest:
+    """A call that has to end the same way wherever its process dies; see `Gateway.call`."""
 
-    ending: Ending
-    watched: Watched
-    asked: set[str]
+    setup: Setup
+    now_ms: int
+    tool: str
+    arguments: Mapping[str, Any]
+    answers: AnswersLike
+    play: Play
+    crash: Crash
+    upgrade: ConfigFile | None
+    observe: Callable[[], Any] | None
+    reset: Callable[[], Any] | None
 
-    @property
-    def steps(self) -> set[str]:
-        """Return the steps that the call ran."""
-        return self.watched.steps
+    async def survive(self) -> CallResult:
+        """Return the result of the call.
 
+        Raises:
+            Diverged: a run ended differently, or had effects outside of steps.
+            ValueError: there is no such crash point, or there are too many.
+        """
+        with collecting_effects() as effects:
+            first = await self._played(Watched(None, self.observe))
+        for error in first.watched.errors:
+            raise error
+        if first.result is None:
+            raise Diverged(self.tool, [f"{first.ending}, although nothing happens to it"])
+        findings = [*first.watched.outside, *effects]
+        endings = [first.ending]
+        reference = None
+        if self.crash == "everywhere" and self.upgrade is None:
+            reference = await self._reference(first.watched)
+        if reference is not None:
+            findings += [
+                f"where it is run again from the top after each question: {difference}"
+                for difference in first.differences(reference)
+            ]
+            if not findings:
+                findings += await self._findings_elsewhere(first)
+        if self.upgrade is not None:
+            whole = Watched(None)
+            whole.begins_upgraded = True
+            endings.append((await self._played(whole)).ending)
+        then = "its process dies" if self.upgrade is None else "the other version goes on"
+        errors: list[NondeterminismError] = []
+        for number in self._crash_points(first.watched.points):
+            played = await self._played(Watched(number))
+            errors += played.watched.errors
+            happened = f"when {first.watched.points[number]}, and {then}"
+            different: list[str] = []
+            if not played.is_unknown:
+                if played.ending not in endings:
+                    different = [f"{played.ending} instead of: {first.ending}"]
+                elif reference is not None and not findings:
+                    different = played.differences(reference)
+            findings += [f"{happened}: {one}" for one in different + played.asked_again()]
+        if findings:
+            raise Diverged(self.tool, list(dict.fromkeys(findings))) from next(iter(errors), None)
+        return first.result
 
-class Another(Protocol):
-    """A maker of the calls that a call of the gateway under test is compared with."""
+    def _crash_points(self, points: Sequence[Point]) -> list[int]:
+        if self.crash == "everywhere":
+            numbers = list(range(len(points)))
+        else:
+            numbers = [
+                n for n, point in enumerate(points) if (point.what, point.moment) == self.crash
+            ]
+            if not numbers:
+                known = ", ".join(sorted({point.what for point in points})) or "none"
+                raise ValueError(f"the call never comes to {self.crash}; its steps are: {known}")
+        if len(numbers) > MAX_MOMENTS:
+            raise ValueError(
+                f"the call has {len(numbers)} moments to die at, and {MAX_MOMENTS} can be gone "
+                "through: name one"
+            )
+        return numbers
 
-    def gateway(self, watch: Watched, upgrade: Sequence[Source]) -> Gateway:
-        """Return a gateway in the initial state of the one under test."""
-
-    async def truth(
-        self,
-        tool: str,
-        arguments: Mapping[str, Any],
-        answers: AnswersLike,
-        watched: Watched,
-        reset: Callable[[], Any] | None,
-    ) -> Truth | None:
-        """Return the record of the call without replay, or `None` if it cannot be determined.
-        `watched` has seen the call as clients make it."""
-
-    async def elsewhere(
-        self, tool: str, arguments: Mapping[str, Any], watched: Watched, expected: Ending
-    ) -> list[str]:
-        """Return the differences when other processes replay the call that `watched` has seen."""
-
-
-async def survive(
-    tool: str,
-    arguments: Mapping[str, Any],
-    answers: AnswersLike,
-    another: Another,
-    crash: Crash,
-    upgrade: Sequence[Source],
-    observe: Callable[[], Any] | None,
-    reset: Callable[[], Any] | None,
-) -> CallResult:
-    """The result of a call that ends the same way wherever its process dies; see `Gateway.call`.
-
-    Raises:
-        Diverged: it does not.
-        ValueError: there is no such moment, or there are too many.
-    """
-
-    async def play(watched: Watched) -> _Play:
-        if reset is not None and inspect.isawaitable(done := reset()):
-            await done
+    async def _played(self, watched: Watched) -> _Record:
+        await self._begin()
         watched.look(None)
-        async with another.gateway(watched, upgrade) as gateway:
-            return await _played(gateway, watched, tool, arguments, answers)
+        watched.upgrade = self.upgrade
+        asked: dict[str, list[str]] = {}
+        result = None
+        try:
+            result = await self.play(watched, _recording(self.answers, asked))
+            ending = ending_of_result(result)
+        except (ClientError, NothingGoesOn) as error:
+            ending = Ending("raised", without_reference(f"{type(error).__name__}: {error}"))
+        return _Record(watched, ending, result, asked)
 
-    with collecting_effects() as effects:
-        first = await play(Watched(None, observe))
-    for error in first.watched.errors:
-        raise error
-    if first.result is None:
-        raise Diverged(tool, [f"{first.ending}, although nothing happens to it"])
-    findings = [*first.watched.outside, *effects]
-    endings = [first.ending]
-    truth = None
-    if crash == "everywhere" and not upgrade:
-        truth = await another.truth(tool, arguments, answers, first.watched, reset)
-    if truth is not None:
-        differences = first.compared(truth)
-        findings += [
-            f"where it is run again from the top after each question: {one}" for one in differences
-        ]
-        findings += (
-            []
-            if findings
-            else await another.elsewhere(tool, arguments, first.watched, first.ending)
-        )
-    if upgrade:
-        whole = Watched(None)
-        whole.begins_upgraded = True
-        endings.append((await play(whole)).ending)
-    points = [number for number, one in enumerate(first.watched.points) if one.is_meant(crash)]
-    if not points and crash != "everywhere":
-        known = ", ".join(sorted({one.what for one in first.watched.points})) or "none"
-        raise ValueError(f"the call never comes to {crash}; its steps are: {known}")
-    if len(points) > MAX_MOMENTS:
-        raise ValueError(
-            f"the call has {len(points)} moments to die at, and {MAX_MOMENTS} can be gone through: name one"
-        )
-    then = "the other version goes on" if upgrade else "its process dies"
-    errors: list[NondeterminismError] = []
-    for number in points:
-        played = await play(Watched(number))
-        errors += played.watched.errors
-        happened = f"when {first.watched.points[number]}, and {then}"
-        if not played.is_unknown:
-            if played.ending not in endings:
-                findings.append(f"{happened}: {played.ending} instead of: {first.ending}")
-            elif truth is not None and not findings:
-                findings += [f"{happened}: {one}" for one in played.compared(truth)]
-        findings += [f"{happened}: {one}" for one in played.asked_again()]
-    if findings:
-        raise Diverged(tool, list(dict.fromkeys(findings))) from next(iter(errors), None)
-    return first.result
+    async def _begin(self) -> None:
+        if self.reset is not None and inspect.isawaitable(done := self.reset()):
+            await done
+
+    async def _reference(self, watched: Watched) -> _Record | None:
+        """Return the record of the call without replay, or `None` if it cannot be determined."""
+        if watched.last_run is None:  # a tool without a handler
+            return None
+        await self._begin()
+        seen, asked = Watched(None), dict[str, list[str]]()
+        answers, call = Answers.of(_recording(self.answers, asked)), watched.last_run.call
+        token = WATCH.set(Steps(seen, Life()))
+        try:
+            ending = await truth(self.setup, self.now_ms, self.tool, self.arguments, call, answers)
+        finally:
+            WATCH.reset(token)
+        is_known = ending.how not in ("raised", "went on")
+        return _Record(seen, ending, asked=asked) if is_known else None
+
+    async def _findings_elsewhere(self, first: _Record) -> list[str]:
+        run = first.watched.last_run
+        if run is None or run.decides_by_state or run.journal.generation > 1:
+            return []
+        return await findings_elsewhere(self.setup, self.tool, self.arguments, run, first.ending)
 
 
-async def _played(
-    gateway: Gateway,
-    watched: Watched,
-    tool: str,
-    arguments: Mapping[str, Any],
-    answers: AnswersLike,
-) -> _Play:
-    played = _Play(watched)
-    try:
-        played.result = await gateway.call(tool, arguments, answers=noting(answers, played.asked))
-    except (ClientError, NothingGoesOn) as error:
-        played.error = f"{type(error).__name__}: {error}"
-    watched.look("its end")
-    return played
-
-
-def noting(
+def _recording(
     answers: AnswersLike, asked: dict[str, list[str]]
 ) -> Callable[[Question], Awaitable[Any]]:
     """Return a source of answers that records the texts of the questions, by key."""
-    given = Answers.of(answers)
+    source = Answers.of(answers)
 
     async def answer(question: Question) -> Any:
-        key = question.key.partition("~")[0]  # what is asked again has another one
-        found = await given(replace(question, key=key))
-        if found is not None:
-            texts = asked.setdefault(key, [])
-            texts.append(question.message or repr(question.params))
-        return found
+        key = question.key.partition("~")[0]  # another attempt has another one
+        response = await source(replace(question, key=key))
+        if response is not None:
+            asked.setdefault(key, []).append(question.message or repr(question.params))
+        return response
 
     return answer

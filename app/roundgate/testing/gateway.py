@@ -1,60 +1,51 @@
-"""A whole gateway in the process of a test: calls go over the protocol, through
-a client, to it and back.
+"""A whole gateway in the process of a test, called by a client over the protocol.
 
     async with Gateway("gateway.yaml") as gateway:
         result = await gateway.call("refund", order=7, answers={"confirm": {"go": True}})
         assert result.value == "refunded"
 
-What a deployment does to a handler happens here too: every request reaches an instance that knows
-nothing of the one before, every turn of a task is another worker's. Only what they share is in
-memory, and time passes when nothing else is left to do: a `ctx.sleep` of a day takes none.
+As in a deployment, each request reaches a new instance, and each turn of a task runs on another
+worker. Instances share only a memory, and the clock advances when everything waits: a `ctx.sleep`
+of a day takes no time.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
-import os
-import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from itertools import count
-from pathlib import Path
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any, Final
 
-from roundgate import config
 from roundgate.auth import LOCAL, Principal
-from roundgate.client import Answers, AnswersLike, CallResult, Client, Task
+from roundgate.client import AnswersLike, CallResult, Client, Task
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.errors import ClientError, NondeterminismError, NothingGoesOn, Unauthenticated
 from roundgate.main import build_app
-from roundgate.replay import WATCH, Call, Run, StepWatch
+from roundgate.replay import WATCH, Run, StepWatch
 from roundgate.runtime.startup import Core, build_core
-from roundgate.settings import Origin, Settings, yaml_file
+from roundgate.settings import Settings
 from roundgate.storage import Message
 from roundgate.tasks.events import NotClaimed
 from roundgate.tasks.stored import Claimed
-from roundgate.testing.clock import VirtualClock
-from roundgate.testing.crashes import Crash, Truth, Watched, noting, survive
-from roundgate.testing.elsewhere import Source, findings_elsewhere, recorded
-from roundgate.testing.endings import Ending
-from roundgate.testing.memory import Life, Memory
-from roundgate.testing.transport import AsgiTransport, ResendingTransport
-from roundgate.testing.unreplayed import ending_without_replay
+from roundgate.testing.crashes import Crash, CrashTest, Steps, Watched
+from roundgate.testing.instances import Life, Memory, Setup, Source, VirtualClock
+from roundgate.testing.transport import AsgiTransport
 from roundgate.tokens import keys
 
 ORIGIN: Final = "http://127.0.0.1"
 _IDLE_TURNS: Final = 3
-"""Looks at a task, in a row, at which nothing had happened and nothing was to come."""
-_numbers = count()
+"""Looks at a task, in a row, at which nothing had happened and nothing was due."""
+_ISSUER: Final = "https://issuer.test"
+_errors: Final[ContextVar[list[NondeterminismError] | None]] = ContextVar("errors", default=None)
+"""Receives the divergences of the current call's handler."""
 
 
 class Gateway:
-    """A gateway, and its callers. Enter it (`async with`) in the event loop in which it is used."""
+    """A gateway and its callers. Enter it (`async with`) in the event loop in which it is used."""
 
     def __init__(
         self,
@@ -65,24 +56,22 @@ class Gateway:
         clock: VirtualClock | None = None,
         **sections: Any,
     ) -> None:
-        """Nothing is loaded before it is entered.
+        """Make a gateway; entering it loads the sources.
 
         Args:
             sources: a gateway.yaml, or else Python files, modules and functions that are served
-                under their own names; the gateway.yaml of this directory if there are none.
+                under their own names; by default the gateway.yaml of this directory.
             environ: variables for references in gateway.yaml, beside those of the process.
-            scopes: those of the caller; unless given, all that any tool needs.
-            fresh: whether each request and each turn of a task is another instance's.
-            clock: its time.
-            sections: sections of gateway.yaml, for sources that are none: `limits={"threads": 4}`.
+            scopes: the default caller's; all that any tool needs, unless given.
+            fresh: whether each request and each turn of a task runs on a new instance.
+            clock: its clock.
+            sections: sections of gateway.yaml, unless that is a source: `limits={"threads": 4}`.
         """
-        self._sources = sources or ("gateway.yaml",)
-        self._environ = environ
-        self._sections = sections
+        self._setup = Setup(sources or ("gateway.yaml",), environ or {}, sections)
         self._scopes = scopes
         self._fresh = fresh
         self.clock = clock or VirtualClock()
-        """Its time: `gateway.clock.skip(3600)` lets an hour pass."""
+        """`gateway.clock.skip(3600)` lets an hour pass."""
         self._using = Settings(worker="off", state_keys=keys.new_key(), public_url=ORIGIN)
         self._callers = _Callers()
         self._memory = Memory(self.clock)
@@ -97,7 +86,7 @@ class Gateway:
         self.clock.at_work = lambda: self._at_work
 
     async def __aenter__(self) -> Gateway:
-        self._file = configuration(self._sources, self._environ, self._sections)
+        self._file = self._setup.load()
         self._callers.default = self._usual_caller()
         self._client = self.client()
         return self
@@ -130,27 +119,20 @@ class Gateway:
         client_id: str = "",
         **options: Any,
     ) -> Client:
-        """A client of the gateway.
+        """Return a client of the gateway.
 
         Args:
-            subject: who calls; the usual caller unless given.
-            scopes: what this caller may do.
+            subject: the caller; the default caller unless given.
+            scopes: the caller's scopes.
             client_id: the client through which it calls.
-            options: those of `roundgate.client.Client`: `answers`,
-                `capabilities`, `versions` and others, without `auth` (who calls is
-                `subject`), `clock` and `transport`, which are the gateway's.
+            options: those of `roundgate.client.Client` except `auth`, `clock` and `transport`.
         """
         auth = None if subject is None else self._callers.add(subject, scopes, client_id)
-        transport = (
-            AsgiTransport(self._serve)
-            if self._watch is None
-            else ResendingTransport(self._serve, self._watch)
-        )
         made = Client(
             f"{ORIGIN}{self._file.config.http.path}",
             auth=auth,
             clock=_Paced(self),
-            transport=transport,
+            transport=AsgiTransport(self._serve, self._watch),
             **options,
         )
         self._clients.append(made)
@@ -175,34 +157,56 @@ class Gateway:
             tool: the tool's name.
             arguments: the arguments, as a mapping or as keywords.
             answers: answers to questions, as for `roundgate.client`.
-            crash: `"everywhere"` runs the call again for each moment at which its process can die,
-                and once with each answer lost; `("charge", "begins" | "has run" | "is remembered")`
-                for the moments of one step. Every such run has to end as the call does without.
-                "everywhere" also compares with a run that is never replayed, and with replays in
-                other processes.
-            upgrade: sources that are served instead once a process has died; also to be
-                found out: at each moment.
-            observe: returns what the tool has done so far, as something with a length, or as a
-                number. What is done outside of a step is found by it.
-            reset: called before each run, so that the world is as it was.
+            crash: `"everywhere"` repeats the call once per crash point and lost answer, and
+                compares each run with a run without replay and with replays in other processes.
+                `("charge", "begins" | "has run" | "is remembered")` is one crash point of a step.
+            upgrade: sources that are served once the process has died, at each crash point.
+            observe: returns the tool's effects so far, as something with a length or as a number,
+                to find effects outside of steps.
+            reset: called before each run, to restore the world.
             more: further arguments of the tool.
 
         Raises:
             NondeterminismError: the handler took another path in a later run.
-            Diverged: a run ended differently, or did something outside of a step.
+            Diverged: a run ended differently, or had effects outside of steps.
             ClientError: the call failed; a tool that fails is a result with `is_error`.
         """
         given = {**(arguments or {}), **more}
         if crash is None and not upgrade:
             return await self._called(tool, given, answers)
-        new = (
-            (upgrade,)
-            if callable(upgrade) or isinstance(upgrade, str | Path | ModuleType)
-            else tuple(upgrade)
+        newer = (
+            [upgrade] if isinstance(upgrade, str) or not isinstance(upgrade, Sequence) else upgrade
         )
-        return await survive(
-            tool, given, answers, _Others(self), crash or "everywhere", new, observe, reset
+
+        async def play(watched: Watched, answers: AnswersLike) -> CallResult:
+            setup = self._setup
+            other = Gateway(
+                *setup.sources,
+                environ=setup.environ,
+                scopes=self._scopes,
+                clock=VirtualClock(self.clock.now_ms()),
+                **setup.sections,
+            )
+            other._watch = watched
+            async with other:
+                try:
+                    return await other.call(tool, given, answers=answers)
+                finally:
+                    watched.look("its end")
+
+        test = CrashTest(
+            self._setup,
+            self.clock.now_ms(),
+            tool,
+            given,
+            answers,
+            play,
+            crash or "everywhere",
+            replace(self._setup, sources=newer).load() if newer else None,
+            observe,
+            reset,
         )
+        return await test.survive()
 
     async def _called(
         self, tool: str, arguments: Mapping[str, Any], answers: AnswersLike
@@ -236,8 +240,7 @@ class Gateway:
     # what goes on behind the requests
 
     async def work(self) -> int:
-        """Let workers take a turn at every task that has something to do now;
-        how many turns that were."""
+        """Run every task that has something to do now; return the number of turns."""
         async with self._working:
             turns = 0
             stores = self._memory.stores(Life())
@@ -248,15 +251,13 @@ class Gateway:
             return turns
 
     async def advance(self, seconds: float) -> None:
-        """Let tasks go on: with what they have to do now, or else at the
-        next moment at which one has.
+        """Run tasks: what they have to do now, or else the next event.
 
         Args:
-            seconds: how long somebody is ready to wait for that; as long passes where
-                there is nothing to wait for.
+            seconds: how far the clock advances if nothing is due.
 
         Raises:
-            NothingGoesOn: nothing will happen however long anybody waits.
+            NothingGoesOn: nothing will ever happen.
         """
         if await self.work():
             self._idle_turns = 0
@@ -300,8 +301,7 @@ class Gateway:
             await self._leave(life, core)
 
     async def _leave(self, life: Life, core: Core) -> None:
-        """Let go of what an instance held. A dead one is still being used by what it left
-        behind."""
+        """Close an instance. What a dead one left behind still uses it."""
         if life.died.is_set():
             self._left.append(core)
         else:
@@ -312,9 +312,8 @@ class Gateway:
             await self._living(life, app(scope, receive, send))
 
     async def _living(self, life: Life, work: Any) -> None:
-        """Do what an instance does, until it dies. What a dead one leaves behind
-        neither goes on nor ends."""
-        watch: StepWatch = _Noting() if self._watch is None else self._watch.of(life)
+        """Do the work of an instance until it dies; then its work neither goes on nor ends."""
+        watch: StepWatch = _Noting() if self._watch is None else Steps(self._watch, life)
         token = WATCH.set(watch)
         try:
             working = asyncio.ensure_future(work)
@@ -360,20 +359,6 @@ class Gateway:
     def _file_now(self) -> ConfigFile:
         return self._file if self._watch is None else self._watch.file or self._file
 
-    async def _unreplayed(
-        self, tool: str, arguments: Mapping[str, Any], call: Call, answers: Answers
-    ) -> Ending:
-        """Return the ending of a call whose handler runs once."""
-        core = build_core(self._file, self._using, self.clock, self._memory.stores(Life()))
-        try:
-            with core.serving.use() as catalog:
-                served = catalog.tool(tool)
-                texts = core.texts(self._file.config, self.clock, "")
-                here = replace(call, texts=texts, read=catalog.read_resource)
-                return await ending_without_replay(served, arguments, here, answers, self.clock)
-        finally:
-            await core.serving.aclose()
-
     def _usual_caller(self) -> Principal:
         auth = self._file.config.auth
         if auth == "none":
@@ -385,92 +370,24 @@ class Gateway:
         return Principal(_ISSUER, "user", "client", frozenset({*needed, *auth.scopes}))
 
 
-_ISSUER: Final = "https://issuer.test"
-_errors: Final[ContextVar[list[NondeterminismError] | None]] = ContextVar("errors", default=None)
-"""Receives the divergences of the current call's handler."""
-
-
-class _Noting:
-    """A `StepWatch` that records divergences of the current call's handler."""
-
-    async def begins(self, key: str, what: str | None) -> None:
-        """Do nothing: every step may begin."""
-
-    async def has_run(self, key: str) -> None:
-        """Do nothing."""
-
-    async def is_remembered(self, key: str) -> None:
-        """Do nothing."""
+class _Noting(StepWatch):
+    """Records divergences of the current call's handler."""
 
     def run_ended(self, run: Run) -> None:
-        noted = _errors.get()
-        if noted is not None and isinstance(run.error, NondeterminismError):
-            noted.append(run.error)
-
-
-class _Others:
-    """The calls that a gateway's calls are compared with (an `Another`)."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
-    def gateway(self, watch: Watched, upgrade: Sequence[Source]) -> Gateway:
-        """See `Another`."""
-        of = self._gateway
-        made = Gateway(
-            *of._sources,
-            environ=of._environ,
-            scopes=of._scopes,
-            clock=VirtualClock(of.clock.now_ms()),
-            **of._sections,
-        )
-        made._watch = watch
-        watch.upgrade = configuration(upgrade, of._environ, of._sections) if upgrade else None
-        return made
-
-    async def truth(
-        self,
-        tool: str,
-        arguments: Mapping[str, Any],
-        answers: AnswersLike,
-        watched: Watched,
-        reset: Callable[[], Any] | None,
-    ) -> Truth | None:
-        """See `Another`."""
-        if watched.last_run is None:  # a tool without a handler
-            return None
-        if reset is not None and inspect.isawaitable(done := reset()):
-            await done
-        seen, asked = Watched(None), dict[str, list[str]]()
-        token = WATCH.set(seen.of(Life()))
-        try:
-            async with self.gateway(seen, ()) as other:
-                given = Answers.of(noting(answers, asked))
-                ending = await other._unreplayed(tool, arguments, watched.last_run.call, given)
-        finally:
-            WATCH.reset(token)
-        return None if ending.how in ("raised", "went on") else Truth(ending, seen, {*asked})
-
-    async def elsewhere(
-        self, tool: str, arguments: Mapping[str, Any], watched: Watched, expected: Ending
-    ) -> list[str]:
-        """See `Another`."""
-        run, of = watched.last_run, self._gateway
-        if run is None or run.decides_by_state or run.journal.generation > 1:
-            return []
-        facts = recorded(of._sources, of._environ, of._sections, tool, arguments, run)
-        return [] if facts is None else await findings_elsewhere(facts, expected)
+        errors = _errors.get()
+        if errors is not None and isinstance(run.error, NondeterminismError):
+            errors.append(run.error)
 
 
 class _Callers:
-    """Finds out who is calling, by the name in the place of a token."""
+    """A verifier that takes the names of known callers as tokens."""
 
     def __init__(self) -> None:
         self.default = LOCAL
         self._known: dict[str, Principal] = {}
 
     def add(self, subject: str, scopes: Sequence[str], client_id: str) -> str:
-        """Know a caller; returns its token."""
+        """Add a caller; return its token."""
         token = f"{subject}-{len(self._known)}"
         self._known[token] = replace(
             self.default, subject=subject, client_id=client_id, scopes=frozenset(scopes)
@@ -480,7 +397,6 @@ class _Callers:
     async def principal(
         self, authorization: bytes | None, claims: Mapping[str, Any] | None = None
     ) -> Principal:
-        """See `Verifier`."""
         if authorization is None:
             return self.default
         found = self._known.get(authorization.decode("latin-1").removeprefix("Bearer "))
@@ -490,7 +406,7 @@ class _Callers:
 
 
 class _Paced(Clock):
-    """The gateway's time, as its clients see it: while one of them waits, tasks go on."""
+    """The gateway's clock as its clients see it: while a client waits, tasks go on."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -506,7 +422,7 @@ class _Paced(Clock):
 
 
 def _too_late(due_ms: int | None, created_ms: int, expires_ms: int) -> str:
-    """What is wrong with a task that would go on when it is no more; nothing if it would not."""
+    """Return the problem of a task that would go on after its expiry; empty if there is none."""
     if due_ms is None or due_ms < expires_ms:
         return ""
     due_s, ttl_s = (due_ms - created_ms) // 1000, (expires_ms - created_ms) // 1000
@@ -517,7 +433,7 @@ def _too_late(due_ms: int | None, created_ms: int, expires_ms: int) -> str:
 
 
 async def _take(core: Core, message: Message, file: GatewayConfig, clock: Clock) -> None:
-    """What a worker does with a message."""
+    """Handle a message as a worker does."""
     worker = core.worker(file, clock)
     claimed = await worker.claim(message.ref)
     await core.stores.queue.delete([message])
@@ -525,44 +441,3 @@ async def _take(core: Core, message: Message, file: GatewayConfig, clock: Clock)
         await worker.work(message.ref, alone=True)
     elif isinstance(claimed, Claimed):
         await worker.run(claimed)
-
-
-def configuration(
-    sources: Sequence[Source], environ: Mapping[str, str] | None, sections: Mapping[str, Any]
-) -> ConfigFile:
-    """What a test names, as a configuration.
-
-    Raises:
-        ConfigError: something is wrong with a gateway.yaml.
-        TypeError: sources do not go together.
-    """
-    first = sources[0]
-    if isinstance(first, str | Path) and Path(first).suffix != ".py":
-        if len(sources) > 1 or sections:
-            raise TypeError("a gateway.yaml stands alone: put tools and sections into it")
-        return config.load(Path(first), {**os.environ, **(environ or {})})
-    functions: list[Callable[..., Any]] = []
-    backends: list[dict[str, Any]] = []
-    for source in sources:
-        if isinstance(source, ModuleType):
-            backends.append({"module": source.__name__})
-        elif isinstance(source, str | Path):
-            backends.append({"path": str(Path(source).resolve())})
-        else:
-            functions.append(source)
-    if functions:
-        backends.append({"module": _module_of(functions)})
-    named = [
-        {"kind": "python", "name": f"python{number or ''}", "prefix": "", **one}
-        for number, one in enumerate(backends)
-    ]
-    made = GatewayConfig.model_validate({"backends": named, **sections})
-    return ConfigFile(made, Origin(yaml_file.Located(Path("gateway.yaml"), {}, {})))
-
-
-def _module_of(functions: Sequence[Callable[..., Any]]) -> str:
-    module = ModuleType(f"roundgate_functions_of_a_test_{next(_numbers)}")
-    for function in functions:
-        setattr(module, getattr(function, "__name__", f"function_{next(_numbers)}"), function)
-    sys.modules[module.__name__] = module
-    return module.__name__

@@ -1,11 +1,11 @@
-"""Fixtures for pytest; installing roundgate is enough to have them.
+"""Fixtures for pytest, available wherever roundgate is installed.
 
     async def test_refund(gateway):
         async with gateway:
             assert (await gateway.call("refund", order=7)).value == "refunded"
 
-`gateway` is that of the nearest gateway.yaml: beside the test, or in a directory above it;
-`roundgate_config` in the configuration of pytest names another.
+`gateway` serves the nearest gateway.yaml, beside the test or in a directory above it, or the one
+named by `roundgate_config` in pytest's configuration.
 """
 
 from __future__ import annotations
@@ -16,26 +16,25 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from roundgate.testing.clock import VirtualClock
     from roundgate.testing.gateway import Gateway
+    from roundgate.testing.instances import VirtualClock
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What this plugin can be told."""
     parser.addini("roundgate_config", "the gateway.yaml of the `gateway` fixture", default="")
 
 
 @pytest.fixture
 def virtual_clock() -> VirtualClock:
-    """The time of the `gateway` fixture."""
-    from roundgate.testing.clock import VirtualClock
+    """The clock of the `gateway` fixture."""
+    from roundgate.testing.instances import VirtualClock
 
     return VirtualClock()
 
 
 @pytest.fixture
 def gateway(request: pytest.FixtureRequest, virtual_clock: VirtualClock) -> Gateway:
-    """The gateway of the nearest gateway.yaml; enter it with `async with`."""
+    """A gateway; enter it with `async with`."""
     from roundgate.testing.gateway import Gateway
 
     named = str(request.config.getini("roundgate_config"))

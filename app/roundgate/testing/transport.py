@@ -1,114 +1,88 @@
-"""Requests to an ASGI app in this process. Answers stream; the transport that httpx
-has collects them first."""
+"""Requests to an ASGI app in this process. Responses stream, unlike those of httpx's transport for
+ASGI."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, TypeAlias
 
 from roundgate.client import HttpRequest
 from roundgate.errors import ConnectionLost
+from roundgate.testing.crashes import Watched
 
-if TYPE_CHECKING:
-    from roundgate.testing.crashes import Watched
-
-_LATER: Final = 50
-"""How often a request is sent again that is answered with 503, "send it again"."""
+_MAX_RESENDS: Final = 50
+"""The most times that a request which is answered with 503 is sent again."""
 _WITH_EFFECTS: Final = ("tools/call", "tasks/update")
-Serve = Callable[[dict[str, Any], Callable[..., Any], Callable[..., Any]], Awaitable[None]]
+Serve: TypeAlias = Callable[
+    [dict[str, Any], Callable[..., Any], Callable[..., Any]], Awaitable[None]
+]
 """An ASGI app that serves one request."""
 
 
 class AsgiTransport:
-    """Sends each request to an app, which `serve` finds for it."""
+    """Sends each request of a client to an instance.
 
-    def __init__(self, serve: Serve) -> None:
-        self._serve = serve
-
-    async def send(self, request: HttpRequest) -> AsgiResponse:
-        """See `roundgate.client.transport.Transport`."""
-        response = AsgiResponse(request, self._serve)
-        await response.begin()
-        return response
-
-    async def close(self) -> None:
-        """There are no connections."""
-
-
-class ResendingTransport(AsgiTransport):
-    """Sends a request again whose answer did not come, because the gateway died:
-    what whoever calls would do.
-
-    Answers are collected first: one that was begun cannot be taken back.
+    If a call is watched, a request whose answer is lost because its instance died is sent again, as
+    callers would do. Such answers are collected first: half an answer cannot be taken back.
     """
 
-    def __init__(self, serve: Serve, watched: Watched) -> None:
-        super().__init__(serve)
+    def __init__(self, serve: Serve, watched: Watched | None) -> None:
+        self._serve = serve
         self._watched = watched
         self._answers = 0
 
-    async def send(self, request: HttpRequest) -> CollectedResponse:  # type: ignore[override]
-        """See `AsgiTransport`."""
+    async def send(self, request: HttpRequest) -> _Response:
+        """Send a request and return once the head of its response is there.
+
+        Raises:
+            ConnectionLost: the instance died first. An error of the app is raised unchanged.
+        """
+        if self._watched is None:
+            return await _Response(request, self._serve).begun()
+        return await self._send_again(request, self._watched)
+
+    async def _send_again(self, request: HttpRequest, watched: Watched) -> _Response:
         method = dict(request.headers).get("Mcp-Method", "")
-        later = 0
+        resends = 0
         while True:
-            had_died = self._watched.has_died
+            had_died = watched.has_died
             try:
-                response = await super().send(request)
-                body = b"".join([part async for part in response.chunks()])
+                response = await _Response(request, self._serve).begun()
+                await response.collect()
             except ConnectionLost:
-                if had_died or not self._watched.has_died:
+                if had_died or not watched.has_died:
                     raise
                 continue
-            if response.status == 503 and self._watched.has_died and later < _LATER:
-                later += 1  # what the dead one had begun is still waited for
+            if response.status == 503 and watched.has_died and resends < _MAX_RESENDS:
+                resends += 1  # the lease of the dead instance still holds
                 continue
             if method in _WITH_EFFECTS:
                 self._answers += 1
-                if self._watched.comes_to(f"request {self._answers} ({method})", "is answered"):
+                if watched.reaches(f"request {self._answers} ({method})", "is answered"):
                     continue
-            return CollectedResponse(response.status, response.headers, body)
-
-
-@dataclass(frozen=True)
-class CollectedResponse:
-    """An answer that is whole."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """See `roundgate.client.transport.HttpResponse`."""
-        yield self.body
+            return response
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: there are no connections."""
 
 
-class AsgiResponse:
-    """An answer, while it is made."""
+class _Response:
+    """The response of an app, while it is made."""
 
     def __init__(self, request: HttpRequest, serve: Serve) -> None:
         self.status = 0
         self.headers: Mapping[str, str] = {}
-        self._body = request.body or b""
-        self._has_sent = False
+        self._body: bytes | None = request.body or b""
         self._gone = asyncio.Event()
         self._parts: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._begun = asyncio.Event()
-        self._is_whole = False
+        self._is_complete = False
         self._running = asyncio.ensure_future(serve(_scope(request), self._receive, self._send))
-        self._running.add_done_callback(self._over)
+        self._running.add_done_callback(self._end)
 
-    async def begin(self) -> None:
-        """Wait for the head.
-
-        Raises:
-            ConnectionLost: there will be none. What the app raised is raised as it is.
-        """
+    async def begun(self) -> _Response:
+        """Return the response once its head is there; see `AsgiTransport.send` for errors."""
         try:
             await self._begun.wait()
         except BaseException:
@@ -116,14 +90,21 @@ class AsgiResponse:
             raise
         if not self.status:
             self._raise()
+        return self
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """See `roundgate.client.transport.HttpResponse`."""
         while (part := await self._parts.get()) is not None:
             if part:
                 yield part
-        if not self._is_whole:
+        if not self._is_complete:
             self._raise()
+
+    async def collect(self) -> None:
+        """Wait for the whole body; `chunks` then yields it."""
+        body = b"".join([part async for part in self.chunks()])
+        self._parts = asyncio.Queue()
+        self._parts.put_nowait(body)
+        self._parts.put_nowait(None)
 
     async def close(self) -> None:
         """Hang up, and wait until the app has noticed."""
@@ -136,16 +117,16 @@ class AsgiResponse:
             raise error
         raise ConnectionLost("The gateway died before its answer was whole", was_sent=True)
 
-    def _over(self, running: asyncio.Future[None]) -> None:
+    def _end(self, running: asyncio.Future[None]) -> None:
         self._begun.set()
         self._parts.put_nowait(None)
         if not running.cancelled():
-            running.exception()  # it is raised where the answer is read
+            running.exception()  # raised to the reader of the response
 
     async def _receive(self) -> dict[str, Any]:
-        if not self._has_sent:
-            self._has_sent = True
-            return {"type": "http.request", "body": self._body, "more_body": False}
+        if (body := self._body) is not None:
+            self._body = None
+            return {"type": "http.request", "body": body, "more_body": False}
         await self._gone.wait()
         return {"type": "http.disconnect"}
 
@@ -160,7 +141,7 @@ class AsgiResponse:
         elif message["type"] == "http.response.body":
             self._parts.put_nowait(message.get("body", b""))
             if not message.get("more_body"):
-                self._is_whole = True
+                self._is_complete = True
                 self._parts.put_nowait(None)
 
 

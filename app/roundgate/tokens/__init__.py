@@ -7,11 +7,11 @@ Knows neither MCP methods nor handlers; what is sealed is bytes.
 from __future__ import annotations
 
 from roundgate.tokens import keys as keys
+from roundgate.tokens.ids import TaskIds as TaskIds
+from roundgate.tokens.ids import TaskPlace as TaskPlace
 from roundgate.tokens.request_state import Binding as Binding
 from roundgate.tokens.request_state import FixedTask as FixedTask
 from roundgate.tokens.request_state import Opened as Opened
 from roundgate.tokens.request_state import StateSealer as StateSealer
 from roundgate.tokens.sealed import Key as Key
 from roundgate.tokens.sealed import KeyRing as KeyRing
-from roundgate.tokens.task_ids import TaskIds as TaskIds
-from roundgate.tokens.task_ids import TaskPlace as TaskPlace

@@ -35,15 +35,15 @@ Client: TypeAlias = Callable[[str], Any]
 
 
 def new_key() -> str:
-    """A fresh key, as it stands in GATEWAY_STATE_KEYS."""
+    """Return a new random key in the form of GATEWAY_STATE_KEYS."""
     return base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()
 
 
 def parse(text: str, source: str) -> list[Key]:
-    """Keys from comma-separated base64.
+    """Read keys from comma-separated base64.
 
     Raises:
-        ConfigError: names the key by its place, never by its value.
+        ConfigError: a key is invalid; the message names its position, never its value.
     """
     return [_key(secret, place, source) for place, secret in enumerate(_decoded(text, source), 1)]
 
@@ -72,11 +72,11 @@ def _unusable(
 
 
 def from_file(path: Path) -> list[Key]:
-    """The keys in a file, which is made with one new key if it is not there;
-    readable by its owner alone.
+    """Read the keys in a file. A missing file is made with one new key, readable by its owner
+    alone.
 
     Raises:
-        ConfigError: it can be neither read nor made.
+        ConfigError: the file can be neither read nor made.
     """
     try:
         if not path.exists():
@@ -88,8 +88,8 @@ def from_file(path: Path) -> list[Key]:
 
 
 def _make_file(path: Path) -> None:
-    """Written whole under another name and then linked: of several processes one wins, and
-    none reads half a key."""
+    """Make the file under another name, then link it: one of several processes wins, and none
+    reads half a key."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     # 0600, and nobody else's
     number, draft = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
@@ -104,10 +104,10 @@ def _make_file(path: Path) -> None:
 
 
 def from_secrets_manager(secret_id: str, client: Client) -> list[Key]:
-    """The keys in a secret's string.
+    """Read the keys in the string of a secret of AWS Secrets Manager.
 
     Raises:
-        ConfigError: what AWS said, or what is wrong with a key.
+        ConfigError: AWS refused, or a key is invalid.
     """
     source = "GATEWAY_STATE_KEYS_SECRET"
     answer = _ask_aws(source, lambda: client("secretsmanager").get_secret_value(SecretId=secret_id))
@@ -155,10 +155,10 @@ class Refreshed(Sequence[Key]):
 
 
 def from_kms(ciphertexts: str, client: Client) -> list[Key]:
-    """Data keys that AWS KMS encrypted.
+    """Decrypt data keys with AWS KMS.
 
     Raises:
-        ConfigError: what AWS said, or what is wrong with a key.
+        ConfigError: AWS refused, or a key is invalid.
     """
     source = "GATEWAY_STATE_KEYS_KMS"
     encrypted = list(_decoded(ciphertexts, source))

@@ -18,8 +18,7 @@ from roundgate.auth import Principal
 from roundgate.clock import Clock
 from roundgate.errors import ParseError, SealBroken, StateRefused, StateTooLarge
 from roundgate.json import digest
-from roundgate.tokens.refusals import Refusals
-from roundgate.tokens.sealed import KeyRing
+from roundgate.tokens.sealed import KeyRing, Refusals
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,8 @@ class Binding:
 
     @classmethod
     def of(cls, method: str, target: str, arguments: Mapping[str, Any]) -> Binding:
-        """For a call; the arguments' order and spelling do not matter, their values do."""
+        """Return the binding of a call. Order and spelling of the arguments do not matter, their
+        values do."""
         return cls(method, target, digest(arguments))
 
 
@@ -117,10 +117,10 @@ class StateSealer:
         return self.ring.seal(plaintext, owner)
 
     def open(self, token: Any, owner: Principal, binding: Binding) -> Opened:
-        """What a token carries.
+        """Return the contents of a token.
 
         Raises:
-            StateRefused: always with the same words.
+            StateRefused: always with the same text.
         """
         try:
             return self._open(token, owner, binding)
@@ -128,7 +128,7 @@ class StateSealer:
             raise self.refused(str(error), owner) from None
 
     def refused(self, reason: str, owner: Principal) -> StateRefused:
-        """The refusal to raise; its reason goes to the log."""
+        """Log the reason of a refusal, and return the error to raise."""
         self.refusals.note(reason, owner, self.clock.monotonic_ms())
         return StateRefused()
 

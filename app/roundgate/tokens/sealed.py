@@ -15,7 +15,9 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import logging
 import os
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from roundgate.auth import Principal
 from roundgate.errors import SealBroken
+from roundgate.json import digest
 
 if TYPE_CHECKING:
     # imported when the first state is sealed or opened: a cold start whose first call asks
@@ -73,16 +76,16 @@ class KeyRing:
             raise ValueError("a key ring needs at least one key; make one: roundgate keys new")
 
     def seal(self, plaintext: bytes, owner: Principal) -> str:
-        """A token that `owner` alone can bring back."""
+        """Return a token that only `owner` can open."""
         key, nonce = self.keys[0], os.urandom(_NONCE_BYTES)
         sealed = _cipher(key.secret, owner).encrypt(nonce, plaintext, self._bound(key.id))
         return f"{VERSION}.{key.id}.{_encode(nonce + sealed)}"
 
     def open(self, token: str, owner: Principal) -> bytes:
-        """What was sealed.
+        """Return the sealed bytes.
 
         Raises:
-            SealBroken: it is not ours, not whole, not theirs, or its key is retired.
+            SealBroken: the token is malformed, altered or another caller's, or its key is retired.
         """
         from cryptography.exceptions import InvalidTag
 
@@ -101,7 +104,7 @@ class KeyRing:
             raise SealBroken("changed on the way, or sealed for somebody else") from None
 
     def of_view(self, view: str) -> KeyRing:
-        """The same keys, for one view."""
+        """Return the same keys for one view."""
         return replace(self, view=view)
 
     def _bound(self, key_id: str) -> bytes:
@@ -120,7 +123,7 @@ def _cipher(secret: bytes, owner: Principal) -> AESGCM:
 
 
 def _joined(*parts: str) -> bytes:
-    """Parts with their lengths before them, so that no two lists of parts make the same bytes."""
+    """Join parts, each after its length, so that no two lists of parts make the same bytes."""
     encoded = [part.encode() for part in parts]
     return b"".join(len(part).to_bytes(4, "big") + part for part in encoded)
 
@@ -130,7 +133,8 @@ def _encode(data: bytes) -> str:
 
 
 def _decode(text: str) -> bytes:
-    """Strict: one spelling for each value, so that a changed character is a changed token."""
+    """Decode base64url strictly: each value has one spelling, so a changed character is a changed
+    token."""
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
@@ -138,3 +142,44 @@ def _decode(text: str) -> bytes:
     if _encode(data) != text:
         raise SealBroken("not canonical base64url")
     return data
+
+
+EVERY_MS: Final = 60_000
+MAX_CALLERS: Final = 1_000
+"""Callers that are remembered; of more the one that was refused longest ago is forgotten."""
+
+log = logging.getLogger("roundgate.tokens")
+
+
+@dataclass(slots=True)
+class _Told:
+    at_ms: float
+    untold: int = 0
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Who was refused of late; `of_sessions` where it is ids of sessions that
+    were refused, not states."""
+
+    of_sessions: bool = False
+    _told: OrderedDict[str, _Told] = field(default_factory=OrderedDict)
+
+    def note(self, reason: str, owner: Principal, at_ms: float) -> None:
+        """Log a refusal, unless this caller had one within the last minute; `at_ms` is
+        monotonic."""
+        caller = digest([owner.issuer, owner.subject, owner.client_id])
+        before = self._told.get(caller)
+        if before is not None and at_ms - before.at_ms < EVERY_MS:
+            before.untold += 1
+            return
+        untold = {} if before is None else {"refused_since_then": before.untold}
+        self._told[caller] = _Told(at_ms)
+        self._told.move_to_end(caller)
+        if len(self._told) > MAX_CALLERS:
+            self._told.popitem(last=False)
+        fields = {"reason": reason, "subject": owner.subject[:200], **untold}
+        if self.of_sessions:
+            log.warning("session refused", extra={"fields": fields})
+        else:
+            log.warning("requestState refused", extra={"fields": fields})

@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 
-from roundgate.backends.openapi.fetching import fetching
+from roundgate.backends.openapi.documents import fetching
 from roundgate.errors import UnreadableDocument
 from tests.support.services import answer, service
 

@@ -209,7 +209,7 @@ def problems_of(file: Any, described: Any) -> list[Any]:
 
     try:
         compile_index(
-            file.config.backends[0],
+            file.backends[0],
             file.origin.at("backends", 0),
             lambda url, limit: json.dumps(described).encode(),
         )

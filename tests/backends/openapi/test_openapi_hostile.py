@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.backends.openapi import sources
+from roundgate.backends.openapi import documents
 from roundgate.backends.openapi.index import Index
 from roundgate.errors import ConfigError
 from tests.support.openapi import Compiled, compiled, document, operation
@@ -147,7 +147,7 @@ def laughs(first: str, pattern: str) -> str:
 def test_yaml_that_would_not_end_or_is_no_json_is_one_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    monkeypatch.setattr(sources, "MAX_NODES", 200_000)
+    monkeypatch.setattr(documents, "MAX_NODES", 200_000)
     (tmp_path / "api.yaml").write_text(text)
     began = time.process_time()
     with pytest.raises(ConfigError) as caught:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from roundgate.backends.openapi import command, overlays
+from roundgate.backends.openapi import compiling, overlays
 from roundgate.backends.openapi.index import read, write
 from roundgate.errors import ConfigError, Problem
 from tests.support.openapi import Compiled, compiled, document, file_of, operation
@@ -152,7 +152,7 @@ def test_an_index_is_out_of_date_when_an_overlay_changes(tmp_path: Path) -> None
     origin = file.origin.at("backends", 0)
     index = compiled(tmp_path, document(PETS), overlay=[name])
     assert [where for where, _, _ in index.sources] == ["ours.yaml", "api.json"]
-    command.compile_to_file(file.config.backends[0], origin)  # type: ignore[arg-type]
+    compiling.compile_to_file(file.backends[0], origin)  # type: ignore[arg-type]
     assert write(read(tmp_path / "api.index")) == write(index)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.backends.openapi.names import Identity, tool_names
+from roundgate.backends.openapi.reading import Identity, tool_names
 from roundgate.errors import ConfigError
 from tests.support.openapi import OK, Compiled, compiled, document, operation
 

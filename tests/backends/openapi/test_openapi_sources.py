@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.backends.openapi.sources import Sources, parsed
+from roundgate.backends.openapi.documents import Sources, parsed
 from roundgate.errors import UnreadableDocument
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.backends.openapi.plan import Parameter, Plan
-from roundgate.backends.openapi.requests import request
+from roundgate.backends.openapi.requests import Parameter, Plan, request
 from roundgate.errors import ToolError
 from tests.support.openapi import Compiled, compiled, document, operation
 
@@ -90,7 +89,7 @@ def placed(
     if place == "path":
         return outgoing.path[1:]
     if place == "query":
-        return outgoing.raw_query
+        return outgoing.query
     return outgoing.headers["cookie" if place == "cookie" else name]
 
 

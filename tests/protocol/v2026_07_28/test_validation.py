@@ -25,7 +25,7 @@ from roundgate.methods.extensions import ROUTES
 from roundgate.protocol import jsonrpc
 from roundgate.protocol.inbound import LOG_LEVELS, SUPPORTED_VERSIONS, Headers, Inbound
 from roundgate.protocol.jsonrpc import Notification
-from roundgate.protocol.v2026_07_28 import METHODS, validate_request, wire_errors
+from roundgate.protocol.v2026_07_28 import METHODS, results, validate_request
 from roundgate.protocol.v2026_07_28.requests import CLIENT_INFO_KEY, LOG_LEVEL_KEY
 from tests.support import json_values, wire
 
@@ -469,7 +469,7 @@ def test_whatever_comes_is_let_in_or_answered_with_one_allowed_error(
         request_id = message.id
         passed = validate_request(message, Headers.of(raw), FEATURES, ROUTES)
     except ProtocolError as error:
-        status, answer = wire_errors.render(error, request_id)
+        status, answer = results.render(error, request_id)
         response = official.JSONRPCErrorResponse.model_validate_json(answer)
         assert (status, response.error.code in wire.ALLOWED_CODES) in [(400, True), (404, True)]
         return

@@ -55,7 +55,7 @@ from roundgate.errors import (
     UnsupportedVersion,
     UsageError,
 )
-from roundgate.protocol.v2026_07_28.wire_errors import TABLE, look_up, render
+from roundgate.protocol.v2026_07_28.results import TABLE, look_up, render
 from tests.support import wire
 
 ON_THE_WIRE: list[tuple[GatewayError, int, int]] = [

@@ -41,9 +41,8 @@ from roundgate.backends.aws_lambda.payload import (
 from roundgate.backends.aws_lambda.results import answer_of, failure_of
 from roundgate.backends.base import CallTool
 from roundgate.backends.exchange import Answering, Exchange, Kept, asked, dialogue, follow
-from roundgate.backends.http.answers import result_of
 from roundgate.backends.http.endpoint import Endpoint
-from roundgate.backends.http.messages import Answer
+from roundgate.backends.http.messages import Answer, result_of
 from roundgate.backends.http.secrets import Redactor
 from roundgate.errors import ParseError, ToolError
 from roundgate.protocol import Schema, TextContent, ToolResult

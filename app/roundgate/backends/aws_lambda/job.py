@@ -16,15 +16,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from roundgate.backends.answered_job import AnsweredJob
 from roundgate.backends.aws_lambda.config import DurableConfig, LambdaJobConfig
 from roundgate.backends.aws_lambda.invoking import Invoked
 from roundgate.backends.aws_lambda.results import answer_of, line
 from roundgate.backends.config import JobConfig
-from roundgate.backends.exchange import Kept
-from roundgate.backends.http.arguments import PATH_VARIABLE
+from roundgate.backends.exchange import AnsweredJob, Kept
+from roundgate.backends.http.bodies import Template
+from roundgate.backends.http.endpoint import PATH_VARIABLE
 from roundgate.backends.http.messages import Answer
-from roundgate.backends.http.template import Template
 from roundgate.errors import BackendError, FunctionAway, FunctionFailed, NotNow
 
 Start: TypeAlias = Callable[[], Awaitable[Answer]]

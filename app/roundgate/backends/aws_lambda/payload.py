@@ -16,7 +16,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlencode
+from urllib.parse import parse_qsl, unquote
 
 from roundgate import json
 from roundgate.auth import Principal
@@ -26,8 +26,8 @@ from roundgate.backends.aws_lambda.config import (
     LambdaToolConfig,
     PayloadConfig,
 )
-from roundgate.backends.http.arguments import PATH_VARIABLE, Argument, Location
-from roundgate.backends.http.endpoint import Endpoint
+from roundgate.backends.http.bodies import Argument, Location
+from roundgate.backends.http.endpoint import PATH_VARIABLE, Endpoint
 from roundgate.backends.http.messages import Outgoing
 from roundgate.backends.http.secrets import SECRET_NAME, parted
 from roundgate.errors import ToolError
@@ -187,7 +187,7 @@ def endpoint_of(tool: LambdaToolConfig, http: HttpEventConfig) -> Endpoint:
 def http_event(outgoing: Outgoing, request_id: str, told: Mapping[str, Any]) -> dict[str, Any]:
     """A request as the event of an HTTP API (payload format 2.0); what a function is told stands
     where the claims of an AWS Lambda authorizer would."""
-    query = "&".join(filter(None, (urlencode(outgoing.query), outgoing.raw_query)))
+    query = outgoing.query
     body = {} if outgoing.body is None else {"body": outgoing.body.decode()}
     path = unquote(outgoing.path)
     return {

@@ -1,36 +1,51 @@
 """Endpoints of an HTTP service as tools, declared in gateway.yaml.
 
-A call becomes one request: `Endpoint.request` places the arguments (pure), `Service.send` does the
-I/O within the back end's limits, `Endpoint.result` reads the answer (pure). `dialogue` and `job`
-make more of it, where the tool says so.
+A call becomes one request: `Endpoint.request` places the arguments, `Service.send` does the I/O
+within the back end's limits, `Endpoint.result` reads the answer. Dialogues and jobs take several
+requests (`exchanges`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from typing import Any
 
 from roundgate.backends.base import CallTool, Offering, Shared, Tool
 from roundgate.backends.exchange import dialogue, follow
-from roundgate.backends.http.access import Accesses
-from roundgate.backends.http.config import HttpBackendConfig, HttpToolConfig
-from roundgate.backends.http.declared import endpoint_of, taken_by
-from roundgate.backends.http.dialogue import exchange_of
-from roundgate.backends.http.endpoint import Endpoint
-from roundgate.backends.http.files import with_resources
-from roundgate.backends.http.job import Requests, check_job, parents
-from roundgate.backends.http.keys import KEYED, key_of, with_key
-from roundgate.backends.http.messages import Answer, Outgoing
+from roundgate.backends.http.bodies import (
+    FILE,
+    Argument,
+    BodyPlan,
+    Location,
+    Template,
+    with_resources,
+)
+from roundgate.backends.http.config import (
+    HttpArgument,
+    HttpBackendConfig,
+    HttpToolConfig,
+    ServiceConfig,
+)
+from roundgate.backends.http.credentials import Accesses
+from roundgate.backends.http.endpoint import FRAMING, PATH_VARIABLE, Endpoint, Taken
+from roundgate.backends.http.exchanges import (
+    KEYED,
+    Requests,
+    check_job,
+    exchange_of,
+    key_of,
+    parents,
+    with_key,
+)
+from roundgate.backends.http.messages import LARGE_BYTES, Answer, Outgoing
 from roundgate.backends.http.service import Service
 from roundgate.backends.http.tls import Certificates
-from roundgate.errors import ConfigError
-from roundgate.protocol import ToolResult
+from roundgate.errors import ConfigError, Problem
+from roundgate.protocol import ABSENT, ToolResult
 from roundgate.replay import Context
 from roundgate.settings import Origin
-
-_LARGE: Final = 262_144
-"""Answers of more bytes are read in a thread: they would keep everybody else waiting."""
 
 
 class HttpBackend:
@@ -52,11 +67,11 @@ class HttpBackend:
         )
 
     async def offer(self) -> Offering:
-        """The tools as declared.
+        """Return the declared tools.
 
         Raises:
-            ConfigError: a declaration contradicts itself, or a certificate
-                or a secret cannot be had.
+            ConfigError: a declaration contradicts itself, or a certificate or a secret is
+                unavailable.
         """
         tools: list[Tool] = []
         problems = await self._accesses.problems(self._certificates)
@@ -78,7 +93,7 @@ class HttpBackend:
         await self._accesses.aclose()
 
     def _tool(self, config: HttpToolConfig, index: int) -> Tool:
-        endpoint = endpoint_of(config, taken_by(self._config, config))
+        endpoint = endpoint_of(config, _taken_by(self._config, config))
         if config.job is not None:
             check_job(config.job, endpoint.arguments)
         return Tool(
@@ -97,26 +112,26 @@ class HttpBackend:
 
     def _caller(self, config: HttpToolConfig, endpoint: Endpoint) -> CallTool:
         timeout_s = config.timeout_s or self._config.timeout_s
-
-        declared = config.idempotency_key or (
+        key_header = config.idempotency_key or (
             self._config.idempotency_key if config.method in KEYED else None
         )
+        files = {one.name for one in endpoint.arguments if one.is_file}
 
         async def exchange(
             outgoing: Outgoing,
             context: Context,
-            given: Mapping[str, str],
+            in_paths: Mapping[str, str],
             arguments: Mapping[str, Any],
         ) -> Answer:
-            async def send(one: Outgoing) -> Answer:
-                return await self._service.send(one, timeout_s, context.deadline)
+            async def send(request: Outgoing) -> Answer:
+                return await self._service.send(request, timeout_s, context.deadline)
 
-            key = await key_of(context, config.method, declared)
+            key = await key_of(context, config.method, key_header)
             if config.interactive:
                 return Answer.revived(await dialogue(exchange_of(send, outgoing, key), context))
             if config.job is not None:
-                query = tuple(config.query.items())
-                requests = Requests(config.job, send, outgoing, key, given, query, arguments)
+                query = "&".join(endpoint.fixed_query())
+                requests = Requests(config.job, send, outgoing, key, in_paths, query, arguments)
                 return Answer.revived(await follow(requests.job(), context))
             answer = await send(with_key(outgoing, key))
             await context.log(
@@ -124,21 +139,151 @@ class HttpBackend:
             )
             return answer
 
-        files = {one.name for one in endpoint.arguments if one.is_file}
-
         async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:
             for name in files & arguments.keys():
-                arguments = {
-                    **arguments,
-                    name: await with_resources(name, arguments[name], context),
-                }
+                file = await with_resources(name, arguments[name], context)
+                arguments = {**arguments, name: file}
             outgoing = endpoint.request(arguments)
-            all_of_them = endpoint.defaults | arguments
-            given = {} if config.job is None else parents(config.job, all_of_them)
+            with_defaults = endpoint.defaults | arguments
+            in_paths = {} if config.job is None else parents(config.job, with_defaults)
             await context.continue_as_task()
-            answer = await exchange(outgoing, context, given, all_of_them)
-            if len(answer.body) > _LARGE:
+            answer = await exchange(outgoing, context, in_paths, with_defaults)
+            if len(answer.body) > LARGE_BYTES:
                 return await asyncio.to_thread(endpoint.result, answer)
             return endpoint.result(answer)
 
         return call
+
+
+def remarks(
+    config: HttpBackendConfig, origin: Origin, fetched: Mapping[str, bytes]
+) -> list[Problem]:
+    """Return a remark for each path variable that no argument describes although the tool describes
+    others: often a misspelt name."""
+    found: list[Problem] = []
+    for number, tool in enumerate(config.tools):
+        described = tool.arguments.keys() | {
+            one.wire_name for one in tool.arguments.values() if one.wire_name is not None
+        }
+        for name in dict.fromkeys(PATH_VARIABLE.findall(tool.path)):
+            if tool.arguments and name not in described:
+                near = get_close_matches(name, tool.arguments, 1, cutoff=0.5)
+                meant = f"is {near[0]!r} meant? " if near else ""
+                found.append(
+                    origin.at("tools", number, "path").problem(
+                        f"no argument fills {{{name}}}: the tool has one more, a text {name!r} without a description",
+                        f"{meant}give the argument that name, or describe {name!r} in `arguments`",
+                    )
+                )
+    return found
+
+
+def endpoint_of(tool: HttpToolConfig, taken: Taken | None = None) -> Endpoint:
+    """Return the endpoint that a tool declares.
+
+    Raises:
+        ValueError: as `Endpoint`; or a fixed value contains the name of an argument in braces.
+    """
+    variables = PATH_VARIABLE.findall(tool.path)
+    template = Template(tool.body) if isinstance(tool.body, dict) else None
+    in_template = frozenset() if template is None else template.names
+    declared = [
+        _argument(name, argument, variables, tool, in_template)
+        for name, argument in tool.arguments.items()
+    ]
+    known = {one.wire_name for one in declared if one.location == "path"} | tool.arguments.keys()
+    implied = [name for name in dict.fromkeys(variables) if name not in known]
+    headers = {name: value.get_secret_value() for name, value in tool.headers.items()}
+    _check_fixed("header", headers, known | set(implied))
+    _check_fixed("query", tool.query, known | set(implied))
+    return Endpoint(
+        name=tool.name,
+        title=tool.title,
+        description=tool.description,
+        method=tool.method,
+        path=tool.path,
+        arguments=(
+            *(_argument(name, HttpArgument(), variables, tool, in_template) for name in implied),
+            *declared,
+        ),
+        headers=headers,
+        query=tool.query,
+        body=BodyPlan(
+            "json" if isinstance(tool.body, dict) else tool.body,
+            tool.content_type,
+            template,
+            tool.fixed,
+        ),
+        pointer=tool.result,
+        output_schema=tool.output_schema,
+        read_only=tool.read_only,
+        destructive=tool.destructive,
+        idempotent=tool.idempotent,
+        taken=taken or Taken(),
+        result_headers=tool.result_headers,
+        max_bytes=tool.max_response_bytes,
+    )
+
+
+def _check_fixed(place: str, fixed: Mapping[str, str], arguments: Collection[str]) -> None:
+    for name, value in fixed.items():
+        if named := sorted({*PATH_VARIABLE.findall(value)} & {*arguments}):
+            raise ValueError(
+                f"{place} {name!r} is fixed, and {{{named[0]}}} would be sent as it stands; remove it, and give the"
+                f" argument `in: {place}` and `as: {name}`"
+            )
+
+
+def _taken_by(service: ServiceConfig, tool: HttpToolConfig) -> Taken:
+    """Return the names that the credential, fixed headers and fixed query parameters use."""
+    headers = FRAMING | {name.lower() for name in (*service.headers, *tool.headers)}
+    query = frozenset(tool.query)
+    if service.credential is None:
+        return Taken(headers, query)
+    return Taken(headers | service.credential.headers(), query | service.credential.queries())
+
+
+def _argument(
+    name: str,
+    argument: HttpArgument,
+    variables: list[str],
+    tool: HttpToolConfig,
+    in_template: frozenset[str],
+) -> Argument:
+    wire_name = argument.wire_name or name
+    location = argument.location or _usual_location(name, wire_name, variables, tool, in_template)
+    if location in ("path", "header") and argument.list_ in ("repeat", "brackets"):
+        raise ValueError(f"argument {name!r}: a list in a {location} is comma, pipe, space or json")
+    schema = argument.schema_
+    if argument.file:
+        is_list = schema.get("type") == "array"
+        schema = {**schema, "items": dict(FILE)} if is_list else dict(FILE)
+    return Argument(
+        name=name,
+        location=location,
+        wire_name=wire_name,
+        schema=schema,
+        required=argument.required,
+        allow_slash=argument.allow_slash,
+        description=argument.description,
+        default=argument.default if "default" in argument.model_fields_set else ABSENT,
+        style=argument.list_ or ("json" if location in ("path", "header") else "repeat"),
+        sends_empty=argument.send_empty,
+        is_file=argument.file,
+        content_type=argument.content_type
+        or (tool.content_type if location == "whole_body" else None),
+    )
+
+
+def _usual_location(
+    name: str,
+    wire_name: str,
+    variables: list[str],
+    tool: HttpToolConfig,
+    in_template: frozenset[str],
+) -> Location:
+    if wire_name in variables:
+        return "path"
+    if name in in_template:
+        return "template"
+    return "query" if tool.method in ("GET", "HEAD", "DELETE") else "body"

@@ -1,16 +1,146 @@
-"""What can be set of a back end of the kind http: the service, its tools,
-and how they are called."""
+"""Settings of back ends that are reached over HTTP, and of the kind http."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal, TypeAlias
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, model_validator
 
-from roundgate.backends.config import JobConfig, JsonPointer
-from roundgate.backends.http.credential_config import HeaderName, fit_for_a_header
-from roundgate.backends.http.remote_config import BaseUrl, RemoteConfig
+from roundgate.backends.config import BackendConfig, JobConfig, JsonPointer
+from roundgate.backends.http.credential_config import (
+    Credential,
+    HeaderName,
+    SecretHeader,
+    fit_for_a_header,
+)
+from roundgate.backends.http.tls import TlsConfig
 from roundgate.settings import Model, TaskMode
+
+
+class RetryConfig(Model):
+    """When a request is sent again. Only those are whose repetition changes nothing: GET, HEAD,
+    PUT, DELETE, tools that say `idempotent: true`, and requests with an idempotency key; any, if
+    no connection was made."""
+
+    attempts: int = Field(3, description="How often it is sent at most.", ge=1, le=10)
+    pause_s: float = Field(
+        0.2,
+        description="Seconds before the second time, about; twice as many before each further one, "
+        "10 at most.",
+        gt=0,
+        le=10,
+    )
+    within_s: float = Field(
+        30,
+        description="Seconds from the first time after which it is not sent again, also where "
+        "Retry-After asks for a longer pause.",
+        gt=0,
+        le=3_600,
+    )
+
+
+class LimitConfig(Model):
+    """How many requests one process has under way to one host."""
+
+    concurrent: int = Field(description="At most so many.", ge=1)
+    waiting: int = Field(
+        100,
+        description="How many more may wait for their turn; further ones are a tool error.",
+        ge=0,
+    )
+    wait_s: float = Field(
+        10, description="Seconds after which waiting is a tool error.", gt=0, le=3_600
+    )
+
+
+class BreakerConfig(Model):
+    """When a host is left alone for a while: it does not answer, or answers 502, 503 or 504."""
+
+    failures: int = Field(5, description="So many failures in a row.", ge=1)
+    pause_s: float = Field(
+        30,
+        description="Seconds for which calls are tool errors at once; then one is tried, and "
+        "decides.",
+        gt=0,
+        le=3_600,
+    )
+
+
+class TimeoutsConfig(Model):
+    """Seconds for parts of a request, within timeout_s."""
+
+    connect_s: float | None = Field(None, description="For a connection, TLS included.", gt=0)
+    write_s: float | None = Field(
+        None, description="For the service to take each piece of the request.", gt=0
+    )
+    read_s: float | None = Field(
+        None, description="For each piece of the answer to come, the first included.", gt=0
+    )
+
+    @model_validator(mode="after")
+    def _means_something(self) -> TimeoutsConfig:
+        if not self.model_fields_set:
+            raise ValueError("give at least one of connect_s, write_s and read_s")
+        return self
+
+
+def usable_base_url(value: str) -> str:
+    """Return a base URL; raise ValueError if it has a user, a password or port 0."""
+    parts = urlsplit(value)
+    if parts.port == 0 or "@" in parts.netloc:
+        raise ValueError(
+            "may have a host, a port and a path; a user and password go into credential.basic"
+        )
+    return value
+
+
+BaseUrl: TypeAlias = Annotated[
+    str, Field(pattern=r"^https?://[^/?#\s]+[^?#\s]*$"), AfterValidator(usable_base_url)
+]
+
+
+class RemoteConfig(BackendConfig):
+    """What can be set of every back end that is reached over HTTP, wherever it is."""
+
+    headers: dict[HeaderName, SecretHeader] = Field(
+        {}, description="Fixed headers of every request."
+    )
+    credential: Credential | None = Field(None, description="How the gateway authenticates itself.")
+    tls: TlsConfig | None = Field(
+        None, description="A private authority, and the gateway's own certificate (mutual TLS)."
+    )
+    timeout_s: float = Field(
+        15, description="Seconds for connecting and for the whole answer.", gt=0
+    )
+    timeouts: TimeoutsConfig | None = Field(
+        None, description="Seconds for parts of a request, within timeout_s."
+    )
+    retry: RetryConfig | None = Field(
+        None, description="When a request is sent again. Unset: never, once it has been sent."
+    )
+    idempotency_key: HeaderName | None = Field(
+        None,
+        description="Header that takes a key by which the service knows a POST or PATCH again, such as"
+        " Idempotency-Key; sent with each.",
+    )
+    limit: LimitConfig | None = Field(
+        None, description="How many requests one process has under way to one host."
+    )
+    breaker: BreakerConfig | None = Field(
+        None, description="When a host that fails is left alone for a while."
+    )
+    max_response_bytes: int = Field(1_000_000, description="Larger answers are a tool error.", ge=1)
+    max_connections: int = Field(
+        50, description="Connections kept to the service by one process.", ge=1
+    )
+    keep_alive_s: float = Field(
+        4.0,
+        description="Seconds for which an idle connection is used again: fewer than the service keeps it, or a"
+        " request meets a connection that is just being closed.",
+        ge=0,
+        le=3_600,
+    )
 
 
 def _fit(value: SecretStr) -> SecretStr:
@@ -19,7 +149,7 @@ def _fit(value: SecretStr) -> SecretStr:
 
 
 def _known_body(value: Any) -> Any:
-    """One problem for what is neither, where a union would have one for each of its members."""
+    """Report one problem, where a union would report one for each member."""
     if not isinstance(value, dict) and value not in ("json", "form", "multipart"):
         raise ValueError("has to be json, form or multipart, or the JSON body itself")
     return value

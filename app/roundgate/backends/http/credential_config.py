@@ -1,6 +1,6 @@
-"""What can be set of how the gateway authenticates itself: one model a kind of credential.
+"""Settings of the gateway's credentials, one model for each kind.
 
-Another kind is another model, an entry in `CREDENTIALS`, and a flow in
+Another kind takes a model, an entry in `CREDENTIALS`, and a case in
 `roundgate.backends.http.credentials`.
 """
 
@@ -21,11 +21,7 @@ HeaderName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~
 
 
 def fit_for_a_header(text: str) -> None:
-    """Whether a text can be the value of a header.
-
-    Raises:
-        ValueError: it cannot.
-    """
+    """Raise ValueError if a text cannot be the value of a header."""
     _is_no_name(text)
     if not re.fullmatch(r"[\x20-\x7e\t]*", text):
         raise ValueError(
@@ -74,23 +70,23 @@ class CredentialConfig(Model):
     token is never passed on."""
 
     def headers(self) -> frozenset[str]:
-        """Names of request headers, in small letters, that no argument may have beside it."""
+        """Return the request headers, in lower case, that no argument may set beside it."""
         return frozenset({"authorization", "cookie", "proxy-authorization"})
 
     def queries(self) -> frozenset[str]:
-        """Names of query parameters that no argument may have beside it."""
+        """Return the query parameters that no argument may set beside it."""
         return frozenset()
 
     def cookies(self) -> frozenset[str]:
-        """Names of cookies that no argument may have beside it."""
+        """Return the cookies that no argument may set beside it."""
         return frozenset()
 
     def secrets(self) -> Sequence[Secret]:
-        """What nobody but the service may read."""
+        """Return the secrets to redact."""
         return [one for one in vars(self).values() if isinstance(one, Secret)]
 
     def parts_of(self, text: str) -> Iterable[str]:
-        """What of the text of one of its secrets is secret by itself, besides the whole."""
+        """Return the substrings of a secret that must also be redacted."""
         return ()
 
 
@@ -106,7 +102,7 @@ class BasicCredential(CredentialConfig):
     basic: UserAndPassword = Field(description='"user:password", sent as Authorization: Basic ….')
 
     def parts_of(self, text: str) -> Iterable[str]:
-        """The password, without the user in front."""
+        """Return the password without the user."""
         return (text.partition(":")[2],)
 
 
@@ -117,7 +113,7 @@ class HeaderCredential(CredentialConfig):
     value: SecretHeader = Field(description="The API key.")
 
     def headers(self) -> frozenset[str]:
-        """Its own one too."""
+        """See `CredentialConfig`."""
         return super().headers() | {self.header.lower()}
 
 
@@ -128,7 +124,7 @@ class QueryCredential(CredentialConfig):
     value: SecretHeader = Field(description="The API key.")
 
     def queries(self) -> frozenset[str]:
-        """Its own one."""
+        """See `CredentialConfig`."""
         return frozenset({self.query})
 
 
@@ -141,7 +137,7 @@ class CookieCredential(CredentialConfig):
     value: SecretCookie = Field(description="The API key.")
 
     def cookies(self) -> frozenset[str]:
-        """Its own one."""
+        """See `CredentialConfig`."""
         return frozenset({self.cookie})
 
 
@@ -209,11 +205,11 @@ class ClientCredentials(CredentialConfig):
 
     @property
     def resources(self) -> list[str]:
-        """All of `resource`."""
+        """`resource` as a list."""
         return [self.resource] if isinstance(self.resource, str) else self.resource
 
     def secrets(self) -> Sequence[Secret]:
-        """Not the client's id, which is no secret, and stands in many an answer."""
+        """Return the secret or key, without the client's id, which many answers contain."""
         return [one for one in (self.client_secret, self.private_key) if one is not None]
 
     @model_validator(mode="after")
@@ -252,7 +248,7 @@ class AwsCredential(CredentialConfig):
     )
 
     def headers(self) -> frozenset[str]:
-        """What a signature brings with it."""
+        """Return the headers of a signature too."""
         return super().headers() | {"x-amz-date", "x-amz-security-token", "x-amz-content-sha256"}
 
 
@@ -267,12 +263,12 @@ CREDENTIALS: Final[Mapping[str, type[CredentialConfig]]] = MappingProxyType(
         "sigv4": AwsCredential,
     }
 )
-"""By the setting that says which it is."""
+"""By the setting that tells the kind."""
 
 
 def _tag(given: Any) -> str | None:
-    """Which of them is meant; the tag is in brackets because no setting is, so that it can be told
-    from one in the location of a problem."""
+    """Return the tag of the kind. Its brackets tell it from a setting in the location of a
+    problem."""
     if not isinstance(given, Mapping | CredentialConfig):
         return None  # a bare text
     names = given if isinstance(given, Mapping) else type(given).model_fields

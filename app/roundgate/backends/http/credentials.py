@@ -1,10 +1,10 @@
-"""How the gateway authenticates itself to a service: a flow for each model of `credential:`.
+"""How the gateway authenticates itself to a service.
 
-    request ─▶ each flow adds what it has ─▶ service ─▶ answer
-                                               401 ─▶ a flow that has something else now ─▶ once more
+    request ─▶ each flow adds its credential ─▶ service ─▶ answer
+                                                  401 ─▶ if a flow has another credential now: once more
 
-A service that answers 401 has done nothing, so it can be asked again: with a new token, or with a
-secret that has been rotated meanwhile.
+A service that answers 401 has done nothing, so the request can be repeated with a new token or a
+secret that was rotated meanwhile.
 """
 
 from __future__ import annotations
@@ -12,13 +12,18 @@ from __future__ import annotations
 import base64
 from asyncio import to_thread
 from collections import deque
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 from urllib.parse import quote_plus, unquote_plus
 
-import httpx
+from pydantic import SecretStr
 
 from roundgate import aws
-from roundgate.backends.http.access import Access
+from roundgate.backends.base import Shared
+from roundgate.backends.http.config import RemoteConfig
 from roundgate.backends.http.credential_config import (
     AwsCredential,
     BasicCredential,
@@ -30,41 +35,141 @@ from roundgate.backends.http.credential_config import (
     QueryCredential,
 )
 from roundgate.backends.http.oauth import TokenSource
+from roundgate.backends.http.secrets import Redactor, of_credentials, of_fixed_headers, of_headers
+from roundgate.backends.http.tls import Certificates
 from roundgate.backends.secret_reading import Secrets
-from roundgate.errors import BackendError, ConfigError
-from roundgate.settings import Secret
+from roundgate.errors import BackendError, ConfigError, Problem
+from roundgate.settings import Origin, Secret
+
+if TYPE_CHECKING:
+    import httpx
+
+_KEPT: Final = 4
 
 
-class Flow(Protocol):
-    """Adds one credential to requests."""
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The credentials of requests to one service: some of the back end's."""
 
-    async def add(self, request: httpx.Request) -> None:
-        """Add it, or put it in the place of the one that is there.
+    credentials: Sequence[Credential] = ()
+    headers: Mapping[str, Secret] = field(default_factory=dict)
+    """Fixed headers of every request."""
+    secrets: Secrets = field(default_factory=Secrets)
+    tokens: TokenSource | None = None
+    """For the credential that is a `ClientCredentials`."""
+    session_tokens: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    """The session tokens of AWS that were sent last."""
 
-        Raises:
-            BackendError: there is none to be had.
+
+class Accesses:
+    """The credentials of a back end. Its services share tokens."""
+
+    def __init__(
+        self,
+        config: RemoteConfig,
+        origin: Origin,
+        shared: Shared,
+        slots: Mapping[str, Credential] | None = None,
+        more: Iterable[Mapping[str, SecretStr]] = (),
+    ) -> None:
+        """Read nothing yet.
+
+        Args:
+            config: the back end's settings.
+            origin: where they stand.
+            shared: reads secrets, when the back end is loaded or later.
+            slots: the credentials besides the general one, by name.
+            more: fixed headers of its tools.
         """
+        self._config = config
+        self._origin = origin
+        self._secrets = shared.secrets
+        self._reads_now = not shared.is_cold
+        general = {} if config.credential is None else {"": config.credential}
+        self._credentials: dict[str, Credential] = {**general, **(slots or {})}
+        self._of_tools = frozenset[str]().union(*map(of_fixed_headers, more))
+        self._sources: dict[str, TokenSource] = {}
+        self._session_tokens: deque[str] = deque(maxlen=_KEPT)
+        self.redactor = Redactor(self._hidden)
+        """Takes all credentials out of answers."""
 
-    async def has_another(self) -> bool:
-        """Whether there is something else than what was added and not taken."""
+    async def problems(self, certificates: Certificates) -> list[Problem]:
+        """Return a problem for each secret that cannot be read, and each unusable certificate, of
+        the service or a credential."""
+        found: list[Problem] = []
+        if self._reads_now:
+            found += await self._secrets.problems(self._config, self._origin)
+        of_sources = [
+            self._source(name, one).certificates
+            for name, one in self._credentials.items()
+            if isinstance(one, ClientCredentials)
+        ]
+        for one in (certificates, *of_sources):
+            try:
+                one.check()
+            except ConfigError as error:
+                found.extend(error.problems)
+        return found
+
+    @property
+    def files(self) -> frozenset[Path]:
+        """The files that TLS of credentials names, to watch them."""
+        return frozenset().union(*(one.certificates.files for one in self._sources.values()))
+
+    async def aclose(self) -> None:
+        """Close the connections to stores of secrets."""
+        await self._secrets.aclose()
+
+    def general(self) -> Access:
+        """Return the access with the general credential, if there is one."""
+        return self.of([] if self._config.credential is None else [""])
+
+    def of(self, names: Iterable[str]) -> Access:
+        """Return the access with the named credentials; the general one is the empty name."""
+        chosen = {name: self._credentials[name] for name in names}
+        sources = [
+            self._source(name, one)
+            for name, one in chosen.items()
+            if isinstance(one, ClientCredentials)
+        ]
+        return Access(
+            list(chosen.values()),
+            self._config.headers,
+            self._secrets,
+            sources[0] if sources else None,
+            self._session_tokens,
+        )
+
+    def _source(self, name: str, credential: ClientCredentials) -> TokenSource:
+        if name not in self._sources:
+            steps = ("credentials", name) if name else ("credential",)
+            place = self._origin.at(*steps, "tls")
+            self._sources[name] = TokenSource(
+                credential, self._secrets, Certificates(credential.tls, place)
+            )
+        return self._sources[name]
+
+    def _hidden(self) -> frozenset[str]:
+        tokens = {token for source in self._sources.values() for token in source.recent}
+        return frozenset(
+            self._of_tools
+            | of_credentials(self._credentials.values(), self._secrets)
+            | of_headers(self._config.headers, self._secrets)
+            | tokens.union(self._session_tokens)
+        )
 
 
 async def authenticated(
     client: httpx.AsyncClient, request: httpx.Request, access: Access
 ) -> httpx.Response:
-    """The answer to a request with all credentials and fixed headers of a service, of
-    which nothing has been read.
+    """Send a request, or that of a redirect, with all credentials and fixed headers of a service;
+    return its answer unread.
 
-    It is sent again where the service does not take what it was sent and there is another.
-    `httpx.Auth` would read what came with the 401 to its end, and unpack it, however much it is.
-
-    Args:
-        client: sends it.
-        request: without them; also that of a redirect.
-        access: has them.
+    If the service refuses the credentials and a flow has others, the request is sent once more.
+    `httpx.Auth` would read and decompress the whole answer with the 401, whatever its size.
 
     Raises:
-        BackendError: a credential is not to be had.
+        BackendError: a credential is unavailable.
         httpx.HTTPError: there is no answer.
     """
     flows = _flows(access)
@@ -74,7 +179,7 @@ async def authenticated(
     if response.status_code != 401:
         return response
     try:
-        is_worth_it = await _have_replaced(flows, request)
+        is_worth_it = await _replace_credentials(flows, request)
     except BaseException:
         await response.aclose()
         raise
@@ -84,9 +189,8 @@ async def authenticated(
     return await client.send(request, stream=True)
 
 
-async def _have_replaced(flows: list[Flow], request: httpx.Request) -> bool:
-    """Whether the request has something else now; at once, because others who are refused
-    look whether it is had."""
+async def _replace_credentials(flows: list[Flow], request: httpx.Request) -> bool:
+    """Return whether the request has other credentials now."""
     if not any([await flow.has_another() for flow in flows]):
         return False
     for flow in flows:
@@ -95,110 +199,106 @@ async def _have_replaced(flows: list[Flow], request: httpx.Request) -> bool:
 
 
 def _flows(access: Access) -> list[Flow]:
-    """New for each request, because each knows what it has added."""
+    """Return new flows for one request; each remembers what it has added."""
     of_headers: list[Flow] = [
-        HeaderFlow(name, value, access.secrets) for name, value in access.headers.items()
+        SecretFlow(value, access.secrets, partial(_write_header, name))
+        for name, value in access.headers.items()
     ]
-    # a signature is of what is there: it comes last
+    # a signature covers the rest of the request, so it comes last
     credentials = sorted(access.credentials, key=lambda one: isinstance(one, AwsCredential))
-    return [*of_headers, *(flow_of(one, access) for one in credentials)]
+    return [*of_headers, *(_flow_of(one, access) for one in credentials)]
 
 
-def flow_of(credential: Credential, access: Access) -> Flow:
-    """What adds a credential to one request."""
-    secrets = access.secrets
+def _flow_of(credential: Credential, access: Access) -> Flow:
     match credential:
-        case BearerCredential(bearer=token):
-            return HeaderFlow("authorization", token, secrets, "Bearer ")
-        case BasicCredential(basic=pair):
-            return BasicFlow(pair, secrets)
-        case HeaderCredential(header=name, value=key):
-            return HeaderFlow(name, key, secrets)
-        case QueryCredential(query=name, value=key):
-            return QueryFlow(name, key, secrets)
-        case CookieCredential(cookie=name, value=key):
-            return CookieFlow(name, key, secrets)
+        case BearerCredential(bearer=secret):
+            write: Write = partial(_write_header, "authorization", scheme="Bearer ")
+        case BasicCredential(basic=secret):
+            write = _write_basic
+        case HeaderCredential(header=name, value=secret):
+            write = partial(_write_header, name)
+        case CookieCredential(cookie=name, value=secret):
+            write = partial(_write_cookie, name)
+        case QueryCredential(query=name, value=secret):
+            write = _QueryWriter(name)
         case ClientCredentials():
             assert access.tokens is not None
             return TokenFlow(access.tokens)
         case AwsCredential():
             return Signing(credential, access.session_tokens)
+    return SecretFlow(secret, access.secrets, write)
+
+
+class Flow(Protocol):
+    """Adds one credential to one request."""
+
+    async def add(self, request: httpx.Request) -> None:
+        """Add the credential, or replace the one that was added.
+
+        Raises:
+            BackendError: the credential is unavailable.
+        """
+
+    async def has_another(self) -> bool:
+        """Return whether there may be another credential than the one that was refused."""
+
+
+Write: TypeAlias = Callable[["httpx.Request", str], None]
+"""Writes a secret into a request, in place of an earlier one."""
 
 
 class SecretFlow:
     """One secret that is read when it is needed."""
 
-    def __init__(self, secret: Secret, secrets: Secrets) -> None:
+    def __init__(self, secret: Secret, secrets: Secrets, write: Write) -> None:
         self._secret = secret
         self._secrets = secrets
+        self._write = write
         self._sent = ""
 
-    async def text(self) -> str:
-        """What is to be sent now."""
+    async def add(self, request: httpx.Request) -> None:
+        """See `Flow`."""
         self._sent = await self._secrets.text(self._secret)
-        return self._sent
+        self._write(request, self._sent)
 
     async def has_another(self) -> bool:
-        """Whether it has been rotated since."""
+        """Return whether the secret was rotated."""
         return await self._secrets.other_than(self._secret, self._sent) is not None
 
 
-class HeaderFlow(SecretFlow):
-    """In a header."""
-
-    def __init__(self, name: str, secret: Secret, secrets: Secrets, scheme: str = "") -> None:
-        super().__init__(secret, secrets)
-        self._name = name
-        self._scheme = scheme
-
-    async def add(self, request: httpx.Request) -> None:
-        """In the place of what the request has under that name."""
-        request.headers[self._name] = f"{self._scheme}{await self.text()}"
+def _write_header(name: str, request: httpx.Request, secret: str, *, scheme: str = "") -> None:
+    request.headers[name] = f"{scheme}{secret}"
 
 
-class BasicFlow(SecretFlow):
-    """A user and a password (RFC 7617, in UTF-8)."""
-
-    async def add(self, request: httpx.Request) -> None:
-        """As Authorization; a user alone has the empty password."""
-        text = await self.text()
-        pair = text if ":" in text else f"{text}:"
-        request.headers["authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+def _write_basic(request: httpx.Request, secret: str) -> None:
+    """Write a user and a password (RFC 7617, in UTF-8); a user alone has the empty password."""
+    pair = secret if ":" in secret else f"{secret}:"
+    request.headers["authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
 
 
-class QueryFlow(SecretFlow):
-    """In the query, where a URL that a service redirects to may have it already."""
+def _write_cookie(name: str, request: httpx.Request, secret: str) -> None:
+    others = [
+        pair
+        for pair in request.headers.get("cookie", "").split("; ")
+        if pair and pair.partition("=")[0] != name
+    ]
+    request.headers["cookie"] = "; ".join([*others, f"{name}={secret}"])
 
-    def __init__(self, name: str, secret: Secret, secrets: Secrets) -> None:
-        super().__init__(secret, secrets)
+
+class _QueryWriter:
+    """Adds a secret to the query, unless a URL that the service redirects to has the parameter."""
+
+    def __init__(self, name: str) -> None:
         self._name = name
         self._added = ""
 
-    async def add(self, request: httpx.Request) -> None:
-        """At the end of the query, unless a service has redirected to a URL that has it."""
+    def __call__(self, request: httpx.Request, secret: str) -> None:
         pairs = [pair for pair in request.url.query.decode("ascii").split("&") if pair]
         others = [pair for pair in pairs if pair != self._added]
         if any(unquote_plus(pair.partition("=")[0]) == self._name for pair in others):
             return
-        self._added = f"{quote_plus(self._name)}={quote_plus(await self.text())}"
+        self._added = f"{quote_plus(self._name)}={quote_plus(secret)}"
         request.url = request.url.copy_with(query="&".join([*others, self._added]).encode())
-
-
-class CookieFlow(SecretFlow):
-    """In a cookie, beside those that the request has."""
-
-    def __init__(self, name: str, secret: Secret, secrets: Secrets) -> None:
-        super().__init__(secret, secrets)
-        self._name = name
-
-    async def add(self, request: httpx.Request) -> None:
-        """Behind the other cookies."""
-        others = [
-            pair
-            for pair in request.headers.get("cookie", "").split("; ")
-            if pair and pair.partition("=")[0] != self._name
-        ]
-        request.headers["cookie"] = "; ".join([*others, f"{self._name}={await self.text()}"])
 
 
 class TokenFlow:
@@ -210,33 +310,27 @@ class TokenFlow:
         self._refused: str | None = None
 
     async def add(self, request: httpx.Request) -> None:
-        """As Authorization."""
+        """See `Flow`."""
         self._sent = await self._tokens.token(instead_of=self._refused)
         request.headers["authorization"] = f"Bearer {self._sent}"
 
     async def has_another(self) -> bool:
-        """The server may have."""
+        """Return whether the server may have another token."""
         self._refused = self._sent
         return self._sent is not None and self._tokens.has_other_than(self._sent)
 
 
 class Signing:
     """Signs one request for AWS (Signature Version 4): API Gateway, Lambda function URLs,
-    OpenSearch, S3.
-
-    botocore signs with the credentials of the process, which it renews itself.
-    """
+    OpenSearch, S3. botocore signs with the credentials of the process, and renews them."""
 
     def __init__(self, config: AwsCredential, session_tokens: deque[str]) -> None:
-        """What is sent of the session's tokens is noted in these."""
+        """Add session tokens that are sent to `session_tokens`."""
         self._config = config
         self._session_tokens = session_tokens
 
     async def add(self, request: httpx.Request) -> None:
-        """Sign it as it is now: method, URL, body, host, and what it says of itself to AWS.
-
-        Headers that a proxy on the way may change are left out. The body is hashed whole.
-        """
+        """Sign the method, URL and body, and the headers that no proxy changes."""
         body = await request.aread()
         signed = {
             name: value
@@ -244,9 +338,8 @@ class Signing:
             if name in ("host", "content-type") or name.startswith("x-amz-")
         }
         for name in ("x-amz-date", "x-amz-security-token", "x-amz-content-sha256"):
-            signed.pop(name, None)  # of a signature before
+            signed.pop(name, None)  # of an earlier signature
         try:
-            # credentials may have to be fetched first
             headers = await to_thread(
                 aws.signed_headers,
                 aws.ToSign(request.method, str(request.url), signed, body),
@@ -262,5 +355,5 @@ class Signing:
             self._session_tokens.append(token)
 
     async def has_another(self) -> bool:
-        """Another signature would be the same."""
+        """Return False: another signature would be the same."""
         return False

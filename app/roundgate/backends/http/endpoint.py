@@ -1,34 +1,39 @@
-"""An endpoint of an HTTP service as a tool: what it looks like, the request for a
-call, the result of an answer.
-
-Plain values and no I/O. Who describes it is another matter: gateway.yaml
-(`roundgate.backends.http.declared`), or a document of the service.
-"""
+"""An endpoint of an HTTP service as a tool: its definition, the request for a call, the result of an
+answer. Plain values and no I/O."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
-from roundgate.backends.http.answers import result_of, with_headers
-from roundgate.backends.http.arguments import (
-    PATH_VARIABLE,
-    Argument,
-    Taken,
-    check_body,
-    check_places,
-)
-from roundgate.backends.http.lists import in_header, in_path, pairs, text
-from roundgate.backends.http.messages import Answer, Outgoing
-from roundgate.backends.http.paths import path_text
-from roundgate.backends.http.writing import BodyPlan, Member, body_of, whole_body
+from roundgate.backends.http.bodies import Argument, BodyPlan, body_of, whole_body
+from roundgate.backends.http.messages import Answer, Outgoing, result_of, with_headers
+from roundgate.backends.http.values import in_header, in_path, pairs, path_text
 from roundgate.errors import ToolError
 from roundgate.protocol import ABSENT, Schema, ToolResult, without_none
 
+FRAMING: Final = frozenset(
+    {
+        *("host", "connection", "content-length", "transfer-encoding", "te"),
+        *("trailer", "upgrade", "keep-alive", "expect"),
+    }
+)
+"""Headers that say where a request goes and where it ends, which no argument may decide."""
+PATH_VARIABLE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]*)\}")
+_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?")
 Method: TypeAlias = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Names in a request that are in use, and so not allowed for an argument."""
+
+    headers: frozenset[str] = FRAMING
+    """In lower case."""
+    query: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +41,15 @@ class Endpoint:
     """One endpoint.
 
     Raises:
-        ValueError: path and arguments contradict each other or what is
-            taken, or a schema is unusable.
+        ValueError: path and arguments contradict each other or `taken`, or a schema is unusable.
     """
 
     name: str
     description: str
     method: Method
     path: str
-    """Below the service's base URL; `{name}` stands for a path argument, by
-    its name in the request."""
+    """Below the service's base URL; `{name}` stands for a path argument, by its name in the
+    request."""
     arguments: Sequence[Argument] = ()
     title: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -53,55 +57,39 @@ class Endpoint:
     query: Mapping[str, str] = field(default_factory=dict)
     """Fixed query parameters."""
     body: BodyPlan = field(default_factory=BodyPlan)
-    """How body arguments are sent."""
     pointer: str = ""
     """JSON Pointer to the part of a JSON answer that is the result."""
     output_schema: Mapping[str, Any] | None = None
     read_only: bool | None = None
-    """`readOnlyHint`; `None`: what the method says. So for the next two."""
+    """`readOnlyHint`; `None`: as the method implies. So for the next two."""
     destructive: bool | None = None
     idempotent: bool | None = None
     taken: Taken = field(default_factory=Taken)
     result_headers: Mapping[str, str] = field(default_factory=dict)
     """Headers of an answer, by the members of the result that they become."""
     max_bytes: int | None = None
-    """Of an answer; `None`: what holds for the back end."""
+    """Of an answer; `None`: the back end's limit."""
     _output: Schema | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
-        variables = PATH_VARIABLE.findall(self.path)
-        if stray := re.search(r"[{}?#]", PATH_VARIABLE.sub("", self.path)):
-            raise ValueError(
-                f"path {self.path!r}: {stray[0]!r} is out of place; variables are {{name}}, queries go into query"
-            )
-        of_routers = [f":{one.wire_name}" for one in self.arguments]
-        if stray_name := next((one for one in self.path.split("/") if one in of_routers), None):
-            raise ValueError(
-                f"path {self.path!r}: {stray_name!r} is no variable; write {{{stray_name[1:]}}}"
-            )
-        check_places(self.arguments, self.taken)
-        in_path = {argument.wire_name for argument in self.arguments if argument.location == "path"}
-        if in_path != set(variables):
-            raise ValueError(
-                f"path {self.path!r} needs {sorted(variables)}, but the arguments in path are {sorted(in_path)}"
-            )
-        check_body(self.body, self.arguments)
+        _check_path(self.path, self.arguments)
+        _check_places(self.arguments, self.taken)
+        _check_body(self.body, self.arguments)
+        for one in self.arguments:
+            _check_default(one)
         if self.output_schema is not None:
             object.__setattr__(self, "_output", Schema.compile(self.output_schema))
 
-    def _destructive_hint(self) -> bool | None:
-        """`None` where nobody said: clients take that for true, and so do we (schema:
-        `ToolAnnotations`)."""
-        if self.destructive is not None:
-            return self.destructive
-        return {"GET": False, "HEAD": False, "DELETE": True}.get(self.method)
-
     def definition(self) -> dict[str, Any]:
-        """The schema's `Tool`."""
+        """Return the tool (schema: `Tool`). Without a destructive hint clients assume that the tool
+        is destructive, and so does the gateway (schema: `ToolAnnotations`)."""
         safe = self.method in ("GET", "HEAD")
+        destructive = self.destructive
+        if destructive is None:
+            destructive = {"GET": False, "HEAD": False, "DELETE": True}.get(self.method)
         hints = {
             "readOnlyHint": safe if self.read_only is None else self.read_only,
-            **without_none(destructiveHint=self._destructive_hint()),
+            **without_none(destructiveHint=destructive),
             "idempotentHint": self.method not in ("POST", "PATCH")
             if self.idempotent is None
             else self.idempotent,
@@ -139,85 +127,70 @@ class Endpoint:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """What is sent where a call does not have it, by argument."""
-        return {
-            argument.name: argument.default
-            for argument in self.arguments
-            if argument.default is not ABSENT
-        }
+        """The values that are sent if a call has none, by argument."""
+        return {one.name: one.default for one in self.arguments if one.default is not ABSENT}
 
     def request(self, arguments: Mapping[str, Any]) -> Outgoing:
-        """Place arguments that conform to the input schema.
+        """Return the request for arguments that conform to the input schema.
 
         Raises:
-            ToolError: a value cannot stand where it has to go.
+            ToolError: a value is not allowed in its place.
         """
         arguments = {**self.defaults, **arguments}
-        given = [(one, arguments[one.name]) for one in self.arguments if one.name in arguments]
+        placed = [(one, arguments[one.name]) for one in self.arguments if one.name in arguments]
         path = self.path
         headers = dict(self.headers)
-        query, raw_query = list(self.query.items()), list[str]()
-        for placed, value in given:
-            if placed.location == "path":
-                path = path.replace(f"{{{placed.wire_name}}}", _path_text(placed, value))
-            elif placed.location == "header" and value is not None:  # it cannot say null
-                headers[placed.wire_name] = _header_value(placed, value)
-            elif placed.location == "query" and placed.style == "repeat" and value != []:
-                query.extend(_pairs(placed.wire_name, value))
-            elif placed.location == "query":
-                name, style = placed.wire_name, placed.style
-                raw_query += pairs(name, value, style, sends_empty=placed.sends_empty)
-        body, content_type = self._body(given, arguments)
+        query = self.fixed_query()
+        for one, value in placed:
+            match one.location:
+                case "path":
+                    path = path.replace(f"{{{one.wire_name}}}", _path_value(one, value))
+                case "header" if value is not None:  # a header cannot say null
+                    headers[one.wire_name] = _header_value(one, value)
+                case "query":
+                    query += pairs(one.wire_name, value, one.style, sends_empty=one.sends_empty)
+        body, content_type = self._body(placed, arguments)
         if content_type is not None and "content-type" not in map(str.lower, headers):
             headers["content-type"] = content_type
         return Outgoing(
             self.method,
             path,
-            query,
+            "&".join(query),
             headers,
             body,
-            "&".join(raw_query),
             is_repeatable=self._is_repeatable(),
             wants=tuple(name.lower() for name in self.result_headers.values()),
             max_bytes=self.max_bytes,
         )
 
+    def fixed_query(self) -> list[str]:
+        """Return the fixed query parameters as `name=value`."""
+        return [one for name, value in self.query.items() for one in pairs(name, value)]
+
     def _body(
-        self, given: Sequence[tuple[Argument, Any]], arguments: Mapping[str, Any]
+        self, placed: Sequence[tuple[Argument, Any]], arguments: Mapping[str, Any]
     ) -> tuple[bytes | None, str | None]:
-        for one, value in given:
+        for one, value in placed:
             if one.location == "whole_body":
-                return whole_body(one.name, value, is_file=one.is_file, media_type=one.content_type)
+                return whole_body(one, value)
         takes_any = any(one.location == "body" for one in self.arguments)
         if not takes_any and not self.body.is_always_sent:
             return None, None
-        members = [
-            Member(
-                one.wire_name,
-                one.name,
-                value,
-                one.style,
-                one.sends_empty,
-                one.is_file,
-                one.content_type,
-            )
-            for one, value in given
-            if one.location == "body"
-        ]
+        members = [(one, value) for one, value in placed if one.location == "body"]
         return body_of(self.body, members, arguments)
 
     def _is_repeatable(self) -> bool:
-        """Whether a request may be sent twice: what the hints say, else what the method
-        means (RFC 9110 9.2.2)."""
+        """Return whether a request may be sent twice, by the hints or the method (RFC 9110 section
+        9.2.2)."""
         if self.idempotent is not None:
             return self.idempotent
         return self.read_only is True or self.method not in ("POST", "PATCH")
 
     def result(self, answer: Answer) -> ToolResult:
-        """The tool's result for an answer.
+        """Return the tool's result for an answer.
 
         Raises:
-            BackendError: the answer is an error, or not what the declaration promises.
+            BackendError: the answer is an error, or not as declared.
         """
         if not self.result_headers:
             return result_of(self.name, answer, self.pointer, self._output)
@@ -225,19 +198,12 @@ class Endpoint:
         return with_headers(plain, answer, self.result_headers, self._output)
 
 
-def _pairs(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """A value in a query: a list repeats the name, and null, which it cannot say, is left out."""
-    for one in value if isinstance(value, list) else (value,):
-        if one is not None:
-            yield name, text(one)
-
-
-def _path_text(placed: Argument, value: Any) -> str:
-    def written(one: str) -> str:
-        return path_text(one, allow_slash=placed.allow_slash)
+def _path_value(placed: Argument, value: Any) -> str:
+    def write(item: str) -> str:
+        return path_text(item, allow_slash=placed.allow_slash)
 
     try:
-        return in_path(value, placed.style, written)
+        return in_path(value, placed.style, write)
     except ValueError as error:
         raise ToolError(f"arguments.{placed.name}: {error}") from None
 
@@ -252,3 +218,85 @@ def _header_value(placed: Argument, value: Any) -> str:
             f"arguments.{placed.name}: goes into an HTTP header and may only have visible ASCII characters"
         )
     return written
+
+
+def _check_path(path: str, arguments: Sequence[Argument]) -> None:
+    """Raise ValueError unless the variables of a path are the path arguments."""
+    if stray := re.search(r"[{}?#]", PATH_VARIABLE.sub("", path)):
+        raise ValueError(
+            f"path {path!r}: {stray[0]!r} is out of place; variables are {{name}}, queries go into query"
+        )
+    of_routers = [f":{one.wire_name}" for one in arguments]
+    if stray_name := next((one for one in path.split("/") if one in of_routers), None):
+        raise ValueError(
+            f"path {path!r}: {stray_name!r} is no variable; write {{{stray_name[1:]}}}"
+        )
+    variables = PATH_VARIABLE.findall(path)
+    names = {one.wire_name for one in arguments if one.location == "path"}
+    if names != set(variables):
+        raise ValueError(
+            f"path {path!r} needs {sorted(variables)}, but the arguments in path are {sorted(names)}"
+        )
+
+
+def _check_places(placed: Sequence[Argument], taken: Taken) -> None:
+    """Raise ValueError unless each argument has a place of its own, and none is the gateway's."""
+    seen: dict[tuple[str, str], str] = {}
+    for argument in placed:
+        location, wire_name = argument.location, argument.wire_name
+        is_header = location == "header"
+        key = wire_name.lower() if is_header else wire_name
+        if is_header and not _HEADER_NAME.fullmatch(wire_name):
+            raise ValueError(
+                f"argument {argument.name!r}: {wire_name!r} is not a header name; set `as`"
+            )
+        if (is_header and key in taken.headers) or (location == "query" and key in taken.query):
+            raise ValueError(
+                f"argument {argument.name!r}: the {location} {wire_name!r} is the gateway's own; set `as`"
+            )
+        if (location, key) in seen:
+            raise ValueError(
+                f"arguments {seen[location, key]!r} and {argument.name!r} are both {wire_name!r} in {location}"
+            )
+        seen[location, key] = argument.name
+
+
+def _check_body(plan: BodyPlan, placed: Sequence[Argument]) -> None:
+    """Raise ValueError if the arguments contradict each other or the plan."""
+    whole = [one for one in placed if one.location == "whole_body"]
+    members = {one.wire_name for one in placed if one.location == "body"}
+    if len(whole) > 1 or (whole and (members or plan.is_always_sent)):
+        raise ValueError("whole_body is for one argument, and leaves no room for others in body")
+    template = plan.template
+    top = set(plan.fixed) | (set() if template is None else set(template.members))
+    if twice := sorted(members & top):
+        raise ValueError(
+            f"{', '.join(twice)} stands in the body already; set `as`, or remove it there"
+        )
+    known = {one.name for one in placed}
+    if template is not None and (unknown := sorted(template.names - known)):
+        raise ValueError(
+            f"body needs {', '.join(unknown)}, which is no argument; declare it under arguments,"
+            " or write {{ for a brace"
+        )
+    odd = [] if template is None else [one.name for one in placed if template.mentions(one.name)]
+    if odd:
+        raise ValueError(
+            f"body has {{{odd[0]}}}, and variables have letters, digits, _ . and - alone; call the argument"
+            " so, or write {{ for a brace"
+        )
+    if plan.content_type is not None and plan.kind == "multipart":
+        raise ValueError("content_type is not for a multipart body, whose parts have their own")
+    for one in placed:
+        is_part = one.location == "body" and plan.kind == "multipart"
+        if one.is_file and one.location != "whole_body" and not is_part:
+            raise ValueError(
+                f"argument {one.name!r}: a file is the whole body, or a member with `body: multipart`"
+            )
+
+
+def _check_default(argument: Argument) -> None:
+    if argument.default is ABSENT:
+        return
+    if problems := Schema.compile(argument.schema).problems(argument.default, "default"):
+        raise ValueError(f"argument {argument.name!r}: {'; '.join(problems)}")

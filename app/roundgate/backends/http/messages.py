@@ -1,71 +1,113 @@
-"""A request to an HTTP service and its answer, as values."""
+"""Requests to HTTP services and their answers as values, and results of tools from answers.
+
+httpx would decompress each piece whole, layer upon layer: 2.5 KB of `gzip, gzip` become 3 GB before
+they can be counted. `Unpacker` decompresses within a limit.
+"""
 
 from __future__ import annotations
 
 import base64
+import logging
+import re
+import zlib
 from codecs import BOM_UTF8
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from roundgate import json
+from roundgate.errors import (
+    AnswerTooLarge,
+    BackendError,
+    ParseError,
+    UnexpectedAnswer,
+    UnknownEncoding,
+)
+from roundgate.protocol import (
+    ABSENT,
+    AudioContent,
+    BlobResourceContents,
+    ContentBlock,
+    EmbeddedResource,
+    ImageContent,
+    Schema,
+    TextContent,
+    ToolResult,
+)
+
+ACCEPTED: Final = "gzip, deflate"
+"""The encodings that services are told we accept."""
+LARGE_BYTES: Final = 262_144
+"""Longer answers are read in a thread, because they would block the event loop."""
+_EXCERPT_CHARS: Final = 500
+_CHARSET: Final = re.compile(r"charset=\"?([A-Za-z0-9._:-]{1,40})", re.IGNORECASE)
+_CHARSETS: Final = frozenset(
+    {
+        "utf8", "utf16", "utf16le", "utf16be", "utf32", "ascii", "usascii", "latin1", "gb2312", "gbk", "gb18030",
+        "big5", "shiftjis", "sjis", "eucjp", "iso2022jp", "euckr", "koi8r", "koi8u", "tis620",
+        *(f"iso8859{part}" for part in range(1, 17)), *(f"windows{page}" for page in range(1250, 1259)),
+        *(f"cp{page}" for page in range(1250, 1259)),
+    }
+)  # fmt: skip
+"""Charsets of web pages. Some others of Python's take minutes for a megabyte (punycode, idna)."""
+
+log = logging.getLogger("roundgate.backends")
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One HTTP request, complete but for what every request to the service has."""
+    """One HTTP request, without what every request to the service has."""
 
     method: str
     path: str
-    query: list[tuple[str, str]]
+    query: str
+    """Percent-encoded."""
     headers: dict[str, str]
     body: bytes | None
-    raw_query: str = ""
-    """More of the query, encoded already."""
     is_repeatable: bool = False
-    """Whether to send it twice changes no more than to send it once."""
+    """Whether sending it twice changes no more than sending it once."""
     has_key: bool = False
-    """Whether it has a key by which the service knows it again."""
+    """Whether it has a key by which the service recognizes a repetition."""
     wants: tuple[str, ...] = ()
-    """Headers of the answer that are of use, in small letters."""
+    """Lower-case names of headers of the answer that become part of the result."""
     max_bytes: int | None = None
-    """Of the answer; `None`: what holds for the back end."""
+    """Of the answer; `None`: the back end's limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the service said."""
+    """The answer of a service."""
 
     status: int
     reason: str
     content_type: str
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Those that the request wants, by name in small letters."""
+    """Those that the request wants, by lower-case name."""
     retry_after: str | None = None
-    """The header of that name, which is not kept."""
+    """The header of that name, which `kept` drops."""
 
     @property
     def status_line(self) -> str:
-        """`404 Not Found`, cut where a service puts more into it than a reason."""
+        """`404 Not Found`, with at most 100 characters of the reason."""
         return f"{self.status} {self.reason[:100]}".rstrip()
 
     @property
     def media_type(self) -> str:
-        """Without parameters, in small letters."""
+        """The lower-case media type without parameters."""
         return self.content_type.partition(";")[0].strip().lower()
 
     def value(self) -> Any:
-        """The JSON that its body is. A byte order mark before it is ignored (RFC 8259 section 8.1):
+        """Return the JSON of the body. A byte order mark is ignored (RFC 8259 section 8.1), because
         some services on Windows send one.
 
         Raises:
-            ParseError: it is none.
+            ParseError: the body is no JSON.
         """
         return json.decode(self.body.removeprefix(BOM_UTF8))
 
     def kept(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the answer as JSON."""
         body = base64.b64encode(self.body).decode()
         return {
             "status": self.status,
@@ -77,10 +119,213 @@ class Answer:
 
     @classmethod
     def revived(cls, kept: Mapping[str, Any]) -> Answer:
-        """From what `kept` returned."""
+        """Return the answer that `kept` wrote."""
         body = base64.b64decode(kept["body"])
         headers = kept.get("headers", {})
         return cls(kept["status"], kept["reason"], kept["content_type"], body, headers)
 
 
 Send: TypeAlias = Callable[[Outgoing], Awaitable[Answer]]
+
+
+class Unpacker:
+    """Decompresses an answer while it arrives, and never holds more than `limit` bytes of it."""
+
+    def __init__(self, content_encoding: str, limit: int) -> None:
+        """Raise UnknownEncoding if the encoding was not asked for."""
+        encoding = content_encoding.strip().lower()
+        if encoding not in ("", "identity", "gzip", "x-gzip", "deflate"):
+            raise UnknownEncoding
+        self._limit = limit
+        self._raw_bytes = 0
+        self._body = bytearray()
+        self._inflate: Any = None
+        if encoding in ("gzip", "x-gzip"):
+            self._inflate = zlib.decompressobj(16 + zlib.MAX_WBITS)
+        elif encoding == "deflate":
+            self._inflate = zlib.decompressobj()
+        self._may_be_raw = encoding == "deflate"
+
+    def feed(self, piece: bytes) -> None:
+        """Take a piece.
+
+        Raises:
+            AnswerTooLarge: the limit is exceeded.
+            UnknownEncoding: the bytes are not of the encoding.
+        """
+        self._raw_bytes += len(piece)
+        if self._raw_bytes > self._limit + 1024:  # compression can add a few bytes
+            raise AnswerTooLarge
+        self._body += piece if self._inflate is None else self._inflated(piece)
+        if len(self._body) > self._limit:
+            raise AnswerTooLarge
+
+    def body(self) -> bytes:
+        """Return the whole body; raise UnknownEncoding if its compression is incomplete."""
+        if self._inflate is not None and self._raw_bytes and not self._inflate.eof:
+            raise UnknownEncoding
+        return bytes(self._body)
+
+    def _inflated(self, piece: bytes) -> bytes:
+        room = self._limit - len(self._body) + 1
+        try:
+            return bytes(self._inflate.decompress(piece, room))
+        except zlib.error:
+            if not self._may_be_raw or self._body:
+                raise UnknownEncoding from None
+        # some servers send raw deflate, which RFC 9110 does not mean
+        self._may_be_raw, self._inflate = False, zlib.decompressobj(-zlib.MAX_WBITS)
+        return self._inflated(piece)
+
+
+def decoded(body: bytes, content_type: str) -> str | None:
+    """Return the text of a body; `None` if its charset is unknown or wrong."""
+    found = _CHARSET.search(content_type)
+    name = found[1].lower() if found else "utf-8"
+    if re.sub(r"[^a-z0-9]", "", name) not in _CHARSETS:
+        return None
+    try:
+        return body.decode(name)
+    except (UnicodeDecodeError, LookupError):
+        return None
+
+
+def result_of(
+    tool: str,
+    answer: Answer,
+    pointer: str = "",
+    output: Schema | None = None,
+    *,
+    lenient: bool = False,
+) -> ToolResult:
+    """Return the tool's result for an answer.
+
+    Args:
+        tool: its name, for the log.
+        answer: of the service.
+        pointer: a JSON Pointer to the part that is the result; empty for the whole.
+        output: the schema of that part; `None` for any value.
+        lenient: whether an answer that is not as promised becomes text, with a warning in the log,
+            because the promise is of a foreign document.
+
+    Raises:
+        BackendError: the answer is an error, or not as promised.
+    """
+    if answer.status >= 300:
+        raise BackendError(
+            f"The service answered {answer.status_line}{_again(answer)}{excerpt(answer)}",
+            reason=f"upstream {answer.status}",
+        )
+    media_type = answer.media_type
+    is_json = media_type == "application/json" or media_type.endswith("+json")
+    if is_json and answer.body:  # HEAD and 204 may name a media type of which they send nothing
+        try:
+            return _from_json(answer, pointer, output)
+        except UnexpectedAnswer as broken:
+            if not lenient:
+                raise
+            _warn(tool, str(broken))
+            return ToolResult(content=_blocks(tool, "text/plain", answer))
+    if pointer or output is not None:
+        kind = f"{media_type[:100] or 'no content type'}" if answer.body else "nothing"
+        if not lenient:
+            raise BackendError(
+                f"The service answered {kind} where JSON was expected{excerpt(answer)}"
+            )
+        _warn(tool, f"The service answered {kind} where JSON was expected")
+    return ToolResult(content=_blocks(tool, media_type, answer))
+
+
+def with_headers(
+    result: ToolResult, answer: Answer, members: Mapping[str, str], output: Schema | None = None
+) -> ToolResult:
+    """Return a result with headers of its answer as members of the object; beside `result` if the
+    value is no object, or has these members.
+
+    Args:
+        result: without headers.
+        answer: of the service.
+        members: the header of each member.
+        output: the schema of the whole result.
+
+    Raises:
+        UnexpectedAnswer: the whole result is not as declared.
+    """
+    headers = {
+        member: answer.headers[name.lower()]
+        for member, name in members.items()
+        if name.lower() in answer.headers
+    }
+    value = result.structured_content
+    if value is ABSENT:
+        texts = [one.text for one in result.content if isinstance(one, TextContent)]
+        value = {"result": texts[0], **headers} if texts and answer.body else headers
+    elif isinstance(value, dict) and not members.keys() & value.keys():
+        value = {**value, **headers}
+    else:
+        value = {"result": value, **headers}
+    _check_output(value, output)
+    shown = TextContent(json.encode(value).decode())
+    kept = tuple(one for one in result.content if not isinstance(one, TextContent))
+    return ToolResult(content=(*kept, shown), structured_content=value)
+
+
+def _check_output(value: Any, output: Schema | None) -> None:
+    if output is not None and (problems := output.problems(value, "result")):
+        raise UnexpectedAnswer(f"The service's answer is not as declared: {'; '.join(problems)}")
+
+
+def _from_json(answer: Answer, pointer: str, output: Schema | None) -> ToolResult:
+    try:
+        value = json.at_pointer(answer.value(), pointer)
+    except ParseError:
+        raise UnexpectedAnswer(
+            f"The service answered something that is not JSON{excerpt(answer)}"
+        ) from None
+    except LookupError:
+        raise UnexpectedAnswer(
+            f"The service's answer has nothing at {pointer}{excerpt(answer)}"
+        ) from None
+    _check_output(value, output)
+    text = value if isinstance(value, str) else json.encode(value).decode()
+    return ToolResult(content=(TextContent(text),), structured_content=value)
+
+
+def _warn(tool: str, why: str) -> None:
+    """Log the promise that an answer breaks, without its text."""
+    log.warning(
+        "an answer is not as its document says",
+        extra={"fields": {"tool": tool, "why": why.partition(": ")[0]}},
+    )
+
+
+def excerpt(answer: Answer) -> str:
+    """Return the beginning of an answer on one line; an empty string if it is binary or empty."""
+    text = " ".join(answer.body[: 4 * _EXCERPT_CHARS].decode("utf-8", "replace").split())
+    if not text or not text.isprintable():
+        return ""
+    return f": {text[:_EXCERPT_CHARS]}{'…' if len(text) > _EXCERPT_CHARS else ''}"
+
+
+def _again(answer: Answer) -> str:
+    asked = (answer.retry_after or "").strip()
+    if answer.status not in (429, 503) or not asked.isascii() or not asked.isdecimal():
+        return ""
+    return f"; try again in {asked[:9]} s"
+
+
+def _blocks(tool: str, media_type: str, answer: Answer) -> tuple[ContentBlock, ...]:
+    if not answer.body:
+        return (TextContent(answer.status_line),)
+    kind = media_type.partition("/")[0]
+    if kind == "image":
+        return (ImageContent(answer.body, media_type),)
+    if kind == "audio":
+        return (AudioContent(answer.body, media_type),)
+    text = decoded(answer.body, answer.content_type)
+    if text is not None:
+        return (TextContent(text),)
+    blob = BlobResourceContents(
+        f"result:{tool}", answer.body, media_type or "application/octet-stream"
+    )
+    return (EmbeddedResource(blob),)

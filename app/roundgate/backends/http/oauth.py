@@ -4,17 +4,16 @@
                    └─▶ none: one request, for which all other calls wait
     401  ─▶ token(instead_of=the refused one) ─▶ another, unless another call has renewed it already
 
-`TokenSource` decides when a token is requested: before the old one expires, which still serves while
-no other can be had. Tokens stay in this process. `TokenRequest` requests one; the client
-identifies itself with
+A token is renewed before it expires, and serves on while no other is available. Tokens stay in this
+process. The client identifies itself with
 
     basic            its secret in the header           RFC 6749 section 2.3.1
     post             its secret in the form             RFC 6749 section 2.3.1
     private_key_jwt  an assertion signed with its key   RFC 7523 section 2.2
     tls              its certificate                    RFC 8705 section 2.1
 
-Errors repeat only the `error` of RFC 6749 section 5.2, which is one of a few words, never a
-description, which may echo anything.
+Errors repeat the `error` of RFC 6749 section 5.2 if it is a known word, never a description, which
+may contain anything.
 """
 
 from __future__ import annotations
@@ -38,20 +37,19 @@ from roundgate.errors import BackendError, ParseError, TokenRefused
 from roundgate.net.oauth import basic_authorization, signed_assertion
 
 EARLY_S: Final = 60.0
-"""By how much a token is renewed early, or by a quarter of its life if that is less."""
+"""How long before its expiry a token is renewed, or a quarter of its life if that is less."""
 PAUSE_MS: Final = 1_000.0
-"""For how long nobody asks again after a failure, at first."""
+"""The pause after a first failure; it doubles with each further one."""
 PAUSE_AT_MOST_MS: Final = 60_000.0
-"""To where that doubles."""
 REPLACED_MS: Final = 10_000.0
-"""Between two tokens that are asked for because a service has not taken one."""
+"""The least time between two requests for a token because a service refused one."""
 _KEPT: Final = 4
 
 TIMEOUT_S: Final = 10.0
 MAX_BYTES: Final = 64_000
 MAX_TOKEN: Final = 16_000
 _USUAL_LIFE_S: Final = 300.0
-"""Where the server does not say for how long a token holds."""
+"""If the server does not say how long a token is valid."""
 
 REMEDIES: Final = {
     "invalid_client": "check client_credentials, its secret, key or certificate, and client_auth",
@@ -64,7 +62,7 @@ REMEDIES: Final = {
     "temporarily_unavailable": "it is asked again after a pause",
     "server_error": "it is asked again after a pause",
 }
-"""What to do about an `error` of RFC 6749 section 5.2 and RFC 8707 section 2."""
+"""By `error` of RFC 6749 section 5.2 and RFC 8707 section 2."""
 
 
 log = logging.getLogger("roundgate.backends")
@@ -96,15 +94,12 @@ class TokenSource:
 
     @property
     def recent(self) -> tuple[str, ...]:
-        """The last few: what must not be read in an answer."""
+        """The last few tokens, which must be redacted."""
         return tuple(self._recent)
 
     def has_other_than(self, refused: str) -> bool:
-        """Whether there is another token, or one may be asked for, because a
-        service has not taken this one.
-
-        A service that takes none has no more of them asked for than one in `REPLACED_MS`.
-        """
+        """Return whether another token exists, or may be requested, because a service refused this
+        one. For a service that refuses all, one is requested every `REPLACED_MS`."""
         if self._token != refused or self._renewal.is_under_way:
             return True
         now_ms = self._clock.monotonic_ms()
@@ -114,15 +109,15 @@ class TokenSource:
         return True
 
     async def token(self, *, instead_of: str | None = None) -> str:
-        """One that holds, and is not the one that a service did not take.
+        """Return a valid token other than the refused one.
 
         Raises:
-            BackendError: there is none to be had; says why, without secrets.
+            BackendError: none is available.
         """
         if self._is_good(instead_of):
             return self._token or ""
         if self._holds(instead_of) and self._renewal.is_under_way:
-            return self._token or ""  # somebody renews it already
+            return self._token or ""  # another call renews it
         try:
             await self._renewal.join(self._renew)
         except BackendError as error:
@@ -160,8 +155,6 @@ class TokenSource:
         self._renew_ms = self._expires_ms - min(EARLY_S, life_s / 4) * 1000
 
     def _note_failure(self, error: BackendError) -> None:
-        """The pause doubles from failure to failure; a server that says how
-        long to wait is heeded."""
         self._pause_ms = min(max(PAUSE_MS, 2 * self._pause_ms), PAUSE_AT_MOST_MS)
         asked_ms = error.retry_s * 1000 if isinstance(error, TokenRefused) else 0.0
         self._failed = error
@@ -182,25 +175,26 @@ class TokenRequest:
         self._server = f"The authorization server {config.token_url.partition('?')[0]}"
 
     async def send(self) -> tuple[str, float]:
-        """A new token, and for how many seconds it holds. A secret that the server does
-        not take is read again once.
+        """Return a new token and its life in seconds. A secret that the server refuses is read again
+        once.
 
         Raises:
-            BackendError: there is none; a `TokenRefused` where the server has said so.
+            TokenRefused: the server refused.
+            BackendError: no token is available for another reason.
         """
         secret = self._config.client_secret or self._config.private_key
         text = "" if secret is None else await self._secrets.text(secret)
         try:
-            return await self._asked(text)
+            return await self._request(text)
         except TokenRefused as refused:
             if secret is None or refused.error not in ("invalid_client", "unauthorized_client"):
                 raise
             rotated = await self._secrets.other_than(secret, text)
             if rotated is None:
                 raise
-            return await self._asked(rotated)
+            return await self._request(rotated)
 
-    async def _asked(self, secret: str) -> tuple[str, float]:
+    async def _request(self, secret: str) -> tuple[str, float]:
         import httpx
 
         client_id = await self._secrets.text(self._config.client_credentials)
@@ -215,19 +209,18 @@ class TokenRequest:
         if body is None:
             raise BackendError(f"{self._server} answered more than {MAX_BYTES} bytes")
         try:
-            said = json.decode(body)
+            answer = json.decode(body)
         except ParseError:
-            said = None
+            answer = None
         if status != 200:
-            raise _refused(self._server, status, said, retry)
-        return _token_of(said, self._server)
+            raise _refused(self._server, status, answer, retry)
+        return _token_in(answer, self._server)
 
     async def _post(
         self, form: list[tuple[str, str]], authorization: dict[str, str]
     ) -> tuple[int, bytes | None, str]:
-        """Status and body of the answer, `None` for one that is too long, and
-        how long it asks to wait."""
-        import httpx
+        """Return status, body and `Retry-After` of the answer; no body if it is too long."""
+        from roundgate.net.http import make_client
 
         headers = {
             "accept": "application/json",
@@ -235,9 +228,7 @@ class TokenRequest:
             "content-type": "application/x-www-form-urlencoded",
             **authorization,
         }
-        client = httpx.AsyncClient(
-            timeout=TIMEOUT_S, trust_env=False, verify=self._certificates.context
-        )
+        client = make_client(timeout_s=TIMEOUT_S, tls=self._certificates.context)
         content = urlencode(form).encode()
         sending = client.stream("POST", self._config.token_url, content=content, headers=headers)
         async with client, sending as response:
@@ -286,18 +277,18 @@ class TokenRequest:
         return form.items()
 
 
-def _refused(server: str, status: int, said: Any, retry: str) -> TokenRefused:
-    error = said.get("error") if isinstance(said, dict) else None
+def _refused(server: str, status: int, answer: Any, retry: str) -> TokenRefused:
+    error = answer.get("error") if isinstance(answer, dict) else None
     known = error if isinstance(error, str) and error in REMEDIES else None
     retry_s = float(retry) if retry.isdecimal() and len(retry) < 6 else 0.0
-    what = "" if known is None else f" {known}; {REMEDIES[known]}"
-    return TokenRefused(f"{server} gave the gateway no token: {status}{what}", known, retry_s)
+    reason = "" if known is None else f" {known}; {REMEDIES[known]}"
+    return TokenRefused(f"{server} gave the gateway no token: {status}{reason}", known, retry_s)
 
 
-def _token_of(said: Any, server: str) -> tuple[str, float]:
-    match said:
+def _token_in(answer: Any, server: str) -> tuple[str, float]:
+    match answer:
         case {"access_token": str(token), "token_type": str(kind)} if kind.lower() == "bearer":
-            life_s = said.get("expires_in", _USUAL_LIFE_S)
+            life_s = answer.get("expires_in", _USUAL_LIFE_S)
         case _:
             raise BackendError(f"{server} did not answer with a bearer token")
     if not token or len(token) > MAX_TOKEN or not re.fullmatch(r"[!-~]([ -~]*[!-~])?", token):

@@ -1,8 +1,8 @@
-"""Secrets of the configuration in what a service says: taken out before anybody else sees it.
+"""Redaction of the configuration's secrets from answers of a service.
 
-A service may echo what it was sent, in an error page or a debugging endpoint; its credential is not
-for callers, models and logs. What counts as one: the credential, tokens that were got with it, and
-fixed headers whose names say so, of 8 characters or more.
+A service may echo its request, in an error page or a debugging endpoint; its credential is not for
+callers, models and logs. Secret are the credential, tokens that were got with it, and fixed headers
+whose names say so, if they have 8 characters or more.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ MIN_CHARS: Final = 8
 SECRET_NAME: Final = re.compile(
     r"auth|cookie|credential|key|password|secret|session|signature|token", re.IGNORECASE
 )
-"""How what is fixed is called when it is a secret."""
+"""Names of fixed headers and members that are secret."""
 
 
 class Redactor:
-    """Takes secrets out of answers: those of the moment at which an answer comes."""
+    """Takes secrets out of answers, as they are when the answer arrives."""
 
     def __init__(self, hidden: Callable[[], frozenset[str]]) -> None:
-        """`hidden` returns the texts that no answer may show."""
+        """Take the function that returns the secrets."""
         self._hidden = hidden
         self._of: frozenset[str] | None = None
         self._plain: tuple[tuple[bytes, bytes], ...] = ()
@@ -41,24 +41,22 @@ class Redactor:
 
     @classmethod
     def of_secrets(cls, secrets: Iterable[str]) -> Redactor:
-        """Of these, which do not change."""
+        """Return a redactor of secrets that do not change."""
         found = frozenset(secrets)
         return cls(lambda: found)
 
     def __call__(self, answer: Answer) -> Answer:
-        """An answer without them."""
-        self._look()
-        body = self._without(answer.body)
-        content_type = self._without(answer.content_type.encode("utf-8", "replace")).decode()
-        reason = self._without(answer.reason.encode("utf-8", "replace")).decode()
-        headers = {
-            name: self._without(value.encode("utf-8", "replace")).decode()
-            for name, value in answer.headers.items()
-        }
-        return replace(answer, body=body, content_type=content_type, reason=reason, headers=headers)
+        """Return an answer without the secrets."""
+        self._update()
+        return replace(
+            answer,
+            body=self._without(answer.body),
+            content_type=self._without_text(answer.content_type),
+            reason=self._without_text(answer.reason),
+            headers={name: self._without_text(value) for name, value in answer.headers.items()},
+        )
 
-    def _look(self) -> None:
-        """Have needles for the secrets of now."""
+    def _update(self) -> None:
         hidden = self._hidden()
         if hidden == self._of:
             return
@@ -72,6 +70,9 @@ class Redactor:
         self._escaped = Escaped([*texts, *in_base64_with_signs]) if texts else None
         self._of = hidden
 
+    def _without_text(self, text: str) -> str:
+        return self._without(text.encode("utf-8", "replace")).decode()
+
     def _without(self, data: bytes) -> bytes:
         if self._escaped is not None:  # first: a secret may start inside its own escape
             data = self._escaped.replaced(data, PLACEHOLDER)
@@ -79,13 +80,13 @@ class Redactor:
             if needle in data:
                 data = data.replace(needle, placeholder)
         for core, whole in self._in_base64:
-            if core in data:  # which is quick, and nearly always the end of it
+            if core in data:
                 data = whole.sub(PLACEHOLDER, data)
         return data
 
 
 def of_credentials(credentials: Iterable[Credential], read: Secrets) -> set[str]:
-    """What of credentials no answer may show, as far as it has been read."""
+    """Return the secrets of credentials that have been read."""
     found: set[str] = set()
     for credential in credentials:
         for text in read.known(credential.secrets()):
@@ -94,27 +95,27 @@ def of_credentials(credentials: Iterable[Credential], read: Secrets) -> set[str]
 
 
 def of_headers(headers: Mapping[str, Secret], read: Secrets) -> set[str]:
-    """What of fixed headers no answer may show."""
+    """Return the secrets of fixed headers that have been read."""
     secret = [value for name, value in headers.items() if SECRET_NAME.search(name)]
     return parted(read.known(secret))
 
 
 def of_fixed_headers(headers: Mapping[str, SecretStr]) -> set[str]:
-    """The same of headers whose values stand in the configuration."""
+    """Return the secrets of fixed headers whose values stand in the configuration."""
     return parted(
         value.get_secret_value() for name, value in headers.items() if SECRET_NAME.search(name)
     )
 
 
 def parted(values: Iterable[str]) -> set[str]:
-    """Each text, and what follows its first blank: the word before a secret ("Bearer …") is
-    none."""
+    """Return each text, and the text after its first blank: the word before it ("Bearer …") is not
+    secret."""
     return {part for value in values for part in (value, value.partition(" ")[2])}
 
 
 def _spellings(secret: str) -> Iterator[tuple[bytes, bytes]]:
-    """How a secret may come back whole, each with what stands in its place: in UTF-8, and
-    as Windows writes text."""
+    """Yield the encodings of a secret that an answer may contain, each with its placeholder: in
+    UTF-8, and in UTF-16 of Windows."""
     texts = spellings(secret)
     for encoding in ("utf-8", "utf-16-le", "utf-16-be"):
         placeholder = PLACEHOLDER.decode().encode(encoding)

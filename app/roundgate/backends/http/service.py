@@ -1,33 +1,32 @@
 """One HTTP service: requests to it and whole answers, within the back end's limits.
 
-What the service does wrong is a `BackendError`; redirects are followed on its own origin
-only; the caller's token is never passed on, and what the gateway authenticates itself with is
-taken out of the answers.
+Errors of the service are `BackendError`s. Redirects are followed on the service's own origin only,
+the caller's token is never passed on, and the gateway's credentials are redacted from answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import time
 from typing import TYPE_CHECKING, Final, cast
-from urllib.parse import urlencode
 
-from roundgate.backends.http.access import Access
-from roundgate.backends.http.body import ACCEPTED, Unpacker
-from roundgate.backends.http.failures import no_answer
-from roundgate.backends.http.hosts import Hosts
-from roundgate.backends.http.messages import Answer, Outgoing
-from roundgate.backends.http.reliability import TimeoutsConfig
-from roundgate.backends.http.remote_config import RemoteConfig
-from roundgate.backends.http.retries import Retries
+from roundgate.backends.http.config import RemoteConfig, TimeoutsConfig
+from roundgate.backends.http.credentials import Access, authenticated
+from roundgate.backends.http.messages import ACCEPTED, Answer, Outgoing, Unpacker
+from roundgate.backends.http.reliability import Hosts, Retries
 from roundgate.backends.http.secrets import Redactor
 from roundgate.backends.http.tls import Certificates
 from roundgate.clock import Deadline
-from roundgate.errors import AnswerTooLarge, BackendError, UnexpectedAnswer, UnknownEncoding
+from roundgate.errors import (
+    AnswerTooLarge,
+    BackendError,
+    NoAnswer,
+    UnexpectedAnswer,
+    UnknownEncoding,
+)
 from roundgate.net.addresses import origin_of
-from roundgate.net.leftovers import drop_if_more_came
-from roundgate.net.tls import trust_store
 
 if TYPE_CHECKING:
     import httpx  # 100 ms to import: a gateway whose first call is to a Python tool does not wait for it
@@ -49,15 +48,15 @@ class Service:
         certificates: Certificates | None = None,
         hosts: Hosts | None = None,
     ) -> None:
-        """No connection is opened yet.
+        """Open no connection yet.
 
         Args:
             config: limits and name.
             base_url: what paths are appended to; nothing is sent to another origin.
-            access: what every request is authenticated with.
+            access: the credentials of every request.
             redacted: takes secrets out of answers.
-            certificates: for TLS; `None`: the public authorities are believed.
-            hosts: those of the back end, where it has several services.
+            certificates: for TLS; `None` trusts the public authorities.
+            hosts: of the back end, if it has several services.
         """
         self.name = config.name
         self._config = config
@@ -84,20 +83,19 @@ class Service:
 
         Args:
             outgoing: the request.
-            timeout_s: seconds until the whole answer has to be here, each time that it is sent.
+            timeout_s: seconds for the whole answer, each time that the request is sent.
             deadline: of the call.
 
         Raises:
-            UnexpectedAnswer: it answers too much, in an encoding that was not asked for, or
-                redirects off its origin.
-            BackendError: the service cannot be reached or is too slow; or it is busy,
-                or left alone for a while.
+            UnexpectedAnswer: the answer is too long, has an encoding that was not asked for, or
+                redirects to another origin.
+            BackendError: the service is unreachable, slow or busy, or its breaker is open.
         """
         until = deadline or self._clock.deadline(None)
 
         async def once() -> Answer:
             self._gate.check()
-            if self._access.tokens is not None:  # had in a time of its own, whosever trouble it is
+            if self._access.tokens is not None:  # before the service's own time begins
                 await self._access.tokens.token()
             return await self._gate.through(lambda: self._once(outgoing, timeout_s), until)
 
@@ -122,19 +120,25 @@ class Service:
 
         client = self._ready_client()
         url = self._base_url.rstrip("/") + outgoing.path
-        if query := "&".join(filter(None, (urlencode(outgoing.query), outgoing.raw_query))):
-            url = f"{url}?{query}"
+        if outgoing.query:
+            url = f"{url}?{outgoing.query}"
+        phases = self._config.timeouts or TimeoutsConfig.model_construct()
         request = client.build_request(
             outgoing.method,
             url,
             headers=outgoing.headers,
             content=outgoing.body,
-            timeout=_timeout(timeout_s, self._config.timeouts),
+            timeout=httpx.Timeout(
+                timeout_s,
+                connect=phases.connect_s or timeout_s,
+                write=phases.write_s or timeout_s,
+                read=phases.read_s or timeout_s,
+            ),
         )
         for _ in range(_MAX_REDIRECTS + 1):
             try:
-                response = await _sent(client, request, self._access)
-            except (httpx.InvalidURL, UnicodeError):  # it was sent, and httpx looks where it leads
+                response = await _send(client, request, self._access)
+            except (httpx.InvalidURL, UnicodeError):  # of a redirect, which httpx reads at once
                 raise UnexpectedAnswer(f"{what} redirects to what is no URL") from None
             except httpx.RemoteProtocolError as error:
                 if "location header" not in str(error):
@@ -159,9 +163,12 @@ class Service:
             unpacker = Unpacker(encoding, limit)
             async for piece in cast("httpx.AsyncByteStream", response.stream):
                 unpacker.feed(piece)
-            await drop_if_more_came(response)
             body = unpacker.body()
-            headers = _wanted(response, outgoing, limit - len(body))
+            headers = {
+                name: response.headers[name] for name in outgoing.wants if name in response.headers
+            }
+            if headers and sum(map(len, headers.values())) > limit - len(body):
+                raise AnswerTooLarge
         except AnswerTooLarge:
             raise UnexpectedAnswer(
                 f"{what} answered more than {limit} bytes; ask for less at once"
@@ -183,66 +190,24 @@ class Service:
 
     def _ready_client(self) -> httpx.AsyncClient:
         if self._client is None:
-            from http.cookiejar import CookieJar, DefaultCookiePolicy
+            from roundgate.net.http import make_client
 
-            import httpx
-
-            connections = self._config.max_connections
-            self._client = httpx.AsyncClient(
+            self._client = make_client(
+                tls=None if self._certificates is None else self._certificates.context,
                 headers={"user-agent": "roundgate", "accept-encoding": ACCEPTED},
-                auth=httpx.Auth(),  # none but ours, also where a redirect names a user and a password
-                cookies=CookieJar(
-                    DefaultCookiePolicy(allowed_domains=())
-                ),  # one caller's must not reach another
-                timeout=self._config.timeout_s,
-                trust_env=False,  # a proxy or .netrc of the environment would see the service's credentials
-                transport=httpx.AsyncHTTPTransport(
-                    verify=trust_store()
-                    if self._certificates is None
-                    else self._certificates.context,
-                    retries=1,  # of the connection only: nothing has been sent then
-                    limits=httpx.Limits(
-                        max_connections=connections,
-                        max_keepalive_connections=connections,
-                        keepalive_expiry=self._config.keep_alive_s,
-                    ),
-                ),
+                timeout_s=self._config.timeout_s,
+                max_connections=self._config.max_connections,
+                keep_alive_s=self._config.keep_alive_s,
+                retries=1,
             )
         return self._client
 
 
-def _wanted(response: httpx.Response, outgoing: Outgoing, room: int) -> dict[str, str]:
-    """The headers that the request wants.
-
-    Raises:
-        AnswerTooLarge: together they have more characters than there is room.
-    """
-    found = {name: response.headers[name] for name in outgoing.wants if name in response.headers}
-    if found and sum(map(len, found.values())) > room:
-        raise AnswerTooLarge
-    return found
-
-
-def _timeout(timeout_s: float, phases: TimeoutsConfig | None) -> httpx.Timeout:
-    import httpx
-
-    if phases is None:
-        return httpx.Timeout(timeout_s)
-    return httpx.Timeout(
-        timeout_s,
-        connect=phases.connect_s or timeout_s,
-        write=phases.write_s or timeout_s,
-        read=phases.read_s or timeout_s,
-    )
-
-
-async def _sent(
+async def _send(
     client: httpx.AsyncClient, request: httpx.Request, access: Access
 ) -> httpx.Response:
-    """Send a request with its credentials; the log has method, URL without query and
-    credentials, status and time."""
-    from roundgate.backends.http.credentials import authenticated
-
+    """Send a request with its credentials. Log its method, URL without query and credentials,
+    status and duration."""
     begun = time.perf_counter()
     status: int | str = "none"
     try:
@@ -263,5 +228,76 @@ async def _sent(
 def _same_origin(url: str, base_url: str) -> bool:
     try:
         return origin_of(url) == origin_of(base_url)
-    except ValueError:  # a service may name a port that there is not
+    except ValueError:  # an invalid port
         return False
+
+
+def no_answer(
+    error: TimeoutError | httpx.HTTPError,
+    what: str,
+    timeout_s: float,
+    phases: TimeoutsConfig | None,
+) -> NoAnswer:
+    """Return the error of a request without an answer. It has no addresses, headers or bodies, and
+    of the request only what the configuration has.
+
+    Args:
+        error: what asyncio or httpx raised.
+        what: the request, in words.
+        timeout_s: seconds for the whole request.
+        phases: seconds for parts of it.
+    """
+    import httpx
+
+    reached = not isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout))
+    if isinstance(error, httpx.PoolTimeout):
+        return NoAnswer(
+            f"{what} was not sent: no connection became free within {timeout_s:g} s; try again "
+            "later",
+            "no connection became free",
+            reached=False,
+        )
+    if isinstance(error, (TimeoutError, httpx.TimeoutException)):
+        limit_s = _limit_s(error, phases) or timeout_s
+        if isinstance(error, httpx.ConnectTimeout) and limit_s < timeout_s:
+            message = f"{what} could not be sent: there was no connection within {limit_s:g} s"
+        elif limit_s < timeout_s:
+            message = f"{what} failed: the service was silent for {limit_s:g} s; try again later"
+        else:
+            message = f"{what} did not answer within {limit_s:g} s; try again later or ask for less"
+        return NoAnswer(message, f"there was no answer within {limit_s:g} s", reached=reached)
+    cause = _cause(error)
+    if isinstance(error, (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)):
+        message = (
+            f"{what} failed: the connection ended before there was an answer to read ({cause});"
+            " it may have been done all the same"
+        )
+    else:
+        message = f"{what} failed: the service could not be reached ({cause})"
+    return NoAnswer(message, cause, reached=reached)
+
+
+def _limit_s(error: Exception, phases: TimeoutsConfig | None) -> float | None:
+    import httpx
+
+    if phases is None:
+        return None
+    match error:
+        case httpx.ConnectTimeout():
+            return phases.connect_s
+        case httpx.ReadTimeout():
+            return phases.read_s
+        case httpx.WriteTimeout():
+            return phases.write_s
+    return None
+
+
+def _cause(error: BaseException) -> str:
+    """Return the reason if a certificate is not trusted, else the name of the error."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            reason = cause.verify_message.partition(",")[0]  # the service's name follows
+            return f"its certificate is not believed: {reason}"
+        cause = cause.__cause__ or cause.__context__
+    return type(error).__name__

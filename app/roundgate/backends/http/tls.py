@@ -1,7 +1,7 @@
-"""TLS of the connections to a service: whom the gateway believes, and what it shows of itself.
+"""TLS of the connections to a service: trusted authorities, and the gateway's own certificate.
 
-Each of the settings is a file beside gateway.yaml or the PEM text itself, as `${…}` brings it from
-elsewhere. All of it is read when the back end is loaded, so what is wrong is found then.
+Each setting is a file beside gateway.yaml or the PEM text itself, as from `${…}`. All are read when
+the back end is loaded, so errors are found then.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 from pydantic import Field, SecretStr, model_validator
 
 from roundgate.errors import ConfigError
-from roundgate.net.tls import trust_store
 from roundgate.settings import Model, Origin
 
 if TYPE_CHECKING:
@@ -55,37 +54,31 @@ class Certificates:
     """The `tls:` setting of a back end or of a credential, at its place in the configuration."""
 
     def __init__(self, config: TlsConfig | None, origin: Origin) -> None:
-        """Nothing is read yet. `origin` is the place of the setting."""
+        """Read nothing yet. `origin` is the place of the setting."""
         self._config = config or TlsConfig()
         self._origin = origin
 
     @property
     def files(self) -> frozenset[Path]:
-        """The files that it names: what is worth watching."""
+        """The files that it names, to watch them."""
         config = self._config
         secret = None if config.key is None else config.key.get_secret_value()
         named = [one for one in (config.ca, config.cert, secret) if one and _PEM not in one]
         return frozenset(self._origin.base_dir / one for one in named)
 
     def check(self) -> None:
-        """Look at everything that is set.
-
-        Raises:
-            ConfigError: a file cannot be read, or is not what it has to be.
-        """
+        """Raise ConfigError if a file cannot be read, or has the wrong content."""
         if self._config.ca is not None or self._config.cert is not None:
             _ = self.context
 
     @cached_property
     def context(self) -> ssl.SSLContext:
-        """For connections.
-
-        Raises:
-            ConfigError: a file cannot be read, or is not what it has to be.
-        """
+        """For connections. Raises ConfigError as `check`."""
         config = self._config
         if config.ca is None and config.cert is None:
-            return trust_store()  # shared by all who have nothing of their own
+            from roundgate.net.http import trust_store
+
+            return trust_store()
         context = self._trusting(config.ca)
         if config.cert is not None:
             self._identify(context, config.cert)
@@ -140,8 +133,7 @@ class Certificates:
 
 @contextmanager
 def _in_a_file(text: str) -> Iterator[Path]:
-    """A file that only this user may read, for as long as the block lasts:
-    OpenSSL takes no text."""
+    """Keep a text in a file that only this user may read, because OpenSSL takes no text."""
     with tempfile.TemporaryDirectory() as directory:  # its mode is 0700
         path = Path(directory, "identity.pem")
         path.touch(mode=0o600)

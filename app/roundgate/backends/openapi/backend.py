@@ -1,7 +1,7 @@
 """The operations of an OpenAPI document as tools.
 
-A start reads the index and nothing else; how a tool is called is read when it is
-called for the first time.
+A start reads the table of the index. How a tool is called is read, and its code imported, when the
+tool is first called.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from roundgate.backends.base import CallTool, Offering, Returned, Shared, Tool
-from roundgate.backends.http.access import Accesses
-from roundgate.backends.http.credential_config import Credential
+from roundgate.backends.http.credentials import Accesses
 from roundgate.backends.http.tls import Certificates
 from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.backends.openapi.index import (
     Index,
     Row,
+    Slot,
+    chosen,
     fingerprint,
     hints,
     index_path,
     is_current,
     read,
 )
-from roundgate.backends.openapi.security import Slot, chosen
 from roundgate.backends.shaping import is_selected
 from roundgate.errors import ConfigError, Problem, UnusableIndex
 from roundgate.replay import Context
 from roundgate.settings import Origin
 
 if TYPE_CHECKING:
-    from roundgate.backends.http.hosts import Hosts
+    from roundgate.backends.http.reliability import Hosts
     from roundgate.backends.http.service import Service
 
 _REMEDY: Final = "run `roundgate compile` with this file again, and keep what it writes beside it"
@@ -55,11 +55,11 @@ class OpenApiBackend:
         self._services: dict[tuple[str, frozenset[str]], Service] = {}
 
     async def offer(self) -> Offering:
-        """What the index has, and the configuration has credentials for.
+        """Return the tools of the index.
 
         Raises:
-            ConfigError: there is neither an index nor a document to make one of, a security scheme
-                is not filled, or a certificate or a secret cannot be had.
+            ConfigError: neither index nor document is available, a security scheme is not filled,
+                or a certificate or a secret is unavailable.
         """
         if problems := await self._accesses.problems(self._certificates):
             raise ConfigError(problems)
@@ -92,8 +92,8 @@ class OpenApiBackend:
         await self._accesses.aclose()
 
     def _unfilled(self, index: Index, rows: Sequence[Row]) -> list[Problem]:
-        """A problem for each security scheme that keeps these operations from being called, and for
-        each credential of a scheme that there is not."""
+        """Return a problem for each security scheme that these operations need and that is not
+        filled, and for each credential of an unknown scheme."""
         place = self._origin.at("credentials")
         known = ", ".join(index.slots) or "none: use `credential`"
         unknown = [
@@ -108,9 +108,9 @@ class OpenApiBackend:
         missing: dict[str, int] = {}
         used = [row.security for row in rows]
         for number, offered in enumerate(index.security):
-            if number in used and chosen(offered, self.filled(index)) is None:
+            if number in used and chosen(offered, self._filled(index)) is None:
                 for name in offered[0]:
-                    if name not in self.filled(index):
+                    if name not in self._filled(index):
                         missing[name] = missing.get(name, 0) + used.count(number)
         return [
             place.problem(
@@ -120,9 +120,8 @@ class OpenApiBackend:
             for name, count in missing.items()
         ]
 
-    def filled(self, index: Index) -> frozenset[str]:
-        """The security schemes that the configuration fills: with credentials, or with a
-        certificate of the gateway."""
+    def _filled(self, index: Index) -> frozenset[str]:
+        """Return the security schemes that a credential or the gateway's certificate fills."""
         tls = self._config.tls
         has_certificate = tls is not None and tls.cert is not None
         shown = {
@@ -132,13 +131,37 @@ class OpenApiBackend:
 
     def _tool(self, index: Index, row: Row) -> Tool:
         definition = index.definition(row, hints(row.method))
-        operation = _Operation(self, index, row, definition)
-        return Tool(definition, operation, about=row)
+        made: list[CallTool] = []
 
-    def service(self, base_url: str, names: frozenset[str]) -> Service:
-        """The service at a base URL, with the credentials of the schemes
-        that are named; made once."""
-        from roundgate.backends.http.service import Service  # a start goes without
+        async def call(context: Context, arguments: dict[str, Any]) -> Returned:
+            if not made:
+                made.append(self._calling(index, row, definition))
+            return await made[0](context, arguments)
+
+        return Tool(definition, call, about=row)
+
+    def _calling(self, index: Index, row: Row, definition: Mapping[str, Any]) -> CallTool:
+        from roundgate.backends.openapi.requests import Calling
+        from roundgate.protocol import Schema
+
+        config = self._config
+        alternative = chosen(index.security[row.security], self._filled(index)) or {}
+        names = frozenset(alternative).intersection(config.credentials)
+        general = () if config.credential is None else (config.credential,)
+        credentials = [config.credentials[name] for name in names] or general
+        output = definition.get("outputSchema")
+        return Calling(
+            config,
+            row.name,
+            index.plan(row),
+            self._service(index.servers[row.server], names),
+            None if output is None else Schema.compile(output),
+            frozenset().union(*(one.queries() | one.cookies() for one in credentials)),
+        )
+
+    def _service(self, base_url: str, names: frozenset[str]) -> Service:
+        """Return the service at a base URL with the credentials of the named schemes."""
+        from roundgate.backends.http.service import Service
 
         key = (base_url, names)
         if key not in self._services:
@@ -154,89 +177,52 @@ class OpenApiBackend:
 
     @cached_property
     def _hosts(self) -> Hosts:
-        from roundgate.backends.http.hosts import Hosts
+        from roundgate.backends.http.reliability import Hosts
 
         return Hosts(self._config)
-
-    def credentials(self, names: frozenset[str]) -> Sequence[Credential]:
-        """Those of security schemes; the general one where there are none."""
-        if names:
-            return [self._config.credentials[name] for name in sorted(names)]
-        return [] if self._config.credential is None else [self._config.credential]
-
-    @property
-    def config(self) -> OpenApiBackendConfig:
-        """Its settings."""
-        return self._config
-
-
-class _Operation:
-    """Calls one operation (`roundgate.backends.base.CallTool`); how is read
-    with the first call of it."""
-
-    __slots__ = ("_call", "_definition", "_index", "_reached", "_row")
-
-    def __init__(
-        self, reached: OpenApiBackend, index: Index, row: Row, definition: Mapping[str, Any]
-    ) -> None:
-        self._reached = reached
-        self._index = index
-        self._row = row
-        self._definition = definition
-        self._call: CallTool | None = None
-
-    async def __call__(self, context: Context, arguments: dict[str, Any]) -> Returned:
-        if self._call is None:
-            from roundgate.backends.openapi.calling import called  # a start goes without
-
-            self._call = called(self._reached, self._index, self._row, self._definition)
-        return await self._call(context, arguments)
 
 
 def _index(
     config: OpenApiBackendConfig, origin: Origin, *, fetches: bool, fetched: dict[str, bytes]
 ) -> tuple[Index, Path]:
-    """The index on file if it is of these settings and documents, else one that is made now.
+    """Return the index in the file if it is of these settings and documents, else a new one; and
+    the path of the file.
 
     Raises:
-        ConfigError: none can be made here.
+        ConfigError: no index can be made here.
     """
-    path, told = index_path(config, origin), ""
+    path, defect = index_path(config, origin), ""
     try:
         index = read(path)
         if index.fingerprint == fingerprint(config) and is_current(index, path, origin.base_dir):
             return index, path
-        told = "is of other settings or of another document"
+        defect = "is of other settings or of another document"
     except UnusableIndex as error:
-        told = str(error)
+        defect = str(error)
     except OSError:
         pass
     if not fetches:
-        _check_that_it_can_be_made(config, origin, path, told)
-        if told:
-            fields = {"backend": config.name, "index": path.name, "reason": told, "remedy": _REMEDY}
+        _check_document_is_here(config, origin, path, defect)
+        if defect:
+            about = {"backend": config.name, "index": path.name}
+            fields = {**about, "reason": defect, "remedy": _REMEDY}
             log.warning("an index is not used; its document is compiled", extra={"fields": fields})
-    from roundgate.backends.openapi.command import compiled
+    from roundgate.backends.openapi.compiling import compiled
 
     return compiled(config, origin, fetches=fetches, fetched=fetched), path
 
 
-def _check_that_it_can_be_made(
-    config: OpenApiBackendConfig, origin: Origin, path: Path, told: str
+def _check_document_is_here(
+    config: OpenApiBackendConfig, origin: Origin, path: Path, defect: str
 ) -> None:
-    """Do nothing if the document is here; `told` is what is wrong with the index, if there is one.
-
-    Raises:
-        ConfigError: it is not, so that the index is what is to be mended.
-    """
-    if config.document.startswith(("http://", "https://")):
-        why = told or f"is no index of {config.document}, because it is not there"
-        problem = origin.at("document").problem(
-            f"{path.name} {why}, and a start fetches nothing", _REMEDY
-        )
-        raise ConfigError([problem])
-    if told and not (origin.base_dir / config.document).exists():
-        problem = origin.at("document").problem(
-            f"{path.name} {told}, and {config.document} is not here", _REMEDY
-        )
-        raise ConfigError([problem])
+    """Raise ConfigError if the document is not in a file here. `defect` is that of the index, if
+    there is one."""
+    document = config.document
+    if document.startswith(("http://", "https://")):
+        reason = defect or f"is no index of {document}, because it is not there"
+        message = f"{path.name} {reason}, and a start fetches nothing"
+    elif defect and not (origin.base_dir / document).exists():
+        message = f"{path.name} {defect}, and {document} is not here"
+    else:
+        return
+    raise ConfigError([origin.at("document").problem(message, _REMEDY)])

@@ -1,37 +1,48 @@
 """From documents to an index: everything that takes time, done once.
 
-Nothing here runs in a gateway that has an index. An operation that cannot be offered is left out,
-and named with the place in the document and what to do about it; the rest is offered all the same.
+An operation that cannot be offered is left out, and named with the place in the document and a
+remedy. The others are offered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
 
 from roundgate.backends.openapi.config import OpenApiBackendConfig
+from roundgate.backends.openapi.documents import (
+    Fetch,
+    References,
+    Sources,
+    documents_in,
+    fetching,
+    path_of,
+)
 from roundgate.backends.openapi.index import (
+    Alternative,
     Index,
     Row,
+    Slot,
     Span,
     Writer,
     fingerprint,
     hints,
+    index_path,
+    slot_of,
     taken_names,
+    write,
 )
-from roundgate.backends.openapi.names import Identity, tool_names
 from roundgate.backends.openapi.overlays import Action, actions_of, overlaid
-from roundgate.backends.openapi.reading import Document, Found, Operation
-from roundgate.backends.openapi.references import References
+from roundgate.backends.openapi.reading import Document, Found, Identity, Operation, tool_names
 from roundgate.backends.openapi.schemas import Schemas
-from roundgate.backends.openapi.security import Alternative, Slot, slot_of
 from roundgate.backends.openapi.servers import Servers
-from roundgate.backends.openapi.sources import Fetch, Sources, documents_in, path_of
+from roundgate.clock import Clock
 from roundgate.errors import ConfigError, Problem, UnreadableDocument, UnusableOperation
 from roundgate.json import encode
 from roundgate.protocol import Schema
@@ -42,10 +53,55 @@ MAX_NAMED: Final = 5
 """Operations that one problem names."""
 
 
+def compile_to_file(config: OpenApiBackendConfig, origin: Origin) -> str:
+    """Write the index of a back end for `roundgate compile`; return a report for the user.
+
+    Raises:
+        ConfigError: as `compile_index`.
+    """
+    clock = Clock()
+    started = clock.monotonic_ms()
+    index = compiled(config, origin, fetches=True)
+    data = write(index)
+    path = index_path(config, origin)
+    # replaced at once, for a gateway that starts meanwhile
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.write_bytes(data)
+    os.replace(fresh, path)
+    seconds = (clock.monotonic_ms() - started) / 1000
+    counts = f"{len(index.rows)} operations, {index.left_out} left out"
+    summary = f"{config.name}: {counts}, {len(data):,} bytes, {seconds:.1f} s: {path}"
+    return "\n".join([*map(str, index.problems), summary])
+
+
+def compiled(
+    config: OpenApiBackendConfig,
+    origin: Origin,
+    *,
+    fetches: bool,
+    fetched: dict[str, bytes] | None = None,
+) -> Index:
+    """Return a new index of a back end.
+
+    Args:
+        config: of the back end.
+        origin: where it stands, for problems.
+        fetches: whether documents are fetched by URL.
+        fetched: those that have been, by URL; others are added.
+
+    Raises:
+        ConfigError: as `compile_index`.
+    """
+    places = (config.document, *config.references, *config.overlay)
+    is_remote = any(one.startswith(("http://", "https://")) for one in places)
+    with fetching(fetched) if fetches and is_remote else nullcontext() as fetch:
+        return compile_index(config, origin, fetch)
+
+
 def compile_index(
     config: OpenApiBackendConfig, origin: Origin, fetch: Fetch | None = None
 ) -> Index:
-    """The index of a back end's documents.
+    """Return the index of a back end's documents.
 
     Args:
         config: of the back end.
@@ -53,26 +109,10 @@ def compile_index(
         fetch: gets documents by URL; without it only files are read.
 
     Raises:
-        ConfigError: there is no document, it has no operation that can be offered, or, with
-            `strict`, one that cannot.
+        ConfigError: there is no document, no operation can be offered, or, with `strict`, one
+            cannot.
     """
     return _Compiler(config, origin, fetch).index()
-
-
-def documents_of(
-    config: OpenApiBackendConfig, origin: Origin, fetch: Fetch | None = None
-) -> list[Document]:
-    """The descriptions of a back end as its overlays have changed them; arguments and
-    errors of `compile_index`."""
-    return _Compiler(config, origin, fetch).documents()
-
-
-@dataclass(frozen=True, slots=True)
-class _Named:
-    """An operation, its document and where it stands."""
-
-    document: Document
-    found: Found
 
 
 class _Compiler:
@@ -100,54 +140,62 @@ class _Compiler:
         self._first_is_old = False
 
     def index(self) -> Index:
-        documents = self.documents()
+        documents = self._documents()
         operations = [
-            _Named(document, found) for document in documents for found in self._found(document)
+            (document, found) for document in documents for found in self._found(document)
         ]
         longest = MAX_NAME - len(self._config.effective_prefix)
-        identities = [self._identity(one, len(documents) > 1) for one in operations]
-        for name, one in zip(tool_names(identities, longest), operations, strict=True):
+        identities = [
+            replace(found.identity, source=self._shown(document.uri))
+            if len(documents) > 1
+            else found.identity
+            for document, found in operations
+        ]
+        for name, (document, found) in zip(
+            tool_names(identities, longest), operations, strict=True
+        ):
             try:
-                self._add(name, one)
+                self._add(name, document, found)
             except UnusableOperation as error:
-                self._leave_out(one.found.uri, one.found.pointer, one.found.identity, error)
+                identity = found.identity
+                what = f"{identity.method} {identity.path}"
+                self._leave_out(found.uri, found.pointer, what, error)
         problems = [*self._idle, *self._problems, *self._incomplete()]
         if problems and self._config.strict:
             raise ConfigError(problems)
         if not self._writer.rows:
             raise ConfigError(self._nothing_offered())
-        sources = [
-            (self._shown(one.uri), one.size, one.sha256) for one in self._sources.read.values()
-        ]
-        security = [offered for _, offered in self._security.values()]
-        print_ = fingerprint(self._config)
-        return self._writer.index(
-            print_,
-            sources,
-            list(self._urls),
-            security,
-            self._slots,
-            problems,
-            len(self._problems),
+        return Index(
+            fingerprint=fingerprint(self._config),
+            sources=[
+                (self._shown(one.uri), one.size, one.sha256) for one in self._sources.read.values()
+            ],
+            servers=list(self._urls),
+            security=[offered for _, offered in self._security.values()],
+            slots=self._slots,
+            rows=self._writer.rows,
+            schemas=self._writer.schemas,
+            problems=problems,
+            left_out=len(self._problems),
+            pieces=self._writer.pieces(),
         )
 
-    def documents(self) -> list[Document]:
-        """Every description: the document itself, or those in the folder that have `paths`."""
+    def _documents(self) -> list[Document]:
+        """Return every description: the document itself, or those in the folder that have
+        `paths`, as the overlays change them."""
         path = None if urlsplit(self._root).scheme != "file" else path_of(self._root)
-        uris = (
-            [one.resolve().as_uri() for one in documents_in(path)]
-            if path is not None and path.is_dir()
-            else []
-        )
+        uris = [self._root]
+        if path is not None and path.is_dir():
+            uris = [one.resolve().as_uri() for one in documents_in(path)]
         actions = self._actions()
         idle: list[list[Problem]] = []
         found: list[Document] = []
-        for uri in uris or [self._root]:
+        for uri in uris:
             try:
                 value = self._sources.document(uri)
             except UnreadableDocument as error:
                 raise ConfigError(
-                    [self._here(str(error), "correct `document`, or mend the file")]
+                    [self._problem(str(error), "correct `document`, or mend the file")]
                 ) from None
             if _is_description(value):
                 value, without_effect = overlaid(value, actions) if actions else (value, [])
@@ -156,31 +204,29 @@ class _Compiler:
                 found.append(self._document(uri, value))
         if not found:
             remedy = "name an OpenAPI 3 or Swagger 2.0 document, or a folder that has some"
-            raise ConfigError([self._here(f"{self._config.document} describes no service", remedy)])
+            raise ConfigError(
+                [self._problem(f"{self._config.document} describes no service", remedy)]
+            )
         self._first_is_old = _is_old(found[0].value)
         self._idle = [one for one in idle[0] if all(one in others for others in idle)]
         return found
 
     def _actions(self) -> list[Action]:
-        """Those of all overlays.
-
-        Raises:
-            ConfigError
-        """
+        """Return the actions of all overlays, or raise ConfigError."""
         found: list[Action] = []
-        for number, given in enumerate(self._config.overlay):
-            uri = _uri(given, self._origin.base_dir)
+        for number, place in enumerate(self._config.overlay):
+            uri = _uri(place, self._origin.base_dir)
             try:
                 overlay = self._sources.document(uri)
             except UnreadableDocument as error:
-                place = self._origin.at("overlay", number)
-                problem = place.problem(str(error), "correct `overlay`, or mend the file")
+                setting = self._origin.at("overlay", number)
+                problem = setting.problem(str(error), "correct `overlay`, or mend the file")
                 raise ConfigError([problem]) from None
             found += actions_of(self._shown(uri), overlay)
         return found
 
     def _document(self, uri: str, value: Mapping[str, Any]) -> Document:
-        plain = Document(
+        document = Document(
             uri,
             value,
             self._references,
@@ -191,20 +237,11 @@ class _Compiler:
         )
         try:
             with _of_known_kinds("one of them"):
-                slots = [slot_of(name, one) for name, one in plain.security_schemes().items()]
+                slots = [slot_of(name, one) for name, one in document.security_schemes().items()]
         except UnusableOperation as error:
-            raise ConfigError([self._here(f"security schemes: {error}", error.remedy)]) from None
+            raise ConfigError([self._problem(f"security schemes: {error}", error.remedy)]) from None
         self._slots |= {slot.name: slot for slot in slots}
-        taken = taken_names(self._config, slots)
-        return Document(
-            uri,
-            value,
-            self._references,
-            self._requests,
-            self._answers,
-            self._config.media_types,
-            taken,
-        )
+        return replace(document, taken=taken_names(self._config, slots))
 
     def _is_old(self, uri: str) -> bool:
         value = self._sources.document(uri)
@@ -212,24 +249,18 @@ class _Compiler:
             return _is_old(value)
         return self._first_is_old
 
-    def _found(self, document: Document) -> Iterable[Found]:
+    def _found(self, document: Document) -> Iterator[Found]:
         for one in document.operations():
             if isinstance(one, Found):
                 yield one
             else:
                 pointer, error = one
-                self._leave_out(document.uri, pointer, None, error)
+                self._leave_out(document.uri, pointer, "the path", error)
 
-    def _identity(self, one: _Named, is_one_of_many: bool) -> Identity:
-        identity = one.found.identity
-        source = self._shown(one.document.uri) if is_one_of_many else ""
-        return Identity(identity.method, identity.path, identity.operation_id, source)
-
-    def _add(self, name: str, one: _Named) -> None:
+    def _add(self, name: str, document: Document, found: Found) -> None:
         wants_answer = any(fnmatchcase(name, pattern) for pattern in self._config.output_schemas)
-        document = one.document
         with _of_known_kinds("the operation"):
-            operation = document.read(one.found, with_answer=wants_answer)
+            operation = document.read(found, with_answer=wants_answer)
             server = self._servers.of(operation.own_servers, document.servers(), document.uri)
         try:
             Schema.compile(operation.input_schema)
@@ -241,6 +272,7 @@ class _Compiler:
             key = (where.uri, where.pointer, str(dangling), dangling.remedy)
             self._dangling.setdefault(key, []).append(operation.identity)
         head, tail, schemas = self._definition(operation)
+        security = encode([dict(one) for one in operation.security])
         self._writer.rows.append(
             Row(
                 name=name,
@@ -248,7 +280,9 @@ class _Compiler:
                 path=operation.identity.path,
                 tags=operation.tags,
                 server=self._urls.setdefault(server, len(self._urls)),
-                security=self._alternatives(operation.security),
+                security=self._security.setdefault(
+                    security, (len(self._security), operation.security)
+                )[0],
                 extensions=operation.extensions,
                 head=head,
                 tail=tail,
@@ -272,20 +306,10 @@ class _Compiler:
         numbers = tuple(self._writer.schema(name, one) for name, one in definitions.items())
         return self._writer.piece(head), self._writer.piece(tail), numbers
 
-    def _alternatives(self, security: Sequence[Alternative]) -> int:
-        key = encode([dict(one) for one in security])
-        return self._security.setdefault(key, (len(self._security), security))[0]
-
-    def _leave_out(
-        self, uri: str, pointer: str, identity: Identity | None, error: UnusableOperation
-    ) -> None:
-        what = (
-            "the path is left out"
-            if identity is None
-            else f"{identity.method} {identity.path} is left out"
-        )
+    def _leave_out(self, uri: str, pointer: str, what: str, error: UnusableOperation) -> None:
         self._reasons.add((str(error), error.remedy))
-        self._problems.append(Problem(self._shown(uri), pointer, f"{what}: {error}", error.remedy))
+        message = f"{what} is left out: {error}"
+        self._problems.append(Problem(self._shown(uri), pointer, message, error.remedy))
 
     def _incomplete(self) -> list[Problem]:
         """Return a problem for each dangling reference, with the operations that are offered
@@ -301,26 +325,20 @@ class _Compiler:
         ]
 
     def _nothing_offered(self) -> list[Problem]:
-        """Why there is no operation: once where all have the same reason, such as
-        that there are no servers."""
+        """Return the reasons why no operation is offered: one if it is the same for all."""
         if len(self._reasons) == 1 and len(self._problems) > 1:
             [(reason, remedy)] = self._reasons
-            return [
-                self._here(
-                    f"none of {len(self._problems):,} operations can be offered: {reason}", remedy
-                )
-            ]
-        whole = self._here(
-            "has no operation that can be offered", "see the other problems, or its `paths`"
-        )
-        return [whole, *self._problems]
+            message = f"none of {len(self._problems):,} operations can be offered: {reason}"
+            return [self._problem(message, remedy)]
+        message = "has no operation that can be offered"
+        return [self._problem(message, "see the other problems, or its `paths`"), *self._problems]
 
-    def _here(self, message: str, remedy: str) -> Problem:
+    def _problem(self, message: str, remedy: str) -> Problem:
         return self._origin.at("document").problem(message, remedy)
 
     def _shown(self, uri: str) -> str:
-        """A path relative to the configuration, where it is one: an index
-        goes to other machines."""
+        """Return a file's path relative to the configuration, because an index goes to other
+        machines."""
         if urlsplit(uri).scheme != "file":
             return uri
         path = path_of(uri)
@@ -337,11 +355,10 @@ def _operations_named(operations: Sequence[Identity]) -> str:
 
 @contextmanager
 def _of_known_kinds(what: str) -> Iterator[None]:
-    """Read a part of a document in which any value may be of any kind.
+    """Read a part of a document in which any value may be of any type.
 
     Raises:
-        UnusableOperation: one is of a kind that OpenAPI does not put there, and nothing
-            before has said so better.
+        UnusableOperation: a value is of a type that OpenAPI does not allow there.
     """
     try:
         yield

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from roundgate.backends.http.config import BaseUrl, RemoteConfig
 from roundgate.backends.http.credential_config import Credential
-from roundgate.backends.http.remote_config import BaseUrl, RemoteConfig
 
 MEDIA_TYPES = (
     "application/json",

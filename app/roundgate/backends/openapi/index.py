@@ -10,28 +10,96 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from roundgate.backends.definitions import StoredDefinition
 from roundgate.backends.openapi.config import OpenApiBackendConfig
-from roundgate.backends.openapi.security import Alternative, Slot
 from roundgate.errors import IndexOfAnotherVersion, Problem, UnusableIndex
 from roundgate.json import decode, decode_own, encode
 from roundgate.settings import Origin
 
 if TYPE_CHECKING:
-    from roundgate.backends.openapi.plan import Plan
+    from roundgate.backends.openapi.requests import Plan
 
 KIND: Final = b"roundgate-index "
 MAGIC: Final = KIND + b"1\n"
+VERSION: Final = 1
+"""Of the compiler; another version makes all indexes out of date."""
+_COMPILED_WITH: Final = (
+    *("document", "base_url", "variables", "origins", "references", "overlay", "media_types"),
+    *("output_schemas", "strict"),
+)
+"""The settings that an index depends on."""
+SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
+_MUTUAL_TLS: Final = "its own certificate: `tls` of the back end, with `cert`"
+_OF_AWS: Final = "x-amazon-apigateway-authtype"
+"""An extension of schemes in documents that API Gateway exports."""
+
+Alternative: TypeAlias = Mapping[str, Sequence[str]]
+"""Security schemes that go together, by name, with the scopes that the operation needs of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One security scheme (OpenAPI "Security Scheme Object"), to be filled by the configuration."""
+
+    name: str
+    description: str
+    """Of the credential that it takes."""
+    header: str | None = None
+    """Where the credential is sent, as the next two."""
+    query: str | None = None
+    cookie: str | None = None
+
+    @property
+    def is_mutual_tls(self) -> bool:
+        """Whether the connection fills it, and no credential."""
+        return self.description == _MUTUAL_TLS
+
+    @property
+    def remedy(self) -> str:
+        """How to fill it."""
+        if self.is_mutual_tls:
+            return f"give the gateway {self.description}"
+        return f"set `credentials.{self.name}` ({self.description}), or one `credential` for all"
+
+
+def slot_of(name: str, scheme: Any) -> Slot:
+    """Return the slot of a scheme."""
+    if not isinstance(scheme, dict):
+        return Slot(name, "a scheme that the document does not describe")
+    if scheme.get(_OF_AWS) == "awsSigv4":
+        return Slot(name, "sigv4: execute-api", header="authorization")
+    match scheme.get("type"), scheme.get("in"), str(scheme.get("scheme", "")).lower():
+        case "apiKey", ("header" | "query" | "cookie") as place, _:
+            key = str(scheme.get("name", ""))
+            return Slot(name, f"{place}: {key}, value: the API key", **{str(place): key})
+        case "http", _, "basic":
+            return Slot(name, 'basic: "user:password"', header="authorization")
+        case "http", _, _:
+            return Slot(name, "bearer: the token", header="authorization")
+        case "mutualTLS", _, _:
+            return Slot(name, _MUTUAL_TLS)
+        case (("oauth2" | "openIdConnect"), _, _):
+            return Slot(name, "bearer: a token, or client_credentials", header="authorization")
+    return Slot(name, f"what {scheme.get('type')} needs", header="authorization")
+
+
+def chosen(offered: Sequence[Alternative], filled: Collection[str]) -> Alternative | None:
+    """Return the first alternative that is filled whole, preferably one with credentials; `None` if
+    none is. An operation without alternatives needs no credentials."""
+    if not offered:
+        return {}
+    full = [one for one in offered if set(one) <= set(filled)]
+    return max(full, key=bool, default=None)
 
 
 class Span(NamedTuple):
-    """Where a piece is, behind the table."""
+    """The place of a piece, behind the table."""
 
     start: int
     size: int
@@ -39,8 +107,8 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One tool: all that choosing and listing it needs. Its members are those of a row
-    in the table, in order."""
+    """One tool: all that selecting and listing it needs. In the table its members stand in this
+    order."""
 
     name: str
     method: str
@@ -50,11 +118,11 @@ class Row:
     security: int
     extensions: Mapping[str, Any]
     head: Sequence[int]
-    """Of the definition, what is before `$defs`: a `Span`, as the next."""
+    """The definition before `$defs`: a `Span`, as the next."""
     tail: Sequence[int]
-    """And what is behind."""
+    """The definition behind `$defs`."""
     schemas: Sequence[int]
-    """What stands in `$defs`: numbers in the list of schemas."""
+    """`$defs`: numbers in the list of schemas."""
     plan: Sequence[int]
 
 
@@ -63,9 +131,11 @@ class Index:
     """An index in memory."""
 
     fingerprint: str
+    """A digest of the settings that it depends on."""
     sources: Sequence[tuple[str, int, str]]
-    """What it was made of: path or URL, size, SHA-256."""
+    """Path or URL, size and SHA-256 of each document."""
     servers: Sequence[str]
+    """Base URLs; a row refers to one by position."""
     security: Sequence[Sequence[Alternative]]
     slots: Mapping[str, Slot]
     rows: Sequence[Row]
@@ -78,18 +148,18 @@ class Index:
     pieces: memoryview = field(repr=False)
 
     def definition(self, row: Row, hints: Mapping[str, bool]) -> StoredDefinition:
-        """The definition of a tool; its bytes are cut out when somebody asks for them."""
+        """Return the definition of a tool, which reads its bytes when they are needed."""
         return StoredDefinition(row.name, hints, partial(self._rest, row))
 
     def _rest(self, row: Row) -> bytes:
-        """Of a definition, what stands behind the name."""
+        """Return the definition behind the name."""
         shared = [self._piece(self.schemas[number]) for number in row.schemas]
         middle = b',"$defs":{' + b",".join(shared) + b"}" if shared else b""
         return self._piece(row.head) + middle + self._piece(row.tail)
 
     def plan(self, row: Row) -> Plan:
-        """How to call it."""
-        from roundgate.backends.openapi.plan import Plan  # a start goes without
+        """Return the plan of a tool's requests."""
+        from roundgate.backends.openapi.requests import Plan
 
         return Plan.revived(decode(self._piece(row.plan)))
 
@@ -98,80 +168,45 @@ class Index:
         return self.pieces[start : start + size].tobytes()
 
 
-_MEMBERS: Final = tuple(one.name for one in fields(Row))
-
-
 class Writer:
-    """Puts an index together."""
+    """Collects the rows, schemas and pieces of an index."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
-        self._schemas: list[Span] = []
+        self.schemas: list[Span] = []
         self._numbers: dict[str, int] = {}
         self._pieces: list[bytes] = []
         self._size = 0
 
     def schema(self, name: str, schema: Any) -> int:
-        """The number of a schema that tools share, by its name in `$defs`."""
+        """Return the number of a schema that tools share, by its name in `$defs`."""
         if name not in self._numbers:
-            self._numbers[name] = len(self._schemas)
-            self._schemas.append(self.piece(encode(name) + b":" + encode(schema)))
+            self._numbers[name] = len(self.schemas)
+            self.schemas.append(self.piece(encode(name) + b":" + encode(schema)))
         return self._numbers[name]
 
     def piece(self, data: bytes) -> Span:
-        """Put a piece behind the others."""
+        """Append a piece."""
         span = Span(self._size, len(data))
         self._pieces.append(data)
         self._size += len(data)
         return span
 
-    def index(
-        self,
-        fingerprint: str,
-        sources: Sequence[tuple[str, int, str]],
-        servers: Sequence[str],
-        security: Sequence[Sequence[Alternative]],
-        slots: Mapping[str, Slot],
-        problems: Sequence[Problem],
-        left_out: int,
-    ) -> Index:
-        """Return the finished index.
-
-        Args:
-            fingerprint: a digest of the settings that the index depends on.
-            sources: the path, length and digest of each file.
-            servers: base URLs; operations refer to them by position.
-            security: alternatives of credentials; operations refer to them by position.
-            slots: the schemes of credentials, by name.
-            problems: operations that are omitted or incomplete, with the reason.
-            left_out: the number of omitted operations.
-        """
-        pieces = memoryview(b"".join(self._pieces))
-        return Index(
-            fingerprint,
-            sources,
-            servers,
-            security,
-            slots,
-            self.rows,
-            self._schemas,
-            problems,
-            left_out,
-            pieces,
-        )
+    def pieces(self) -> memoryview:
+        """Return all pieces."""
+        return memoryview(b"".join(self._pieces))
 
 
 def write(index: Index) -> bytes:
-    """An index as a file has it."""
+    """Return the file of an index."""
+    members = [one.name for one in fields(Row)]
     table = {
         "fingerprint": index.fingerprint,
         "sources": [list(one) for one in index.sources],
         "servers": list(index.servers),
         "security": [[dict(one) for one in offered] for offered in index.security],
-        "slots": [
-            [s.name, s.description, s.header, s.query, s.cookie] for s in index.slots.values()
-        ],
-        "rows": [[getattr(row, name) for name in _MEMBERS] for row in index.rows],
+        "slots": [astuple(slot) for slot in index.slots.values()],
+        "rows": [[getattr(row, name) for name in members] for row in index.rows],
         "schemas": [list(span) for span in index.schemas],
         "problems": [[p.file, p.path, p.message, p.remedy] for p in index.problems],
         "left_out": index.left_out,
@@ -182,12 +217,12 @@ def write(index: Index) -> bytes:
 
 
 def read(path: Path) -> Index:
-    """An index from its file.
+    """Return the index in a file.
 
     Raises:
         IndexOfAnotherVersion: another version has written it.
-        UnusableIndex: it is none, or not whole.
-        OSError: there is none.
+        UnusableIndex: the file is no index, or incomplete.
+        OSError: the file cannot be read.
     """
     data = path.read_bytes()
     if not data.startswith(MAGIC):
@@ -201,50 +236,29 @@ def read(path: Path) -> Index:
         pieces = memoryview(data)[end:]
         if zlib.crc32(pieces) != table["crc32"]:
             raise UnusableIndex("is not whole")
-        return _from_table(table, pieces)
+        return Index(
+            fingerprint=table["fingerprint"],
+            sources=[(where, size, digest) for where, size, digest in table["sources"]],
+            servers=table["servers"],
+            security=table["security"],
+            slots={name: Slot(name, *rest) for name, *rest in table["slots"]},
+            rows=[Row(*row) for row in table["rows"]],
+            schemas=table["schemas"],
+            problems=[Problem(*one) for one in table["problems"]],
+            left_out=table["left_out"],
+            pieces=pieces,
+        )
     except (ValueError, KeyError, TypeError):
         raise UnusableIndex("is no index") from None
 
 
-def _from_table(table: Mapping[str, Any], pieces: memoryview) -> Index:
-    return Index(
-        fingerprint=table["fingerprint"],
-        sources=[(where, size, digest) for where, size, digest in table["sources"]],
-        servers=table["servers"],
-        security=table["security"],
-        slots={name: Slot(name, *rest) for name, *rest in table["slots"]},
-        rows=[Row(*row) for row in table["rows"]],
-        schemas=table["schemas"],
-        problems=[Problem(*one) for one in table["problems"]],
-        left_out=table["left_out"],
-        pieces=pieces,
-    )
-
-
-VERSION: Final = 1
-"""Of what an index has for a document; another one makes all indexes out of date."""
-_COMPILED_WITH: Final = (
-    *(
-        "document",
-        "base_url",
-        "variables",
-        "origins",
-        "references",
-        "overlay",
-        "media_types",
-        "output_schemas",
-        "strict",
-    ),
-)
-
-
 def index_path(config: OpenApiBackendConfig, origin: Origin) -> Path:
-    """Where the index of a back end is kept."""
+    """Return the path of a back end's index."""
     return origin.base_dir / config.index_file
 
 
 def fingerprint(config: OpenApiBackendConfig) -> str:
-    """Of the settings that an index depends on; no secret is among them."""
+    """Return a digest of the settings that an index depends on, without secrets."""
     settings = {name: getattr(config, name) for name in _COMPILED_WITH}
     taken = {place: sorted(names) for place, names in taken_names(config, ()).items()}
     return hashlib.sha256(
@@ -253,38 +267,36 @@ def fingerprint(config: OpenApiBackendConfig) -> str:
 
 
 def is_current(index: Index, path: Path, base_dir: Path) -> bool:
-    """Whether the files that an index was made of are what they were. Those that are not here, as
-    on the machine that only serves, do not count; neither do URLs. One that is no newer than the
-    index and as long is not read."""
+    """Return whether the files of an index have not changed. URLs do not count, nor files that are
+    missing, as on a machine that only serves. A file of the same length that is older than the
+    index is not read."""
     written = path.stat().st_mtime_ns
     for where, size, digest in index.sources:
         if "://" in where:
             continue
+        file = base_dir / where
         try:
-            found = (base_dir / where).stat()
-            if found.st_size != size:
-                return False
-            if found.st_mtime_ns >= written and _digest(base_dir / where) != digest:
+            found = file.stat()
+            is_newer = found.st_mtime_ns >= written
+            if found.st_size != size or (is_newer and _digest(file) != digest):
                 return False
         except OSError:
             continue
     return True
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def taken_names(config: OpenApiBackendConfig, slots: Iterable[Slot]) -> dict[str, frozenset[str]]:
-    """By place, what no parameter may be called, because the gateway sends it itself."""
-    filled = [
-        *config.credentials.values(),
-        *(() if config.credential is None else (config.credential,)),
-    ]
+    """Return the names of headers, in lower case, of query parameters and of cookies that the
+    gateway sends itself, and that no parameter may have."""
+    general = () if config.credential is None else (config.credential,)
     headers = {name.lower() for name in config.headers}
     queries: set[str] = set()
     cookies: set[str] = set()
-    for one in filled:
+    for one in (*config.credentials.values(), *general):
         headers |= one.headers()
         queries |= one.queries()
         cookies |= one.cookies()
@@ -295,9 +307,6 @@ def taken_names(config: OpenApiBackendConfig, slots: Iterable[Slot]) -> dict[str
     return {"header": frozenset(headers), "query": frozenset(queries), "cookie": frozenset(cookies)}
 
 
-SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
-
-
 @cache
 def hints(method: str) -> Mapping[str, bool]:
     """Return the annotations of a tool by the operation's method (RFC 9110 section 9.2).
@@ -305,13 +314,7 @@ def hints(method: str) -> Mapping[str, bool]:
     `destructiveHint` is omitted, which counts as true, unless the method is safe or DELETE.
     """
     safe = method in SAFE
-    destroys = (
-        {"destructiveHint": False}
-        if safe
-        else {"destructiveHint": True}
-        if method == "DELETE"
-        else {}
-    )
+    destroys = {"destructiveHint": not safe} if safe or method == "DELETE" else {}
     return {
         "readOnlyHint": safe,
         **destroys,

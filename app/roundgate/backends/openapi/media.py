@@ -1,57 +1,59 @@
-"""Media types of a document ("Media Type Object"): which kind of body a call sends,
-and of which arguments."""
+"""Bodies of operations ("Media Type Object"): the media type that a call sends, and its arguments."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal, Protocol, TypeAlias, cast
 
-from roundgate.backends.http.files import FILE
-from roundgate.backends.openapi.names import MAX_ARGUMENTS, argument_name
-from roundgate.backends.openapi.plan import Body, BodyKind, Member, Style
-from roundgate.backends.openapi.references import MAX_HOPS, Place, References
+from roundgate.backends.http.bodies import FILE
+from roundgate.backends.openapi.documents import MAX_HOPS, Place, References
+from roundgate.backends.openapi.requests import Body, BodyKind, Member, Style
 from roundgate.backends.openapi.schemas import Schemas, beside_null
 from roundgate.errors import DanglingReference, UnusableOperation
 
+NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]+")
+MAX_ARGUMENT: Final = 64
+MAX_ARGUMENTS: Final = 1_000
+"""Of one tool. Each name is compared with those before it; and no model chooses among more."""
+MAX_PARTS: Final = 100
+"""Members of `allOf`, nested ones included, that become one object."""
 Content: TypeAlias = Mapping[str, Any]
 _MEDIA_TYPE: Final = re.compile(
     r"[A-Za-z0-9!#$&^_.+*-]+/[A-Za-z0-9!#$&^_.+*-]+(?:\s*;\s*[A-Za-z0-9_.-]+=[A-Za-z0-9_.\"-]+)*"
 )
 _PLAIN: Final = frozenset(
     {
-        "type",
-        "properties",
-        "required",
-        "description",
-        "title",
-        "additionalProperties",
-        "examples",
-        "default",
+        *("type", "properties", "required", "description", "title", "additionalProperties"),
+        *("examples", "default"),
     }
 )
-"""What a schema may have whose members can be arguments of their own, with nothing lost."""
+"""Keywords of a schema whose members can be arguments of their own, with nothing lost."""
 _PLAIN_PART: Final = _PLAIN | {"allOf", "example", "nullable"}
-MAX_PARTS: Final = 100
-"""Of `allOf`, with those within, that become one object."""
+
+
+def argument_name(name: str, taken: Iterable[str]) -> str:
+    """Return a name for an argument that no other has: `filter[name]` becomes `filter_name`."""
+    base = NOT_IN_NAMES.sub("_", name).strip("_")[:MAX_ARGUMENT] or "argument"
+    others = set(taken)
+    number, found = 2, base
+    while found in others:
+        found = f"{base[: MAX_ARGUMENT - 4]}_{number}"
+        number += 1
+    return found
 
 
 class Documented(Protocol):
-    """Of a document, what is needed here."""
+    """The part of a document that is needed here."""
 
     @property
-    def references(self) -> References:
-        """Follows `$ref`."""
-
+    def references(self) -> References: ...
     @property
-    def requests(self) -> Schemas:
-        """Converts schemas."""
-
+    def requests(self) -> Schemas: ...
     @property
-    def media_types(self) -> Sequence[str]:
-        """What is preferred, best first."""
+    def media_types(self) -> Sequence[str]: ...
 
 
 @dataclass(slots=True)
@@ -65,7 +67,7 @@ class MadeBody:
 
 
 def media_types(contents: Iterable[Content]) -> list[str]:
-    """Those that can stand in a header, each once."""
+    """Return the media types that are allowed in a header, each once."""
     return list(
         dict.fromkeys(
             kind for content in contents for kind in content if _MEDIA_TYPE.fullmatch(kind)
@@ -74,12 +76,13 @@ def media_types(contents: Iterable[Content]) -> list[str]:
 
 
 def kind_of(media_type: str) -> BodyKind:
-    """How a body of a media type is written."""
+    """Return how a body of a media type is written."""
     plain = media_type.partition(";")[0].strip().lower()
-    if (
-        plain == "application/json"
-        or plain.endswith("+json")
-        or plain in ("*/*", "application/*", "text/json")
+    if plain.endswith("+json") or plain in (
+        "application/json",
+        "*/*",
+        "application/*",
+        "text/json",
     ):
         return "json"
     if plain == "application/x-www-form-urlencoded":
@@ -96,47 +99,44 @@ def kind_of(media_type: str) -> BodyKind:
 def body_of(
     document: Documented, uri: str, content: Content, *, required: bool, taken: set[str]
 ) -> MadeBody:
-    """The body of an operation, in the media type that is preferred.
+    """Return the body of an operation, in the preferred media type.
 
     Args:
-        document: that the operation is in.
+        document: of the operation.
         uri: of that document, for references.
         content: its media types.
         required: whether a request must have one.
-        taken: names that other arguments have.
+        taken: names of other arguments.
 
     Raises:
-        UnusableOperation: none of its media types is one.
+        UnusableOperation: no media type is usable.
     """
     usable = [kind for kind in content if _MEDIA_TYPE.fullmatch(kind)]
     if not usable:
         raise UnusableOperation(f"the body has no usable media type: {', '.join(content)[:200]}")
     media_type = _chosen(document, uri, content, usable)
-    media_uri, media = _media(document, uri, content[media_type])
-    given = media.get("schema", {})
+    uri, media = _media(document, uri, content[media_type])
+    schema = media.get("schema", {})
     kind = kind_of(media_type)
-    if kind == "binary" or (kind == "json" and "*" in media_type and _is_file(given)):
+    if kind == "binary" or (kind == "json" and "*" in media_type and _is_file(schema)):
         return _whole(Body("binary", media_type, required), dict(FILE), taken)
     if kind == "text":
         return _whole(Body("text", media_type, required), {"type": "string"}, taken)
-    sent = "application/json" if "*" in media_type else media_type
+    body = Body(kind, "application/json" if "*" in media_type else media_type, required)
     if kind == "json":
-        body = Body("json", sent, required)
-        return _members(document, media_uri, given, body, taken) or _converted(
-            document, media_uri, given, body, taken
+        return _members(document, uri, schema, body, taken) or _converted(
+            document, uri, schema, body, taken
         )
-    schema_uri, schema = _put_together(document, media_uri, given)
-    encoding = _encoding(document, schema_uri, schema, media.get("encoding"), kind)
-    body = Body(kind, sent, required, encoding=encoding)
-    made = _members(document, schema_uri, schema, body, taken) or _converted(
-        document, schema_uri, schema, body, taken
+    uri, schema = _put_together(document, uri, schema)
+    encoding = _encoding(document, uri, schema, media.get("encoding"), kind)
+    body = replace(body, encoding=encoding)
+    made = _members(document, uri, schema, body, taken) or _converted(
+        document, uri, schema, body, taken
     )
-    lists = {
-        name
-        for name, one in _properties(schema).items()
-        if _files(document, schema_uri, one) == "many"
-    }
-    return _with_files(made, lists)
+    members = _properties(schema).items()
+    return _with_files(
+        made, {name for name, one in members if _files(document, uri, one) == "many"}
+    )
 
 
 def _media(document: Documented, uri: str, media: Any) -> tuple[str, Any]:
@@ -153,13 +153,15 @@ def _followed(document: Documented, uri: str, schema: Any) -> tuple[str, Any]:
 
 
 def _chosen(document: Documented, uri: str, content: Content, usable: Sequence[str]) -> str:
-    """The one that is preferred, but for a body with files: only multipart carries those."""
-    ranked = sorted(usable, key=lambda one: _rank(one, document.media_types))
+    """Return the preferred media type; multipart, if it is among them, for a body with files."""
+    preferred = document.media_types
+    ranked = sorted(usable, key=lambda one: _rank(one, preferred))
     if kind_of(ranked[0]) in ("json", "form"):
-        named = [
-            one for one in ranked if _rank(one, document.media_types)[0] < len(document.media_types)
+        multipart = [
+            one
+            for one in ranked
+            if kind_of(one) == "multipart" and _rank(one, preferred)[0] < len(preferred)
         ]
-        multipart = [one for one in named if kind_of(one) == "multipart"]
         if multipart and _has_file(document, *_media(document, uri, content[ranked[0]])):
             return multipart[0]
     return ranked[0]
@@ -176,14 +178,15 @@ def _properties(schema: Any) -> Mapping[str, Any]:
 
 
 def _put_together(document: Documented, uri: str, given: Any) -> tuple[str, Any]:
-    """The schema of a form, and where it stands: of `allOf` with plain objects one plain object."""
+    """Return the schema of a form, and the URI of its document; one plain object for `allOf` with
+    plain objects."""
     uri, schema = _followed(document, uri, given)
     if not isinstance(schema, dict) or not isinstance(schema.get("allOf"), list):
         return uri, schema
     properties: dict[str, Any] = {}
     required: list[Any] = []
     parts = [schema]
-    for number, part in enumerate(parts):  # which become more
+    for number, part in enumerate(parts):  # the list grows
         where, found = _followed(document, uri, part)
         is_plain = isinstance(found, dict) and set(found) <= _PLAIN_PART
         if not is_plain or where != uri or number > MAX_PARTS:
@@ -210,20 +213,20 @@ def _rank(media_type: str, preferred: Sequence[str]) -> tuple[int, int]:
 
 def _whole(body: Body, schema: dict[str, Any], taken: set[str]) -> MadeBody:
     argument = argument_name("body", taken)
-    named = Body(body.kind, body.media_type, body.required, None, argument, body.encoding)
+    named = replace(body, argument=argument)
     return MadeBody(named, {argument: schema}, [argument] if body.required else [])
 
 
-def _converted(document: Documented, uri: str, given: Any, body: Body, taken: set[str]) -> MadeBody:
-    if body.kind != "json":  # what its members are has to be in sight, for files
-        uri, given = _followed(document, uri, given)
-    schema, uses = document.requests.convert(uri, given)
-    made = _whole(body, schema if isinstance(schema, dict) else {}, taken)
-    if body.kind != "json":  # a form has members
-        made.properties[made.body.argument] = {
-            "type": "object",
-            **made.properties[made.body.argument],
-        }
+def _converted(
+    document: Documented, uri: str, schema: Any, body: Body, taken: set[str]
+) -> MadeBody:
+    if body.kind == "json":
+        converted, uses = document.requests.convert(uri, schema)
+        made = _whole(body, converted if isinstance(converted, dict) else {}, taken)
+    else:  # a form has members, which must be visible for files
+        converted, uses = document.requests.convert(*_followed(document, uri, schema))
+        members = converted if isinstance(converted, dict) else {}
+        made = _whole(body, {"type": "object", **members}, taken)
     made.uses |= uses
     return made
 
@@ -231,68 +234,61 @@ def _converted(document: Documented, uri: str, given: Any, body: Body, taken: se
 def _members(
     document: Documented, uri: str, given: Any, body: Body, taken: set[str]
 ) -> MadeBody | None:
-    """The members of a plain object as arguments; `None` where it is more than that."""
+    """Return the members of a plain object as arguments; `None` for any other schema."""
     uri, found = _followed(document, uri, given)
     schema, uses = document.requests.convert(uri, found)
     if not isinstance(schema, dict) or not set(schema) <= _PLAIN or not _properties(found):
-        return None  # where members are not told, as by NestJS without its plugin, any may be given
+        return None  # without declared members, as of NestJS without its plugin, any are allowed
     properties, required = schema["properties"], schema.get("required", [])
-    if schema.get("type", "object") != "object" or schema.get(
-        "additionalProperties", False
-    ) not in (False, {}):
+    is_closed = schema.get("additionalProperties", False) in (False, {})
+    if schema.get("type", "object") != "object" or not is_closed:
         return None
     if not set(required) <= set(properties) or (required and not body.required) or "body" in taken:
         return None
-    if len(properties) > MAX_ARGUMENTS:
-        return None
+    if len(properties) > MAX_ARGUMENTS or not taken.isdisjoint(properties):
+        return None  # a model would confuse a member with a parameter of the same name
     names: dict[str, str] = {}
     for name in properties:
         names[argument_name(name, taken | set(names))] = name
-    if any(argument in taken for argument in properties):
-        return None  # a name that a parameter has too: the model would have to guess which is which
-    arguments = {argument: properties[name] for argument, name in names.items()}
-    arguments = {name: one if isinstance(one, dict) else {} for name, one in arguments.items()}
-    flat = Body(body.kind, body.media_type, body.required, names, body.argument, body.encoding)
     return MadeBody(
-        flat,
-        arguments,
+        replace(body, members=names),
+        {
+            argument: properties[name] if isinstance(properties[name], dict) else {}
+            for argument, name in names.items()
+        },
         [argument for argument, name in names.items() if name in required],
         set(uses),
     )
 
 
 def _encoding(
-    document: Documented, uri: str, schema: Any, given: Any, kind: str
+    document: Documented, uri: str, schema: Any, encoding: Any, kind: str
 ) -> dict[str, Member]:
     found: dict[str, Member] = {}
     for name, member in _properties(schema).items():
         where, described = _followed(document, uri, member)
-        said = given.get(name) if isinstance(given, dict) else None
-        found[name] = _member(
-            document, where, described, said if isinstance(said, dict) else {}, kind
-        )
-    return {name: member for name, member in found.items() if member != Member()}
+        how = encoding.get(name) if isinstance(encoding, dict) else None
+        made = _member(document, where, described, how if isinstance(how, dict) else {}, kind)
+        if made != Member():
+            found[name] = made
+    return found
 
 
 def _member(
-    document: Documented, uri: str, described: Any, said: Mapping[str, Any], kind: str
+    document: Documented, uri: str, described: Any, encoding: Mapping[str, Any], kind: str
 ) -> Member:
-    media_type = said.get("contentType")
-    media_type = (
-        media_type
-        if isinstance(media_type, str) and "\n" not in media_type and "\r" not in media_type
-        else None
-    )
+    media_type = encoding.get("contentType")
+    if not isinstance(media_type, str) or "\n" in media_type or "\r" in media_type:
+        media_type = None
     if kind == "multipart":
         is_file = _files(document, uri, described) is not None
         return Member(media_type=media_type, is_file=is_file)
-    style = said.get("style")
+    style = encoding.get("style")
     if style in ("form", "spaceDelimited", "pipeDelimited", "deepObject"):
-        return Member(
-            cast("Style", style), said.get("explode", style in ("form", "deepObject")) is True
-        )
-    if "explode" in said:
-        return Member("form", said["explode"] is True)
+        explode = encoding.get("explode", style in ("form", "deepObject")) is True
+        return Member(cast("Style", style), explode)
+    if "explode" in encoding:
+        return Member("form", encoding["explode"] is True)
     is_object = isinstance(described, dict) and (
         "properties" in described or described.get("type") == "object"
     )
@@ -300,7 +296,7 @@ def _member(
 
 
 def _files(document: Documented, uri: str, given: Any) -> Literal["one", "many"] | None:
-    """Whether a member is a file, or several; one that may be null is one as well."""
+    """Return whether a member is a file, or several. One that may be null is a file too."""
     for _ in range(MAX_HOPS):
         uri, schema = _followed(document, uri, given)
         if not isinstance(schema, dict) or schema.get("readOnly") is True:
@@ -327,8 +323,8 @@ def _is_file(schema: Any) -> bool:
 
 
 def _with_files(made: MadeBody, lists: Collection[str]) -> MadeBody:
-    """Files are objects that carry their name and type, not text; `lists`
-    are members with several."""
+    """Make files objects with their name and type instead of text; members in `lists` take
+    several."""
     files = {name for name, member in made.body.encoding.items() if member.is_file}
     if made.body.members is not None:
         places = made.properties

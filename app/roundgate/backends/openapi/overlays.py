@@ -1,15 +1,14 @@
-"""Overlays (Overlay Specification 1.0): changes to a document that is somebody else's,
-kept in a file of one's own.
+"""Overlays (Overlay Specification 1.0): changes to a foreign document, kept in a file beside it.
 
-An overlay is a list of actions. Each chooses parts of the document with JSONPath (RFC 9535), and
-merges something into them or removes them. What is wrong with one is an error with the file and the
-place in it: a document is changed as all of its overlays say, or not at all.
+An overlay is a list of actions. Each selects parts of the document with JSONPath (RFC 9535), and
+merges a value into them or removes them. An invalid action is an error with its file and place: a
+document is changed by all of its overlays, or not at all.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -26,7 +25,7 @@ _WORDS: Final = frozenset({"target", "description", "update", "remove"})
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One change ("Action Object"), and where it stands in its overlay."""
+    """One change ("Action Object"), and its place in the overlay."""
 
     file: str
     pointer: str
@@ -36,19 +35,15 @@ class Action:
     update: Any
 
     def problem(self, message: str, remedy: str) -> Problem:
-        """A problem at its place."""
+        """Return a problem at its place."""
         return Problem(self.file, self.pointer, message, remedy)
 
 
 def actions_of(file: str, overlay: Any) -> list[Action]:
-    """The actions of a parsed overlay, in order.
-
-    Args:
-        file: what to call it in problems.
-        overlay: its content.
+    """Return the actions of a parsed overlay, in order. `file` is its name in problems.
 
     Raises:
-        ConfigError: each thing in it that is no overlay, or that no JSONPath is.
+        ConfigError: it is no overlay, or has invalid actions.
     """
     if not isinstance(overlay, dict) or not str(overlay.get("overlay", "")).startswith("1."):
         remedy = "begin it with `overlay: 1.0.0`, `info` and `actions`"
@@ -85,7 +80,7 @@ def _action(
 
 
 def _jsonpath(file: str) -> Callable[[str], Find]:
-    """What compiles an expression; raises ValueError for what is none."""
+    """Return a function that compiles an expression, or raises ValueError."""
     try:
         import jsonpath_rfc9535 as jsonpath
     except ImportError:
@@ -104,13 +99,12 @@ def _jsonpath(file: str) -> Callable[[str], Find]:
 
 
 def overlaid(document: Any, actions: Sequence[Action]) -> tuple[Any, list[Problem]]:
-    """A document with what the actions change, and a problem for each action whose target is
-    nowhere in it (which the specification allows, and which is mostly a slip of the pen). The
-    given document stays as it is.
+    """Return a changed copy of a document, and a problem for each action whose target does not
+    exist, which the specification allows, but is mostly a slip.
 
     Raises:
-        ConfigError: an update does not fit what is there, or the actions add
-            more than MAX_ADDED values.
+        ConfigError: an update does not fit its target, or the actions add more than MAX_ADDED
+            values.
     """
     changed, idle, room = copy.deepcopy(document), [], MAX_ADDED
     for action in actions:
@@ -144,14 +138,13 @@ def _found(action: Action, document: Any) -> list[Location]:
 def _remove(action: Action, document: Any, found: Sequence[Location]) -> None:
     if () in found:
         raise ConfigError([action.problem("removes the whole document", "choose a part of it")])
-    inner_first = sorted(found, key=lambda one: (len(one), _last_index(one)), reverse=True)
-    for location in inner_first:
+
+    def depth_and_index(location: Location) -> tuple[int, int]:
+        return len(location), location[-1] if isinstance(location[-1], int) else 0
+
+    # inner values first, and in a list the last first, so that the other locations hold
+    for location in sorted(found, key=depth_and_index, reverse=True):
         del _at(document, location[:-1])[location[-1]]
-
-
-def _last_index(location: Location) -> int:
-    """For the order of removals in a list: the last first, so that the other indexes hold."""
-    return location[-1] if isinstance(location[-1], int) else 0
 
 
 def _update(action: Action, document: Any, found: Sequence[Location]) -> None:
@@ -174,7 +167,7 @@ def _misfit(action: Action, location: Location, node: Any) -> Problem:
 
 
 def _merge(node: dict[str, Any], update: Mapping[str, Any]) -> None:
-    """Objects are merged, lists joined, and anything else is replaced."""
+    """Merge objects, join lists, and replace other values."""
     for name, value in update.items():
         there = node.get(name)
         if isinstance(there, dict) and isinstance(value, dict):
@@ -192,14 +185,11 @@ def _at(document: Any, location: Location) -> Any:
 
 
 def _count(value: Any) -> int:
-    """How many values there are in one."""
-    return sum(1 for _ in _values(value))
-
-
-def _values(value: Any) -> Iterator[Any]:
-    waiting = [value]
+    """Return the number of values in a value, including itself."""
+    count, waiting = 0, [value]
     while waiting:
         one = waiting.pop()
-        yield one
+        count += 1
         if isinstance(one, (dict, list)):
             waiting.extend(one.values() if isinstance(one, dict) else one)
+    return count

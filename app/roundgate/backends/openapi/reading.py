@@ -1,37 +1,37 @@
-"""Operations of a document, as tools will have them: nothing is written and nothing called.
+"""Operations of a document, as tools will have them.
 
-What is wrong with one operation is an `UnusableOperation` of that operation; the
-others are read all the same.
+An error in one operation is an `UnusableOperation`; the others are read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias, cast
 
-from roundgate.backends.http.arguments import FRAMING
+from roundgate.backends.http.endpoint import FRAMING
 from roundgate.backends.openapi import swagger2
-from roundgate.backends.openapi.media import Content, body_of, media_types
-from roundgate.backends.openapi.names import MAX_ARGUMENTS, Identity, argument_name
-from roundgate.backends.openapi.plan import Body, Parameter, Place, Plan, Style
-from roundgate.backends.openapi.references import Place as Where
-from roundgate.backends.openapi.references import References
+from roundgate.backends.openapi.documents import Place, References
+from roundgate.backends.openapi.index import Alternative
+from roundgate.backends.openapi.media import (
+    MAX_ARGUMENTS,
+    NOT_IN_NAMES,
+    Content,
+    argument_name,
+    body_of,
+    media_types,
+)
+from roundgate.backends.openapi.requests import Body, Parameter, ParameterPlace, Plan, Style
 from roundgate.backends.openapi.schemas import Schemas
-from roundgate.backends.openapi.security import Alternative, alternatives, scope_text
 from roundgate.errors import DanglingReference, UnusableOperation
 
 METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch", "trace", "query")
 MAX_DESCRIPTION: Final = 2_000
 _MAX_TITLE: Final = 100
-_USUAL_STYLE: Final = {
-    "path": "simple",
-    "query": "form",
-    "header": "simple",
-    "cookie": "form",
-    "querystring": "form",
-}
+_DIGITS: Final = 6
 _STYLES: Final = {
     "path": ("simple", "label", "matrix"),
     "query": ("form", "spaceDelimited", "pipeDelimited", "deepObject"),
@@ -39,17 +39,55 @@ _STYLES: Final = {
     "cookie": ("form", "cookie"),
     "querystring": ("form",),
 }
+"""The styles of each place, the default first."""
 _OF_OPENAPI: Final = frozenset(
     {"accept", "content-type", "authorization", "proxy-authorization", "cookie"}
 )
-"""Header parameters that are none: the first three "shall be ignored"."""
+"""Headers that are no parameters: the first three "shall be ignored"."""
 _SEVERAL_SEGMENTS: Final = "x-multi-segment"
-"""What GitHub says of a path parameter that may have slashes."""
+"""GitHub's extension of a path parameter that may contain slashes."""
 _NAME_IN_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
-
-Dangling: TypeAlias = tuple[Where, DanglingReference]
+Dangling: TypeAlias = tuple[Place, DanglingReference]
 """A place that holds a dangling reference, and the error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """An operation's method, path and name; `source` names its document if there are several."""
+
+    method: str
+    path: str
+    operation_id: str | None
+    source: str = ""
+
+
+def tool_names(operations: Sequence[Identity], longest: int) -> list[str]:
+    """Return a name of at most `longest` characters for each operation.
+
+    A name that is too long, or not unique, ends in a digest of method and path. So it does not
+    change when the document gets other operations, or another order.
+    """
+    wanted = [_wanted(one) for one in operations]
+    often = Counter(name.lower() for name in wanted)
+    return [
+        name
+        if len(name) <= longest and often[name.lower()] == 1
+        else _with_digest(name, one, longest)
+        for name, one in zip(wanted, operations, strict=True)
+    ]
+
+
+def _wanted(operation: Identity) -> str:
+    name = NOT_IN_NAMES.sub("_", operation.operation_id or "").strip("_")
+    path = NOT_IN_NAMES.sub("_", operation.path).strip("_")
+    return name or f"{operation.method.lower()}_{path}".rstrip("_")
+
+
+def _with_digest(name: str, operation: Identity, longest: int) -> str:
+    known_by = f"{operation.method} {operation.path} {operation.source}".rstrip()
+    digest = hashlib.sha256(known_by.encode()).hexdigest()[:_DIGITS]
+    return f"{name[: max(longest - _DIGITS - 1, 0)].rstrip('_.-')}_{digest}".lstrip("_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +110,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An operation as the document has it, before anything is made of it."""
+    """An operation as it stands in the document."""
 
     uri: str
     pointer: str
@@ -84,7 +122,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One description: a document with `paths`, and what it refers to."""
+    """One description: a document with `paths`."""
 
     uri: str
     value: Mapping[str, Any]
@@ -92,9 +130,10 @@ class Document:
     requests: Schemas
     answers: Schemas
     media_types: Sequence[str]
+    """Those that are preferred, best first."""
     taken: Mapping[str, frozenset[str]]
-    """Names by place ("header" in small letters, "query", "cookie") that credentials and fixed
-    headers have: no parameter of a tool is called so there."""
+    """Names by place ("header" in lower case, "query", "cookie") that credentials and fixed headers
+    use: such parameters are left out."""
 
     @property
     def is_swagger(self) -> bool:
@@ -102,27 +141,27 @@ class Document:
         return "swagger" in self.value
 
     def servers(self) -> Any:
-        """Those of the whole document."""
+        """Return the servers of the whole document."""
         return swagger2.servers(self.value) if self.is_swagger else self.value.get("servers")
 
     def security_schemes(self) -> Mapping[str, Any]:
-        """By name."""
+        """Return the security schemes by name."""
         if self.is_swagger:
             return swagger2.security_schemes(self.value)
         components = self.value.get("components")
         found = components.get("securitySchemes") if isinstance(components, dict) else None
         return {name: self._scheme(one) for name, one in (found or {}).items()}
 
-    def _scheme(self, given: Any) -> Any:
+    def _scheme(self, value: Any) -> Any:
         """Return a security scheme, or `None` if its reference is dangling."""
         try:
-            return self.references.follow(self.uri, given)[1]
+            return self.references.follow(self.uri, value)[1]
         except DanglingReference:
             return None
 
     def operations(self) -> Iterator[Found | tuple[str, UnusableOperation]]:
-        """All in `paths`, in order; for a path or an operation that cannot be
-        read, its pointer and why."""
+        """Yield all operations in `paths`, in order. For a path or an operation that cannot be
+        read, yield its pointer and the error."""
         paths = self.value.get("paths")
         for path, item in paths.items() if isinstance(paths, dict) else ():
             if path.startswith("x-"):
@@ -136,29 +175,24 @@ class Document:
             yield from self._in_item(path, item, uri, pointer)
 
     def _item(self, item: Any) -> tuple[str, Mapping[str, Any]]:
-        uri, found = self.references.follow(self.uri, item)
-        if not isinstance(found, dict):
+        uri, target = self.references.follow(self.uri, item)
+        if not isinstance(target, dict):
             raise UnusableOperation("a path item is not an object")
-        beside = (
-            {key: value for key, value in item.items() if key != "$ref"}
-            if found is not item
-            else {}
-        )
-        return uri, {**found, **beside}
+        if target is item:
+            return uri, target
+        return uri, {**target, **{key: value for key, value in item.items() if key != "$ref"}}
 
     def _in_item(
         self, path: str, item: Mapping[str, Any], uri: str, pointer: str
     ) -> Iterator[Found | tuple[str, UnusableOperation]]:
         more = item.get("additionalOperations")
-        named = {method: item[method] for method in METHODS if method in item}
-        for method, given in (*named.items(), *(more.items() if isinstance(more, dict) else ())):
-            at = (
-                f"{pointer}/{method}"
-                if method in named
-                else f"{pointer}/additionalOperations/{method}"
-            )
+        values = [(method, method, item[method]) for method in METHODS if method in item]
+        if isinstance(more, dict):
+            values += [(one, f"additionalOperations/{one}", value) for one, value in more.items()]
+        for method, place, value in values:
+            at = f"{pointer}/{place}"
             try:  # DigitalOcean's operations are files of their own
-                where, value = self.references.follow(uri, given)
+                where, value = self.references.follow(uri, value)
             except UnusableOperation as error:
                 yield at, error
                 continue
@@ -168,45 +202,46 @@ class Document:
                 yield Found(where, at, Identity(method.upper(), path, name), value, item, uri)
 
     def read(self, found: Found, *, with_answer: bool) -> Operation:
-        """What a tool needs of an operation; `with_answer`: the schema of its result too.
+        """Return an operation, with the schema of its result if that is wanted.
 
         Raises:
-            UnusableOperation: it cannot be offered.
+            UnusableOperation: the operation cannot be offered.
         """
-        given = self._parameters(found)
+        parameters = self._parameters(found)
         value = found.value
         if self.is_swagger:
-            value = swagger2.operation(value, [one for _, one in given], self.value)
-            given = [(found.uri, one) for one in value["parameters"]]
-        scheme = alternatives(value.get("security", self.value.get("security")))
-        if len(given) > MAX_ARGUMENTS:
+            value = swagger2.operation(value, [one for _, one in parameters], self.value)
+            parameters = [(found.uri, one) for one in value["parameters"]]
+        security = alternatives(value.get("security", self.value.get("security")))
+        if len(parameters) > MAX_ARGUMENTS:
             raise UnusableOperation(f"it has more than {MAX_ARGUMENTS:,} parameters")
-        made = _Making(self, found.identity)
-        for uri, parameter in given:
-            made.add_parameter(uri, parameter)
-        made.check_path()
+        arguments = _Arguments(self, found.identity)
+        for uri, parameter in parameters:
+            arguments.add_parameter(uri, parameter)
+        arguments.check_path()
         if "requestBody" in value:
-            made.add_body(found.uri, value["requestBody"])
-        here = Where(found.uri, found.pointer)
-        dangling = made.dangling(here)
+            arguments.add_body(found.uri, value["requestBody"])
+        here = Place(found.uri, found.pointer)
+        dangling = arguments.dangling(here)
         answers = self._answers(here, value, dangling)
+        accepted = media_types(content for _, content in answers)
         tags = value.get("tags")
         return Operation(
             identity=found.identity,
             tags=tuple(str(tag) for tag in tags) if isinstance(tags, list) else (),
             title=_title(value.get("summary")),
-            description=_description(value, found, scope_text(scheme)),
-            input_schema=made.input_schema(),
+            description=_description(value, found, scope_text(security)),
+            input_schema=arguments.input_schema(),
             output_schema=self._output_schema(here, answers, dangling) if with_answer else None,
             plan=Plan(
                 found.identity.method,
-                _sent_path(found.identity.path),
-                tuple(made.parameters),
-                made.body,
-                _accepted(answers),
+                _without_fragment(found.identity.path),
+                tuple(arguments.parameters),
+                arguments.body,
+                ", ".join(accepted[:8]) or "*/*",
             ),
             own_servers=value.get("servers") or found.item.get("servers"),
-            security=scheme,
+            security=security,
             extensions={
                 key: item
                 for key, item in value.items()
@@ -216,14 +251,14 @@ class Document:
         )
 
     def _parameters(self, found: Found) -> list[tuple[str, dict[str, Any]]]:
-        """Those of the operation and those of its path, which it may override,
+        """Return the parameters of the path, and those of the operation, which may replace them,
         each with its document."""
         merged: dict[tuple[Any, Any], tuple[str, dict[str, Any]]] = {}
-        for uri, given in (
+        for uri, parameters in (
             (found.item_uri, found.item.get("parameters")),
             (found.uri, found.value.get("parameters")),
         ):
-            for one in given if isinstance(given, list) else ():
+            for one in parameters if isinstance(parameters, list) else ():
                 where, parameter = self.references.follow(uri, one)
                 if not isinstance(parameter, dict):
                     raise UnusableOperation("a parameter is not an object")
@@ -231,17 +266,16 @@ class Document:
         return list(merged.values())
 
     def _answers(
-        self, here: Where, value: Mapping[str, Any], dangling: list[Dangling]
+        self, here: Place, value: Mapping[str, Any], dangling: list[Dangling]
     ) -> list[tuple[str, Content]]:
         """Return the contents of the successful responses, lowest code first. Dangling references
         are added to `dangling`."""
         responses = value.get("responses")
-        codes = sorted(responses) if isinstance(responses, dict) else []
         found: list[tuple[str, Content]] = []
-        for code in codes:
+        for code, response in sorted(responses.items() if isinstance(responses, dict) else ()):
             if code[:1] in ("2", "d"):
                 try:
-                    where, response = self.references.follow(here.uri, responses[code])  # type: ignore[index]
+                    where, response = self.references.follow(here.uri, response)
                 except DanglingReference as error:
                     dangling.append((here, error))
                     continue
@@ -251,7 +285,7 @@ class Document:
         return found
 
     def _output_schema(
-        self, here: Where, answers: list[tuple[str, Content]], dangling: list[Dangling]
+        self, here: Place, answers: list[tuple[str, Content]], dangling: list[Dangling]
     ) -> Mapping[str, Any] | None:
         for uri, content in answers:
             for media_type, media in content.items():
@@ -264,8 +298,8 @@ class Document:
         return None
 
 
-class _Making:
-    """The arguments of one operation while they are put together."""
+class _Arguments:
+    """The arguments of one operation while they are collected."""
 
     def __init__(self, document: Document, identity: Identity) -> None:
         self._document = document
@@ -274,25 +308,25 @@ class _Making:
         self.body: Body | None = None
         self._properties: dict[str, Any] = {}
         self._required: list[str] = []
-        self._uses: set[Where] = set()
+        self._uses: set[Place] = set()
 
-    def add_parameter(self, uri: str, given: Mapping[str, Any]) -> None:
-        """Take one in.
+    def add_parameter(self, uri: str, value: Mapping[str, Any]) -> None:
+        """Add a parameter, unless the gateway sends it itself or the path does not contain it.
 
         Raises:
-            UnusableOperation: it has no name or place, or is placed in a way that there is not.
+            UnusableOperation: its name, place or style is invalid.
         """
-        name, place = given.get("name"), given.get("in")
+        name, place = value.get("name"), value.get("in")
         if not isinstance(name, str) or place not in _STYLES:
             raise UnusableOperation(
                 f"a parameter has no usable name and place: {str(name)[:50]!r} in {str(place)[:50]!r}"
             )
         if place == "header" and name.lower() in _OF_OPENAPI | FRAMING:
             return
-        if (name.lower() if place == "header" else name) in self._document.taken.get(
-            str(place), ()
-        ):
-            return  # the gateway's own: a caller who could send another would be somebody else to the service
+        # another value of a credential would make the caller somebody else to the service
+        key = name.lower() if place == "header" else name
+        if key in self._document.taken.get(str(place), ()):
+            return
         if place == "header" and not _NAME_IN_HEADER.fullmatch(name):
             raise UnusableOperation(f"parameter {name[:100]!r} is no name of a header")
         if place == "path" and f"{{{name}}}" not in self._identity.path:
@@ -300,59 +334,51 @@ class _Making:
                 raise UnusableOperation(
                     f"its path has :{name}, which is no variable", f"write it as {{{name}}}"
                 )
-            return  # of the path item, for a sibling's spelling; a call has nowhere to put it
-        style, explode = self._style(name, str(place), given)
-        schema, media_type = self._schema_of(uri, given)
-        argument = argument_name(name, self._properties)
-        self._put(
-            argument, schema, given, required=place == "path" or given.get("required") is True
-        )
-        made = Parameter(
-            argument,
-            name,
-            cast("Place", place),
-            style,
-            explode,
-            given.get("allowReserved") is True or given.get(_SEVERAL_SEGMENTS) is True,
-            media_type,
-        )
-        self.parameters.append(made)
-
-    def _style(self, name: str, place: str, given: Mapping[str, Any]) -> tuple[Style, bool]:
-        style = str(given.get("style") or _USUAL_STYLE[place])
+            return  # of the path item, for another path
+        style = str(value.get("style") or _STYLES[place][0])
         if style not in _STYLES[place]:
             raise UnusableOperation(f"parameter {name!r}: there is no style {style!r} in {place}")
-        explode = given.get("explode", style in ("form", "deepObject", "cookie"))
-        return cast("Style", style), explode is True
+        explode = value.get("explode", style in ("form", "deepObject", "cookie"))
+        schema, media_type = self._schema_of(uri, value)
+        argument = argument_name(name, self._properties)
+        whole = dict(schema) if isinstance(schema, dict) else {}
+        description = value.get("description")
+        if isinstance(description, str) and description.strip():
+            whole["description"] = description.strip()
+        self._properties[argument] = whole
+        if place == "path" or value.get("required") is True:
+            self._required.append(argument)
+        self.parameters.append(
+            Parameter(
+                argument,
+                name,
+                cast("ParameterPlace", place),
+                cast("Style", style),
+                explode is True,
+                value.get("allowReserved") is True or value.get(_SEVERAL_SEGMENTS) is True,
+                media_type,
+            )
+        )
 
-    def _schema_of(self, uri: str, given: Mapping[str, Any]) -> tuple[Any, str | None]:
-        content = given.get("content")
+    def _schema_of(self, uri: str, parameter: Mapping[str, Any]) -> tuple[Any, str | None]:
+        content = parameter.get("content")
         if isinstance(content, dict) and content:
             media_type, media = next(iter(content.items()))
             return self._convert(uri, (media or {}).get("schema", {})), media_type
-        return self._convert(uri, swagger2.schema_of(given)), None
+        return self._convert(uri, swagger2.schema_of(parameter)), None
 
     def _convert(self, uri: str, schema: Any) -> Any:
         converted, uses = self._document.requests.convert(uri, schema)
         self._uses |= uses
         return converted
 
-    def _put(self, argument: str, schema: Any, given: Mapping[str, Any], *, required: bool) -> None:
-        whole = dict(schema) if isinstance(schema, dict) else {}
-        description = given.get("description")
-        if isinstance(description, str) and description.strip():
-            whole["description"] = description.strip()
-        self._properties[argument] = whole
-        if required:
-            self._required.append(argument)
-
     def check_path(self) -> None:
-        """Whether every variable of the path has a value; one that no parameter describes is text.
+        """Add a text argument for each variable of the path that no parameter describes.
 
         Raises:
-            UnusableOperation: the path is none.
+            UnusableOperation: the path is invalid.
         """
-        path = _sent_path(self._identity.path)
+        path = _without_fragment(self._identity.path)
         plain = re.sub(r"\{[^{}]*\}", "", path)
         if not path.startswith("/") or re.search(r"[{}?#\\\s]", plain) or ".." in plain.split("/"):
             raise UnusableOperation(f"the path {path[:200]!r} is no path template")
@@ -364,23 +390,19 @@ class _Making:
                     {"name": name, "in": "path", "required": True, "schema": {"type": "string"}},
                 )
 
-    def add_body(self, uri: str, given: Any) -> None:
-        """Take the body in: its members as arguments where it is a plain object, else
-        whole as the argument `body`.
+    def add_body(self, uri: str, body: Any) -> None:
+        """Add the members of a plain object as arguments, or the whole body as the argument `body`.
 
         Raises:
-            UnusableOperation
+            UnusableOperation: the body has no usable media type or schema.
         """
-        uri, value = self._document.references.follow(uri, given)
-        if (
-            not isinstance(value, dict)
-            or not isinstance(value.get("content"), dict)
-            or not value["content"]
-        ):
+        uri, value = self._document.references.follow(uri, body)
+        content = value.get("content") if isinstance(value, dict) else None
+        if not isinstance(content, dict) or not content:
             return
         taken = set(self._properties)
         required = value.get("required") is True
-        made = body_of(self._document, uri, value["content"], required=required, taken=taken)
+        made = body_of(self._document, uri, content, required=required, taken=taken)
         self.body = made.body
         self._uses |= made.uses
         self._properties |= made.properties
@@ -389,12 +411,12 @@ class _Making:
             whole = self._properties[made.body.argument]
             whole.setdefault("description", value["description"].strip())
 
-    def dangling(self, here: Where) -> list[Dangling]:
+    def dangling(self, here: Place) -> list[Dangling]:
         """Return the dangling references in the schemas of the arguments."""
         return self._document.requests.dangling(frozenset(self._uses), here)
 
     def input_schema(self) -> dict[str, Any]:
-        """The tool's."""
+        """Return the tool's input schema."""
         definitions = self._document.requests.definitions(frozenset(self._uses))
         return {
             "type": "object",
@@ -405,8 +427,27 @@ class _Making:
         }
 
 
-def _sent_path(path: str) -> str:
-    """A path without its fragment, by which some documents tell operations of one path apart."""
+def alternatives(security: Any) -> list[Alternative]:
+    """Return the alternatives of `security`; an empty one is a call without credentials."""
+    if not isinstance(security, list):
+        return []
+    return [
+        {str(name): [str(scope) for scope in scopes or ()] for name, scopes in one.items()}
+        for one in security
+        if isinstance(one, dict)
+    ]
+
+
+def scope_text(offered: Sequence[Alternative]) -> str:
+    """Return the scopes that a call needs, for the tool's description."""
+    for one in offered:
+        if scopes := [scope for named in one.values() for scope in named]:
+            return f"Needs {', '.join(dict.fromkeys(scopes))} of the service."
+    return ""
+
+
+def _without_fragment(path: str) -> str:
+    """Drop the fragment by which some documents tell operations of one path apart."""
     return path.partition("#")[0]
 
 
@@ -416,7 +457,7 @@ def _title(summary: Any) -> str | None:
 
 
 def _description(value: Mapping[str, Any], found: Found, scopes: str) -> str:
-    """What the document says, cut where it goes on for pages; never empty."""
+    """Return the description of a tool, cut if it is long; never empty."""
     summary, description = (str(value.get(key) or "").strip() for key in ("summary", "description"))
     text = description if summary in description else f"{summary}\n\n{description}".strip()
     text = text or f"{found.identity.method} {found.identity.path}"
@@ -424,8 +465,3 @@ def _description(value: Mapping[str, Any], found: Found, scopes: str) -> str:
         text = text[:MAX_DESCRIPTION].rsplit(" ", 1)[0] + " …"
     deprecated = "Deprecated." if value.get("deprecated") is True else ""
     return "\n\n".join(part for part in (deprecated, text, scopes) if part)
-
-
-def _accepted(answers: list[tuple[str, Content]]) -> str:
-    found = media_types(content for _, content in answers)
-    return ", ".join(found[:8]) if found else "*/*"

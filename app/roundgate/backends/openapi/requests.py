@@ -1,96 +1,417 @@
-"""From a plan and arguments to a request: no I/O.
+"""Calls of operations: the plan of an operation and arguments → a request → a result.
 
-The arguments have been checked against the tool's schema. What the schema cannot say is checked
-here: a path keeps its segments, a header its line, a cookie its pair.
+An index holds plans as JSON. The arguments have been validated by the tool's schema; here a path
+keeps its segments, a header its line, a cookie its pair.
 
-Values are written in a style as the specification's own table has it (OpenAPI "Style Values", after
-RFC 6570). Beyond that table: lists and objects within objects are written in `deepObject` only, as
-`name[member][0]`; elsewhere a list or object inside another is JSON. An empty list or object is
-left out, where it would be nothing or half a pair.
+Values are written in the styles of OpenAPI ("Style Values", after RFC 6570). Beyond that table:
+lists and objects within objects are written in `deepObject` only, as `name[member][0]`; elsewhere
+a list or object inside another is JSON. An empty list or object is left out.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, TypeAlias
-from urllib.parse import quote
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, Literal, TypeAlias
+from urllib.parse import quote, unquote_plus
 
 from roundgate import json
-from roundgate.backends.http.files import OCTETS, file_of
-from roundgate.backends.http.lists import text
-from roundgate.backends.http.messages import Outgoing
-from roundgate.backends.http.multipart import file_part, multipart, text_part
-from roundgate.backends.http.paths import path_text
-from roundgate.backends.openapi.plan import Body, Member, Parameter, Plan, Style
+from roundgate.backends.http.bodies import (
+    OCTETS,
+    file_of,
+    file_part,
+    multipart,
+    text_part,
+    with_resources,
+)
+from roundgate.backends.http.exchanges import KEYED, key_of, with_key
+from roundgate.backends.http.messages import LARGE_BYTES, Answer, Outgoing, result_of
+from roundgate.backends.http.service import Service
+from roundgate.backends.http.values import path_text, quoted, text
+from roundgate.backends.openapi.config import OpenApiBackendConfig
 from roundgate.errors import ToolError
-from roundgate.protocol import ABSENT
+from roundgate.protocol import ABSENT, Schema, ToolResult
+from roundgate.replay import Context
 
 Quote: TypeAlias = Callable[[str], str]
+ParameterPlace: TypeAlias = Literal["path", "query", "header", "cookie", "querystring"]
+Style: TypeAlias = Literal[
+    "simple", "label", "matrix", "form", "spaceDelimited", "pipeDelimited", "deepObject", "cookie"
+]
+BodyKind: TypeAlias = Literal["json", "form", "multipart", "text", "binary"]
 
 _RESERVED: Final = ":/?@!$'()*,"
-"""What `allowReserved` leaves: of the reserved, what can neither begin another parameter nor end
-the query, whichever way a server reads it."""
+"""The reserved characters that `allowReserved` leaves: those that, to no server, begin another
+parameter or end the query."""
 _DELIMITERS: Final = {"spaceDelimited": "%20", "pipeDelimited": "%7C"}
+_VARIABLE: Final = re.compile(r"\{([^{}]*)\}")
+_HEADER_VALUE: Final = re.compile(r"(?:[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?)?")
+_COOKIE_VALUE: Final = re.compile(r"[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e,]*")
 
 
-def query_quote(reserved: bool) -> Quote:
-    """Percent-encoding for a query, with `allowReserved` or without."""
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter (OpenAPI "Parameter Object")."""
+
+    argument: str
+    """The tool's name of it."""
+    name: str
+    """The service's."""
+    place: ParameterPlace
+    style: Style
+    explode: bool = False
+    reserved: bool = False
+    """Whether characters that RFC 3986 reserves are not encoded (`_RESERVED`); in a path "/"."""
+    media_type: str | None = None
+    """Of a parameter with `content`: the format of its value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """How one member of a form is written ("Encoding Object")."""
+
+    style: Style = "form"
+    explode: bool = True
+    media_type: str | None = None
+    """JSON, where it is not written in a style; in multipart, the type that its part names."""
+    is_file: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A request body ("Request Body Object")."""
+
+    kind: BodyKind
+    media_type: str
+    required: bool
+    members: Mapping[str, str] | None = None
+    """The service's names of its members by argument; `None`: one argument is the whole body."""
+    argument: str = "body"
+    """The name of that argument."""
+    encoding: Mapping[str, Member] = field(default_factory=dict)
+    """By the service's names; other members are written as `Member()` says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A request except for the values."""
+
+    method: str
+    path: str
+    parameters: tuple[Parameter, ...] = ()
+    body: Body | None = None
+    accept: str = "*/*"
+
+    def kept(self) -> dict[str, Any]:
+        """Return the plan as JSON."""
+        return asdict(self)
+
+    @classmethod
+    def revived(cls, kept: Mapping[str, Any]) -> Plan:
+        """Return the plan that `kept` wrote."""
+        body = kept["body"]
+        if body is not None:
+            encoding = {name: Member(**member) for name, member in body["encoding"].items()}
+            body = Body(**{**body, "encoding": encoding})
+        parameters = tuple(Parameter(**one) for one in kept["parameters"])
+        return cls(kept["method"], kept["path"], parameters, body, kept["accept"])
+
+
+@dataclass(frozen=True, slots=True)
+class Calling:
+    """Calls one operation (`roundgate.backends.base.CallTool`)."""
+
+    config: OpenApiBackendConfig
+    name: str
+    plan: Plan
+    service: Service
+    output: Schema | None
+    taken: frozenset[str]
+    """Query parameters and cookies that credentials use."""
+
+    async def __call__(self, context: Context, arguments: dict[str, Any]) -> ToolResult:
+        arguments = await _read_resources(self.plan, arguments, context)
+        outgoing = request(self.plan, arguments)
+        _check_taken(outgoing, self.taken)
+        await context.continue_as_task()
+        answer = await self._send(outgoing, context)
+        about = {"upstream": self.config.name, "method": outgoing.method, "status": answer.status}
+        await context.log("debug", about)
+        if len(answer.body) > LARGE_BYTES:
+            return await asyncio.to_thread(self._result, answer)
+        return self._result(answer)
+
+    async def _send(self, outgoing: Outgoing, context: Context) -> Answer:
+        config, method = self.config, outgoing.method
+        key = await key_of(context, method, config.idempotency_key if method in KEYED else None)
+        override = config.override.get(self.name)
+        hint = None if override is None else override.idempotent
+        is_repeatable = method not in KEYED if hint is None else hint
+        keyed = with_key(replace(outgoing, is_repeatable=is_repeatable), key)
+        return await self.service.send(keyed, config.timeout_s, context.deadline)
+
+    def _result(self, answer: Answer) -> ToolResult:
+        return result_of(self.name, answer, "", self.output, lenient=True)
+
+
+async def _read_resources(
+    plan: Plan, arguments: dict[str, Any], context: Context
+) -> dict[str, Any]:
+    """Return the arguments with the contents of resources instead of the URIs that files have.
+
+    Raises:
+        ToolError: a resource does not exist.
+    """
+    body = plan.body
+    if body is None or body.kind not in ("multipart", "binary"):
+        return arguments
+    files = {name for name, member in body.encoding.items() if member.is_file}
+    if body.members is not None:
+        named = {one for one, name in body.members.items() if name in files} & arguments.keys()
+        return arguments | {
+            one: await with_resources(one, arguments[one], context) for one in named
+        }
+    if body.argument not in arguments:
+        return arguments
+    whole = arguments[body.argument]
+    if body.kind == "binary":
+        return {**arguments, body.argument: await with_resources(body.argument, whole, context)}
+    read = {one: await with_resources(one, whole[one], context) for one in files & whole.keys()}
+    return {**arguments, body.argument: {**whole, **read}}
+
+
+def _check_taken(outgoing: Outgoing, taken: frozenset[str]) -> None:
+    """Raise ToolError if an exploded object brings the name of a credential."""
+    if not taken:
+        return
+    pairs = [*outgoing.query.split("&"), *outgoing.headers.get("cookie", "").split("; ")]
+    if found := clashing({unquote_plus(pair.partition("=")[0]) for pair in pairs}, taken):
+        raise ToolError(f"{', '.join(found)}: is the gateway's own; leave it out")
+
+
+def request(plan: Plan, arguments: Mapping[str, Any]) -> Outgoing:
+    """Return the request of a call.
+
+    Raises:
+        ToolError: a value is not allowed in its place.
+    """
+    path_values: dict[str, str] = {}
+    query: list[str] = []
+    headers = {"accept": plan.accept}
+    cookies: list[str] = []
+    for parameter in plan.parameters:
+        value = arguments.get(parameter.argument)
+        if value is None:
+            if parameter.place == "path":
+                raise _empty(parameter)
+            continue
+        media_type = parameter.media_type or ""
+        if media_type == "application/json" or media_type.endswith("+json"):
+            value = json.encode(value).decode()
+        match parameter.place:
+            case "path":
+                path_values[parameter.name] = _path_value(parameter, value)
+            case "query":
+                _check_names(plan, parameter, value)
+                write = _query_quote(reserved=parameter.reserved)
+                query += in_query(parameter.name, value, parameter.style, parameter.explode, write)
+            case "querystring":
+                query.append(_whole_query(parameter, value))
+            case "header":
+                headers[parameter.name] = _header_value(parameter, value)
+            case "cookie":
+                _check_names(plan, parameter, value)
+                cookies += _cookie_pairs(parameter, value)
+    if cookies:
+        headers["cookie"] = "; ".join(cookies)
+    body: bytes | None = None
+    if plan.body is not None:
+        content = _body_value(plan.body, arguments)
+        if content is not ABSENT:
+            body, headers["content-type"] = encoded(plan.body, content)
+    path = _VARIABLE.sub(lambda found: path_values[found[1]], plan.path)
+    return Outgoing(plan.method, path, "&".join(query), headers, body)
+
+
+def _path_value(parameter: Parameter, value: Any) -> str:
+    def write(item: str) -> str:
+        return path_text(item, allow_slash=parameter.reserved)
+
+    try:
+        written = in_path(parameter.name, value, parameter.style, parameter.explode, write)
+    except ValueError as error:
+        raise ToolError(f"arguments.{parameter.argument}: {error}") from None
+    if value in ([], {}) or written in ("", ".", ".."):
+        raise _empty(parameter)
+    return written
+
+
+def _empty(parameter: Parameter) -> ToolError:
+    return ToolError(
+        f"arguments.{parameter.argument}: may not be empty, because it is part of a path"
+    )
+
+
+def _check_names(plan: Plan, parameter: Parameter, value: Any) -> None:
+    """Raise ToolError if an exploded object brings the name of another parameter, which may be
+    fixed or bounded by its schema."""
+    others = {
+        one.name
+        for one in plan.parameters
+        if one.place == parameter.place and one.name != parameter.name
+    }
+    if found := clashing(_names_of(value, parameter.style, parameter.explode), others):
+        shown = ", ".join(found)
+        raise ToolError(f"arguments.{parameter.argument}: {shown} is an argument of its own")
+
+
+def _header_value(parameter: Parameter, value: Any) -> str:
+    written = ",".join((_exploded if parameter.explode else _flat)(value, str))
+    if not _HEADER_VALUE.fullmatch(written):
+        raise ToolError(
+            f"arguments.{parameter.argument}: goes into an HTTP header and may only have visible "
+            "ASCII characters"
+        )
+    return written
+
+
+def _cookie_pairs(parameter: Parameter, value: Any) -> list[str]:
+    name, explode = parameter.name, parameter.explode
+    if parameter.style != "cookie":
+        return in_query(name, value, "form", explode, _query_quote())
+    pairs = in_query(name, value, "form", explode, str)  # OpenAPI 3.2's own style: not encoded
+    if not all(_COOKIE_VALUE.fullmatch(pair) for pair in pairs):
+        raise ToolError(
+            f"arguments.{parameter.argument}: goes into a cookie and may not have blanks, quotes "
+            "or ;"
+        )
+    return pairs
+
+
+def _whole_query(parameter: Parameter, value: Any) -> str:
+    if parameter.media_type == "application/x-www-form-urlencoded" and isinstance(value, dict):
+        return encoded(Body("form", parameter.media_type, required=True), value)[0].decode()
+    return _query_quote()(text(value))
+
+
+def _body_value(body: Body, arguments: Mapping[str, Any]) -> Any:
+    """Return the value of the body; `ABSENT` for no body."""
+    if body.members is None:
+        return arguments.get(body.argument, ABSENT)
+    members = {
+        name: arguments[argument]
+        for argument, name in body.members.items()
+        if argument in arguments
+    }
+    return members if members or body.required else ABSENT
+
+
+def encoded(body: Body, value: Any) -> tuple[bytes, str]:
+    """Return the bytes of a body and their media type.
+
+    Raises:
+        ToolError: a file's base64 is invalid, or an object in a form brings the name of another
+            member.
+    """
+    media_type = body.media_type
+    match body.kind:
+        case "json":
+            return json.encode(value), media_type
+        case "form":
+            return _form(body, value).encode(), media_type
+        case "multipart":
+            parts = [
+                part
+                for name, item in value.items()
+                for part in _parts(name, item, body.encoding.get(name, Member()))
+            ]
+            return multipart(parts, media_type.partition(";")[0])
+        case "text":
+            is_complete = "charset" in media_type.lower()
+            return value.encode(), media_type if is_complete else f"{media_type}; charset=utf-8"
+    file = file_of(body.argument, value)
+    return file.data, file.media_type or OCTETS if "*" in media_type else media_type
+
+
+def _form(body: Body, value: Mapping[str, Any]) -> str:
+    pairs: list[str] = []
+    known = value.keys() | set((body.members or {}).values())
+    for name, item in value.items():
+        member = body.encoding.get(name, Member())
+        if member.media_type is not None and isinstance(item, (dict, list)):
+            item = json.encode(item).decode()
+        brought = _names_of(item, member.style, member.explode)
+        if found := clashing(brought, known - {name}):
+            raise ToolError(f"{name}: {', '.join(found)} is an argument of its own")
+        pairs += in_query(name, item, member.style, member.explode, _query_quote())
+    return "&".join(pairs)
+
+
+def _parts(name: str, value: Any, member: Member) -> Iterator[bytes]:
+    media_type = (member.media_type or "").partition(",")[0].strip()
+    single = None if "*" in media_type else media_type or None
+    for item in _items(value):
+        if member.is_file:
+            yield file_part(name, file_of(name, item), single)
+        elif isinstance(item, (dict, list)):
+            yield text_part(name, json.encode(item), single or "application/json")
+        else:
+            yield text_part(name, text(item).encode(), single)
+
+
+def _query_quote(*, reserved: bool = False) -> Quote:
+    """Return percent-encoding for a query, with `allowReserved` or without."""
     safe = _RESERVED if reserved else ""
     return lambda value: quote(value, safe=safe)
 
 
-def in_path(name: str, value: Any, style: Style, explode: bool, quoted: Quote) -> str:
-    """A value as it stands in a path.
+def in_path(name: str, value: Any, style: Style, explode: bool, write: Quote) -> str:
+    """Return a value as it stands in a path.
 
     Args:
         name: of the parameter.
         value: its argument.
         style: `simple`, `label` or `matrix`.
         explode: whether members of an array or object stand apart.
-        quoted: percent-encodes a value.
+        write: percent-encodes a value.
     """
     if style == "matrix":
         if explode:
-            return "".join(f";{one}={item}" for one, item in _named(name, value, quoted, quoted))
-        return f";{quote(name, safe='')}={','.join(_flat(value, quoted))}"
+            return "".join(f";{one}={item}" for one, item in _named(name, value, write, write))
+        return f";{quoted(name)}={','.join(_flat(value, write))}"
     if style == "label":
         return "." + (
-            ".".join(_exploded(value, quoted)) if explode else ",".join(_flat(value, quoted))
+            ".".join(_exploded(value, write)) if explode else ",".join(_flat(value, write))
         )
-    return ",".join(_exploded(value, quoted) if explode else _flat(value, quoted))
+    return ",".join(_exploded(value, write) if explode else _flat(value, write))
 
 
-def in_header(value: Any, explode: bool) -> str:
-    """A value in a header, which has one style: `simple`, and is not percent-encoded."""
-    return ",".join(_exploded(value, str) if explode else _flat(value, str))
-
-
-def in_query(name: str, value: Any, style: Style, explode: bool, quoted: Quote) -> list[str]:
-    """A value as `name=value` pairs.
+def in_query(name: str, value: Any, style: Style, explode: bool, write: Quote) -> list[str]:
+    """Return a value as `name=value` pairs.
 
     Args:
         name: of the parameter.
         value: its argument.
         style: of a query, a form or, `form`, of cookies.
         explode: whether members of an array or object are parameters of their own.
-        quoted: percent-encodes a value.
+        write: percent-encodes a value.
     """
     if value is None or value in ([], {}):
         return []
     if style == "deepObject":
-        return list(_deep(_quoted_name(name), value, quoted))
+        return list(_deep(quoted(name), value, write))
     if explode and style == "form":
-        return [f"{one}={item}" for one, item in _named(name, value, quoted, _quoted_name)]
+        return [f"{one}={item}" for one, item in _named(name, value, write, quoted)]
     if explode and isinstance(value, list):  # delimited and exploded is what `form` has
-        return [f"{_quoted_name(name)}={quoted(text(one))}" for one in value]
-    return [f"{_quoted_name(name)}={_DELIMITERS.get(style, ',').join(_flat(value, quoted))}"]
+        return [f"{quoted(name)}={write(text(one))}" for one in value]
+    return [f"{quoted(name)}={_DELIMITERS.get(style, ',').join(_flat(value, write))}"]
 
 
-def names_of(value: Any, style: Style, explode: bool) -> frozenset[str]:
-    """The names that an object brings with it in a query, a form or cookies,
-    instead of its parameter's."""
+def _names_of(value: Any, style: Style, explode: bool) -> frozenset[str]:
+    """Return the names that an object brings instead of its parameter's."""
     is_flat = explode and style in ("form", "cookie") and isinstance(value, dict)
     return frozenset(value) if is_flat else frozenset()
 
@@ -106,269 +427,52 @@ def _folded(name: str) -> str:
     return re.sub(r"[\s._\-\[]", "_", unicodedata.normalize("NFKC", name).casefold().strip())
 
 
-def _deep(name: str, value: Any, quoted: Quote) -> Iterator[str]:
-    items = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else None
-    )
-    if items is None:
-        if value is not None:
-            yield f"{name}={quoted(text(value))}"
-        return
-    for key, item in items:
-        yield from _deep(f"{name}%5B{quote(str(key), safe='')}%5D", item, quoted)
+def _deep(name: str, value: Any, write: Quote) -> Iterator[str]:
+    if isinstance(value, (dict, list)):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _deep(f"{name}%5B{quoted(str(key))}%5D", item, write)
+    elif value is not None:
+        yield f"{name}={write(text(value))}"
 
 
-def _quoted_name(name: str) -> str:
-    return quote(name, safe="")
-
-
-def _flat(value: Any, quoted: Quote) -> list[str]:
-    """`R,100,G,200`, `blue,black` or `blue`, before it is joined."""
+def _flat(value: Any, write: Quote) -> list[str]:
+    """Return `R,100,G,200`, `blue,black` or `blue`, before it is joined."""
     if isinstance(value, dict):
         return [
-            quoted(one)
+            write(one)
             for name, item in value.items()
             if item is not None
             for one in (name, text(item))
         ]
     if isinstance(value, list):
-        return [quoted(text(item)) for item in value if item is not None]
-    return [quoted(text(value))]
+        return [write(text(item)) for item in value if item is not None]
+    return [write(text(value))]
 
 
-def _exploded(value: Any, quoted: Quote) -> list[str]:
-    """`R=100`, `G=200`; or as `_flat`."""
+def _exploded(value: Any, write: Quote) -> list[str]:
+    """Return `R=100`, `G=200`; or as `_flat`."""
     if isinstance(value, dict):
         return [
-            f"{quoted(name)}={quoted(text(item))}"
-            for name, item in value.items()
-            if item is not None
+            f"{write(name)}={write(text(item))}" for name, item in value.items() if item is not None
         ]
-    return _flat(value, quoted)
+    return _flat(value, write)
 
 
-def _named(name: str, value: Any, quoted: Quote, key_quoted: Quote) -> list[tuple[str, str]]:
-    """Pairs: the members of an object, or the name with each item."""
-    if isinstance(value, dict):
-        return [
-            (key_quoted(key), quoted(text(item)))
-            for key, member in value.items()
-            for item in _several(member)
-        ]
-    return [(_quoted_name(name), quoted(text(item))) for item in _items(value)]
+def _named(name: str, value: Any, write: Quote, write_key: Quote) -> list[tuple[str, str]]:
+    """Return pairs: the members of an object, or the name with each item. A list of plain values
+    in an object is repeated like a list that is a parameter of its own."""
+    if not isinstance(value, dict):
+        return [(quoted(name), write(text(item))) for item in _items(value)]
+    return [
+        (write_key(key), write(text(item)))
+        for key, member in value.items()
+        for item in (_items(member) if _is_plain(member) else [member])
+    ]
 
 
-def _several(member: Any) -> list[Any]:
-    """What a member of an exploded object is written as: a list of plain values is repeated, as one
-    that is a parameter of its own."""
-    is_plain = isinstance(member, list) and not any(isinstance(one, (list, dict)) for one in member)
-    return _items(member) if is_plain else [member]
+def _is_plain(member: Any) -> bool:
+    return isinstance(member, list) and not any(isinstance(one, (list, dict)) for one in member)
 
 
 def _items(value: Any) -> list[Any]:
     return [one for one in (value if isinstance(value, list) else [value]) if one is not None]
-
-
-def encoded(body: Body, value: Any) -> tuple[bytes, str]:
-    """The bytes of a body and their media type.
-
-    Raises:
-        ToolError: a file's base64 is none, or an object in a form has a name that another member
-            has.
-    """
-    match body.kind:
-        case "json":
-            return json.encode(value), body.media_type
-        case "form":
-            return _form(body, value).encode(), body.media_type
-        case "multipart":
-            return _multipart(body, value)
-        case "text":
-            return value.encode(), _with_charset(body.media_type)
-    file = file_of(body.argument, value)
-    named = "*" not in body.media_type
-    return file.data, body.media_type if named else file.media_type or OCTETS
-
-
-def _with_charset(media_type: str) -> str:
-    return media_type if "charset" in media_type.lower() else f"{media_type}; charset=utf-8"
-
-
-def _form(body: Body, value: Mapping[str, Any]) -> str:
-    quoted = query_quote(reserved=False)
-    pairs: list[str] = []
-    known = value.keys() | set((body.members or {}).values())
-    for name, item in value.items():
-        how = body.encoding.get(name, Member())
-        if how.media_type is not None and isinstance(item, (dict, list)):
-            item = json.encode(item).decode()
-        brought = names_of(item, how.style, how.explode)
-        if found := clashing(brought, known - {name}):
-            raise ToolError(f"{name}: {', '.join(found)} is an argument of its own")
-        pairs += in_query(name, item, how.style, how.explode, quoted)
-    return "&".join(pairs)
-
-
-def _multipart(body: Body, value: Mapping[str, Any]) -> tuple[bytes, str]:
-    parts = [
-        part
-        for name, item in value.items()
-        for part in _parts(name, item, body.encoding.get(name, Member()))
-    ]
-    return multipart(parts, body.media_type.partition(";")[0])
-
-
-def _parts(name: str, value: Any, how: Member) -> Iterator[bytes]:
-    for item in value if isinstance(value, list) else [value]:
-        if item is None:
-            continue
-        if how.is_file:
-            yield file_part(name, file_of(name, item), _single(how.media_type))
-        elif isinstance(item, (dict, list)):
-            kind = _single(how.media_type) or "application/json"
-            yield text_part(name, json.encode(item), kind)
-        else:
-            yield text_part(name, text(item).encode(), _single(how.media_type))
-
-
-def _single(media_type: str | None) -> str | None:
-    """A media type, if one is named and not a choice of several."""
-    first = (media_type or "").partition(",")[0].strip()
-    return None if not first or "*" in first else first
-
-
-_VARIABLE: Final = re.compile(r"\{([^{}]*)\}")
-_HEADER_VALUE: Final = re.compile(r"(?:[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?)?")
-_COOKIE_VALUE: Final = re.compile(r"[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e,]*")
-
-
-def request(plan: Plan, arguments: Mapping[str, Any]) -> Outgoing:
-    """The request of a call.
-
-    Raises:
-        ToolError: a value cannot stand where it has to go.
-    """
-    path_values: dict[str, str] = {}
-    query: list[str] = []
-    headers = {"accept": plan.accept}
-    cookies: list[str] = []
-    for parameter in plan.parameters:
-        value = arguments.get(parameter.argument)
-        if value is None:
-            if parameter.place == "path":
-                raise _empty(parameter)
-            continue
-        if parameter.media_type is not None:
-            value = _written(parameter.media_type, value)
-        match parameter.place:
-            case "path":
-                path_values[parameter.name] = _in_path(parameter, value)
-            case "query":
-                _check_names(plan, parameter, value)
-                quoted = query_quote(parameter.reserved)
-                query += in_query(parameter.name, value, parameter.style, parameter.explode, quoted)
-            case "querystring":
-                query.append(_whole_query(parameter, value))
-            case "header":
-                headers[parameter.name] = _in_header(parameter, value)
-            case "cookie":
-                _check_names(plan, parameter, value)
-                cookies += _in_cookies(parameter, value)
-    if cookies:
-        headers["cookie"] = "; ".join(cookies)
-    body: bytes | None = None
-    if plan.body is not None:
-        sent = _body(plan.body, arguments)
-        if sent is not ABSENT:
-            body, headers["content-type"] = encoded(plan.body, sent)
-    path = _VARIABLE.sub(lambda found: path_values[found[1]], plan.path)
-    return Outgoing(plan.method, path, [], headers, body, "&".join(query))
-
-
-def _written(media_type: str, value: Any) -> Any:
-    is_json = media_type == "application/json" or media_type.endswith("+json")
-    return json.encode(value).decode() if is_json else value
-
-
-def _in_path(parameter: Parameter, value: Any) -> str:
-    def quoted(one: str) -> str:
-        return path_text(one, allow_slash=parameter.reserved)
-
-    try:
-        written = in_path(parameter.name, value, parameter.style, parameter.explode, quoted)
-    except ValueError as error:
-        raise ToolError(f"arguments.{parameter.argument}: {error}") from None
-    if value in ([], {}) or written in ("", ".", ".."):
-        raise _empty(parameter)
-    return written
-
-
-def _empty(parameter: Parameter) -> ToolError:
-    return ToolError(
-        f"arguments.{parameter.argument}: may not be empty, because it is part of a path"
-    )
-
-
-def _check_names(plan: Plan, parameter: Parameter, value: Any) -> None:
-    """An object that is exploded brings names of its own, of which none may be that of another
-    parameter: that one may be fixed, or bounded by its schema.
-
-    Raises:
-        ToolError
-    """
-    others = {
-        one.name
-        for one in plan.parameters
-        if one.place == parameter.place and one.name != parameter.name
-    }
-    brought = names_of(value, parameter.style, parameter.explode)
-    if found := clashing(brought, others):
-        shown = ", ".join(found)
-        raise ToolError(f"arguments.{parameter.argument}: {shown} is an argument of its own")
-
-
-def _in_header(parameter: Parameter, value: Any) -> str:
-    written = in_header(value, parameter.explode)
-    if not _HEADER_VALUE.fullmatch(written):
-        raise ToolError(
-            f"arguments.{parameter.argument}: goes into an HTTP header and may only have visible "
-            "ASCII characters"
-        )
-    return written
-
-
-def _in_cookies(parameter: Parameter, value: Any) -> list[str]:
-    if parameter.style != "cookie":
-        return in_query(
-            parameter.name, value, "form", parameter.explode, query_quote(reserved=False)
-        )
-    # OpenAPI 3.2's own style: as the service reads it, not encoded
-    pairs = in_query(parameter.name, value, "form", parameter.explode, str)
-    if not all(_COOKIE_VALUE.fullmatch(pair) for pair in pairs):
-        raise ToolError(
-            f"arguments.{parameter.argument}: goes into a cookie and may not have blanks, quotes "
-            "or ;"
-        )
-    return pairs
-
-
-def _whole_query(parameter: Parameter, value: Any) -> str:
-    if parameter.media_type == "application/x-www-form-urlencoded" and isinstance(value, dict):
-        return encoded(Body("form", parameter.media_type, required=True), value)[0].decode()
-    return query_quote(reserved=False)(text(value))
-
-
-def _body(body: Body, arguments: Mapping[str, Any]) -> Any:
-    """What is sent as the body, before it is written; `ABSENT` for none."""
-    if body.members is None:
-        return arguments.get(body.argument, ABSENT)
-    members = {
-        name: arguments[argument]
-        for argument, name in body.members.items()
-        if argument in arguments
-    }
-    return members if members or body.required else ABSENT

@@ -1,9 +1,9 @@
-"""Schemas of documents as JSON Schema 2020-12, with what they refer to in `$defs`.
+"""Schemas of documents as JSON Schema 2020-12, with the targets of their references in `$defs`.
 
 OpenAPI 3.0 and Swagger 2.0 have a dialect of their own (`nullable`, a boolean `exclusiveMinimum`,
-siblings of `$ref` without a meaning); 3.1 and later have 2020-12. Each schema that a reference
-leads to is converted once and carried by those tools alone that reach it. `$id`, examples and
-constants are data here: nothing in them is resolved.
+siblings of `$ref` without a meaning); 3.1 and later have 2020-12. Each target of a reference is
+converted once, and is part of the tools that reach it. `$id`, examples and constants are data:
+nothing in them is resolved.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
-from roundgate.backends.openapi.references import Place, References
+from roundgate.backends.openapi.documents import Place, References, reference_in
 from roundgate.errors import DanglingReference, UnusableOperation
 from roundgate.protocol import Schema
 
@@ -43,7 +43,7 @@ _CLOSED: Final = ("additionalProperties", "unevaluatedProperties")
 _ABOUT: Final = frozenset(
     {"description", "title", "default", "example", "nullable", "readOnly", "writeOnly"}
 )
-"""What may stand beside `allOf` where it does nothing but carry one reference."""
+"""Keywords beside an `allOf` that only carries one reference."""
 _NUMBERS: Final = ("multipleOf", "maximum", "minimum", "exclusiveMaximum", "exclusiveMinimum")
 _COUNTS: Final = (
     *("maxLength", "minLength", "maxItems", "minItems", "maxProperties", "minProperties"),
@@ -52,15 +52,15 @@ _COUNTS: Final = (
 _MAX_EXAMPLE: Final = 100
 MAX_DEPTH: Final = 60
 MAX_COMPOSED: Final = 100
-"""How many of the schemas that apply together (`$ref`, `allOf`) are examined."""
+"""Schemas that apply together (`$ref`, `allOf`) and are examined."""
 _LITERAL: Final = re.compile(r"/(\^.*|.*\$)/[a-z]*", re.DOTALL)
 _NAME: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 @dataclass(slots=True)
 class Schemas:
-    """The schemas of one description, for requests or for answers: a request has no `readOnly`
-    members, an answer no `writeOnly` ones."""
+    """The schemas of one description, for requests, which have no `readOnly` members, or for
+    answers, which have no `writeOnly` ones."""
 
     references: References
     is_old: Callable[[str], bool]
@@ -73,10 +73,10 @@ class Schemas:
     _reasons: dict[Place, DanglingReference] = field(default_factory=dict)
 
     def convert(self, uri: str, schema: Any) -> tuple[Any, frozenset[Place]]:
-        """A schema that stands in the document at `uri`, and what it refers to.
+        """Return a schema of the document at `uri`, and the targets of its references.
 
         Raises:
-            UnusableOperation
+            UnusableOperation: the schema is invalid, or nested too deeply.
         """
         uses: set[Place] = set()
         try:
@@ -85,10 +85,10 @@ class Schemas:
             raise UnusableOperation("the schema is nested too deeply") from None
 
     def definitions(self, uses: frozenset[Place]) -> Json:
-        """`$defs` for a schema that refers to these: they, and all that they refer to themselves.
+        """Return `$defs` for a schema with these targets: they, and all that they reach.
 
         Raises:
-            UnusableOperation
+            UnusableOperation: as `convert`.
         """
         found = {self._name(place): schema for place, schema, _ in self._reached(uses)}
         return dict(sorted(found.items()))
@@ -100,7 +100,7 @@ class Schemas:
         `uses`, each with the place that holds it.
 
         Raises:
-            UnusableOperation
+            UnusableOperation: as `convert`.
         """
         schemas = [(here, uses), *((place, more) for place, _, more in self._reached(uses))]
         return [
@@ -132,8 +132,8 @@ class Schemas:
         return self._converted[place]
 
     def _name(self, place: Place) -> str:
-        """A name in `$defs`: the last step of the pointer, with a digest where another
-        schema has that already."""
+        """Return a name in `$defs`: the last step of the pointer, with a digest if another schema
+        has that name."""
         if place not in self._named:
             last = (
                 place.pointer.rpartition("/")[2] or place.uri.rpartition("/")[2].partition(".")[0]
@@ -172,7 +172,7 @@ class Schemas:
                 return pointed | self._words(uri, schema, uses, depth, hidden)
             if isinstance(schema.get("description"), str):
                 pointed["description"] = schema["description"]
-            # says nothing there by the specification, and is written there by many
+            # many documents have it there, where it has no meaning by the specification
             return _or_null(pointed) if schema.get("nullable") is True else pointed
         made = self._words(uri, schema, uses, depth, hidden)
         return _old_words(schema, made) if self.is_old(uri) else made
@@ -189,23 +189,23 @@ class Schemas:
 
     def _is_dangling(self, uri: str, schema: Any, uses: set[Place]) -> bool:
         """Return whether a schema is a dangling reference, and record it."""
-        if not (isinstance(schema, dict) and isinstance(schema.get("$ref"), str)):
+        if (reference := reference_in(schema)) is None:
             return False
         try:
-            self.references.resolve(uri, schema["$ref"])
+            self.references.resolve(uri, reference)
         except DanglingReference as error:
-            self._note(uri, schema["$ref"], error, uses)
+            self._note(uri, reference, error, uses)
             return True
         return False
 
     def _part(
         self, uri: str, schema: Any, uses: set[Place], depth: int, hidden: frozenset[str]
     ) -> Any:
-        """One of `allOf`: what it says of itself alone does not hold for the whole."""
-        if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
+        """Convert a member of `allOf` without the keywords that hold for the member alone."""
+        if (reference := reference_in(schema)) is not None:
             if self._is_dangling(uri, schema, uses):
                 return {}
-            place, target = self.references.resolve(uri, schema["$ref"])
+            place, target = self.references.resolve(uri, reference)
             if _as_part(target) != target:
                 return self._pointing(place._replace(is_part=True), uses)
         return self._convert(uri, _as_part(schema), uses, depth, hidden)
@@ -295,17 +295,17 @@ class Schemas:
                 continue
             seen.add(id(one))
             yield where, one
-            if isinstance(one.get("$ref"), str):
+            if (reference := reference_in(one)) is not None:
                 with suppress(DanglingReference):
-                    place, target = self.references.resolve(where, one["$ref"])
+                    place, target = self.references.resolve(where, reference)
                     waiting.append((place.uri, target))
             parts = one.get("allOf")
             waiting += [(where, part) for part in parts] if isinstance(parts, list) else []
             waiting.append((where, beside_null(one)))
 
     def _tell_apart(self, uri: str, schema: Json, made: Json) -> None:
-        """`discriminator` has no meaning in 2020-12: a mapping becomes the values that choose each
-        alternative. Without one a value that several allow is chosen by what nobody tells here."""
+        """Write the mapping of a `discriminator`, which 2020-12 does not have, as the values that
+        select each alternative. Without a mapping several alternatives may match."""
         told = schema.get("discriminator")
         if not isinstance(told, dict):
             return
@@ -318,27 +318,22 @@ class Schemas:
             for given, alternative in zip(
                 schema.get(word) or (), made.get(word) or (), strict=False
             ):
-                if not (isinstance(given, dict) and isinstance(given.get("$ref"), str)):
+                if (reference := reference_in(given)) is None:
                     continue
-                values = [
-                    value for value, to in told["mapping"].items() if _same(to, given["$ref"])
-                ]
+                values = [value for value, to in told["mapping"].items() if _same(to, reference)]
                 if values and isinstance(name, str) and isinstance(alternative, dict):
                     alternative["properties"] = {name: {"enum": values}}
                     alternative["required"] = [name]
 
     def _can_match(self, pattern: str) -> bool:
-        """Whether the validator knows the pattern: some of ECMAScript, and much that is
-        none, it does not; one between slashes (`/^a$/i`) is a literal of JavaScript,
-        whose slashes no value has."""
+        """Return whether the validator knows the pattern, which it may not. A pattern between
+        slashes (`/^a$/i`) is a literal of JavaScript, and no value has the slashes."""
         if _LITERAL.fullmatch(pattern):
             return False
         if pattern not in self._patterns:
-            try:
+            self._patterns[pattern] = False
+            with suppress(ValueError):
                 Schema.compile({"pattern": pattern})
-            except ValueError:
-                self._patterns[pattern] = False
-            else:
                 self._patterns[pattern] = True
         return self._patterns[pattern]
 
@@ -369,7 +364,7 @@ def _requires(schema: Mapping[str, Any]) -> bool:
 
 
 def _has_parts(schema: Json) -> bool:
-    """Whether `allOf` puts several things together, and is not one reference with a description."""
+    """Return whether `allOf` combines schemas, and is not one reference with a description."""
     parts = schema.get("allOf")
     if not isinstance(parts, list):
         return False
@@ -377,9 +372,8 @@ def _has_parts(schema: Json) -> bool:
 
 
 def _as_part(schema: Any) -> Any:
-    """A schema as a part of another, which has more members than it knows, and need not be one of
-    those that it lists as its kinds: generators write `additionalProperties: false` and the kinds
-    of a base into the base all the same."""
+    """Return a schema without the keywords that exclude other members or list the kinds of a base.
+    Generators write `additionalProperties: false` and the kinds of a base into the base itself."""
     if not isinstance(schema, dict):
         return schema
     without = {word for word in _CLOSED if schema.get(word) is False}
@@ -424,8 +418,8 @@ def _drop_what_is_no_schema(made: Json) -> None:
 
 
 def _have_enum_and_type_agree(made: Json) -> None:
-    """YAML reads `enum: [1, 2]` of texts as numbers, and some generators give the names of an enum
-    of integers: without this no value would be one."""
+    """Make an enum valid whose values have another type: YAML reads `enum: [1, 2]` of texts as
+    numbers, and some generators write the names of an enum of integers."""
     if "enum" not in made or "type" not in made:
         return
     kinds = made["type"] if isinstance(made["type"], list) else [made["type"]]
@@ -444,12 +438,12 @@ def _is_of(kind: str, value: Any) -> bool:
 
 
 def _known_by(value: Any) -> str:
-    """Text that equal values have, and no others: `1` is not `true`, as it is to Python."""
+    """Return a key that is equal for equal values only: to Python `1` is `True`."""
     return json.dumps(value, sort_keys=True)
 
 
 def _examples(schema: Json) -> Json:
-    """Short ones: they help a model, and long ones cost it more than they help."""
+    """Return the first short examples; long ones cost a model more than they help."""
     given = schema.get("examples", [schema["example"]] if "example" in schema else [])
     if not isinstance(given, list):
         return {}
@@ -460,7 +454,7 @@ def _examples(schema: Json) -> Json:
 
 
 def _old_words(schema: Json, made: Json) -> Json:
-    """What OpenAPI 3.0 and Swagger 2.0 say in other words."""
+    """Translate the dialect of OpenAPI 3.0 and Swagger 2.0."""
     for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         if schema.get(exclusive) is True and bound in made:
             made[exclusive] = made.pop(bound)
@@ -485,5 +479,6 @@ def _or_null(made: Json) -> Json:
 
 
 def _same(mapped: Any, reference: str) -> bool:
-    """A mapping has references or the names of schemas."""
+    """Return whether an entry of a mapping, a reference or the name of a schema, means a
+    reference."""
     return isinstance(mapped, str) and (mapped == reference or reference.endswith(f"/{mapped}"))

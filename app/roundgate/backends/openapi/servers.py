@@ -3,7 +3,6 @@
 Requests carry credentials, so a document alone cannot choose their destination. They go to
 `base_url`, to `origins`, and without `base_url` to the origin that the document came from. A
 document from a file has no origin: its first server is used if that is on the public internet.
-`base_url_for` says the same of a document for which nothing is configured yet.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
 
-from roundgate.backends.openapi import sources, swagger2
+from roundgate.backends.openapi import documents, swagger2
 from roundgate.errors import UnreadableDocument, UnusableOperation
 from roundgate.net.addresses import host_of, is_public, origin_of
 
@@ -24,23 +23,22 @@ _USABLE: Final = re.compile(r"https?://[^/?#\s@%\\]+(?:/[^?#\s\\]*)?")
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Chooses among them by the configuration."""
+    """Selects the server by the configuration."""
 
     base_url: str | None
     variables: Mapping[str, str] = field(default_factory=dict)
     origins: Sequence[str] = ()
 
     def of(self, own: Any, of_document: Any, document_uri: str) -> str:
-        """The base URL for an operation.
+        """Return the base URL for an operation.
 
         Args:
             own: `servers` of the operation, or of its path.
             of_document: `servers` of the document.
-            document_uri: what relative URLs are relative to.
+            document_uri: the base of relative URLs.
 
         Raises:
-            UnusableOperation: there is none, or it is at an origin that the
-                configuration does not name.
+            UnusableOperation: there is no server, or requests may not go to its origin.
         """
         if own:
             url = self.first(own, document_uri)
@@ -100,7 +98,6 @@ class Servers:
         return url.rstrip("/")
 
     def _remedy(self) -> str:
-        """With a base URL it is about servers of one operation, for which that does not hold."""
         if self.base_url is None:
             return "set `base_url`"
         return "correct the operation's `servers` with an overlay"
@@ -148,7 +145,7 @@ def base_url_for(raw: bytes, name: str, otherwise: str) -> tuple[str, str] | Non
     Raises:
         UnreadableDocument: the file is no OpenAPI document.
     """
-    value = sources.parsed(raw, name)
+    value = documents.parsed(raw, name)
     if not isinstance(value, dict) or not ({"openapi", "swagger"} & value.keys()):
         raise UnreadableDocument(
             f"{name} is no OpenAPI document: it says neither `openapi` nor `swagger`"

@@ -10,44 +10,17 @@ from typing import Any, Final
 _FORM: Final = "application/x-www-form-urlencoded"
 _MULTIPART: Final = "multipart/form-data"
 _OF_SCHEMA: Final = (
-    *(
-        "type",
-        "format",
-        "items",
-        "default",
-        "maximum",
-        "exclusiveMaximum",
-        "minimum",
-        "exclusiveMinimum",
-        "maxLength",
-    ),
-    *(
-        "minLength",
-        "pattern",
-        "maxItems",
-        "minItems",
-        "uniqueItems",
-        "enum",
-        "multipleOf",
-        "x-nullable",
-        "x-example",
-    ),
+    *("type", "format", "items", "default", "maximum", "exclusiveMaximum", "minimum"),
+    *("exclusiveMinimum", "maxLength", "minLength", "pattern", "maxItems", "minItems"),
+    *("uniqueItems", "enum", "multipleOf", "x-nullable", "x-example"),
 )
 _FORMATS: Final[Mapping[str, tuple[str, bool]]] = MappingProxyType(
     {"ssv": ("spaceDelimited", False), "pipes": ("pipeDelimited", False), "multi": ("form", True)}
 )
-_FLOWS: Final = MappingProxyType(
-    {
-        "implicit": "implicit",
-        "password": "password",
-        "application": "clientCredentials",
-        "accessCode": "authorizationCode",
-    }
-)
 
 
 def servers(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What `schemes`, `host` and `basePath` say; https first."""
+    """Return the servers by `schemes`, `host` and `basePath`, https first."""
     base = str(document.get("basePath") or "/").rstrip("/")
     host = str(document.get("host") or "").rpartition("://")[2].rstrip("/")
     if not host:
@@ -59,7 +32,7 @@ def servers(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def security_schemes(document: Mapping[str, Any]) -> dict[str, Any]:
-    """`securityDefinitions`."""
+    """Return the schemes of `securityDefinitions`. Flows of OAuth 2.0 stay as they are."""
     return {name: _scheme(one) for name, one in (document.get("securityDefinitions") or {}).items()}
 
 
@@ -68,24 +41,13 @@ def _scheme(scheme: Any) -> Any:
         return scheme
     if scheme.get("type") == "basic":
         return {**scheme, "type": "http", "scheme": "basic"}
-    if scheme.get("type") == "oauth2":
-        flow = _FLOWS.get(str(scheme.get("flow")), "implicit")
-        return {
-            "type": "oauth2",
-            "flows": {flow: {"scopes": scheme.get("scopes") or {}, **_urls(scheme)}},
-        }
     return scheme
-
-
-def _urls(scheme: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: scheme[name] for name in ("authorizationUrl", "tokenUrl") if name in scheme}
 
 
 def operation(
     operation: Mapping[str, Any], parameters: list[dict[str, Any]], document: Mapping[str, Any]
 ) -> Any:
-    """An operation whose parameters have been looked up: those in body and form
-    become its `requestBody`."""
+    """Return an operation whose resolved parameters in body and form are its `requestBody`."""
     consumes = operation.get("consumes") or document.get("consumes") or []
     produces = operation.get("produces") or document.get("produces") or ["application/json"]
     made: dict[str, Any] = {key: value for key, value in operation.items() if key != "parameters"}
@@ -119,14 +81,15 @@ def _response(response: Any, produces: list[str]) -> Any:
 
 
 def schema_of(parameter: Mapping[str, Any]) -> Any:
-    """Of a parameter, whichever version's words it has: `type` beside its name, or `schema`."""
+    """Return the schema of a parameter of any version: `schema`, or `type` beside its name."""
     if "schema" in parameter and "type" not in parameter:
         return parameter["schema"]
     return {word: parameter[word] for word in _OF_SCHEMA if word in parameter}
 
 
 def _style(parameter: Mapping[str, Any]) -> dict[str, Any]:
-    """`collectionFormat`; tabs, which no style of OpenAPI 3 has, are written as commas are."""
+    """Return the style of a `collectionFormat`; tabs, for which OpenAPI 3 has no style, become
+    commas."""
     if parameter.get("type") != "array":
         return {}
     usual = "simple" if parameter.get("in") in ("path", "header") else "form"

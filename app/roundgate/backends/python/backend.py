@@ -1,4 +1,4 @@
-"""Python functions as tools, prompts and resources: a module whose functions wear the
+"""Python functions as tools, prompts and resources: the functions of a module that have the
 decorators of `declare`."""
 
 from __future__ import annotations
@@ -9,29 +9,33 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 import roundgate
+from roundgate import declare
 from roundgate.aio import Threads
 from roundgate.auth import Principal
-from roundgate.backends import declare, returned
+from roundgate.backends import returned
 from roundgate.backends.base import Complete, Offering, Prompt, Resource, Shared, Tool
-from roundgate.backends.declare import (
+from roundgate.backends.config import BackendConfig
+from roundgate.backends.python import modules
+from roundgate.backends.python.modules import Modules
+from roundgate.backends.returned import ToolReturn
+from roundgate.backends.signature import Signature, describe
+from roundgate.declare import (
     Completer,
     Declaration,
     Options,
     PromptDeclaration,
     ResourceDeclaration,
     ToolDeclaration,
+    declarations_of,
 )
-from roundgate.backends.python import modules
-from roundgate.backends.python.config import PythonBackendConfig
-from roundgate.backends.python.modules import Modules
-from roundgate.backends.python.remarks import declared_in
-from roundgate.backends.returned import ToolReturn
-from roundgate.backends.signature import Signature, describe
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound, ToolError
 from roundgate.observability import innermost
 from roundgate.protocol import (
@@ -46,13 +50,41 @@ from roundgate.replay import Context, SyncContext
 from roundgate.settings import Origin
 
 
+class PythonBackendConfig(BackendConfig):
+    """A module whose functions wear @tool, @prompt and @resource."""
+
+    kind: Literal["python"]
+    path: str | None = Field(None, description="Python file, relative to gateway.yaml.")
+    module: str | None = Field(
+        None, description="Dotted name of an importable module, instead of path."
+    )
+
+    @property
+    def module_name(self) -> str:
+        """Its name in `sys.modules`."""
+        return self.module or f"roundgate_backend_{self.name}"
+
+    @property
+    def packed_files(self) -> tuple[str, ...]:
+        return () if self.path is None else (self.path,)
+
+    @property
+    def packed_modules(self) -> tuple[str, ...]:
+        return () if self.module is None else (self.module,)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> PythonBackendConfig:
+        if (self.path is None) == (self.module is None):
+            raise ValueError("give either path (a file) or module (a dotted name)")
+        return self
+
+
 class PythonBackend:
-    """One module. Plain functions run in threads, as many as `threads` lets; async
-    ones in the event loop."""
+    """The back end of one module. Plain functions run in threads, async ones in the event loop."""
 
     def __init__(self, config: PythonBackendConfig, origin: Origin, shared: Shared) -> None:
-        """Imports the module, in the thread that serves: what a module makes may
-        belong to its thread (sqlite3).
+        """Import the module in the thread that serves, because its objects may belong to a thread
+        (sqlite3).
 
         Raises:
             ConfigError: it cannot be imported.
@@ -63,14 +95,14 @@ class PythonBackend:
         self._module = self._import(shared.modules)
 
     async def offer(self) -> Offering:
-        """What the module declares, in the order in which it defines it."""
+        """Return what the module declares, in the order of its definitions."""
         tools: list[Tool] = []
         prompts: list[Prompt] = []
         resources: list[Resource] = []
         problems: list[Problem] = []
         for function, declaration in declared_in(self._module):
-            if declaration.faults:
-                problems += self._faults(function, declaration)
+            if faults := self._faults(function, declaration):
+                problems += faults
                 continue
             try:
                 callee = Callee(function, describe(function), self._threads)
@@ -87,8 +119,7 @@ class PythonBackend:
             raise ConfigError(problems)
         return Offering(tools, prompts, resources)
 
-    async def aclose(self) -> None:
-        """Nothing is held."""
+    async def aclose(self) -> None: ...
 
     def _import(self, loaded: Modules) -> ModuleType:
         base = self._origin.base_dir
@@ -110,16 +141,22 @@ class PythonBackend:
                 [problem if at is None else replace(problem, file=at[0], line=at[1])]
             ) from error
 
-    def _faults(self, function: Callable[..., Any], declaration: Declaration) -> Iterator[Problem]:
-        """What is wrong with the arguments of a decorator, at its line."""
-        for fault in declaration.faults:
-            if declaration.place is None:
-                place = self._origin.problem(fault.message, fault.remedy)
-            else:
-                file, line = declaration.place
-                place = Problem(file, "", fault.message, fault.remedy, line)
-            name = getattr(function, "__name__", type(function).__name__)
-            yield replace(place, path=f"{name}(): @{fault.decorator}({fault.argument}=…)")
+    def _faults(self, function: Callable[..., Any], declaration: Declaration) -> list[Problem]:
+        """Return a problem for each option with a wrong value, at the line of the decorator."""
+        decorator, options = _DECORATORS[type(declaration)]
+        try:
+            _adapter(options).validate_python(declaration.options)
+        except ValidationError as error:
+            found = {str(one["loc"][0]): one["msg"] for one in reversed(error.errors())}
+        else:
+            return []
+        name = getattr(function, "__name__", type(function).__name__)
+        file, line = declaration.place
+        remedy = "correct it, or leave it out: see `roundgate docs reference`"
+        return [
+            Problem(file, f"{name}(): @{decorator}({option}=…)", message, remedy, line)
+            for option, message in found.items()
+        ]
 
     def _declaration_problem(self, function: Callable[..., Any], error: Exception) -> Problem:
         code = getattr(inspect.unwrap(function), "__code__", None)
@@ -131,16 +168,27 @@ class PythonBackend:
         return Problem(code.co_filename, f"{name}()", message, remedy, code.co_firstlineno)
 
 
+def declared_in(module: ModuleType) -> Iterator[tuple[Callable[..., Any], Declaration]]:
+    """Yield the decorated functions of a module with their declarations, in the order of the
+    module."""
+    seen: set[int] = set()
+    for value in list(vars(module).values()):
+        if id(value) not in seen:
+            seen.add(id(value))
+            for declaration in declarations_of(value):
+                yield value, declaration
+
+
 @dataclass(frozen=True, slots=True)
 class Callee:
-    """A function, what is known of it, and how to call it without blocking the event loop."""
+    """A function that is called without blocking the event loop."""
 
     function: Callable[..., Any]
     signature: Signature
     threads: Threads
 
     async def __call__(self, context: Context, keywords: dict[str, Any]) -> Any:
-        """Its return value; keywords are bound already."""
+        """Return its value; `keywords` are bound already."""
         if self.signature.is_async:
             if self.signature.takes_context:
                 keywords[self.signature.takes_context] = context
@@ -223,6 +271,8 @@ def _prompt(callee: Callee, declaration: PromptDeclaration) -> Prompt:
 
 def _resource(callee: Callee, declaration: ResourceDeclaration) -> Resource:
     signature, options = callee.signature, declaration.options
+    if not isinstance(declaration.uri, str) or not declaration.uri.strip():
+        raise TypeError("the URI of a resource has to be a text")
     template = UriTemplate.parse(declaration.uri)
     names = [p.name for p in signature.parameters]
     if not signature.takes_any and set(names) != set(template.variables):
@@ -295,8 +345,7 @@ def _check_names(what: str, given: Mapping[str, Any], known: Sequence[str]) -> N
 
 
 def _place(error: BaseException) -> str:
-    """Where a module that is being imported went wrong: ` (tools.py:12)`; nothing if
-    it was not even found."""
+    """Return the place in a user's module where an import failed, as ` (tools.py:12)`."""
     if isinstance(error, SyntaxError):
         return ""  # its text has the place already
     frames = traceback.extract_tb(error.__traceback__)
@@ -337,19 +386,24 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 _USUAL: Final = "mend the module, or point `path` (a file beside gateway.yaml) or `module` (a dotted name) at another"
-_ARGUMENTS: Final = {
-    "tool": declare.ToolOptions.__annotations__,
-    "prompt": declare.PromptOptions.__annotations__,
-    "resource": declare.ResourceOptions.__annotations__,
+_DECORATORS: Final[Mapping[type[Declaration], tuple[str, Any]]] = {
+    ToolDeclaration: ("tool", declare.ToolOptions),
+    PromptDeclaration: ("prompt", declare.PromptOptions),
+    ResourceDeclaration: ("resource", declare.ResourceOptions),
 }
 
 
+@cache
+def _adapter(options: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(options)
+
+
 def remedy_for(error: BaseException, config: PythonBackendConfig, base: Path) -> str:
-    """What to do."""
+    """Return the remedy for a failed import."""
     said = str(error)
     match error:
-        case TypeError() if found := re.match(r"(\w+)\(\) .*keyword argument '(\w+)'", said):
-            return _of_argument(found[1], found[2])
+        case TypeError() if "unexpected keyword argument" in said and "(@" in said:
+            return "correct the option of the decorator"
         case ModuleNotFoundError() if (config.module or "").endswith(".py"):
             return f"a module is a dotted name: write path: {config.module}"
         case ModuleNotFoundError():
@@ -375,18 +429,5 @@ def remedy_for(error: BaseException, config: PythonBackendConfig, base: Path) ->
     return _USUAL
 
 
-def _of_argument(function: str, name: str) -> str:
-    known = _ARGUMENTS.get(function)
-    if known is None:
-        return _USUAL
-    near = get_close_matches(name.replace("_", ""), [one.replace("_", "") for one in known], 1)
-    meant = next((one for one in known if near and one.replace("_", "") == near[0]), None)
-    listed = ", ".join(known)
-    return (
-        f"is {meant} meant? @{function} takes {listed}" if meant else f"@{function} takes {listed}"
-    )
-
-
 def _exported_names() -> list[str]:
-    """Return the names that a module of tools can import from `roundgate`."""
     return [name for name, value in vars(roundgate).items() if not isinstance(value, ModuleType)]

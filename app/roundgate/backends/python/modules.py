@@ -31,40 +31,37 @@ from roundgate.settings.files import Stamp, stamp
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 _STANDARD: Final = Path(sysconfig.get_path("stdlib"))
 _EXECUTED: Final[WeakKeyDictionary[ModuleType, Stamp]] = WeakKeyDictionary()
-"""The file state of each module when `Modules` executed it, in any configuration."""
+"""The state of each file when `Modules` executed it, in any configuration."""
 
 
 class Modules:
-    """`sys.modules`, as far as it is the users' and was loaded for this configuration."""
+    """The user modules in `sys.modules` that were loaded for one configuration."""
 
     def __init__(self) -> None:
         self._named: dict[str, ModuleType] = {}
-        """Those that the configuration names."""
+        """The modules that the configuration names."""
         self._stamps: dict[Path, Stamp] = {}
         self._roots: set[Path] = set()
         self._before: frozenset[str] | None = None
-        """Modules that were there before any of ours."""
+        """The modules that were loaded before any of the users'."""
 
     @property
     def directories(self) -> frozenset[Path]:
-        """Where sources are, and could be added."""
+        """The directories of sources, where others may be added."""
         return frozenset(self._roots | {file.parent for file in self._stamps})
 
     def files(self) -> frozenset[Path]:
-        """The sources that are loaded now, also those of modules that functions have
-        imported while they ran."""
+        """Return the loaded sources, also of modules that running functions have imported."""
         self._note(0)
         return frozenset(self._stamps)
 
     def changed(self) -> frozenset[Path]:
-        """Those of them that are no more what was loaded."""
+        """Return the loaded sources whose files have changed."""
         return frozenset(file for file in self.files() if stamp(file) != self._stamps[file])
 
     def named(self, name: str, base: Path) -> ModuleType:
-        """Import a module by its dotted name; those in the directory `base` can be found.
-
-        Raises whatever the module raises.
-        """
+        """Import a module by its dotted name, also from the directory `base`. Its exceptions
+        propagate."""
         began_ns = self._begin(base)
         prepend_path(base)
         module = self._named[name] = importlib.import_module(name)
@@ -94,8 +91,7 @@ class Modules:
 
     @contextmanager
     def renewed(self) -> Iterator[None]:
-        """Within the block what has changed is imported anew. If the block raises,
-        all is again as it was."""
+        """Within the block, import changed modules again. If the block raises, restore all modules."""
         importlib.invalidate_caches()  # a finder may remember a directory as it was
         changed, kept = self.changed(), dict(self._ours())
         named, stamps = self._named, self._stamps
@@ -122,8 +118,8 @@ class Modules:
         return time.time_ns()
 
     def _note(self, began_ns: int) -> None:
-        """Remember how new sources are. One that was written since the import began may have been
-        read before that: it counts as changed, and is read again."""
+        """Record the state of sources. One that was written after the import began counts as
+        changed, because it may have been read before."""
         for module in self._named.values():
             self._note_file(module, began_ns)
         for _, module in self._ours():
@@ -138,7 +134,7 @@ class Modules:
             )
 
     def _ours(self) -> Iterator[tuple[str, ModuleType]]:
-        """Those in `sys.modules` that are the users'."""
+        """Yield the user modules in `sys.modules`."""
         before = self._before or frozenset()
         named = {id(module) for module in self._named.values()}
         for name, module in list(sys.modules.items()):
@@ -156,8 +152,7 @@ class Modules:
 
 
 def _source(module: ModuleType) -> Path | None:
-    """The Python file of a module, if it is not of an installed one; some things in
-    `sys.modules` are no modules."""
+    """Return the Python file of a module, unless it is an installed one."""
     file = getattr(module, "__dict__", {}).get("__file__")
     if not isinstance(file, str) or not file.endswith(".py"):
         return None
@@ -184,10 +179,7 @@ def _imported(file: Path) -> ModuleType | None:
 
 def _execute(file: Path, name: str) -> ModuleType:
     """Execute a file as a module under a name, and under the name by which its neighbours import
-    it.
-
-    Exceptions of the module propagate.
-    """
+    it. Its exceptions propagate."""
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise FileNotFoundError(f"{file.name} in {file.parent} is no Python file")
@@ -224,8 +216,7 @@ def _is_found(file: Path) -> bool:
 
 
 def _forget_bytecode(file: Path) -> None:
-    """Python believes bytecode whose source has the same size and was
-    written in the same second."""
+    """Delete cached bytecode, which Python trusts if size and second of the source are the same."""
     with suppress(OSError, NotImplementedError):
         Path(importlib.util.cache_from_source(str(file))).unlink()
 

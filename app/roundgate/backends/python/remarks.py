@@ -1,5 +1,4 @@
-"""What `roundgate check` says of a module beside its problems: what can be served, and is
-hardly what was meant."""
+"""Remarks of `roundgate check` on a module: what can be served and is hardly meant."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from roundgate.backends.declare import Declaration, ToolDeclaration, declarations_of
-from roundgate.backends.python.config import PythonBackendConfig
+from roundgate.backends.python.backend import PythonBackendConfig, declared_in
+from roundgate.declare import Declaration, ToolDeclaration, declarations_of
 from roundgate.errors import Problem
 from roundgate.settings import Origin
 
@@ -24,8 +23,7 @@ _DECORATORS = ("tool", "prompt", "resource")
 def remarks(
     config: PythonBackendConfig, origin: Origin, fetched: Mapping[str, bytes]
 ) -> list[Problem]:
-    """What is odd about the module of a back end that has been loaded.
-    Nothing is fetched for it."""
+    """Return remarks on the loaded module of a back end."""
     module = sys.modules.get(config.module_name)
     if module is None:
         return []
@@ -38,17 +36,6 @@ def remarks(
         if isinstance(declaration, ToolDeclaration):
             found += _of_tool(function, declaration)
     return found
-
-
-def declared_in(module: ModuleType) -> Iterator[tuple[Callable[..., Any], Declaration]]:
-    """The functions of a module with what decorators say of them, each once, in
-    the order of the module."""
-    seen: set[int] = set()
-    for value in list(vars(module).values()):
-        if id(value) not in seen:
-            seen.add(id(value))
-            for declaration in declarations_of(value):
-                yield value, declaration
 
 
 def _methods(
@@ -69,7 +56,7 @@ def _methods(
 
 
 def _hidden(module: ModuleType) -> Iterator[Problem]:
-    """Functions whose name is given again further down, so that only the last is served."""
+    """Yield a problem for each tool whose name a later function takes."""
     file = Path(str(module.__file__))
     lines: dict[str, int] = {}
     for node in ast.parse(file.read_bytes()).body:

@@ -1,25 +1,35 @@
-"""What the client asks of a way to authenticate, and the simplest one: a token
-that somebody else got."""
+"""The parts that all ways to authenticate share: the interface, a bearer token, challenges, the
+storage of tokens, and proofs of possession."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import hashlib
+import re
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Final, Protocol, TypeVar
 
-from roundgate.client.limits import Limits
 from roundgate.client.transport import Transport, Url
+from roundgate.clock import Clock
 from roundgate.errors import ClientError
+
+T = TypeVar("T")
+
+_PARAMETER: Final = re.compile(
+    r"""(?<![A-Za-z_])([A-Za-z_]++)[ \t]*+=[ \t]*+(?:"((?:[^"\\]|\\.)*+)"|([^\s,"]++))"""
+)
+"""A parameter of a challenge. Matching never backtracks, so it takes linear time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A request that the server refused with 401 or 403, and what is needed
-    to do something about it.
+    """A request that the server refused with 401 or 403.
 
     `challenge` is the `WWW-Authenticate` header, `nonce` the `DPoP-Nonce` header; `attempt` counts
-    from 1 for each request. The transport is for requests to the authorization server; nothing
-    secret goes through it to `server`.
+    from 1 for each request. The transport is for requests to the authorization server; no secret
+    goes through it to `server`.
     """
 
     status: int
@@ -28,22 +38,18 @@ class Refusal:
     attempt: int
     server: Url
     transport: Transport
-    limits: Limits
 
 
 class Auth(Protocol):
-    """Puts credentials on requests to one server. The client calls it for that
-    server's origin alone."""
+    """Adds credentials to requests to one server. The client calls it for that server's origin
+    only."""
 
     async def headers(self, method: str, url: Url) -> Sequence[tuple[str, str]]:
-        """What goes on a request; nothing while there are no credentials yet."""
+        """Return the headers that authenticate a request; empty until credentials are available."""
 
     async def renew(self, refusal: Refusal) -> bool:
-        """A request was refused. Whether it is worth sending again, with other credentials.
-
-        Raises:
-            AuthorizationFailed: there will be none, and why.
-        """
+        """Return whether to send a refused request again, with other credentials. Raise
+        `AuthorizationFailed` if there are no other credentials, with the reason."""
 
 
 class Bearer:
@@ -75,3 +81,143 @@ def refuse_plain(url: Url) -> None:
         raise ClientError(
             f"Credentials are not sent to {url.authority} over plain http: use an https:// URL"
         )
+
+
+def challenge_parameters(challenge: str) -> dict[str, str]:
+    """Return the parameters of a `WWW-Authenticate` header; the first value of each counts."""
+    parameters: dict[str, str] = {}
+    for name, quoted, bare in _PARAMETER.findall(challenge[:8_192]):
+        parameters.setdefault(name.lower(), re.sub(r"\\(.)", r"\1", quoted) or bare)
+    return parameters
+
+
+# -- storage ---------------------------------------------------------------------------------------
+
+
+class TokenStorage(Protocol):
+    """Keeps one secret text for each key. Raises `ClientError` if it cannot."""
+
+    async def load(self, key: str) -> str | None: ...
+    async def save(self, key: str, secret: str) -> None: ...
+    async def delete(self, key: str) -> None: ...
+
+
+class InMemory:
+    """Keeps tokens for as long as this process lives."""
+
+    def __init__(self) -> None:
+        self._secrets: dict[str, str] = {}
+
+    async def load(self, key: str) -> str | None:
+        return self._secrets.get(key)
+
+    async def save(self, key: str, secret: str) -> None:
+        self._secrets[key] = secret
+
+    async def delete(self, key: str) -> None:
+        self._secrets.pop(key, None)
+
+
+class SystemKeyring:
+    """Keeps tokens in the keyring of the system, through the package `keyring`
+    (`pip install roundgate[keyring]`)."""
+
+    def __init__(self, service: str = "roundgate") -> None:
+        try:
+            import keyring
+        except ImportError:
+            raise ClientError(
+                "Tokens are kept in the system's keyring by the package keyring: pip install "
+                "'roundgate[keyring]'"
+            ) from None
+        self._keyring = keyring
+        self._service = service
+
+    @property
+    def works(self) -> bool:
+        """Whether this machine has a keyring. It may still be locked."""
+        from keyring.backends.fail import Keyring
+
+        return not isinstance(self._keyring.get_keyring(), Keyring)
+
+    async def load(self, key: str) -> str | None:
+        return await self._in_thread(lambda: self._keyring.get_password(self._service, key))
+
+    async def save(self, key: str, secret: str) -> None:
+        await self._in_thread(lambda: self._keyring.set_password(self._service, key, secret))
+
+    async def delete(self, key: str) -> None:
+        if await self.load(key) is not None:
+            await self._in_thread(lambda: self._keyring.delete_password(self._service, key))
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Run in a thread, because a keyring may ask its user first.
+
+        Raises:
+            ClientError: the keyring failed; without its text, which may hold a secret.
+        """
+        if not self.works:
+            raise ClientError(
+                "No keyring works on this machine: leave out storage=SystemKeyring(), and tokens "
+                "are kept for as long as the process lives; or name another with "
+                "PYTHON_KEYRING_BACKEND"
+            )
+        try:
+            return await asyncio.to_thread(work)
+        except Exception as error:
+            raise ClientError(
+                f"The system's keyring does not work: {type(error).__name__}. Is it locked?"
+            ) from None
+
+
+# -- proofs of possession --------------------------------------------------------------------------
+
+
+class ProofKey:
+    """A key pair for DPoP (RFC 9449), and the last nonce of each server. Tokens that are bound to
+    it are useless without it."""
+
+    def __init__(self, clock: Clock, pem: str | None = None) -> None:
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        key: Any = load_pem_private_key(pem.encode(), None) if pem else None
+        if key is not None and not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise ValueError("the key of a DPoP token is no EC key")
+        self._key = key or ec.generate_private_key(ec.SECP256R1())
+        self._clock = clock
+        self.nonces: dict[tuple[str, str, int], str] = {}
+
+    @property
+    def pem(self) -> str:
+        """The private key, to be kept with the token that is bound to it."""
+        from cryptography.hazmat.primitives import serialization
+
+        pem: bytes = self._key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+        return pem.decode()
+
+    def proof(self, method: str, url: Url, token: str | None = None) -> str:
+        """Return a proof for one request."""
+        import jwt
+        from jwt.algorithms import ECAlgorithm
+
+        claims: dict[str, Any] = {
+            "jti": self._clock.new_id(),
+            "htm": method,
+            "htu": str(url).partition("?")[0],
+            "iat": self._clock.now_ms() // 1_000,
+        }
+        if token is not None:
+            claims["ath"] = base64url(hashlib.sha256(token.encode()).digest())
+        if (nonce := self.nonces.get(url.origin)) is not None:
+            claims["nonce"] = nonce
+        public = ECAlgorithm.to_jwk(self._key.public_key(), as_dict=True)
+        return jwt.encode(claims, self._key, "ES256", headers={"typ": "dpop+jwt", "jwk": public})
+
+
+def base64url(data: bytes) -> str:
+    return urlsafe_b64encode(data).rstrip(b"=").decode()

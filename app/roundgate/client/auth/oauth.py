@@ -1,9 +1,12 @@
-"""What all OAuth grants share: discovery, scopes, the token endpoint, refresh,
-step-up, and what is kept.
+"""OAuth for MCP servers: discovery of the authorization server (RFC 9728, RFC 8414, OpenID Connect),
+scopes, the token endpoint, refresh, step-up, and storage. Subclasses obtain the first token.
 
-A subclass says how a first token is had (`_grant`). Everything a token belongs to is kept with it:
-the issuer, the scopes that were asked for, the registration of the client, the key it is bound to.
-When the MCP server names another issuer, nothing of the old one is used again (client-registration,
+Documents are fetched without credentials, and believed only as the specification says: the resource
+must be the server, the issuer must be the one whose document was requested, and endpoints are https
+(or on this machine).
+
+Everything that belongs to a token is stored with it: issuer, requested scopes, registration, key.
+If the MCP server names another issuer, nothing of the old one is used again (client-registration,
 "Authorization Server Binding").
 """
 
@@ -14,37 +17,221 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+from urllib.parse import urlencode, urlsplit
 
-from roundgate.client.auth.base import Refusal, refuse_plain
-from roundgate.client.auth.metadata import (
-    Fetcher,
-    Server,
+from roundgate.client.auth.base import (
+    InMemory,
+    ProofKey,
+    Refusal,
+    TokenStorage,
     challenge_parameters,
-    discover,
-    text_member,
+    refuse_plain,
 )
-from roundgate.client.auth.storage import InMemory, TokenStorage
-from roundgate.client.transport import Url
+from roundgate.client.transport import HttpRequest, Transport, Url, read_body
 from roundgate.client.types import Json
 from roundgate.clock import Clock
-from roundgate.errors import AuthorizationFailed, ClientError, OAuthRefused
+from roundgate.errors import AuthorizationFailed, BadAnswer, ClientError, OAuthRefused, ParseError
+from roundgate.json import decode
+from roundgate.net.addresses import is_this_machine
 from roundgate.net.oauth import basic_authorization
-
-if TYPE_CHECKING:
-    from roundgate.client.auth.dpop import ProofKey
 
 log = logging.getLogger("roundgate.client")
 
+Headers = Sequence[tuple[str, str]]
+
+_MAX_DOCUMENT: Final = 1024 * 1024
 _LEEWAY_MS: Final = 30_000
 _LONGEST_LIFE_S: Final = 10 * 365 * 86_400
 _MAX_SCOPES: Final = 200
-OFFLINE: Final = "offline_access"
+_OFFLINE: Final = "offline_access"
+
+
+def failed(text: str, status: int = 401) -> AuthorizationFailed:
+    return AuthorizationFailed(status, text)
+
+
+# -- discovery -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Fetcher:
+    """Sends requests to authorization servers."""
+
+    transport: Transport
+
+    async def get(self, url: Url) -> Json | None:
+        """Return a document, `None` if there is none."""
+        try:
+            return await self._send("GET", url)
+        except OAuthRefused as error:
+            if 400 <= error.status < 500:
+                return None
+            raise failed(f"{url.authority} answered with HTTP status {error.status}") from None
+
+    async def post_form(self, url: Url, form: dict[str, str], headers: Headers = ()) -> Json:
+        """POST a form. Raises `OAuthRefused` if it is refused."""
+        kind = ("Content-Type", "application/x-www-form-urlencoded")
+        return await self._send("POST", url, [kind, *headers], urlencode(form).encode())
+
+    async def post_json(self, url: Url, document: Json) -> Json:
+        """POST a JSON document. Raises `OAuthRefused` if it is refused."""
+        kind = ("Content-Type", "application/json")
+        return await self._send("POST", url, [kind], json.dumps(document).encode())
+
+    async def _send(
+        self, method: str, url: Url, headers: Headers = (), body: bytes | None = None
+    ) -> Json:
+        request = HttpRequest(method, url, [("Accept", "application/json"), *headers], body)
+        response = await self.transport.send(request)
+        try:
+            document = _decoded(await read_body(response, _MAX_DOCUMENT))
+        finally:
+            await response.close()
+        if not 200 <= response.status < 300:
+            nonce = response.headers.get("dpop-nonce")
+            raise OAuthRefused(response.status, document or {}, nonce)
+        if document is None:
+            raise failed(f"{url.authority} answered with something that is no JSON object")
+        return document
+
+
+def _decoded(body: bytes) -> Json | None:
+    try:
+        document = decode(body)
+    except ParseError:
+        return None
+    return document if isinstance(document, dict) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """An authorization server: its metadata, and the resource and scopes of an MCP server."""
+
+    issuer: str
+    resource: str
+    scopes: tuple[str, ...]
+    """`scopes_supported` of the resource."""
+    document: Json
+    is_near: bool
+    """Whether the MCP server is on this machine, so that its authorization server may be, too."""
+
+    def endpoint(self, name: str) -> Url | None:
+        """Return an endpoint, `None` if the server has none. Raise `AuthorizationFailed` if it is
+        not encrypted."""
+        value = self.document.get(name)
+        return safe_url(value, name, self.is_near) if isinstance(value, str) else None
+
+    def supports(self, name: str, value: str) -> bool:
+        """Return whether a list of the metadata has a value."""
+        values = self.document.get(name)
+        return isinstance(values, list) and value in values
+
+
+def safe_url(value: str, what: str, is_near: bool = True) -> Url:
+    """Return a URL that secrets may go to. Only a server on this machine (`is_near`) may name URLs
+    on it. Raise `AuthorizationFailed` if it is malformed, or plain http to another machine."""
+    subject = f"The {what} of the authorization server is"
+    try:
+        url = Url.parse(value)
+    except ClientError:
+        raise failed(f"{subject} no URL") from None
+    if not url.is_confidential:
+        raise failed(f"{subject} plain http, so nothing is sent to it")
+    if is_this_machine(str(url)) and not is_near:
+        raise failed(f"{subject} on this machine, and the server is not")
+    return url
+
+
+async def discover(fetch: Fetcher, server: Url, challenge: dict[str, str]) -> Server:
+    """Return the authorization server of an MCP server that has refused a request. Raise
+    `AuthorizationFailed` if there is none that can be believed."""
+    is_near = is_this_machine(str(server))
+    document = await _resource_metadata(fetch, server, challenge, is_near)
+    scopes: tuple[str, ...] = ()
+    if document is None:
+        # in revision 2025-03-26 the server was its own authorization server
+        issuer, resource = server.root, str(server)
+    else:
+        resource = _checked_resource(document, server)
+        issuers = document.get("authorization_servers")
+        if not isinstance(issuers, list) or not issuers or not isinstance(issuers[0], str):
+            raise failed("The server's metadata names no authorization server")
+        issuer = issuers[0]
+        supported = document.get("scopes_supported")
+        scopes = tuple(map(str, supported if isinstance(supported, list) else ()))
+    metadata = await _issuer_metadata(fetch, issuer, is_near)
+    return Server(issuer, resource, scopes, metadata, is_near)
+
+
+async def _resource_metadata(
+    fetch: Fetcher, server: Url, challenge: dict[str, str], is_near: bool
+) -> Json | None:
+    if (url := challenge.get("resource_metadata")) is not None:
+        document = await fetch.get(safe_url(url, "metadata URL", is_near))
+        if document is None:
+            raise failed("The server names metadata (resource_metadata) that is not there")
+        return document
+    well_known = f"{server.root}/.well-known/oauth-protected-resource"
+    path = urlsplit(server.target).path.rstrip("/")
+    for place in dict.fromkeys([well_known + path, well_known]):
+        if (document := await fetch.get(Url.parse(place))) is not None:
+            return document
+    return None
+
+
+def _checked_resource(document: Json, server: Url) -> str:
+    """Return the resource that tokens are for: the server, or a resource that contains its
+    endpoint."""
+    resource = document.get("resource")
+    try:
+        url = Url.parse(resource) if isinstance(resource, str) else None
+    except ClientError:
+        url = None
+    if url is None or url.origin != server.origin or not _contains(url, server):
+        raise failed(
+            f"The server's metadata is for another resource than {server}, so it is not used"
+        )
+    return str(resource)
+
+
+def _contains(resource: Url, server: Url) -> bool:
+    above, path = (urlsplit(url.target).path.rstrip("/") + "/" for url in (resource, server))
+    return path.startswith(above)
+
+
+async def _issuer_metadata(fetch: Fetcher, issuer: str, is_near: bool) -> Json:
+    url = safe_url(issuer, "issuer", is_near)
+    path = urlsplit(url.target).path.rstrip("/")
+    places = [
+        f"{url.root}/.well-known/oauth-authorization-server{path}",
+        f"{url.root}/.well-known/openid-configuration{path}",
+        f"{url.root}{path}/.well-known/openid-configuration",
+    ]
+    for place in dict.fromkeys(places):
+        document = await fetch.get(Url.parse(place))
+        if document is None:
+            continue
+        if document.get("issuer") != issuer:
+            raise failed(f"The metadata at {place} is another issuer's, so it is not used")
+        return document
+    raise failed(f"The authorization server {url.authority} publishes no metadata")
+
+
+def text_member(document: Json, name: str, what: str) -> str:
+    """Return a required text. Raises `BadAnswer` if it is missing."""
+    value: Any = document.get(name)
+    if not isinstance(value, str) or not value:
+        raise BadAnswer(f"The authorization server sent {what} without {name!r}")
+    return value
+
+
+# -- grants ----------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class Kept:
-    """What is known of one server: a token and all it belongs to."""
+class Stored:
+    """A token for one server, and everything that belongs to it."""
 
     issuer: str
     access_token: str = ""
@@ -52,79 +239,88 @@ class Kept:
     expires_at_ms: int | None = None
     refresh_token: str | None = None
     scopes: list[str] = field(default_factory=list)
-    """All that was ever asked for, so that a step up loses nothing."""
+    """All scopes that were ever requested, so that a step-up loses none."""
     registration: Json = field(default_factory=dict)
     proof_key: str | None = None
 
     def __repr__(self) -> str:
-        return f"Kept({self.issuer!r}, …)"
+        return f"Stored({self.issuer!r}, …)"
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the token is bound to a key (DPoP)."""
+        return self.token_type.lower() == "dpop"
 
 
 class OAuth:
-    """Base of the grants. `dpop` is `None` to bind tokens to a key wherever the
-    authorization server can."""
+    """The base of the grants. `dpop=None` binds tokens to a key if the authorization server can."""
+
+    _wants_refresh = False
 
     def __init__(
         self,
+        issuer: str | None,
+        client_id: str | None = None,
+        client_secret: str | None = None,
         *,
         scopes: Sequence[str] = (),
         storage: TokenStorage | None = None,
         dpop: bool | None = None,
         clock: Clock | None = None,
     ) -> None:
+        self._client_id = client_id
+        self._secret = client_secret
         self._wanted = list(scopes)
         self._storage = storage or InMemory()
         self._dpop = dpop
         self._clock = clock or Clock()
-        self._kept: Kept | None = None
+        self._stored: Stored | None = None
         self._proof_key: ProofKey | None = None
         self._lock = asyncio.Lock()
         self._is_loaded = False
-        self._issuer: str | None = None
-        """The authorization server that the credentials are for, once that is known."""
+        self._issuer = issuer
+        """The authorization server that the credentials are for, once it is known."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(…)"
 
-    async def headers(self, method: str, url: Url) -> Sequence[tuple[str, str]]:
+    async def headers(self, method: str, url: Url) -> Headers:
+        """See `Auth`."""
         refuse_plain(url)
         if not self._is_loaded:
             await self._load(url)
-        kept = self._kept
-        if kept is None or not kept.access_token or self._is_over(kept):
+        stored = self._stored
+        if stored is None or not stored.access_token or self._has_expired(stored):
             return []
-        if kept.token_type.lower() != "dpop":
-            return [("Authorization", f"Bearer {kept.access_token}")]
-        proof = self._key(kept).proof(method, url, kept.access_token)
-        return [("Authorization", f"DPoP {kept.access_token}"), ("DPoP", proof)]
+        if not stored.is_bound:
+            return [("Authorization", f"Bearer {stored.access_token}")]
+        proof = self._key(stored).proof(method, url, stored.access_token)
+        return [("Authorization", f"DPoP {stored.access_token}"), ("DPoP", proof)]
 
     async def renew(self, refusal: Refusal) -> bool:
+        """See `Auth`."""
         challenge = challenge_parameters(refusal.challenge)
-        seen = self._kept and self._kept.access_token
+        refused = self._stored and self._stored.access_token
         async with self._lock:
-            if self._kept is not None and self._kept.access_token != seen:
-                return True  # somebody else was refused as well, and has a new token by now
-            if (
-                challenge.get("error") == "use_dpop_nonce"
-                and refusal.nonce
-                and self._kept is not None
-            ):
-                self._key(self._kept).nonces[refusal.server.origin] = refusal.nonce
+            stored = self._stored
+            if stored is not None and stored.access_token != refused:
+                return True  # another request was refused as well, and renewed the token
+            if challenge.get("error") == "use_dpop_nonce" and refusal.nonce and stored is not None:
+                self._key(stored).nonces[refusal.server.origin] = refusal.nonce
                 return True
             if refusal.status == 403 and challenge.get("error") != "insufficient_scope":
                 return False
             return await self._authorize(refusal, challenge)
 
     async def forget(self, server: str) -> None:
-        """Log out of a server, as far as this machine goes."""
-        self._kept = None
+        """Delete the tokens for a server from this machine."""
+        self._stored = None
         await self._storage.delete(str(Url.parse(server)))
 
-    # -- for subclasses
-    # ---------------------------------------------------------------------------------------------
+    # -- for subclasses ----------------------------------------------------------------------------
 
-    async def _grant(self, fetch: Fetcher, server: Server, kept: Kept) -> Json:
-        """A token response.
+    async def _grant(self, fetch: Fetcher, server: Server, stored: Stored) -> Json:
+        """Return a token response.
 
         Raises:
             OAuthRefused, AuthorizationFailed: there is none.
@@ -132,165 +328,154 @@ class OAuth:
         raise NotImplementedError
 
     def _client_authentication(
-        self, server: Server, kept: Kept
-    ) -> tuple[dict[str, str], list[tuple[str, str]]]:
-        """What a request to the token endpoint says of the client: form members and headers."""
-        raise NotImplementedError
+        self, server: Server, stored: Stored
+    ) -> tuple[dict[str, str], Headers]:
+        """Return the form members and headers that identify the client at the token endpoint."""
+        return secret_authentication(server, self._client_id, self._secret)
+
+    def _pin(self, server: Server) -> None:
+        """Bind the credentials to an authorization server: the configured one, else the first.
+        Raise `AuthorizationFailed` if they are bound to another."""
+        if self._issuer not in (None, server.issuer):
+            raise failed(
+                f"The server names the authorization server {server.issuer[:200]!a}, and the "
+                f"credentials are for {self._issuer!r}: if both are the same, give its issuer in "
+                "this spelling"
+            )
+        self._issuer = server.issuer
 
     async def _token(
-        self, fetch: Fetcher, server: Server, kept: Kept, form: dict[str, str]
+        self, fetch: Fetcher, server: Server, stored: Stored, form: dict[str, str]
     ) -> Json:
-        """A request to the token endpoint, for the resource, with the client's
-        authentication and a proof."""
+        """Request a token for the resource, with the client's authentication and a proof."""
         endpoint = server.endpoint("token_endpoint")
         if endpoint is None:
-            raise AuthorizationFailed(401, "The authorization server has no token endpoint")
-        about_client, headers = self._client_authentication(server, kept)
-        form = {**form, **about_client, "resource": server.resource}
-        for attempt in (1, 2):
-            proof = (
-                [("DPoP", self._key(kept).proof("POST", endpoint))] if self._binds(server) else []
-            )
-            try:
-                return await fetch.post_form(endpoint, form, [*headers, *proof])
-            except OAuthRefused as error:
-                if attempt == 2 or error.error != "use_dpop_nonce" or not error.nonce:
-                    raise
-                self._key(kept).nonces[endpoint.origin] = error.nonce
-        raise AssertionError("the second attempt returns or raises")
+            raise failed("The authorization server has no token endpoint")
+        members, headers = self._client_authentication(server, stored)
+        form = {**form, **members, "resource": server.resource}
+        if not self._binds(server):
+            return await fetch.post_form(endpoint, form, headers)
+        key = self._key(stored)
+        try:
+            proof = ("DPoP", key.proof("POST", endpoint))
+            return await fetch.post_form(endpoint, form, [*headers, proof])
+        except OAuthRefused as error:
+            if error.error != "use_dpop_nonce" or not error.nonce:
+                raise
+            key.nonces[endpoint.origin] = error.nonce
+        proof = ("DPoP", key.proof("POST", endpoint))
+        return await fetch.post_form(endpoint, form, [*headers, proof])
 
-    # -- how it is done
-    # ---------------------------------------------------------------------------------------------
+    # -- the life of a token -----------------------------------------------------------------------
 
     async def _authorize(self, refusal: Refusal, challenge: dict[str, str]) -> bool:
-        fetch = Fetcher(refusal.transport, refusal.limits)
+        fetch = Fetcher(refusal.transport)
         server = await discover(fetch, refusal.server, challenge)
-        kept = self._kept
-        if kept is None or kept.issuer != server.issuer:
-            kept = Kept(server.issuer)
-        asked = self._scopes(server, challenge, kept)
+        stored = self._stored
+        if stored is None or stored.issuer != server.issuer:
+            stored = Stored(server.issuer)
+        scopes = self._scopes(server, challenge, stored)
         is_step_up = refusal.status == 403
-        if is_step_up and refusal.attempt > 1 and set(asked) <= set(kept.scopes):
-            raise AuthorizationFailed(
-                403, f"The server still wants the scope {' '.join(asked)!r}, which was asked for"
-            )
+        if is_step_up and refusal.attempt > 1 and set(scopes) <= set(stored.scopes):
+            text = f"The server still wants the scope {' '.join(scopes)!r}, which was asked for"
+            raise failed(text, 403)
         try:
-            response = None if is_step_up else await self._refreshed(fetch, server, kept)
-            kept.scopes = asked
+            response = None if is_step_up else await self._refreshed(fetch, server, stored)
+            stored.scopes = scopes
             if response is None:
-                response = await self._grant(fetch, server, kept)
+                response = await self._grant(fetch, server, stored)
         except OAuthRefused as error:
-            said = (
-                f": {error.error} {error.description}".rstrip()
-                if error.error
-                else f" (HTTP status {error.status})"
-            )
-            raise AuthorizationFailed(
-                401, f"The authorization server gave no token{said}"
-            ) from None
-        self._take(kept, server, response)
-        self._kept = kept
-        await self._save(refusal.server)
+            reason = f": {error.error} {error.description}".rstrip() if error.error else ""
+            status = f" (HTTP status {error.status})"
+            text = f"The authorization server gave no token{reason or status}"
+            raise failed(text) from None
+        self._take(stored, response)
+        self._stored = stored
+        await self._save(refusal.server, stored)
         return True
 
-    def _scopes(self, server: Server, challenge: dict[str, str], kept: Kept) -> list[str]:
-        """What to ask for (authorization, "Scope Selection Strategy"): never less than before."""
-        named = challenge.get("scope", "").split()
-        needed = named or self._wanted or list(server.scopes or ())
-        asked = list(dict.fromkeys([*kept.scopes, *self._wanted, *needed]))
-        if asked and server.supports("scopes_supported", OFFLINE) and self._wants_refresh:
-            asked = list(dict.fromkeys([*asked, OFFLINE]))
-        if len(asked) > _MAX_SCOPES:
-            raise AuthorizationFailed(403, f"The server wants more than {_MAX_SCOPES} scopes")
-        return asked
+    def _scopes(self, server: Server, challenge: dict[str, str], stored: Stored) -> list[str]:
+        """Return the scopes to request (authorization, "Scope Selection Strategy"): never fewer
+        than before."""
+        needed = challenge.get("scope", "").split() or self._wanted or server.scopes
+        scopes = dict.fromkeys([*stored.scopes, *self._wanted, *needed])
+        if scopes and self._wants_refresh and server.supports("scopes_supported", _OFFLINE):
+            scopes[_OFFLINE] = None
+        if len(scopes) > _MAX_SCOPES:
+            raise failed(f"The server wants more than {_MAX_SCOPES} scopes", 403)
+        return list(scopes)
 
-    _wants_refresh = False
-
-    async def _refreshed(self, fetch: Fetcher, server: Server, kept: Kept) -> Json | None:
-        if kept.refresh_token is None:
+    async def _refreshed(self, fetch: Fetcher, server: Server, stored: Stored) -> Json | None:
+        if stored.refresh_token is None:
             return None
-        form = {"grant_type": "refresh_token", "refresh_token": kept.refresh_token}
-        kept.refresh_token = None
+        form = {"grant_type": "refresh_token", "refresh_token": stored.refresh_token}
+        stored.refresh_token = None
         try:
-            return await self._token(fetch, server, kept, form)
+            return await self._token(fetch, server, stored, form)
         except OAuthRefused:
-            return None  # it is over, too: the user has to log in again
+            return None  # it has expired, too: the user has to log in again
 
-    def _take(self, kept: Kept, server: Server, response: Json) -> None:
-        kept.access_token = text_member(response, "access_token", "a token")
-        kept.token_type = str(response.get("token_type", "Bearer"))
-        if kept.token_type.lower() not in ("bearer", "dpop"):
-            raise AuthorizationFailed(
-                401, "The authorization server gave a token of an unknown type"
-            )
-        if self._dpop and kept.token_type.lower() != "dpop":
-            raise AuthorizationFailed(
-                401, "The authorization server did not bind the token to the key (DPoP)"
-            )
-        lasts_s = response.get("expires_in")
-        if isinstance(lasts_s, (int, float)) and not isinstance(lasts_s, bool):
-            lasts_ms = int(min(lasts_s, _LONGEST_LIFE_S) * 1_000)
-            kept.expires_at_ms = self._clock.now_ms() + lasts_ms
-        else:
-            kept.expires_at_ms = None
+    def _take(self, stored: Stored, response: Json) -> None:
+        stored.access_token = text_member(response, "access_token", "a token")
+        stored.token_type = str(response.get("token_type", "Bearer"))
+        if stored.token_type.lower() not in ("bearer", "dpop"):
+            raise failed("The authorization server gave a token of an unknown type")
+        if self._dpop and not stored.is_bound:
+            raise failed("The authorization server did not bind the token to the key (DPoP)")
+        life_s = response.get("expires_in")
+        stored.expires_at_ms = None
+        if isinstance(life_s, (int, float)) and not isinstance(life_s, bool):
+            life_ms = int(min(life_s, _LONGEST_LIFE_S) * 1_000)
+            stored.expires_at_ms = self._clock.now_ms() + life_ms
         refresh = response.get("refresh_token")
-        kept.refresh_token = refresh if isinstance(refresh, str) else kept.refresh_token
-        kept.proof_key = self._key(kept).pem if kept.token_type.lower() == "dpop" else None
+        stored.refresh_token = refresh if isinstance(refresh, str) else stored.refresh_token
+        stored.proof_key = self._key(stored).pem if stored.is_bound else None
 
-    def _is_over(self, kept: Kept) -> bool:
-        # Without a way to a new one it is sent all the same: the server decides, and its
-        # refusal leads to a new login.
-        return (
-            kept.expires_at_ms is not None
-            and self._clock.now_ms() > kept.expires_at_ms - _LEEWAY_MS
-        )
+    def _has_expired(self, stored: Stored) -> bool:
+        expires_ms = stored.expires_at_ms
+        return expires_ms is not None and self._clock.now_ms() > expires_ms - _LEEWAY_MS
 
     def _binds(self, server: Server) -> bool:
         if self._dpop is not None:
             return self._dpop
         return server.supports("dpop_signing_alg_values_supported", "ES256")
 
-    def _key(self, kept: Kept) -> ProofKey:
+    def _key(self, stored: Stored) -> ProofKey:
         if self._proof_key is None:
-            from roundgate.client.auth.dpop import ProofKey
-
-            self._proof_key = ProofKey(self._clock, kept.proof_key)
+            self._proof_key = ProofKey(self._clock, stored.proof_key)
         return self._proof_key
 
     async def _load(self, server: Url) -> None:
         self._is_loaded = True
         secret = await self._storage.load(str(server))
-        if secret is not None and self._kept is None:
+        if secret is not None and self._stored is None:
             try:
-                self._kept = Kept(**json.loads(secret))
-                self._issuer = self._issuer or self._kept.issuer
+                self._stored = Stored(**json.loads(secret))
+                self._issuer = self._issuer or self._stored.issuer
             except (ValueError, TypeError):
                 await self._storage.delete(str(server))
 
-    async def _save(self, server: Url) -> None:
-        if self._kept is not None:
-            try:
-                await self._storage.save(str(server), json.dumps(asdict(self._kept)))
-            except (
-                ClientError
-            ) as error:  # the token is good all the same, for as long as this process lives
-                log.warning("tokens are not kept for the next process: %s", error)
+    async def _save(self, server: Url, stored: Stored) -> None:
+        try:
+            await self._storage.save(str(server), json.dumps(asdict(stored)))
+        except ClientError as error:  # the token is still good for this process
+            log.warning("tokens are not kept for the next process: %s", error)
 
 
 def secret_authentication(
-    server: Server, client_id: str, secret: str | None, method: str | None = None
-) -> tuple[dict[str, str], list[tuple[str, str]]]:
-    """How a client with a secret, or without one, tells who it is: as its registration says,
-    else as the server can."""
-    if secret is None or method == "none":
-        return {"client_id": client_id}, []
-    known: Any = server.document.get("token_endpoint_auth_methods_supported")
-    methods = known if isinstance(known, list) else ["client_secret_basic"]
+    server: Server, client_id: str | None, secret: str | None, method: str | None = None
+) -> tuple[dict[str, str], Headers]:
+    """Return the form members and headers that identify a client with or without a secret: by the
+    method of its registration, else by one that the server supports."""
+    supported: Any = server.document.get("token_endpoint_auth_methods_supported")
+    methods = supported if isinstance(supported, list) else ["client_secret_basic"]
     if method is None:
         choices = ("client_secret_basic", "client_secret_post", "none")
-        method = next((one for one in choices if one in methods), "client_secret_basic")
+        method = next((choice for choice in choices if choice in methods), choices[0])
+    if client_id is None:
+        return {}, []
+    if secret is None or method == "none":
+        return {"client_id": client_id}, []
     if method == "client_secret_post":
         return {"client_id": client_id, "client_secret": secret}, []
-    if method == "none":
-        return {"client_id": client_id}, []
     return {}, [("Authorization", basic_authorization(client_id, secret))]

@@ -262,7 +262,7 @@ def build_zips(config: Path, out: Path, more: Mapping[str, str] | None = None) -
         UsageError: something that describes a back end cannot be compiled.
     """
     file = loading.load(config, placeholder=PLACEHOLDER)
-    if any(kind_of(backend).compile_with() for backend in file.config.backends):
+    if any(kind_of(backend).compile_with() for backend in file.backends):
         # in a process of its own, for the sake of its variables
         command = [sys.executable, "-m", "roundgate.cli", "compile", str(config)]
         environ = {**os.environ, **(more or {})}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from roundgate.auth import Principal
 from roundgate.clock import Deadline
 from roundgate.protocol.v2025 import REVISIONS, Revision
-from roundgate.tokens.session_ids import SessionFacts
+from roundgate.tokens.ids import SessionFacts
 
 
 @dataclass(frozen=True, slots=True)

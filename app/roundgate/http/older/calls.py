@@ -31,10 +31,9 @@ from roundgate.http.older.notices import Notices
 from roundgate.http.older.one_run import OneRun, Ran
 from roundgate.http.older.open_calls import OpenCall, OpenCalls
 from roundgate.http.older.questions import Questions
+from roundgate.http.older.sessions import Sessions
 from roundgate.http.older.stream import SessionStream
-from roundgate.methods.results import Reply, Stream
-from roundgate.methods.rounds import RequestContext
-from roundgate.methods.sessions import Sessions
+from roundgate.methods.rounds import Reply, RequestContext, Stream
 from roundgate.methods.table import CurrentMethods
 from roundgate.observability.correlation import Correlation, correlated
 from roundgate.observability.tracing import Span, Tracing, context_of

@@ -7,10 +7,10 @@ from contextlib import aclosing
 from typing import Final
 
 from roundgate.clock import Clock
+from roundgate.http.exchange import Responder
 from roundgate.http.older.caller import Caller
-from roundgate.http.responder import Responder
+from roundgate.http.older.sessions import Sessions
 from roundgate.methods import Changes, Subscription
-from roundgate.methods.sessions import Sessions
 from roundgate.protocol import RESOURCE_UPDATED, SubscriptionFilter, jsonrpc
 
 LOOK_S: Final = 5.0

@@ -18,7 +18,7 @@ from roundgate.errors import InvalidRequest, ToolError
 from roundgate.http.older.caller import Caller
 from roundgate.http.older.open_calls import OpenCall, OpenCalls
 from roundgate.http.older.stream import SessionStream
-from roundgate.methods.results import Reply
+from roundgate.methods.rounds import Reply
 from roundgate.protocol import Request, ToolResult
 from roundgate.protocol.v2025 import Results
 

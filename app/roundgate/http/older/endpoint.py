@@ -29,20 +29,18 @@ from roundgate.errors import (
     TransportError,
     Unavailable,
 )
-from roundgate.http.exchange import Exchange
+from roundgate.http.exchange import DisconnectWatch, Exchange, State, error_headers
 from roundgate.http.older.caller import Caller, Responded
 from roundgate.http.older.calls import SessionCalls, name_of
 from roundgate.http.older.changes import ChangeStreams
 from roundgate.http.older.open_calls import OpenCall
 from roundgate.http.older.own import OWN, OwnRequests
+from roundgate.http.older.sessions import Sessions
 from roundgate.http.older.stream import SessionStream
 from roundgate.http.older.unheard import UnheardWatch
 from roundgate.http.request import EVENT_STREAM
-from roundgate.http.responder import DisconnectWatch, State, headers_of
 from roundgate.methods import Changes
-from roundgate.methods.discovery import capabilities, server_info
-from roundgate.methods.sessions import Sessions
-from roundgate.methods.table import CurrentMethods
+from roundgate.methods.table import CurrentMethods, capabilities, server_info
 from roundgate.protocol import SESSION_HEADER as SESSION
 from roundgate.protocol import (
     SUPPORTED_VERSIONS,
@@ -57,7 +55,7 @@ from roundgate.protocol import (
 from roundgate.protocol.v2025 import REVISIONS, VERSIONS, Opening, wire_errors
 from roundgate.protocol.v2025.shapes import implementation
 from roundgate.settings import ServerConfig
-from roundgate.tokens.session_ids import SessionFacts, SessionSealer
+from roundgate.tokens.ids import SessionFacts, SessionSealer
 
 RESUMING: Final = "2025-11-25"
 """Clients that ask for this revision come back for the rest of a stream; of those that ask for an
@@ -158,7 +156,7 @@ class OlderEndpoint:
         if not isinstance(message, Request):
             exchange.method = message.method if isinstance(message, Notification) else "response"
             await self._take(message, caller)
-            await exchange.responder.accepted()
+            await exchange.responder.answer(202, b"")
             return
         exchange.name = name_of(message)
         own = await self._own.result(message, caller) if message.method in OWN else None
@@ -302,7 +300,7 @@ class OlderEndpoint:
     ) -> None:
         responder = exchange.responder
         if not answers:
-            await responder.accepted()
+            await responder.answer(202, b"")
         elif responder.state is State.STREAMING:
             for answer in answers:
                 await stream.message(answer)
@@ -458,4 +456,4 @@ class OlderEndpoint:
         exchange.code = wire_errors.look_up(error).code
         exchange.label, exchange.error = "error", str(error)
         if exchange.responder.state is not State.DONE:
-            await exchange.responder.answer(status, body, headers_of(error))
+            await exchange.responder.answer(status, body, error_headers(error))

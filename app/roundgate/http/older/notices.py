@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from roundgate.errors import Unavailable
 from roundgate.http.older.caller import Caller
+from roundgate.http.older.sessions import Sessions
 from roundgate.http.older.stream import SessionStream
-from roundgate.methods.sessions import Sessions
 from roundgate.protocol import LOG_LEVELS
 
 _MESSAGE: Final = "notifications/message"

@@ -28,8 +28,8 @@ from typing import Final
 from roundgate.clock import Clock
 from roundgate.errors import AuthError, CallCancelled, GatewayError, ToolError, Unavailable
 from roundgate.http.older.claims import Claim
-from roundgate.methods.once import kept_error, kept_reply, reply_of
-from roundgate.methods.results import Reply
+from roundgate.methods.once import kept_error, kept_reply, stored_reply
+from roundgate.methods.rounds import Reply
 from roundgate.storage import SessionStore
 
 FIRST_LOOK_S: Final = 0.05
@@ -208,4 +208,4 @@ class OneRun:
 def _opened(ended: bytes) -> Ran:
     """Raises the error that a round ended with."""
     next_round, until_ms, kept = ended.split(b" ", 2)
-    return Ran(reply_of(kept), next_round.decode(), int(until_ms))
+    return Ran(stored_reply(kept), next_round.decode(), int(until_ms))

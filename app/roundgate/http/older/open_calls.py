@@ -18,7 +18,7 @@ from roundgate.errors import InvalidRequest
 from roundgate.http.older.caller import Caller
 from roundgate.protocol import Request
 from roundgate.storage import SessionStore
-from roundgate.tokens.stream_ids import StreamIds
+from roundgate.tokens.ids import StreamIds
 
 MAX_TOKEN: Final = 4_000
 """Characters of an event's id that travels whole: proxies take headers of 8 KB."""

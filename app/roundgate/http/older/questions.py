@@ -23,8 +23,7 @@ from roundgate.clock import Clock
 from roundgate.errors import CallCancelled, InvalidRequest, ToolError, Unavailable
 from roundgate.protocol import RequestId, Response
 from roundgate.storage import SessionStore
-from roundgate.tokens.session_ids import SessionFacts
-from roundgate.tokens.stream_ids import QuestionId, StreamIds
+from roundgate.tokens.ids import QuestionId, SessionFacts, StreamIds
 
 FIRST_LOOK_S: Final = 0.05
 LAST_LOOK_S: Final = 1.0

@@ -89,10 +89,9 @@ class OlderClients:
         from roundgate.http.older.endpoint import OlderEndpoint
         from roundgate.http.older.patient import PatientRows
         from roundgate.http.older.questions import Questions
-        from roundgate.methods.sessions import Sessions
+        from roundgate.http.older.sessions import Sessions
         from roundgate.protocol.revisions_with_sessions import WITH_SESSIONS
-        from roundgate.tokens.session_ids import SessionSealer
-        from roundgate.tokens.stream_ids import StreamIds
+        from roundgate.tokens.ids import SessionSealer, StreamIds
 
         http, sessions = self._config.http, self._config.sessions
         store = PatientRows(self._core.stores.sessions, self._clock)

@@ -14,9 +14,9 @@ from typing import Any, Final, TypeAlias
 from starlette.requests import ClientDisconnect
 
 from roundgate.errors import Unavailable
+from roundgate.http.exchange import Responder, State
 from roundgate.http.older.one_run import OneRun
 from roundgate.http.older.unheard import UnheardWatch
-from roundgate.http.responder import Responder, State
 from roundgate.protocol import jsonrpc, sse
 
 RETRY_MS: Final = 500

@@ -19,7 +19,7 @@ from types import TracebackType
 from starlette.types import Receive
 
 from roundgate.errors import Unavailable
-from roundgate.http.responder import DisconnectWatch
+from roundgate.http.exchange import DisconnectWatch
 
 
 class UnheardWatch(DisconnectWatch):

@@ -7,6 +7,6 @@ The handlers behind it are the same as for any other revision.
 
 from roundgate.protocol.v2025.requests import Opening, inbound_of
 from roundgate.protocol.v2025.results import Results
-from roundgate.protocol.v2025.revisions import REVISIONS, VERSIONS, Revision, negotiated
+from roundgate.protocol.v2025.shapes import REVISIONS, VERSIONS, Revision, negotiated
 
 __all__ = ["REVISIONS", "VERSIONS", "Opening", "Results", "Revision", "inbound_of", "negotiated"]

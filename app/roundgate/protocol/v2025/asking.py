@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from roundgate.protocol.v2025.revisions import Revision
+from roundgate.protocol.v2025.shapes import Revision
 
 _FIELD: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
@@ -52,8 +52,8 @@ def request_params(
 
 
 def _plain_field(field: Mapping[str, Any]) -> dict[str, Any]:
-    """A field as 2025-06-18 has it. A choice of several, which it has not, is text with
-    commas between the values."""
+    """Return a field in the form of 2025-06-18. A choice of several, which that revision lacks, is
+    text with commas between the values."""
     given = dict(field)
     if "oneOf" in given:
         given["enum"] = [one["const"] for one in given["oneOf"]]
@@ -80,7 +80,7 @@ def _choices(items: Mapping[str, Any]) -> list[str]:
 def answer_of(
     revision: Revision, method: str, params: Mapping[str, Any], result: dict[str, Any]
 ) -> dict[str, Any]:
-    """What a client answered, as the handler's question takes it."""
+    """Return a client's answer in the form that the handler's question takes."""
     content = result.get("content")
     if method != "elicitation/create" or revision.has_rich_forms or not isinstance(content, dict):
         return result

@@ -14,7 +14,7 @@ from roundgate.protocol import params
 from roundgate.protocol.inbound import ClientCapabilities, Inbound, Meta
 from roundgate.protocol.jsonrpc import MAX_ID, Request
 from roundgate.protocol.params import Params
-from roundgate.protocol.v2025.revisions import Revision, negotiated
+from roundgate.protocol.v2025.shapes import Revision, negotiated
 
 MAX_NAME: Final = 100
 """Characters of a client's name and version that its session keeps."""
@@ -58,10 +58,10 @@ class Opening:
 
     @classmethod
     def of(cls, request: Request) -> Opening:
-        """From the params of `initialize`.
+        """Read the params of `initialize`.
 
         Raises:
-            InvalidParams: they have the wrong shape.
+            InvalidParams: they are malformed.
         """
         asked = params.validate(_InitializeParams, request.params)
         revision = negotiated(asked.protocol_version)
@@ -74,7 +74,7 @@ class Opening:
 
 
 def _askable(revision: Revision, declared: Mapping[str, Any]) -> dict[str, Any]:
-    """What may be asked of a client, in the shape of today's `ClientCapabilities`."""
+    """Return what a server may ask the client for, in the form of the newest `ClientCapabilities`."""
     found: dict[str, Any] = {}
     for name in ("elicitation", "sampling", "roots"):
         given = declared.get(name)
@@ -98,11 +98,11 @@ def inbound_of(
     client_info: Mapping[str, str],
     features: Container[str],
 ) -> Inbound:
-    """A request of a session, for the methods that all revisions have.
+    """Validate a request of a session, for the methods that all revisions have.
 
     Raises:
-        MethodNotFound: it is none of those, or there is nothing to serve for it.
-        InvalidParams: `_meta`, or what the request is about, has the wrong shape.
+        MethodNotFound: the method is none of those, or its feature is not served.
+        InvalidParams: `_meta`, or the name that the request is about, is malformed.
     """
     feature = FEATURES.get(request.method)
     if feature is None or feature not in features:

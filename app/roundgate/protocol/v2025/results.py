@@ -11,7 +11,7 @@ from typing import Any
 
 from roundgate import json
 from roundgate.protocol.v2025 import shapes
-from roundgate.protocol.v2025.revisions import Revision
+from roundgate.protocol.v2025.shapes import Revision
 
 
 class Results:
@@ -21,29 +21,29 @@ class Results:
         self._revision = revision
 
     def write(self, result: Mapping[str, Any], cache: object = None) -> bytes:
-        """One result as JSON.
+        """Return a result as JSON.
 
         Raises:
-            TypeError, ValueError, RecursionError: something in it is not JSON.
+            TypeError, ValueError, RecursionError: a part of it is not JSON.
         """
         return json.encode(shapes.result(self._revision, result))
 
     def rest(self, cache: object = None) -> bytes:
-        """What follows the members of a result that are serialised already: the last brace."""
+        """Return the end of a result whose members are serialised already: the last brace."""
         return b"}"
 
     def entries(self, member: str, entries: bytes) -> bytes:
-        """The entries of a list, which are serialised already, in the shape of the revision."""
+        """Return the serialised entries of a list in the form of the revision."""
         shape = shapes.ENTRIES[member]
         shaped = [shape(self._revision, one) for one in json.decode(b"[%b]" % entries)]
         return json.encode(shaped)[1:-1]
 
     def input_required(self, requests: Mapping[str, Any], request_state: str) -> bytes:
-        """Questions by key, or none, and the state of the call; read back by `asked`."""
+        """Return the questions by key, if any, and the state of the call, for `asked` to read."""
         return json.encode({"inputRequests": dict(requests), "requestState": request_state})
 
 
 def asked(result: bytes) -> tuple[dict[str, Any], str]:
-    """The questions by key and the state that `Results.input_required` wrote."""
+    """Return the questions by key and the state that `Results.input_required` wrote."""
     found = json.decode(result)
     return found["inputRequests"], found["requestState"]

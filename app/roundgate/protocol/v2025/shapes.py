@@ -8,10 +8,9 @@ object or it is none: a later revision allows any JSON value, and its text says 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
-
-from roundgate.protocol.v2025.revisions import Revision
 
 Wire: TypeAlias = dict[str, Any]
 
@@ -28,7 +27,7 @@ are those of a resource."""
 
 
 def tool(revision: Revision, definition: Mapping[str, Any]) -> Wire:
-    """An entry of tools/list."""
+    """Return an entry of tools/list."""
     shaped = _only(revision.tool, definition)
     if not _is_object_schema(shaped.get("outputSchema")):
         shaped.pop("outputSchema", None)
@@ -36,7 +35,7 @@ def tool(revision: Revision, definition: Mapping[str, Any]) -> Wire:
 
 
 def prompt(revision: Revision, definition: Mapping[str, Any]) -> Wire:
-    """An entry of prompts/list."""
+    """Return an entry of prompts/list."""
     shaped = _only(revision.prompt, definition)
     if "arguments" in shaped:
         shaped["arguments"] = [_only(revision.argument, one) for one in shaped["arguments"]]
@@ -44,12 +43,12 @@ def prompt(revision: Revision, definition: Mapping[str, Any]) -> Wire:
 
 
 def resource(revision: Revision, definition: Mapping[str, Any]) -> Wire:
-    """An entry of resources/list."""
+    """Return an entry of resources/list."""
     return _annotated(revision, _only(revision.resource, definition))
 
 
 def template(revision: Revision, definition: Mapping[str, Any]) -> Wire:
-    """An entry of resources/templates/list."""
+    """Return an entry of resources/templates/list."""
     return _annotated(revision, _only(revision.template, definition))
 
 
@@ -60,7 +59,7 @@ ENTRIES: Final[Mapping[str, Callable[[Revision, Mapping[str, Any]], Wire]]] = Ma
 
 
 def block(revision: Revision, given: Mapping[str, Any]) -> Wire:
-    """A block of content."""
+    """Return a block of content."""
     kind = given.get("type", "")
     if kind == "resource_link":
         if not revision.has_structured:
@@ -75,7 +74,7 @@ def block(revision: Revision, given: Mapping[str, Any]) -> Wire:
 
 
 def result(revision: Revision, given: Mapping[str, Any]) -> Wire:
-    """A result of any method."""
+    """Return a result of any method."""
     shaped = {name: value for name, value in given.items() if name not in _OF_LATER}
     if isinstance(blocks := shaped.get("content"), list):
         # nearly all are plain text, in which nothing of another revision has room
@@ -94,7 +93,7 @@ def result(revision: Revision, given: Mapping[str, Any]) -> Wire:
 
 
 def implementation(revision: Revision, given: Mapping[str, Any]) -> Wire:
-    """Who the server is."""
+    """Return the server's `Implementation`."""
     return _only(revision.implementation, given)
 
 
@@ -119,3 +118,99 @@ def _link_in_words(link: Mapping[str, Any]) -> str:
     named = link.get("title") or link.get("name") or "Resource"
     described = f": {link['description']}" if link.get("description") else ""
     return f"{named}{described} ({link.get('uri', '')})"
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """One revision, as its `schema.ts` has it. Each set names the members of a kind of value.
+
+    2025-03-26   batches; tools with annotations, audio
+    2025-06-18   titles, output schemas, structured results, links to resources, `elicitation/create`
+    2025-11-25   icons, forms with defaults and choices, pages to open, sampling with tools
+    """
+
+    version: str
+    tool: frozenset[str]
+    prompt: frozenset[str]
+    argument: frozenset[str]
+    """An argument of a prompt."""
+    resource: frozenset[str]
+    template: frozenset[str]
+    contents: frozenset[str]
+    """What a resource holds."""
+    block: frozenset[str]
+    """Members of a content block beside those of its own kind."""
+    annotations: frozenset[str]
+    implementation: frozenset[str]
+    has_structured: bool
+    """Whether tools have output schemas and structured results, and results links to resources."""
+    has_rich_forms: bool
+    """Whether a form may have defaults for every kind of field, choices of
+    several and titled choices."""
+    asks: frozenset[str]
+    """What a server may ask a client, as `ClientCapabilities` name it; "elicitation.url" is a page
+    to open, and "sampling.tools" sampling with tools."""
+    has_batches: bool
+    """Whether a body may be an array of messages."""
+
+
+_SPRING: Final = Revision(
+    version="2025-03-26",
+    tool=frozenset({"name", "description", "inputSchema", "annotations"}),
+    prompt=frozenset({"name", "description", "arguments"}),
+    argument=frozenset({"name", "description", "required"}),
+    resource=frozenset({"uri", "name", "description", "mimeType", "annotations", "size"}),
+    template=frozenset({"uriTemplate", "name", "description", "mimeType", "annotations"}),
+    contents=frozenset({"uri", "mimeType", "text", "blob"}),
+    block=frozenset({"type", "annotations"}),
+    annotations=frozenset({"audience", "priority"}),
+    implementation=frozenset({"name", "version"}),
+    has_structured=False,
+    has_rich_forms=False,
+    asks=frozenset({"sampling", "roots"}),
+    has_batches=True,
+)
+_SUMMER: Final = Revision(
+    version="2025-06-18",
+    tool=_SPRING.tool | {"title", "outputSchema", "_meta"},
+    prompt=_SPRING.prompt | {"title", "_meta"},
+    argument=_SPRING.argument | {"title"},
+    resource=_SPRING.resource | {"title", "_meta"},
+    template=_SPRING.template | {"title", "_meta"},
+    contents=_SPRING.contents | {"_meta"},
+    block=_SPRING.block | {"_meta"},
+    annotations=_SPRING.annotations | {"lastModified"},
+    implementation=_SPRING.implementation | {"title"},
+    has_structured=True,
+    has_rich_forms=False,
+    asks=_SPRING.asks | {"elicitation"},
+    has_batches=False,
+)
+_AUTUMN: Final = Revision(
+    version="2025-11-25",
+    tool=_SUMMER.tool | {"icons"},
+    prompt=_SUMMER.prompt | {"icons"},
+    argument=_SUMMER.argument,
+    resource=_SUMMER.resource | {"icons"},
+    template=_SUMMER.template | {"icons"},
+    contents=_SUMMER.contents,
+    block=_SUMMER.block,
+    annotations=_SUMMER.annotations,
+    implementation=_SUMMER.implementation | {"icons", "description", "websiteUrl"},
+    has_structured=True,
+    has_rich_forms=True,
+    asks=_SUMMER.asks | {"elicitation.url", "sampling.tools"},
+    has_batches=False,
+)
+
+REVISIONS: Final[Mapping[str, Revision]] = MappingProxyType(
+    {revision.version: revision for revision in (_AUTUMN, _SUMMER, _SPRING)}
+)
+"""By version, newest first."""
+VERSIONS: Final = tuple(REVISIONS)
+
+
+def negotiated(requested: str) -> Revision:
+    """Return the revision that a client asks for, or the newest one (lifecycle, "Version
+    Negotiation")."""
+    return REVISIONS.get(requested, _AUTUMN)

@@ -13,8 +13,14 @@ from roundgate.protocol.v2026_07_28.requests import (
     mirrored_arguments,
     validate_request,
 )
-from roundgate.protocol.v2026_07_28.results import Results, kept_result, result_format
-from roundgate.protocol.v2026_07_28.wire_errors import kept_error, look_up, render
+from roundgate.protocol.v2026_07_28.results import (
+    Results,
+    kept_error,
+    kept_result,
+    look_up,
+    render,
+    result_format,
+)
 
 __all__ = [
     "METHODS",

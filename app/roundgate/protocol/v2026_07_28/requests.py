@@ -59,15 +59,15 @@ _PARAM_PREFIX_LOWER: Final = PARAM_PREFIX.lower().encode()
 
 
 def read_header(headers: Headers, name: bytes) -> str | None:
-    """A mirroring header, still encoded, without the white space around it (RFC 9110 section 5.5;
-    httptools leaves it); `None` if it is not sent."""
+    """Return the encoded value of a mirroring header, or `None`. httptools leaves white space
+    around it (RFC 9110 section 5.5), which is removed here."""
     value = headers.get(name)
     return None if value is None else value.strip(b" \t").decode("latin-1")
 
 
 def repeated_header(headers: Headers) -> str | None:
-    """The first mirroring header that came twice: two readers could then
-    believe different things."""
+    """Return the first mirroring header that came twice: two readers could believe different
+    values."""
     for name in headers.repeated:
         if name in _MIRRORED or name.startswith(_PARAM_PREFIX_LOWER):
             return name.decode("latin-1")
@@ -75,8 +75,8 @@ def repeated_header(headers: Headers) -> str | None:
 
 
 def encode_value(value: str) -> str:
-    """A string as a header value: as it is where that survives HTTP, else
-    `=?base64?…?=` of its UTF-8."""
+    """Return a string as a header value: as it is if that survives HTTP, otherwise `=?base64?…?=`
+    of its UTF-8."""
     looks_encoded = value.startswith("=?base64?") and value.endswith("?=")
     if _PLAIN.fullmatch(value) and value == value.strip() and not looks_encoded:
         return value
@@ -86,11 +86,10 @@ def encode_value(value: str) -> str:
 
 
 def decode_value(header: str, value: str) -> str:
-    """The inverse of `encode_value`; strict about alphabet, padding and UTF-8.
+    """Invert `encode_value`, strictly in alphabet, padding and UTF-8.
 
     Raises:
-        HeaderMismatch: the value is neither plain visible ASCII nor
-            well-formed base64 in the sentinel.
+        HeaderMismatch: the value is neither visible ASCII nor well-formed base64 in the sentinel.
     """
     sentinel = _SENTINEL.fullmatch(value)
     if sentinel is None:
@@ -121,10 +120,11 @@ class ParamHeader:
     type: str
 
     def check(self, arguments: Mapping[str, Any], headers: Headers) -> None:
-        """Header and argument agree, or both are absent; `null` counts as absent.
+        """Compare header and argument, which must agree or both be absent. `null` counts as
+        absent.
 
         Raises:
-            HeaderMismatch: one is there without the other, or they differ.
+            HeaderMismatch: only one is there, or they differ.
         """
         value, raw = (
             _value_at(arguments, self.path),
@@ -160,11 +160,10 @@ class ParamHeader:
 
 
 def mirrored_arguments(input_schema: Mapping[str, Any]) -> tuple[ParamHeader, ...]:
-    """The `x-mcp-header` annotations of a tool's input schema.
+    """Return the `x-mcp-header` annotations of a tool's input schema.
 
     Raises:
-        ValueError: an annotation breaks the rules of "Schema Extension"; clients
-            would have to drop the tool.
+        ValueError: an annotation violates "Schema Extension"; clients would have to drop the tool.
     """
     found: dict[str, ParamHeader] = {}
     for path, schema in _positions(input_schema):
@@ -213,8 +212,8 @@ _NAMED_SCHEMAS: Final = (
 def _positions(
     root: Mapping[str, Any],
 ) -> Iterator[tuple[tuple[str, ...] | None, Mapping[str, Any]]]:
-    """Every schema inside a schema, with its chain of `properties` keys; `None` once
-    another keyword is crossed."""
+    """Yield every schema inside a schema, with its chain of `properties` keys, or `None` below
+    another keyword."""
     stack: list[tuple[tuple[str, ...] | None, Any]] = [((), root)]
     while stack:
         path, schema = stack.pop()
@@ -309,13 +308,16 @@ def validate_request(
     features: Container[str],
     extensions: Mapping[str, Route] = MappingProxyType({}),
 ) -> Inbound:
-    """Checks 1 to 6 of one request, which came with these headers.
+    """Make checks 1 to 6 of a request.
 
-    `features` are those that there is something to serve for, `extensions` the methods that are not
-    the revision's own.
+    Args:
+        request: one JSON-RPC request.
+        received: its headers.
+        features: the features that are served.
+        extensions: the methods that are not the revision's own.
 
     Raises:
-        ProtocolError: of the first check that fails.
+        ProtocolError: the first check that fails.
     """
     # an older client can send neither the headers nor `_meta`, and must be told why
     if request.method == "initialize":
@@ -392,8 +394,7 @@ def _meta(envelope: dict[str, Any]) -> Meta:
 
 
 def _is_usable(token: Any) -> bool:
-    """Whether a progress token is one that the protocol allows, and short enough to be
-    repeated with every event."""
+    """Return whether a progress token is valid and short enough to repeat with every event."""
     return (
         len(token) <= MAX_ID
         if isinstance(token, str)

@@ -10,10 +10,25 @@ See basic/index ("Results") and server/utilities/caching.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
+from roundgate.errors import (
+    GatewayError,
+    HeaderMismatch,
+    InternalError,
+    InvalidParams,
+    InvalidRequest,
+    MethodNotFound,
+    MissingCapability,
+    ParseError,
+    ProtocolError,
+    TransportError,
+    Unavailable,
+    UnsupportedVersion,
+)
 from roundgate.json import encode
-from roundgate.protocol.revision import CacheHint
+from roundgate.protocol.revision import CacheHint, ErrorTable, WireError
 
 SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
 
@@ -26,10 +41,10 @@ class Results:
         self._end = b',"_meta":%b}' % encode({SERVER_INFO: self._server_info})
 
     def write(self, result: Mapping[str, Any], cache: CacheHint | None = None) -> bytes:
-        """One result as JSON; it is complete unless it has a `resultType` of its own.
+        """Return a result as JSON. It is complete unless it has a `resultType` of its own.
 
         Raises:
-            TypeError, ValueError, RecursionError: something in it is not JSON.
+            TypeError, ValueError, RecursionError: a part of it is not JSON.
         """
         written = {"resultType": "complete", **result}
         if cache is not None:
@@ -41,31 +56,55 @@ class Results:
         return encode(written)[:-1] + self._end
 
     def rest(self, cache: CacheHint | None = None) -> bytes:
-        """What follows the members of a result that are serialised already: a comma, and
-        all up to the last brace."""
+        """Return the end of a result whose members are serialised already: a comma, and all up to
+        the last brace."""
         return b"," + self.write({}, cache)[1:]
 
     def entries(self, member: str, entries: bytes) -> bytes:
-        """The entries of a list as the catalog has them: in the shape of this revision."""
+        """Return the entries of a list, which the catalog has in the form of this revision."""
         return entries
 
     def input_required(self, requests: Mapping[str, Any], request_state: str) -> bytes:
-        """The schema's `InputRequiredResult`: questions by key, or none, and
-        the state of the call."""
+        """Return the schema's `InputRequiredResult`: the questions by key, if any, and the state
+        of the call."""
         asked = {"inputRequests": dict(requests)} if requests else {}
         return self.write({"resultType": "input_required", **asked, "requestState": request_state})
 
 
 def result_format(server_info: Mapping[str, Any]) -> Results:
-    """How the results of a server are written. `server_info` is the schema's `Implementation`."""
+    """Return the format of a server's results. `server_info` is the schema's `Implementation`."""
     return Results(server_info)
 
 
 def kept_result(result: Mapping[str, Any]) -> bytes:
-    """The `result` of a completed task, as JSON: what a call would have answered,
-    without `_meta` of the server.
+    """Return the `result` of a completed task as JSON, without the server's `_meta`.
 
     Raises:
-        TypeError, ValueError, RecursionError: something in it is not JSON.
+        TypeError, ValueError, RecursionError: a part of it is not JSON.
     """
     return encode({"resultType": "complete", **result})
+
+
+TABLE: Final[Mapping[type[GatewayError], WireError]] = MappingProxyType(
+    {
+        ParseError: WireError(-32700, 400),
+        InvalidRequest: WireError(-32600, 400),
+        MethodNotFound: WireError(-32601, 404),
+        InvalidParams: WireError(-32602, 400),
+        HeaderMismatch: WireError(-32020, 400),
+        MissingCapability: WireError(-32021, 400),
+        UnsupportedVersion: WireError(-32022, 400),
+        TransportError: WireError(-32600, 400),
+        Unavailable: WireError(-32600, 503),
+        InternalError: WireError(-32603, 200),
+        ProtocolError: WireError(
+            -32600, 400
+        ),  # of ours each has its row above; a handler may raise one of its own
+    }
+)
+"""The codes of basic/index, "Error Codes", and the statuses of streamable-http: 404 for an unknown
+method, 400 for every other error in a request. -32603 travels with 200: no revision gives it a status,
+the official client reads the error from the body, and a 5xx would invite proxies to retry."""
+
+ERRORS: Final = ErrorTable(TABLE)
+look_up, render, kept_error = ERRORS.look_up, ERRORS.render, ERRORS.kept

@@ -1,0 +1,258 @@
+"""Calls of several requests: idempotency keys, dialogues and jobs.
+
+A key follows from the call: from the sealed state of its round, the client's own key, or the task
+that it has become. A retry, the same round at another replica, and the next worker after a death
+all send the same key.
+
+A service that knows the gateway can ask for input and get its own state back (`roundgate docs
+rounds`):
+
+service → gateway   200, Content-Type: application/vnd.roundgate.input-required+json
+                    {"inputRequests": {"size": {"method": "elicitation/create", "params": {…}}}, "state": anything}
+gateway → service   the same method and path, Content-Type: application/vnd.roundgate.input-responses+json
+                    {"body": that of the first request, "inputResponses": {"size": {"action": …}}, "state": …}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+from roundgate import json
+from roundgate.backends.exchange import AnsweredJob, Answering, Exchange, Kept, asked
+from roundgate.backends.http.bodies import Argument, BodyPlan, Template, body_of
+from roundgate.backends.http.config import HttpCancelConfig, HttpJobConfig
+from roundgate.backends.http.endpoint import PATH_VARIABLE
+from roundgate.backends.http.messages import Answer, Outgoing, Send
+from roundgate.backends.http.values import pairs, path_text, text
+from roundgate.errors import BackendError, NotNow, ParseError, ToolError, UnexpectedAnswer
+from roundgate.protocol import ABSENT
+from roundgate.replay import Context
+
+USUAL: Final = "idempotency-key"
+KEYED: Final = frozenset({"POST", "PATCH"})
+"""Methods whose repetition may change something (RFC 9110 section 9.2.2)."""
+INPUT_REQUIRED: Final = "application/vnd.roundgate.input-required+json"
+INPUT_RESPONSES: Final = "application/vnd.roundgate.input-responses+json"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """The key of the first request of a call."""
+
+    header: str
+    value: str
+    is_declared: bool
+    """Whether the configuration says that the service takes keys; only then a request with one may
+    be repeated."""
+
+
+async def key_of(context: Context, method: str, header: str | None) -> Key | None:
+    """Return the key of a call, or `None` if none is of use.
+
+    Without a declared `header`, a task has a key all the same: a worker may die after it has sent a
+    request and before it has recorded that.
+    """
+    if header is not None:
+        return Key(header, await context.idempotency_key("request"), is_declared=True)
+    if context.task_id is None or method not in KEYED:
+        return None
+    return Key(USUAL, context.task_id, is_declared=False)
+
+
+def with_key(outgoing: Outgoing, key: Key | None, number: int = 1) -> Outgoing:
+    """Return a request with the key, unless the tool sets the header itself. `number` counts the
+    requests of a dialogue from 1; each has a key of its own."""
+    if key is None:
+        return outgoing
+    keyed = replace(
+        outgoing,
+        is_repeatable=outgoing.is_repeatable or key.is_declared,
+        has_key=key.is_declared,
+    )
+    if key.header.lower() in map(str.lower, outgoing.headers):
+        return keyed
+    value = key.value
+    if number > 1:
+        value = f"{value}-{number}"
+        if key.is_declared:  # other answers of the user are another request
+            body = (outgoing.body or b"").decode("utf-8", "replace")
+            value = f"{value}-{json.digest(body)}"
+    return replace(keyed, headers={key.header: value, **outgoing.headers})
+
+
+def exchange_of(send: Send, outgoing: Outgoing, key: Key | None) -> Exchange:
+    """Return the exchanges of the dialogue that begins with this request."""
+
+    async def exchange(number: int, answering: Answering | None) -> Kept:
+        request = outgoing if answering is None else _answering(outgoing, answering)
+        answer = await send(with_key(request, key, number))
+        return _asked(answer) if answer.media_type == INPUT_REQUIRED else answer.kept()
+
+    return exchange
+
+
+def _asked(answer: Answer) -> Kept:
+    if answer.status != 200:  # otherwise the caller would see its state
+        raise BackendError(
+            f"The service asked for input with the status {answer.status}, which has to be 200"
+        )
+    try:
+        return asked(answer.value())
+    except ParseError:
+        raise BackendError(
+            "The service asked for input in a form that the gateway does not know"
+        ) from None
+
+
+def _answering(outgoing: Outgoing, answering: Answering) -> Outgoing:
+    body = None if outgoing.body is None else json.decode(outgoing.body)
+    envelope = {"body": body, "inputResponses": dict(answering.responses), "state": answering.state}
+    headers = outgoing.headers | {"content-type": INPUT_RESPONSES}
+    return replace(outgoing, headers=headers, body=json.encode(envelope))
+
+
+def check_job(job: HttpJobConfig, arguments: Sequence[Argument]) -> None:
+    """Raise ValueError if a request needs a variable without a value, or a path an argument that a
+    call may lack."""
+    names = {one.name for one in arguments}
+    if unknown := sorted(_names_in(job.cancel) - job.variables.keys() - names):
+        raise ValueError(
+            f"job.cancel needs {', '.join(unknown)}, which neither job.variables nor the arguments have"
+        )
+    certain = {
+        one.name
+        for one in arguments
+        if one.required or one.location == "path" or one.default is not ABSENT
+    }
+    for path in _paths(job):
+        missing = set(PATH_VARIABLE.findall(path)) - job.variables.keys() - certain
+        if optional := sorted(missing & names):
+            raise ValueError(
+                f"job path {path!r} needs the argument {', '.join(optional)}, which a call may lack:"
+                " set `required` or a `default`"
+            )
+        if missing:
+            raise ValueError(
+                f"job path {path!r} needs {', '.join(sorted(missing))}, which neither job.variables nor"
+                " the arguments have"
+            )
+
+
+def parents(job: HttpJobConfig, arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Return the arguments of a call that paths of its job need, encoded for a path.
+
+    Raises:
+        ToolError: an argument is not allowed in a path.
+    """
+    names = {name for path in _paths(job) for name in PATH_VARIABLE.findall(path)}
+    found: dict[str, str] = {}
+    for name in sorted(names - job.variables.keys()):
+        try:
+            found[name] = path_text(text(arguments[name]))
+        except ValueError as error:
+            raise ToolError(f"arguments.{name}: {error}") from None
+    return found
+
+
+def _paths(job: HttpJobConfig) -> list[str]:
+    cancel = None if job.cancel is None else job.cancel.path
+    return [path for path in (job.poll, job.fetch, cancel) if path is not None]
+
+
+def _names_in(cancel: HttpCancelConfig | None) -> frozenset[str]:
+    """Return the variables in query and body of a cancel."""
+    if cancel is None:
+        return frozenset()
+    return Template(
+        {"query": cancel.query, "body": cancel.body or {}, "form": cancel.form or {}}
+    ).names
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """The requests about a job of one call."""
+
+    config: HttpJobConfig
+    send: Send
+    started: Outgoing
+    """The request that starts the job, without its key."""
+    key: Key | None
+    parents: Mapping[str, str]
+    """As `parents` returns them."""
+    query: str
+    """The query of every request, such as the version of the service's API."""
+    arguments: Mapping[str, Any]
+    """The arguments of the call, for query and body of a cancel."""
+
+    def job(self) -> AnsweredJob:
+        """Return the job."""
+        config, start = self.config, with_key(self.started, self.key)
+        return AnsweredJob(
+            config,
+            "service",
+            begin=lambda: self.send(start),
+            look=partial(self._get, config.poll),
+            result=None if config.fetch is None else partial(self._get, config.fetch),
+            end=None if config.cancel is None else partial(self._cancel, config.cancel),
+            starts_once=start.is_repeatable,
+        )
+
+    async def _get(self, path: str, values: Mapping[str, str]) -> Answer:
+        request = self._request(path, values)
+        try:
+            return await self.send(request)
+        except UnexpectedAnswer:
+            raise  # it would be the same the next time
+        except BackendError as error:
+            raise NotNow(str(error)) from None
+
+    async def _cancel(self, cancel: HttpCancelConfig, values: Mapping[str, str]) -> Answer:
+        known = {**self.arguments, **values}
+        request = self._request(cancel.path, values)
+        query = Template(cancel.query).filled(known)
+        added = [one for name, value in query.items() for one in pairs(name, value)]
+        body: bytes | None = None
+        headers = request.headers
+        plan = None
+        if cancel.form is not None:
+            plan = BodyPlan("form", fixed=Template(cancel.form).filled(known))
+        elif cancel.body is not None:
+            plan = BodyPlan(template=Template(cancel.body))
+        if plan is not None:
+            body, content_type = body_of(plan, (), known)
+            headers = {**headers, "content-type": content_type}
+        whole_query = "&".join(filter(None, (request.query, *added)))
+        return await self.send(
+            replace(request, method=cancel.method, query=whole_query, headers=headers, body=body)
+        )
+
+    def _request(self, path: str, values: Mapping[str, str]) -> Outgoing:
+        """Return a GET request; raise BackendError if a value of the job is not allowed in a path,
+        where it would name another endpoint."""
+        for name, written in self.parents.items():
+            path = path.replace(f"{{{name}}}", written)
+        for name, value in values.items():
+            try:
+                path = path.replace(f"{{{name}}}", path_text(value))
+            except ValueError:
+                shown = repr(value[:100])
+                raise BackendError(
+                    f"The service started a job with {name} = {shown}, which cannot be part of a path"
+                ) from None
+        started = self.started
+        headers = {
+            name: value for name, value in started.headers.items() if name.lower() != "content-type"
+        }
+        return Outgoing(
+            "GET",
+            path,
+            self.query,
+            headers,
+            None,
+            is_repeatable=True,
+            wants=started.wants,
+            max_bytes=started.max_bytes,
+        )

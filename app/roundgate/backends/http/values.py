@@ -1,0 +1,141 @@
+"""Values of arguments as text: lists in a query, form, header or path, and segments of a path.
+
+    repeat     a=1&a=2          comma     a=1,2          pipe     a=1%7C2
+    brackets   a[]=1&a[]=2      json      a=[1,2]        space    a=1%202
+
+A separator stands as it is, and items are percent-encoded; in a header, where nothing is, an item
+with the separator is refused.
+
+Percent-encoding a "/" in a path does not make it harmless: many servers, and more proxies, decode
+the path before they split it, some twice, and then `/public/..%2Fsecret` is `/secret` (CWE-22). So
+such a value is refused, not encoded.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypeAlias
+from urllib.parse import quote, unquote_to_bytes
+
+from roundgate import json
+
+ListStyle: TypeAlias = Literal["repeat", "comma", "pipe", "space", "brackets", "json"]
+SEPARATORS: Final[Mapping[str, str]] = MappingProxyType({"comma": ",", "pipe": "|", "space": " "})
+_IN_URL: Final[Mapping[str, str]] = MappingProxyType({"comma": ",", "pipe": "%7C", "space": "%20"})
+_LONG: Final = 1e21
+"""From this number on, JavaScript writes an exponent too."""
+_MAX_DECODINGS: Final = 4
+_OVERLONG: Final = (b"\xc0", b"\xc1", b"\xe0\x80", b"\xe0\x81", b"\xf0\x80")
+"""How ASCII begins in more bytes than it needs, which lenient decoders accept."""
+_UNIT: Final = re.compile(r"%[uU]([0-9a-fA-F]{4})")
+"""A character as IIS and old scripts escape it."""
+
+
+def text(value: Any) -> str:
+    """Return a value as text: JSON unless it is a string; a float without a fraction, which JSON
+    Schema takes for an integer, as an integer."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float) and value.is_integer() and abs(value) < _LONG:
+        value = int(value)
+    return json.encode(value).decode()
+
+
+def quoted(value: str) -> str:
+    """Percent-encode everything but the unreserved characters of RFC 3986."""
+    return quote(value, safe="", errors="replace")
+
+
+def pairs(
+    name: str, value: Any, style: ListStyle = "repeat", *, sends_empty: bool = False
+) -> list[str]:
+    """Return a value in a query or a form, as percent-encoded `name=value`.
+
+    Args:
+        name: in the request.
+        value: null, and null in a list, is left out.
+        style: of a list.
+        sends_empty: whether an empty list is the name without a value, instead of nothing.
+    """
+    if value is None:
+        return []
+    if not isinstance(value, list) or style == "json":
+        return [f"{quoted(name)}={quoted(text(value))}"]
+    items = [quoted(text(one)) for one in value if one is not None]
+    key = quoted(f"{name}[]" if style == "brackets" else name)
+    if not items:
+        return [f"{key}="] if sends_empty else []
+    if style in _IN_URL:
+        return [f"{key}={_IN_URL[style].join(items)}"]
+    return [f"{key}={item}" for item in items]
+
+
+def in_path(value: Any, style: ListStyle, write: Callable[[str], str]) -> str:
+    """Return a value in a path, with each item encoded by `write`.
+
+    Raises:
+        ValueError: the list is empty, or as `write`.
+    """
+    items = _items(value, style)
+    if items is None:
+        return write(text(value))
+    if not items:
+        raise ValueError("may not be empty, because it is part of a path")
+    return _IN_URL[style].join(map(write, items))
+
+
+def in_header(value: Any, style: ListStyle) -> str:
+    """Return a value in a header; raise ValueError if an item contains the separator."""
+    items = _items(value, style)
+    if items is None:
+        return text(value)
+    separator = SEPARATORS[style]
+    if any(separator in one for one in items):
+        raise ValueError(f"an item may not have {separator!r}, which stands between two")
+    return separator.join(items)
+
+
+def _items(value: Any, style: ListStyle) -> list[str] | None:
+    if not isinstance(value, list) or style not in SEPARATORS:
+        return None
+    return [text(one) for one in value if one is not None]
+
+
+def path_text(value: str, *, allow_slash: bool = False) -> str:
+    """Return a value percent-encoded for a path; with `allow_slash` it may be several segments.
+
+    Raises:
+        ValueError: a server might read the value as another path.
+    """
+    for reading in _readings(value):
+        _check_segments(reading, allow_slash)
+    return quote(value, safe="/" if allow_slash else "")
+
+
+def _readings(value: str) -> list[str]:
+    """Return everything that a server may read: decoded once, twice, …, and with wide characters
+    normalized. Raise ValueError for endless encodings and overlong bytes."""
+    readings = [value]
+    for _ in range(_MAX_DECODINGS):
+        raw = unquote_to_bytes(_UNIT.sub(lambda found: chr(int(found[1], 16)), readings[-1]))
+        if any(start in raw for start in _OVERLONG):
+            raise ValueError("may not have overlong UTF-8")
+        decoded = raw.decode("utf-8", "replace")
+        if decoded == readings[-1]:
+            return [*readings, *(unicodedata.normalize("NFKC", one) for one in readings)]
+        readings.append(decoded)
+    raise ValueError("may not be percent-encoded several times over")
+
+
+def _check_segments(path: str, allow_slash: bool) -> None:
+    if "\\" in path or "\x00" in path:
+        raise ValueError('may not have "\\" or NUL, in any encoding')
+    if "/" in path and not allow_slash:
+        raise ValueError('may not have "/", in any encoding')
+    for segment in path.split("/"):
+        # Tomcat and its kin take off what is behind ";", Windows the blanks at the end
+        if segment.partition(";")[0].strip() in ("", ".", ".."):
+            raise ValueError('may not be or have an empty segment, "." or "..", in any encoding')

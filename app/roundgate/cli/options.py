@@ -1,0 +1,490 @@
+"""Every command, and the options that it takes.
+
+`roundgate.cli` builds the parser from this module, and imports the module of a command once it is
+chosen. Nothing that a command works with is imported here.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from roundgate.cli.arguments import age_ms, number, task_ref
+
+TOKEN_VARIABLE: Final = "ROUNDGATE_TOKEN"  # noqa: S105 — a name
+"""The default variable of a bearer token."""
+SECRET_VARIABLE: Final = "ROUNDGATE_CLIENT_SECRET"  # noqa: S105 — a name
+KINDS: Final = ("tools", "prompts", "resources", "templates")
+
+
+class Commands(Protocol):
+    """The return value of `ArgumentParser.add_subparsers`."""
+
+    def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser: ...
+
+
+class Options(Protocol):
+    """A parser, or a group of its options."""
+
+    def add_argument(self, *names: Any, **options: Any) -> Any: ...
+
+
+def add_commands(commands: Commands) -> None:
+    """Add each command, in the order of `roundgate --help`."""
+    _add_local_commands(commands)
+    _add_deployment(commands)
+    _add_tasks(commands)
+    _add_calls(commands)
+    _add_reading(commands)
+    _add_test(commands)
+    _add_cassette(commands)
+
+
+def _command(
+    commands: Commands, name: str, module: str | None, about: str, *examples: str, **options: Any
+) -> argparse.ArgumentParser:
+    """Add a command that a module runs, or an action of one (`module` is None)."""
+    if examples:
+        options["formatter_class"] = argparse.RawDescriptionHelpFormatter
+        options["epilog"] = "\n  ".join(("examples:", *examples))
+    command = commands.add_parser(name, help=about, **options)
+    if module is not None:
+        command.set_defaults(module=module)
+    return command
+
+
+def _flag(parser: Options, name: str, about: str) -> None:
+    parser.add_argument(name, action="store_true", help=about)
+
+
+def _repeated(parser: Options, name: str, metavar: str, about: str) -> None:
+    parser.add_argument(name, action="append", default=[], metavar=metavar, help=about)
+
+
+def _add_local_commands(commands: Commands) -> None:
+    new = _command(
+        commands, "new", "repository", "begin a repository with tools of your own",
+        "roundgate new weather", "roundgate new shop --from openapi.json", "roundgate new shop --aws",
+    )  # fmt: skip
+    new.add_argument("directory", type=Path, help="where; its name is that of the repository")
+    about = "serve this OpenAPI document, too"
+    new.add_argument("--from", dest="openapi", type=Path, metavar="FILE", help=about)
+    _flag(new, "--aws", "deploy it: parameters of the stack, and a workflow")
+
+    about = "print a document of this version, or list all"
+    docs = _command(
+        commands, "docs", "repository", about, "roundgate docs", "roundgate docs configuration"
+    )
+    docs.add_argument("page", nargs="?", metavar="PAGE", help="such as configuration; unset: list")
+
+    serve = _command(
+        commands, "serve", "serve", "serve a configuration over HTTP",
+        "roundgate serve --reload", "roundgate serve gateway.yaml --port 0 --log-level debug",
+        "roundgate serve --host 0.0.0.0 --workers 4",
+    )  # fmt: skip
+    about = (
+        "gateway.yaml (default: GATEWAY_CONFIG, or the nearest one, here or in a directory above)"
+    )
+    serve.add_argument("config", nargs="?", type=Path, help=about)
+    about = "address to bind to (default: %(default)s)"
+    serve.add_argument("--host", default="127.0.0.1", help=about)
+    about = "port to bind to, 0 for any that is free (default: %(default)s)"
+    serve.add_argument("--port", type=_PORT, default=8000, help=about)
+    _flag(serve, "--allow-anonymous", "bind to any address without authentication")
+    about = "processes that share the port (default: %(default)s)"
+    serve.add_argument("--workers", type=int, default=1, help=about)
+    about = "watch gateway.yaml and the modules it has loaded, and serve what changes (as SIGHUP does, once)"
+    _flag(serve, "--reload", about)
+    _add_log(serve)
+
+    about = "find every problem in a configuration, and list what it serves"
+    check = _command(
+        commands, "check", "check", about,
+        "roundgate check", "roundgate check --file-only deployments/prod.yaml",
+    )  # fmt: skip
+    _add_config(check)
+    about = "do not look at this environment: the file is served somewhere else"
+    _flag(check, "--file-only", about)
+    check.add_argument("--host", default="127.0.0.1", help="as for serve")
+    check.add_argument("--port", type=_PORT, help="find out whether this port can be had, too")
+
+    about = "compile the documents that back ends are described by"
+    _add_config(_command(commands, "compile", "deploy", about, "roundgate compile gateway.yaml"))
+
+    keys = _command(
+        commands, "keys", "repository", "make keys that seal requestState, and rotate them",
+        "roundgate keys new", "roundgate keys rotate --stage 1",
+    )  # fmt: skip
+    actions = keys.add_subparsers(dest="action", required=True)
+    actions.add_parser("new", help="print a new key for GATEWAY_STATE_KEYS")
+    about = "print GATEWAY_STATE_KEYS for the next stage of a rotation"
+    rotate = actions.add_parser("rotate", help=about)
+    about = "1 add a key, 2 seal with it, 3 drop the old ones"
+    rotate.add_argument("--stage", type=int, choices=(1, 2, 3), required=True, help=about)
+
+    about = "work on tasks, in a process of its own"
+    worker = _command(commands, "worker", "worker", about, "roundgate worker gateway.yaml")
+    _add_config(worker)
+    _add_log(worker)
+    _flag(worker, "--reload", "as for serve")
+    # for processes that this program begins
+    worker.add_argument("--suspect", type=task_ref, help=argparse.SUPPRESS)
+
+    schema = _command(
+        commands, "schema", "repository", "print a JSON Schema for editors",
+        "roundgate schema > gateway.schema.json", "roundgate schema --suite",
+    )  # fmt: skip
+    _flag(schema, "--suite", "that of suites (default: that of gateway.yaml)")
+
+
+_PORT: Final = number(int, 0, 65_535)
+
+
+def _add_config(command: argparse.ArgumentParser) -> None:
+    command.add_argument("config", nargs="?", type=Path, help="as for serve")
+
+
+def _add_log(command: argparse.ArgumentParser) -> None:
+    levels, about = ("debug", "info", "warning", "error"), "default: GATEWAY_LOG_LEVEL, or info"
+    command.add_argument("--log-level", choices=levels, help=about)
+    about = "default: GATEWAY_LOG_FORMAT, or auto: text on a terminal, JSON anywhere else"
+    command.add_argument("--log-format", choices=("auto", "text", "json"), help=about)
+
+
+def _add_deployment(commands: Commands) -> None:
+    package = _command(
+        commands, "package", "deploy", "make the zips of the AWS Lambda functions",
+        "roundgate package --list", "roundgate package --arch x86_64",
+    )  # fmt: skip
+    _add_config(package)
+    architectures, about = ("arm64", "x86_64"), "of the functions (default: arm64)"
+    package.add_argument("--arch", choices=architectures, default="arm64", help=about)
+    about = "folder of what is made (default: .build beside gateway.yaml)"
+    package.add_argument("--out", type=Path, help=about)
+    _flag(package, "--lock", "look for the newest versions of packages")
+    _flag(package, "--list", "only say what would go in")
+
+    deploy = _command(
+        commands, "deploy", "deploy", "package, and deploy the stack with AWS SAM",
+        "roundgate deploy", "roundgate deploy --config-env staging",
+        "roundgate deploy shop gateway.yaml --parameter-overrides LogLevel=debug",
+        usage="roundgate deploy [STACK] [CONFIG] [options of sam deploy]",
+    )  # fmt: skip
+    about = "name of the stack (default: that of samconfig.toml)"
+    deploy.add_argument("stack", metavar="STACK", help=about)
+    about = "gateway.yaml (default: as for serve), then what sam deploy takes, such as"
+    about += " --parameter-overrides LogLevel=debug WorkerConcurrency=50"
+    deploy.add_argument("rest", nargs=argparse.REMAINDER, metavar="…", help=about)
+
+    stack = _command(
+        commands, "stack", "deploy", "run the deployed stack on this machine",
+        "roundgate stack --demo", "roundgate stack --port 9000 --directory logs",
+    )  # fmt: skip
+    _add_config(stack)
+    _flag(stack, "--demo", "show a call with rounds and a task, replica by replica")
+    for name, default, about in (
+        ("--gateways", 3, "gateway functions at once"),
+        ("--workers", 2, "worker functions at once"),
+        ("--executions", 10, "functions at once in all, 10 in a new account"),
+    ):
+        about += " (default: %(default)s)"
+        stack.add_argument(name, type=int, default=default, help=about)
+    about = "functions that back ends of the kind lambda invoke, such as functions.yaml"
+    stack.add_argument("--functions", type=Path, help=about)
+    stack.add_argument("--port", type=int, help="of the API (default: any free one)")
+    about = "for the functions and their logs (default: temporary)"
+    stack.add_argument("--directory", type=Path, help=about)
+
+
+_AS_LISTED: Final = "as `list` prints it"
+
+
+def _add_tasks(commands: Commands) -> None:
+    tasks = _command(commands, "tasks", "tasks", "see and mend tasks, as the operator")
+    actions = tasks.add_subparsers(dest="action", required=True)
+
+    listed = _task_action(
+        actions, "list", "tasks that are still kept",
+        "roundgate tasks list --status working --older-than 1h",
+        "roundgate tasks list --status failed --tool refund --json | jq -r .task",
+        "roundgate tasks list --outcome step_failed",
+    )  # fmt: skip
+    _add_filters(listed)
+    about = "show at most so many (default: %(default)s)"
+    listed.add_argument("--limit", type=number(int, 1, 999_999_999), default=100, help=about)
+    listed.add_argument("--cursor", help="go on where an earlier list ended, which says how")
+
+    about = "what is known of one, without its arguments, answers and result"
+    show = _task_action(actions, "show", about, "roundgate tasks show OWNER.ID")
+    show.add_argument("task", type=task_ref, help=_AS_LISTED)
+    about = "a line for each change of one, until it is over"
+    watch = _task_action(actions, "watch", about, "roundgate tasks watch OWNER.ID")
+    watch.add_argument("task", type=task_ref, help=_AS_LISTED)
+    seconds, about = number(float, 0.1, 3_600), "look so often (default: %(default)s)"
+    watch.add_argument("--interval", type=seconds, default=1.0, metavar="SECONDS", help=about)
+
+    about = "how many tasks are open, and how old the oldest are"
+    _task_action(actions, "count", about, "roundgate tasks count")
+    for name, about, *examples in (
+        ("cancel", "end them",
+         "roundgate tasks cancel OWNER.ID",
+         "roundgate tasks cancel --tool refund --older-than 1d --dry-run"),
+        ("requeue", "take them from whoever has them, and queue them again; of those that are found"
+         " only what waits", "roundgate tasks requeue OWNER.ID"),
+        ("retry", "take tasks up again at the step that failed, and tasks that were parked",
+         "roundgate tasks retry OWNER.ID",
+         "roundgate tasks retry --tool refund --outcome step_failed --yes"),
+        ("purge", "delete tasks that ended, with all that is kept of them",
+         "roundgate tasks purge OWNER.ID",
+         "roundgate tasks purge --owner OWNER --older-than 30d --yes"),
+    ):  # fmt: skip
+        action = _task_action(actions, name, about, *examples)
+        action.add_argument("task", type=task_ref, nargs="*", help=_AS_LISTED)
+        _add_filters(action)
+        _flag(action, "--dry-run", "show which tasks it would be, and do nothing")
+        _flag(action, "--yes", "do not ask first")
+
+
+def _task_action(
+    actions: Commands, name: str, about: str, *examples: str
+) -> argparse.ArgumentParser:
+    action = _command(actions, name, None, about, *examples)
+    about = "the gateway.yaml whose tasks they are (default: as for serve)"
+    action.add_argument("--config", type=Path, metavar="FILE", help=about)
+    _flag(action, "--json", "objects of JSON, one a line")
+    return action
+
+
+def _add_filters(parser: argparse.ArgumentParser) -> None:
+    about = "only those of this owner: what stands before the dot of a task"
+    parser.add_argument("--owner", help=about)
+    parser.add_argument("--tool", help="only those of this tool")
+    statuses = ("working", "input_required", "completed", "failed", "cancelled")
+    about = "only these; may be repeated. A task that a failed step ended counts as failed"
+    parser.add_argument("--status", choices=statuses, action="append", help=about)
+    outcomes = ("ok", "tool_error", "step_failed", "error", "cancelled")
+    about = "only tasks that ended like this; may be repeated"
+    parser.add_argument("--outcome", choices=outcomes, action="append", help=about)
+    about = "only those created before: 90s, 15m, 2h, 1d"
+    parser.add_argument("--older-than", type=age_ms, metavar="AGE", help=about)
+
+
+def _add_calls(commands: Commands) -> None:
+    call = _command(
+        commands, "call", "call", "call a tool of a server",
+        "roundgate call http://127.0.0.1:8000/mcp calculate expression='2 * 21'",
+        "roundgate call https://host/mcp search filter:='{\"year\": 2026}' tag=a tag=b | jq .items",
+        "roundgate call https://host/mcp deploy env=prod --answers answers.yaml --detach",
+    )  # fmt: skip
+    _add_url(call)
+    call.add_argument("tool", help="its name, as `list` prints it")
+    _add_pairs(call, "arguments; KEY:=JSON, KEY=@FILE")
+    _flag(call, "--detach", "print a handle as soon as the call is a task")
+    about = "how many requests it may take (default: 10)"
+    call.add_argument("--max-rounds", type=int, metavar="N", help=about)
+    levels = ("debug", "info", "notice", "warning", "error")
+    call.add_argument("--log-level", choices=levels, help="show log messages")
+    _add_timeout(call)
+    _add_answers(call)
+    _add_connection(call)
+
+    wait = _command(
+        commands, "wait", "call", "go on with a task",
+        "roundgate wait 'https://host/mcp#task=786512e2'",
+        "roundgate wait 'https://host/mcp#task=786512e2' --cancel",
+    )  # fmt: skip
+    _add_cassette_option(wait)
+    wait.add_argument("handle", help="as `call --detach` printed it")
+    _flag(wait, "--cancel", "ask the server to end it instead")
+    _add_timeout(wait)
+    _add_answers(wait)
+    _add_connection(wait)
+
+
+def _add_reading(commands: Commands) -> None:
+    listed = _command(
+        commands, "list", "reading", "what a server has",
+        "roundgate list https://host/mcp", "roundgate list https://host/mcp tools --json",
+    )  # fmt: skip
+    _add_url(listed)
+    listed.add_argument("kind", nargs="?", choices=KINDS, help="only these")
+    _add_connection(listed)
+
+    about = "a server, or one of its tools, prompts or resources"
+    describe = _command(
+        commands, "describe", "reading", about,
+        "roundgate describe https://host/mcp", "roundgate describe https://host/mcp search",
+    )  # fmt: skip
+    _add_url(describe)
+    describe.add_argument("name", nargs="?", help="a name or a URI (default: the server itself)")
+    _add_connection(describe)
+
+    example = "roundgate read https://host/mcp file:///logo.png > logo.png"
+    read = _command(commands, "read", "reading", "read a resource", example)
+    _add_url(read)
+    read.add_argument("uri", help="of the resource")
+    _add_answers(read)
+    _add_connection(read)
+
+    example = "roundgate prompt https://host/mcp review language=python"
+    prompt = _command(commands, "prompt", "reading", "fill in a prompt", example)
+    _add_url(prompt)
+    prompt.add_argument("name", help="of the prompt")
+    _add_pairs(prompt, "its arguments, as text")
+    _add_answers(prompt)
+    _add_connection(prompt)
+
+    about = "what an argument of a prompt or a resource template may be"
+    example = "roundgate complete https://host/mcp review language py"
+    complete = _command(commands, "complete", "reading", about, example)
+    _add_url(complete)
+    complete.add_argument("name", help="of the prompt, or the URI template")
+    complete.add_argument("argument", help="which argument")
+    complete.add_argument("value", nargs="?", default="", help="what has been typed of it")
+    _add_pairs(complete, "arguments that have a value already")
+    _add_connection(complete)
+
+    listen = _command(
+        commands, "listen", "reading", "what changes at a server, a line of JSON each",
+        "roundgate listen https://host/mcp tools",
+        "roundgate listen https://host/mcp --uri file:///config.yaml",
+    )  # fmt: skip
+    _add_url(listen)
+    choices, about = [*KINDS[:3], []], "tools, prompts, resources (default: all)"
+    listen.add_argument("kinds", nargs="*", choices=choices, metavar="KIND", help=about)
+    _repeated(listen, "--uri", "URI", "a resource to hear of")
+    _add_connection(listen)
+
+    about, example = "how long a round trip takes", "roundgate ping https://host/mcp"
+    ping = _command(commands, "ping", "reading", about, example)
+    _add_url(ping)
+    _add_connection(ping)
+
+
+def _add_test(commands: Commands) -> None:
+    test = _command(
+        commands, "test", "suite", "run suites of cases against a server",
+        "roundgate test suite.yaml --jobs 4 --junit results.xml",
+        "roundgate test suite.yaml --serve gateway.yaml --filter refund",
+        "roundgate test suite.yaml --url https://staging.example/mcp --update",
+    )  # fmt: skip
+    test.add_argument("suites", nargs="+", type=Path, metavar="SUITE", help="suite.yaml")
+    against = test.add_mutually_exclusive_group()
+    against.add_argument("--url", help="test this server, whatever the suites say")
+    about = "serve this gateway.yaml, and test that"
+    against.add_argument("--serve", type=Path, metavar="CONFIG", help=about)
+    about = "only cases with this in their names or tags; may be repeated"
+    _repeated(test, "--filter", "TEXT", about)
+    jobs, about = number(int, 1, 64), "cases at a time (default: %(default)s)"
+    test.add_argument("--jobs", type=jobs, default=1, metavar="N", help=about)
+    _flag(test, "--fail-fast", "stop after the first failure")
+    _flag(test, "--update", "store snapshots instead of comparing")
+    _flag(test, "--list", "print the cases, and run none")
+    test.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML to a file")
+    _add_connection(test)
+
+
+def _add_url(parser: argparse.ArgumentParser) -> None:
+    _add_cassette_option(parser)
+    parser.add_argument("url", help="the server's endpoint, such as http://127.0.0.1:8000/mcp")
+
+
+def _add_pairs(parser: argparse.ArgumentParser, about: str) -> None:
+    parser.add_argument("pairs", nargs="*", metavar="KEY=VALUE", help=about)
+
+
+def _add_timeout(parser: argparse.ArgumentParser) -> None:
+    about = "for the whole of it (default: none)"
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help=about)
+
+
+def _add_answers(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("questions of the server")
+    about = "answers by key or by names of fields (YAML, JSON)"
+    group.add_argument("--answers", type=Path, metavar="FILE", help=about)
+    _flag(group, "--no-input", "ask nobody, even on a terminal")
+
+
+def _add_connection(parser: argparse.ArgumentParser) -> None:
+    _flag(parser, "--json", "print JSON, with everything in it")
+    group = parser.add_argument_group("connection")
+    _add_token(group)
+    _flag(group, "--login", "log in with the browser; tokens go to the keyring")
+    about = f"OAuth client; its secret is in {SECRET_VARIABLE}, unless --login"
+    group.add_argument("--client-id", help=about)
+    about = "the authorization server, if it has to be this one"
+    group.add_argument("--issuer", metavar="URL", help=about)
+    about = "speak only this revision of the protocol; may be repeated"
+    group.add_argument("--revision", action="append", metavar="DATE", help=about)
+    about = "write each message to a file, a line each"
+    group.add_argument("--transcript", type=Path, metavar="FILE", help=about)
+
+
+def _add_token(parser: Options) -> None:
+    about = "variable with a bearer token (default: %(default)s)"
+    parser.add_argument("--token-env", default=TOKEN_VARIABLE, metavar="NAME", help=about)
+    _repeated(parser, "--header", "NAME:VALUE", "a header of each request; may be repeated")
+
+
+def _add_cassette_option(parser: argparse.ArgumentParser) -> None:
+    about = "record the conversation, to be replayed"
+    parser.add_argument("--cassette", type=Path, metavar="FILE", help=about)
+
+
+def _add_cassette(commands: Commands) -> None:
+    about = "record conversations, and replay them as either side"
+    cassette = _command(commands, "cassette", "cassette", about)
+    actions = cassette.add_subparsers(dest="action", required=True)
+
+    about = "a proxy that records what a client and a server say"
+    record = _cassette_action(actions, "record", about)
+    record.add_argument("url", help="the server's endpoint")
+    _add_listen(record)
+    about = "members whose values are secrets: arguments.pin, or pin"
+    _repeated(record, "--redact", "PATH", about)
+    about = "a variable whose value is a secret, wherever it comes up"
+    _repeated(record, "--redact-env", "NAME", about)
+    _repeated(record, "--ignore", "PATH", "what verify shall not compare")
+    about = "values that differ from run to run, by their looks"
+    _repeated(record, "--rule", "NAME=PATTERN", about)
+
+    about = "send everything again: does the server answer so?"
+    verify = _cassette_action(actions, "verify", about)
+    about = "the server, or its replicas, which take turns"
+    verify.add_argument("urls", nargs="+", metavar="URL", help=about)
+    about = "tell only of this interaction"
+    verify.add_argument("--only", type=int, action="append", metavar="N", help=about)
+    _flag(verify, "--update", "record again what differs (with --only: that alone)")
+    _repeated(verify, "--ignore", "PATH", "do not compare this, either")
+    about = "make the calls in this revision of the protocol instead, and compare their results"
+    verify.add_argument("--revision", metavar="DATE", help=about)
+    about = "for each answer"
+    verify.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS", help=about)
+    _add_token(verify)
+    _add_faults(verify)
+
+    serve = _cassette_action(actions, "serve", "a stand-in that answers as the server did")
+    _add_listen(serve)
+    _flag(serve, "--in-order", "take requests only in the recorded order")
+    _add_faults(serve)
+
+    _cassette_action(actions, "show", "what a cassette holds, a line an interaction")
+    actions.add_parser("schema", help="print the JSON Schema of cassettes, for editors")
+
+
+def _cassette_action(actions: Commands, name: str, about: str) -> argparse.ArgumentParser:
+    action = actions.add_parser(name, help=about)
+    about = "the cassette: YAML, or JSON if it ends in .json"
+    action.add_argument("file", type=Path, help=about)
+    return action
+
+
+def _add_listen(parser: argparse.ArgumentParser) -> None:
+    about = "where clients reach it (default: %(default)s, any free port)"
+    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help=about)
+
+
+def _add_faults(parser: argparse.ArgumentParser) -> None:
+    about = "lost:2, twice:2, cut:2, delay:2:0.5; may be repeated"
+    _repeated(parser, "--fault", "KIND:N", about)

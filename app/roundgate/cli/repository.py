@@ -1,0 +1,236 @@
+"""`roundgate new`, `schema`, `keys` and `docs`: a repository of tools, the schemas for its editor,
+the keys of its gateway, and the documents of this version."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+from roundgate.backends.openapi.servers import base_url_for
+from roundgate.cli.output import show_table
+from roundgate.config import json_schema
+from roundgate.deployment import samconfig
+from roundgate.errors import UnreadableDocument, UsageError
+from roundgate.tokens import keys
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run one of the commands.
+
+    Raises:
+        UsageError: the repository cannot be made, there is no such page, or the keys of the
+            environment cannot be rotated.
+    """
+    match arguments.command:
+        case "new":
+            _new(arguments)
+        case "schema":
+            print(_suite_schema() if arguments.suite else gateway_schema())
+        case "keys":
+            print(keys.new_key() if arguments.action == "new" else _rotated(arguments.stage))
+        case "docs":
+            _print_page(arguments.page)
+    return 0
+
+
+_NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,62}")
+_FILES: Final = {
+    "gateway.yaml": "gateway.yaml",
+    "tools.py": "tools.py",
+    "test_tools.py": "tests/test_tools.py",
+    "pyproject.toml": "pyproject.toml",
+    "gitignore": ".gitignore",
+    "env.example": ".env.example",
+    "README.md": "README.md",
+    "ci.yml": ".github/workflows/ci.yml",
+}
+"""The files of `new_files`, and where they go."""
+_FILES_FOR_AWS: Final = {
+    "samconfig.toml": "samconfig.toml",
+    "deploy.yml": ".github/workflows/deploy.yml",
+}
+_PLACEHOLDER_URL: Final = "http://127.0.0.1:8080"
+
+
+def _new(arguments: argparse.Namespace) -> None:
+    for file in write_repository(arguments.directory, arguments.openapi, aws=arguments.aws):
+        print(f"  {file}")
+    extras = "dev,aws" if arguments.aws else "dev"
+    print(
+        f"Go on: cd {arguments.directory} && pip install -e '.[{extras}]' && pytest && roundgate serve --reload"
+    )
+
+
+def write_repository(directory: Path, openapi: Path | None, *, aws: bool = False) -> list[Path]:
+    """Write a repository; return its files, relative to the directory.
+
+    Args:
+        directory: a new or an empty directory; its name is that of the repository.
+        openapi: an OpenAPI document whose operations are served, too; it is copied.
+        aws: whether to add the parameters of a stack, and a workflow that deploys it.
+
+    Raises:
+        UsageError: the name cannot be a project's, the directory is not empty, or the document
+            cannot be read.
+    """
+    name = _project_name(directory)
+    document = {} if openapi is None else _document(openapi)
+    values = {  # in this order: the first have others in them
+        "aws": _template("README.aws.md") if aws else "",
+        "name": name,
+        "package": name.replace("-", "_"),
+        "backends": "".join(_backend(file, raw) for file, raw in document.items()),
+        "aws_extra": '\naws = ["roundgate[aws]"]' if aws else "",
+        "parameters": samconfig.commented() if aws else "",
+    }
+    templates = _FILES | _FILES_FOR_AWS if aws else _FILES
+    contents = {place: _filled(file, values).encode() for file, place in templates.items()}
+    contents["gateway.schema.json"] = gateway_schema().encode() + b"\n"
+    for file in document.keys() & {place.partition("/")[0] for place in contents}:
+        raise UsageError(f"the repository has a {file} of its own: rename {openapi}")
+    contents |= document
+    for place, content in contents.items():
+        path = directory / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return sorted(Path(place) for place in contents)
+
+
+def _project_name(directory: Path) -> str:
+    name = directory.resolve().name
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"{name!r} cannot be the name of a project: use lower-case letters, digits and hyphens"
+        )
+    if name == "roundgate":
+        raise UsageError(
+            f"{name!r} is the package that the project needs, and pip would take the project for it: use another name"
+        )
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise UsageError(f"{directory} is there and not empty: give the name of a new directory")
+    return name
+
+
+def _document(openapi: Path) -> dict[str, bytes]:
+    """Return the content of an OpenAPI document, by its name in the repository."""
+    if re.match(r"https?:/", str(openapi)):
+        raise UsageError(f"{openapi} is a URL: download the document, and give the file")
+    try:
+        return {openapi.name: openapi.read_bytes()}
+    except OSError as error:
+        raise UsageError(f"{openapi} cannot be read: {error.strerror}") from None
+
+
+def _backend(file: str, raw: bytes) -> str:
+    """Return the entry of gateway.yaml for the service of an OpenAPI document."""
+    try:
+        base_url = base_url_for(raw, file, _PLACEHOLDER_URL)
+    except UnreadableDocument as error:
+        raise UsageError(str(error)) from None
+    entry = f"  - kind: openapi\n    name: service\n    document: {json.dumps(file)}\n"
+    if base_url is not None:
+        url, why = base_url
+        entry += f"    base_url: {json.dumps(url)}  # {why}\n"
+    return entry
+
+
+def _filled(file: str, values: Mapping[str, str]) -> str:
+    text = _template(file)
+    for key, value in values.items():
+        text = text.replace("{{" + key + "}}", value)
+    return text.rstrip("\n") + "\n"
+
+
+def _template(file: str) -> str:
+    source = files("roundgate.cli").joinpath("new_files", f"{file}.txt")
+    return source.read_text(encoding="utf-8")
+
+
+def _suite_schema() -> str:
+    from roundgate.suites import schema_of_suites
+
+    return json.dumps(schema_of_suites(), indent=2)
+
+
+_REFERENCE: Final = {
+    "type": "string",
+    "pattern": r"\$\{",
+    "description": "A reference: ${NAME}, ${file:path}.",
+}
+_ANNOTATIONS: Final[tuple[str, ...]] = ("description", "default", "title")
+
+
+def gateway_schema() -> str:
+    """Return the JSON Schema of gateway.yaml."""
+    schema = json_schema()
+    for model in (schema, *schema["$defs"].values()):
+        model["properties"] = {
+            name: _or_reference(setting) for name, setting in model["properties"].items()
+        }
+    return json.dumps(
+        {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2
+    )
+
+
+def _or_reference(setting: dict[str, Any]) -> dict[str, Any]:
+    """Allow a reference in place of a number, a boolean, or a string of a certain form."""
+    options = setting.get("anyOf", [setting])
+    is_strict = any(
+        option.get("type") in ("integer", "number", "boolean")
+        or option.keys() & {"pattern", "enum"}
+        for option in options
+    )
+    if not is_strict:
+        return setting
+    outside: dict[str, Any] = {key: setting[key] for key in _ANNOTATIONS if key in setting}
+    inside = [
+        {key: value for key, value in option.items() if key not in _ANNOTATIONS}
+        for option in options
+    ]
+    return {**outside, "anyOf": [*inside, _REFERENCE]}
+
+
+def _rotated(stage: int) -> str:
+    """Return the ring for a stage of a rotation (`roundgate docs runbooks/rotate-keys`)."""
+    current = os.environ.get("GATEWAY_STATE_KEYS", "")
+    if not current:
+        raise UsageError("set GATEWAY_STATE_KEYS to the ring that is in use")
+    keys.parse(current, "GATEWAY_STATE_KEYS")
+    ring = [key.strip() for key in current.split(",")]
+    if stage > 1 and len(ring) < 2:
+        raise UsageError("the ring has one key: begin with --stage 1")
+    return ",".join(keys.rotate(ring, stage))
+
+
+_PACKAGE: Final = Path(__file__).parents[1]
+_IN_WHEEL: Final = _PACKAGE / "docs"
+DOCS: Final = _IN_WHEEL if _IN_WHEEL.is_dir() else _PACKAGE.parents[1] / "docs"
+"""The folder of the documents: in the wheel, or in the repository that builds it."""
+
+
+def _print_page(page: str | None) -> None:
+    found = pages()
+    if page is None:
+        titles = {name: path.read_text("utf-8").partition("\n")[0] for name, path in found.items()}
+        show_table([(name, title.removeprefix("# ")) for name, title in titles.items()])
+        return
+    wanted = page.removeprefix("docs/").partition("#")[0].removesuffix(".md")
+    if wanted not in found:
+        near = get_close_matches(wanted, found, 3)
+        meant = f"is {' or '.join(near)} meant?" if near else "`roundgate docs` lists them"
+        raise UsageError(f"there is no page {wanted!r}: {meant}")
+    print(found[wanted].read_text("utf-8"), end="")
+
+
+def pages() -> dict[str, Path]:
+    """Return the pages by name, such as `configuration` or `runbooks/rotate-keys`."""
+    paths = [path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "site"]
+    named = {path.relative_to(DOCS).with_suffix("").as_posix(): path for path in paths}
+    return dict(sorted(named.items(), key=lambda item: ("/" in item[0], item[0])))

@@ -1,0 +1,366 @@
+"""Ways to obtain a first token: client credentials, a workload's own JWT, an identity that an
+enterprise vouches for, and a login in the browser.
+
+The first three are extensions of the protocol (ext-auth): `oauth-client-credentials`, workload
+identity (RFC 7523), and enterprise-managed authorization (an identity assertion, RFC 8693 and
+RFC 7523). The login is the authorization code grant with PKCE, with a callback on this machine
+(RFC 8252):
+
+    browser ──▶ authorization server: who are you, may this client …? ──▶ http://127.0.0.1:port/callback?code=…
+    client ──▶ token endpoint: the code, with the verifier that only this client knows
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from inspect import isawaitable
+from os import urandom
+from typing import Any, Final
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+from roundgate.client.auth.base import base64url
+from roundgate.client.auth.oauth import (
+    Fetcher,
+    Headers,
+    OAuth,
+    Server,
+    Stored,
+    failed,
+    safe_url,
+    secret_authentication,
+    text_member,
+)
+from roundgate.client.types import Json
+from roundgate.errors import AuthorizationFailed, ClientError, OAuthRefused, Remedy
+from roundgate.net.oauth import signed_assertion
+
+_JWT_BEARER: Final = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+_TOKEN_EXCHANGE: Final = "urn:ietf:params:oauth:grant-type:token-exchange"  # noqa: S105 — a name
+
+
+class ClientCredentials(OAuth):
+    """A client that acts on its own behalf and authenticates with a secret or a private key
+    (`private_key_jwt`).
+
+    `issuer` is the authorization server that registered the client. The secret is sent to no other
+    server, whichever the MCP server names. `None` trusts the first issuer that the MCP server
+    names; use it only if that server may hold the secret itself.
+    """
+
+    def __init__(
+        self,
+        client_id: str,
+        client_secret: str | None = None,
+        *,
+        private_key: str | None = None,
+        algorithm: str | None = None,
+        issuer: str | None,
+        **options: Any,
+    ) -> None:
+        super().__init__(issuer, client_id, client_secret, **options)
+        if (client_secret is None) == (private_key is None):
+            raise ClientError("Client credentials are either a client_secret or a private_key")
+        self._private_key = private_key
+        self._algorithm = algorithm
+
+    async def _grant(self, fetch: Fetcher, server: Server, stored: Stored) -> Json:
+        self._pin(server)
+        form = {"grant_type": "client_credentials", **_scope(stored)}
+        return await self._token(fetch, server, stored, form)
+
+    def _client_authentication(
+        self, server: Server, stored: Stored
+    ) -> tuple[dict[str, str], Headers]:
+        if self._private_key is None:
+            return super()._client_authentication(server, stored)
+        try:
+            form = signed_assertion(
+                self._client_id or "",
+                server.issuer,
+                self._private_key,
+                issued_s=self._clock.now_ms() // 1_000,
+                assertion_id=self._clock.new_id(),
+                algorithm=self._algorithm,
+            )
+        except ValueError as error:
+            raise ClientError(f"The private_key {error}") from None
+        return form, []
+
+
+def _scope(stored: Stored) -> dict[str, str]:
+    return {"scope": " ".join(stored.scopes)} if stored.scopes else {}
+
+
+class WorkloadIdentity(OAuth):
+    """A workload that authenticates with a JWT of its platform. `assertion` is the JWT, or a
+    function that returns a fresh one; `issuer` is as for `ClientCredentials`."""
+
+    def __init__(
+        self,
+        assertion: str | Callable[[], str | Awaitable[str]],
+        *,
+        client_id: str | None = None,
+        issuer: str | None,
+        **options: Any,
+    ) -> None:
+        super().__init__(issuer, client_id, **options)
+        self._assertion = assertion
+
+    async def _grant(self, fetch: Fetcher, server: Server, stored: Stored) -> Json:
+        self._pin(server)
+        assertion = self._assertion() if callable(self._assertion) else self._assertion
+        assertion = await assertion if isawaitable(assertion) else assertion
+        form = {"grant_type": _JWT_BEARER, "assertion": assertion, **_scope(stored)}
+        return await self._token(fetch, server, stored, form)
+
+
+class EnterpriseIdentity(OAuth):
+    """A user identified by an enterprise's identity provider. The provider's ID token is exchanged
+    for an assertion, and the assertion for an access token. `issuer` is as for
+    `ClientCredentials`."""
+
+    def __init__(
+        self,
+        *,
+        id_token: str,
+        idp_token_endpoint: str,
+        idp_client_id: str,
+        client_id: str,
+        client_secret: str | None = None,
+        issuer: str | None,
+        **options: Any,
+    ) -> None:
+        super().__init__(issuer, client_id, client_secret, **options)
+        self._id_token = id_token
+        self._idp = safe_url(idp_token_endpoint, "token endpoint of the identity provider")
+        self._idp_client_id = idp_client_id
+
+    async def _grant(self, fetch: Fetcher, server: Server, stored: Stored) -> Json:
+        self._pin(server)
+        exchange = {
+            "grant_type": _TOKEN_EXCHANGE,
+            "requested_token_type": "urn:ietf:params:oauth:token-type:id-jag",
+            "audience": server.issuer,
+            "resource": server.resource,
+            "subject_token": self._id_token,
+            "subject_token_type": "urn:ietf:params:oauth:token-type:id_token",
+            "client_id": self._idp_client_id,
+            **_scope(stored),
+        }
+        try:
+            granted = await fetch.post_form(self._idp, exchange)
+        except OAuthRefused as error:
+            raise failed(f"The identity provider vouches for nobody: {error.error}") from None
+        assertion = text_member(granted, "access_token", "an identity assertion")
+        form = {"grant_type": _JWT_BEARER, "assertion": assertion}
+        return await self._token(fetch, server, stored, form)
+
+
+# -- a login in the browser ------------------------------------------------------------------------
+
+_PATH: Final = "/callback"
+_MAX_HEAD: Final = 16 * 1024
+_READ_HEAD_S: Final = 10
+_DONE: Final = b"<!doctype html><title>Roundgate</title><p>You can close this window and go back."
+
+
+class BrowserLogin(OAuth):
+    """A user who logs in. `open_url` opens a URL in the user's browser; `login_s` is how long a
+    login may take.
+
+    The client is identified by its metadata document (`client_metadata_url`), a registered
+    `client_id`, or a registration on the spot, by what the authorization server takes.
+    """
+
+    _wants_refresh = True
+
+    def __init__(
+        self,
+        *,
+        client_id: str | None = None,
+        client_secret: str | None = None,
+        client_metadata_url: str | None = None,
+        issuer: str | None = None,
+        client_name: str = "Roundgate",
+        open_url: Callable[[str], Any] | None = None,
+        port: int = 0,
+        login_s: float = 300.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(issuer, client_id, client_secret, **options)
+        self._metadata_url = client_metadata_url
+        self._has_issuer = issuer is not None
+        self._client_name = client_name
+        self._open_url = open_url or _open_browser
+        self._port = port
+        self._login_s = login_s
+
+    async def _grant(self, fetch: Fetcher, server: Server, stored: Stored) -> Json:
+        if self._has_issuer or self._client_id is not None:
+            self._pin(server)
+        if not server.supports("code_challenge_methods_supported", "S256"):
+            raise failed(
+                "The authorization server does not support PKCE (S256), so no login is begun"
+            )
+        endpoint = server.endpoint("authorization_endpoint")
+        if endpoint is None:
+            raise failed("The authorization server has no authorization endpoint")
+        verifier, state = base64url(urandom(32)), base64url(urandom(32))
+        async with _callback(self._port, stored.registration.get("port")) as (port, queries):
+            redirect = f"http://127.0.0.1:{port}{_PATH}"
+            await self._identify(fetch, server, stored, redirect, port)
+            query = {
+                "response_type": "code",
+                "client_id": stored.registration["client_id"],
+                "redirect_uri": redirect,
+                "state": state,
+                "code_challenge": base64url(hashlib.sha256(verifier.encode()).digest()),
+                "code_challenge_method": "S256",
+                "resource": server.resource,
+                **_scope(stored),
+            }
+            mark = "&" if "?" in endpoint.target else "?"
+            url = f"{endpoint}{mark}{urlencode(query)}"
+            code = _code(await self._log_in(url, queries, state), server)
+        form = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": redirect,
+            "code_verifier": verifier,
+        }
+        return await self._token(fetch, server, stored, form)
+
+    async def _log_in(
+        self, url: str, queries: asyncio.Queue[dict[str, str]], state: str
+    ) -> dict[str, str]:
+        opened = self._open_url(url)
+        if isawaitable(opened):
+            await opened
+        try:
+            async with asyncio.timeout(self._login_s):
+                while True:
+                    answer = await queries.get()
+                    # Any program on this machine can call the callback: the state tells ours.
+                    if hmac.compare_digest(answer.get("state", "").encode(), state.encode()):
+                        return answer
+        except TimeoutError:
+            raise failed(f"Nobody logged in within {self._login_s:g} s (login_s)") from None
+
+    async def _identify(
+        self, fetch: Fetcher, server: Server, stored: Stored, redirect: str, port: int
+    ) -> None:
+        """Set the registration; one that is made on the spot is kept with its port."""
+        has_documents = server.document.get("client_id_metadata_document_supported") is True
+        if self._client_id is not None:
+            stored.registration = {"client_id": self._client_id, "client_secret": self._secret}
+        elif self._metadata_url and has_documents:
+            stored.registration = {"client_id": self._metadata_url}
+        elif stored.registration.get("port") != port:
+            stored.registration = {**await self._register(fetch, server, redirect), "port": port}
+
+    async def _register(self, fetch: Fetcher, server: Server, redirect: str) -> Json:
+        endpoint = server.endpoint("registration_endpoint")
+        if endpoint is None:
+            raise AuthorizationFailed(
+                401, "The authorization server registers no clients", Remedy.REGISTERED_CLIENT
+            )
+        methods: Any = server.document.get("token_endpoint_auth_methods_supported")
+        is_public = not isinstance(methods, list) or "none" in methods or not methods
+        metadata = {
+            "client_name": self._client_name,
+            "redirect_uris": [redirect],
+            "grant_types": ["authorization_code", "refresh_token"],
+            "response_types": ["code"],
+            "token_endpoint_auth_method": "none" if is_public else str(methods[0]),
+            "application_type": "native",
+        }
+        try:
+            answer = await fetch.post_json(endpoint, metadata)
+        except OAuthRefused as error:
+            reason = f"{error.error} {error.description}".strip() or f"HTTP status {error.status}"
+            text = f"The authorization server does not register this client: {reason}"
+            raise failed(text) from None
+        text_member(answer, "client_id", "a registration")
+        names = ("client_id", "client_secret", "token_endpoint_auth_method")
+        return {name: answer[name] for name in names if isinstance(answer.get(name), str)}
+
+    def _client_authentication(
+        self, server: Server, stored: Stored
+    ) -> tuple[dict[str, str], Headers]:
+        registration = stored.registration
+        return secret_authentication(
+            server,
+            str(registration.get("client_id", "")),
+            registration.get("client_secret"),
+            registration.get("token_endpoint_auth_method"),
+        )
+
+
+def _code(answer: dict[str, str], server: Server) -> str:
+    """Return the code of an authorization response, after a check of its issuer (RFC 9207
+    section 2.4)."""
+    issuer = answer.get("iss")
+    names_issuer = server.document.get("authorization_response_iss_parameter_supported") is True
+    if issuer is None and names_issuer:
+        raise failed("The login's answer does not say its issuer, although the server promises to")
+    if issuer not in (None, server.issuer):
+        raise failed("The login's answer comes from another authorization server; it is not used")
+    if "error" in answer:
+        reason = f"{answer['error'][:100]} {answer.get('error_description', '')[:300]}".strip()
+        raise failed(f"The login was refused: {reason}")
+    if not answer.get("code"):
+        raise failed("The login's answer has no code")
+    return answer["code"]
+
+
+async def _open_browser(url: str) -> None:
+    import webbrowser
+
+    # A text browser blocks until it ends, while the callback has to answer it.
+    if not await asyncio.to_thread(webbrowser.open, url):
+        raise ClientError("There is no browser here", Remedy.BROWSER)
+
+
+@asynccontextmanager
+async def _callback(
+    port: int, last_port: Any
+) -> AsyncGenerator[tuple[int, asyncio.Queue[dict[str, str]]], None]:
+    """Serve the callback on this machine; yield its port and the queries of its calls."""
+    queries: asyncio.Queue[dict[str, str]] = asyncio.Queue(16)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(_READ_HEAD_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+            method, target, *_ = head.split(b"\r\n")[0].decode("latin-1").split(" ")
+            url = urlsplit(target)
+            is_ours = method == "GET" and url.path == _PATH and not queries.full()
+            if is_ours:
+                query = parse_qs(url.query)
+                queries.put_nowait({name: values[0] for name, values in query.items()})
+            status, body = (b"200 OK", _DONE) if is_ours else (b"404 Not Found", b"")
+            writer.write(
+                b"HTTP/1.1 %b\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: %d\r\n"
+                b"Cache-Control: no-store\r\nReferrer-Policy: no-referrer\r\nConnection: "
+                b"close\r\n\r\n%b" % (status, len(body), body)
+            )
+            await writer.drain()
+        except (OSError, ValueError, EOFError, asyncio.LimitOverrunError, TimeoutError):
+            pass  # the caller is no browser
+        finally:
+            writer.close()
+
+    # With the last port the last registration can be used again.
+    for choice in (port or (last_port if isinstance(last_port, int) else 0), port):
+        try:
+            server = await asyncio.start_server(serve, "127.0.0.1", choice, limit=_MAX_HEAD)
+        except OSError:
+            continue
+        async with server:
+            yield server.sockets[0].getsockname()[1], queries
+        return
+    raise ClientError(f"The callback of the login cannot listen on port {port}")

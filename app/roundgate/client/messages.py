@@ -1,0 +1,372 @@
+"""JSON-RPC messages: requests and their headers out, results and events in. Without I/O of its own.
+
+Requests follow basic/index, "Request metadata", and streamable-http, "Request Metadata"; events
+WHATWG HTML, section 9.2.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from roundgate.client.flows import is_error, rpc_error
+from roundgate.client.sender import Headers, reason_in, reason_of
+from roundgate.client.transport import (
+    HttpResponse,
+    Limits,
+    media_type_of,
+    read_body,
+    refuse_compressed,
+)
+from roundgate.client.types import Json, Tool
+from roundgate.errors import BadAnswer, HttpRefused, ParseError, SessionOver, TryLater
+from roundgate.json import decode
+from roundgate.protocol.v2026_07_28.requests import encode_value
+
+META: Final = "io.modelcontextprotocol/"
+"""The prefix of the protocol's own members of `_meta`."""
+ACCEPT_BOTH: Final = ("Accept", "application/json, text/event-stream")
+SENDS_JSON: Final = ("Content-Type", "application/json")
+_NAMED_BY: Final = {
+    "tools/call": "name",
+    "prompts/get": "name",
+    "resources/read": "uri",
+    "tasks/get": "taskId",
+    "tasks/update": "taskId",
+    "tasks/cancel": "taskId",
+}
+
+# -- requests of 2026-07-28 ------------------------------------------------------------------------
+
+
+def envelope(version: str, info: Json, capabilities: Json) -> Json:
+    """Return the members that `_meta` of each request has:
+    `{"io.modelcontextprotocol/protocolVersion": "2026-07-28", …}`.
+
+    Args:
+        version: the revision that the request is written in.
+        info: `clientInfo`: name and version of the client.
+        capabilities: `clientCapabilities`; `{}` supports nothing optional.
+    """
+    return {
+        META + "protocolVersion": version,
+        META + "clientInfo": info,
+        META + "clientCapabilities": capabilities,
+    }
+
+
+def message(method: str, params: Mapping[str, Any], request_id: int | str, meta: Json) -> Json:
+    """Return a request as a JSON value; `meta` replaces the `_meta` of `params`."""
+    return {
+        "jsonrpc": "2.0",
+        "id": request_id,
+        "method": method,
+        "params": {**params, "_meta": meta},
+    }
+
+
+def headers_of(message: Json) -> list[tuple[str, str]]:
+    """Return the headers of a request, without those of HTTP itself and `Mcp-Param-*` (see
+    `of_arguments`)."""
+    params = message["params"]
+    version: str = params["_meta"][META + "protocolVersion"]
+    return [ACCEPT_BOTH, SENDS_JSON, *of_request(message["method"], params, version)]
+
+
+def of_request(method: str, params: Mapping[str, Any], version: str) -> list[tuple[str, str]]:
+    """Return the headers with the revision, the method, and the name that a request is about."""
+    headers = [("MCP-Protocol-Version", version), ("Mcp-Method", method)]
+    if (member := _NAMED_BY.get(method)) is not None:
+        headers.append(("Mcp-Name", encode_value(str(params.get(member, "")))))
+    return headers
+
+
+def of_arguments(tool: Tool, arguments: Mapping[str, Any]) -> Headers:
+    """Return the `Mcp-Param-*` headers of a call: one for each annotated argument with a value."""
+    headers: list[tuple[str, str]] = []
+    for parameter in tool.param_headers:
+        value: Any = arguments
+        for key in parameter.path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if isinstance(value, bool):
+            headers.append((parameter.header, "true" if value else "false"))
+        elif isinstance(value, (str, int, float)):
+            headers.append((parameter.header, encode_value(str(value))))
+    return headers
+
+
+# -- while a request runs --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """The handlers and extras of a request. `on_request` answers an older server's questions;
+    `meta` is added to `_meta`, such as a progress token or a log level."""
+
+    on_notification: Callable[[str, Json], Any] | None = None
+    on_request: Callable[[Any, str, Json], Awaitable[Json]] | None = None
+    meta: Json | None = None
+    headers: Headers = ()
+
+    async def notify(self, message: Json) -> None:
+        """Pass a notification on."""
+        params = message.get("params", {})
+        if self.on_notification is not None and isinstance(params, dict):
+            done = self.on_notification(str(message["method"]), params)
+            if inspect.isawaitable(done):
+                await done
+
+
+NO_LISTENER: Final = Listener()
+
+
+# -- events ----------------------------------------------------------------------------------------
+
+_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+_BOM: Final = b"\xef\xbb\xbf"
+_LONGEST_EVENT_ID: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEvent:
+    """One event. `id` is the last id of the stream, `retry_ms` the value of a `retry` field before
+    the event."""
+
+    data: bytes
+    id: str | None
+    retry_ms: int | None
+
+
+class EventReader:
+    """Parses Server-Sent Events from the bytes of one stream, as they arrive."""
+
+    def __init__(self, max_event: int) -> None:
+        self._max = max_event
+        self._line_so_far = bytearray()
+        self._data = bytearray()
+        self._has_data = False
+        self._start = b""
+        self._has_started = self._ended_with_cr = False
+        self._retry_ms: int | None = None
+        self._last_id: str | None = None
+
+    def feed(self, data: bytes) -> list[ServerEvent]:
+        """Return the events that `data` completes. Raise `BadAnswer` if an event is too long."""
+        if not self._has_started:
+            self._start += data
+            if len(self._start) < len(_BOM) and _BOM.startswith(self._start):
+                return []
+            self._has_started = True
+            data, self._start = self._start.removeprefix(_BOM), b""
+        # A carriage return ends its line at once; the line feed behind it may be in the next piece.
+        if self._ended_with_cr and data:
+            data = data.removeprefix(b"\n")
+            self._ended_with_cr = False
+        events: list[ServerEvent] = []
+        start = 0
+        # Only new data is searched: a line that comes byte by byte is not read again each time.
+        for end in _LINE_END.finditer(data):
+            line = data[start : end.start()]
+            if self._line_so_far:
+                line = bytes(self._line_so_far + line)
+                self._line_so_far.clear()
+            if (event := self._take_line(line)) is not None:
+                events.append(event)
+            start = end.end()
+        self._ended_with_cr = data.endswith(b"\r") or (self._ended_with_cr and not data)
+        self._line_so_far += data[start:]
+        self._check_size(len(self._line_so_far))
+        return events
+
+    def _take_line(self, line: bytes) -> ServerEvent | None:
+        if not line:
+            return self._dispatch()
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name == b"data":
+            self._data += value
+            self._data += b"\n"
+            self._has_data = True
+            self._check_size(0)
+        elif name == b"id" and b"\0" not in value and len(value) <= _LONGEST_EVENT_ID:
+            self._last_id = value.decode("utf-8", "replace")
+        elif name == b"retry" and value.isdigit() and len(value) < 10:
+            self._retry_ms = int(value)
+        return None
+
+    def _dispatch(self) -> ServerEvent | None:
+        event = ServerEvent(bytes(self._data[:-1]), self._last_id, self._retry_ms)
+        is_event = self._has_data or self._retry_ms is not None
+        self._data.clear()
+        self._has_data, self._retry_ms = False, None
+        return event if is_event else None
+
+    def _check_size(self, more: int) -> None:
+        if len(self._data) + more > self._max:
+            raise BadAnswer(
+                f"The server sent an event of more than {self._max} bytes (limit max_message)"
+            )
+
+
+# -- responses -------------------------------------------------------------------------------------
+
+Observer: TypeAlias = Callable[[str, Json, int | None], None]
+"""Sees each message: "sent" or "received", the message, the HTTP status of a response."""
+
+_LONGEST_RETRY_AFTER_S: Final = 30
+_LONGEST_SESSION_ID: Final = 8_192
+_TRY_LATER_STATUSES: Final = frozenset({429, 502, 503, 504})
+
+
+class Reader:
+    """Reads the responses of one server, and shows each message to the observer."""
+
+    def __init__(self, limits: Limits, observer: Observer | None = None) -> None:
+        self._limits = limits
+        self._observer = observer
+
+    async def json_result(
+        self, response: HttpResponse, request_id: Any, *, in_session: bool, sent: Headers = ()
+    ) -> Json:
+        """Return the result in a response that is one JSON object.
+
+        Args:
+            response: the HTTP response.
+            request_id: the id of the request.
+            in_session: whether the request named a session of an older server: then 404 means that
+                the session has ended.
+            sent: the headers of the request, which errors must not repeat.
+
+        Raises:
+            RpcError: the server answered with an error.
+            SessionOver: the server has forgotten the session.
+            TryLater: the server, or a proxy in front, asks to retry later.
+            HttpRefused: the server refused the request without a JSON-RPC message.
+            BadAnswer: the response is anything else.
+        """
+        status = response.status
+        is_success = 200 <= status < 300
+        refuse_compressed(response)
+        media_type = media_type_of(response)
+        if media_type != "application/json":
+            if status == 404 and in_session:
+                raise SessionOver
+            if is_success:
+                raise BadAnswer(
+                    f"The server answered with {media_type or 'no content'} instead of JSON or an "
+                    "event stream"
+                )
+            raise _no_message(response, await reason_of(response, sent))
+        body = await read_body(response, self._limits.max_message)
+        try:
+            answer = self.message(body, status)
+        except BadAnswer:
+            if not is_success:
+                raise _refusal(status, reason_in(body, response, sent)) from None
+            raise
+        if status == 404 and in_session:
+            raise SessionOver
+        if answer is None or not _is_response(answer, any_error=is_success):
+            if is_success:
+                raise BadAnswer("The server answered with JSON that is no JSON-RPC response")
+            raise _no_message(response, reason_in(body, response, sent))
+        return result_of(answer, request_id)
+
+    async def events(self, response: HttpResponse) -> AsyncGenerator[ServerEvent, None]:
+        """Yield the events of a stream as they come."""
+        refuse_compressed(response)
+        reader = EventReader(self._limits.max_message)
+        async with aclosing(response.chunks()) as chunks:
+            async for data in chunks:
+                for event in reader.feed(data):
+                    yield event
+
+    def message(self, data: bytes, status: int | None = None) -> Json | None:
+        """Return the message in a body or an event, `None` if it is empty.
+
+        Args:
+            data: UTF-8.
+            status: of the response, `None` for an event.
+
+        Raises:
+            BadAnswer: this is no JSON object.
+        """
+        if not data.strip():
+            return None
+        try:
+            decoded = decode(data)
+        except ParseError as error:
+            raise BadAnswer(f"The server sent something that is no JSON: {error}") from None
+        if not isinstance(decoded, dict):
+            raise BadAnswer("The server sent JSON that is no JSON-RPC message")
+        if self._observer is not None:
+            self._observer("received", decoded, status)
+        return decoded
+
+
+def result_of(message: Json, request_id: Any) -> Json:
+    """Return the result in a response.
+
+    An HTTP request gets one JSON-RPC response, so an error belongs to the request whatever its id:
+    servers on the Python SDK 1.x send the id "server-error" when they refuse a request.
+
+    Raises:
+        RpcError: the response is an error.
+        BadAnswer: the response belongs to another request, or has no result.
+    """
+    if "error" in message:
+        raise rpc_error(message["error"])
+    answered = message.get("id")
+    if answered != request_id or isinstance(answered, bool):
+        raise BadAnswer("The server answered with the id of another request")
+    result = message.get("result")
+    if not isinstance(result, dict):
+        raise BadAnswer("The server answered with a result that is no object")
+    return result
+
+
+def is_stream(response: HttpResponse) -> bool:
+    """Return whether a response is a stream of events."""
+    return response.status == 200 and media_type_of(response) == "text/event-stream"
+
+
+def _is_response(message: Json, *, any_error: bool) -> bool:
+    """Return whether this is a JSON-RPC response. A proxy in front of the server may send an
+    `error` of another shape, which `any_error` accepts."""
+    if "method" in message:
+        return False
+    return "result" in message or ("error" in message and (any_error or is_error(message["error"])))
+
+
+def _no_message(response: HttpResponse, reason: str) -> TryLater | HttpRefused:
+    """Return the error for a response without a JSON-RPC message."""
+    status = response.status
+    if status not in _TRY_LATER_STATUSES:
+        return _refusal(status, reason)
+    retry_after = response.headers.get("retry-after", "")
+    is_number = retry_after.isascii() and retry_after.isdigit() and len(retry_after) < 6
+    wait_s = int(retry_after) if is_number else 1
+    return TryLater(status, min(wait_s, _LONGEST_RETRY_AFTER_S), reason)
+
+
+def _refusal(status: int, reason: str) -> HttpRefused:
+    return HttpRefused(
+        status,
+        f"The server answered with HTTP status {status}{reason or ' and no JSON-RPC message'}",
+    )
+
+
+def session_id_of(response: HttpResponse) -> str | None:
+    """Return the id of a new session, `None` if the server keeps none. Raise `BadAnswer` if it is
+    not visible ASCII (2025-11-25, "Session Management")."""
+    session_id = response.headers.get("mcp-session-id")
+    if session_id is None:
+        return None
+    is_visible = session_id.isascii() and session_id.isprintable() and " " not in session_id
+    if not session_id or not is_visible or len(session_id) > _LONGEST_SESSION_ID:
+        raise BadAnswer("The server began a session whose id is no visible ASCII, or too long")
+    return session_id

@@ -1,0 +1,332 @@
+"""gateway.yaml as a whole: its root model, and how a file becomes settings or a list of problems.
+
+file ──▶ plain values ──▶ `${…}` filled in ──▶ sections: `GatewayConfig` ──▶ ConfigFile, or every problem
+                                          └──▶ entries of `backends`: the models of their kinds
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, Discriminator, Field, Tag, ValidationError, model_validator
+
+from roundgate.backends import BackendConfig, SearchConfig, ViewConfig, registry
+from roundgate.errors import ConfigError, Problem
+from roundgate.settings import (
+    AuthorizerConfig,
+    CachingConfig,
+    CallersConfig,
+    Deferred,
+    FallbackConfig,
+    HttpConfig,
+    JwtAuthConfig,
+    LimitsConfig,
+    Model,
+    Origin,
+    PackageConfig,
+    ServerConfig,
+    SessionsConfig,
+    StateConfig,
+    TasksConfig,
+    settings_of,
+    yaml_file,
+)
+from roundgate.settings.problems import misplaced, problems_of
+from roundgate.settings.references import Resolver, own_name
+from roundgate.settings.yaml_file import Loc
+
+_HEALTH: Final = "/healthz"
+_WELL_KNOWN: Final = "/.well-known/"
+_ABOUT_BACK_ENDS: Final = frozenset({"views", "search", "fallback"})
+_ENTRY: Final = re.compile(r"backends\[(\d+)\]")
+
+
+def _kind_of_auth(given: Any) -> str:
+    """Return the tag of a section `auth`; in brackets, as problems leave such steps out."""
+    match given:
+        case AuthorizerConfig() | {"authorizer": _}:
+            return "<authorizer>"
+        case CallersConfig() | Mapping():
+            return "<jwt>"
+    return "<none>"
+
+
+class GatewayConfig(Model):
+    """The whole file. The entries of `backends` are raw: the registry reads them."""
+
+    server: ServerConfig = Field(
+        ServerConfig.model_construct(), description="Who the gateway says it is."
+    )
+    http: HttpConfig = Field(HttpConfig.model_construct(), description="The HTTP edge.")
+    limits: LimitsConfig = Field(LimitsConfig.model_construct(), description="Bounds on work.")
+    auth: Annotated[
+        Annotated[Literal["none"], Tag("<none>")]
+        | Annotated[JwtAuthConfig, Tag("<jwt>")]
+        | Annotated[AuthorizerConfig, Tag("<authorizer>")],
+        Discriminator(_kind_of_auth),
+    ] = Field(
+        "none",
+        description='Who may call: "none" (one local subject, for loopback addresses), bearer JWTs, or callers that an'
+        " authorizer in front has verified.",
+    )
+    state: StateConfig = Field(
+        StateConfig.model_construct(), description="What a call remembers between its rounds."
+    )
+    sessions: SessionsConfig = Field(
+        SessionsConfig.model_construct(),
+        description="Clients that speak a revision before 2026-07-28.",
+    )
+    fallback: FallbackConfig = Field(
+        FallbackConfig.model_construct(),
+        description="Clients that cannot be asked, or know no tasks.",
+    )
+    tasks: TasksConfig = Field(
+        TasksConfig.model_construct(), description="Calls that outlive their request."
+    )
+    caching: CachingConfig = Field(CachingConfig.model_construct(), description="Caching hints.")
+    backends: list[Any] = Field(
+        description="What is behind the gateway, in the order of the lists.", min_length=1
+    )
+    search: SearchConfig | None = Field(
+        None, description="Search in place of the list of all tools."
+    )
+    views: list[ViewConfig] = Field(
+        [], description="Endpoints of their own for a part of what is behind the gateway."
+    )
+    env: dict[Annotated[str, AfterValidator(own_name)], str] = Field(
+        {},
+        description="Variables for tools and ${NAME}, unless the environment has them: texts, ${secret:NAME} or"
+        " ${ssm:NAME}. Parameters of the stack on AWS Lambda.",
+    )
+    package: PackageConfig = Field(
+        PackageConfig.model_construct(), description="What `roundgate package` puts into functions."
+    )
+
+    @property
+    def endpoints(self) -> dict[str, str]:
+        """The view at each path of an MCP endpoint, the path of `http` first; the endpoint of all
+        tools has an empty name."""
+        views = {view.effective_path: view.name for view in self.views}
+        usual = views.pop(self.http.path, "")
+        return {self.http.path: usual, **views}
+
+    def view(self, name: str) -> ViewConfig | None:
+        """Return the settings of a view, or `None` for the endpoint of all tools."""
+        return next((view for view in self.views if view.name == name), None)
+
+    def server_of(self, view: str) -> ServerConfig:
+        """Return the section `server` with the instructions of a view."""
+        found = self.view(view)
+        if found is None or found.instructions is None:
+            return self.server
+        return self.server.model_copy(update={"instructions": found.instructions})
+
+    @model_validator(mode="after")
+    def _views_differ(self) -> GatewayConfig:
+        paths = [view.effective_path for view in self.views]
+        for what, given in (("name", [view.name for view in self.views]), ("path", paths)):
+            if twice := sorted({one for one in given if given.count(one) > 1}):
+                raise ValueError(f"two views have the {what} {twice[0]!r}")
+        for path in paths:
+            if path == _HEALTH or f"{path}/".startswith(_WELL_KNOWN):
+                raise ValueError(f"the path {path!r} of a view is the gateway's own")
+        operators = None if self.auth == "none" else self.auth.operator_scope
+        if operators is not None and any(operators in view.scopes for view in self.views):
+            raise ValueError("auth.operator_scope must be none of a view's scopes")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """A valid configuration and its place."""
+
+    config: GatewayConfig
+    origin: Origin
+    backends: Sequence[BackendConfig]
+    """The back ends in the order of the file."""
+    references: frozenset[Path] = frozenset()
+    """The files that `${file:…}` in it refers to."""
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The variables of its section `env`, with their values."""
+    positions: Sequence[int] | None = None
+    """The position of each back end in the file, if some of the file are left out."""
+
+    def backend_origin(self, index: int) -> Origin:
+        """Return the place of a back end of `backends` in the file."""
+        return self.origin.at("backends", self.positions[index] if self.positions else index)
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """The problems of a file, and the rest of it."""
+
+    problems: Sequence[Problem]
+    file: ConfigFile | None
+    """The whole file if it has no problems; otherwise the valid back ends and sections. `None` if
+    nothing is left."""
+
+
+def load(
+    path: Path, environ: Mapping[str, str] = os.environ, *, placeholder: str | None = None
+) -> ConfigFile:
+    """Read and validate a configuration file (YAML, or JSON, which starts faster).
+
+    Args:
+        path: of the file.
+        environ: the variables that `${NAME}` refers to.
+        placeholder: stands for references to what is not here, for commands that look at the rest
+            of the file; without it they are problems.
+
+    Raises:
+        ConfigError: lists every problem of the file.
+    """
+    found = inspect(path, environ, placeholder=placeholder)
+    if found.problems or found.file is None:
+        raise ConfigError(found.problems)
+    return found.file
+
+
+def validated(value: Mapping[str, Any], origin: Origin) -> ConfigFile:
+    """Return the configuration in plain values without references.
+
+    Raises:
+        ConfigError: lists every problem.
+    """
+    problems: list[Problem] = []
+    config = _sections(value, origin, problems)
+    backends = _backends(value, origin, problems)
+    if problems or config is None:
+        raise ConfigError(problems)
+    return ConfigFile(config, origin, list(backends.values()))
+
+
+def inspect(
+    path: Path, environ: Mapping[str, str] = os.environ, *, placeholder: str | None = None
+) -> Inspected:
+    """Return the problems of a file, and its valid parts. Arguments are those of `load`."""
+    problems: list[Problem] = []
+    try:
+        located = yaml_file.read(path, repeated=problems)
+    except ConfigError as error:
+        return Inspected(error.problems, None)
+    origin = Origin(located)
+    value, environment, references = _filled_in(origin, environ, placeholder, problems)
+    unresolved = {problem.path for problem in problems}
+    found: list[Problem] = []
+    config = _sections(value, origin, found)
+    backends = _backends(value, origin, found)
+    # a model that refuses the nothing in the place of a reference is no news
+    found = [one for one in found if one.path not in unresolved]
+    problems += [*found, *_repeated_names(value, origin), *_misplaced(config, backends, origin)]
+    left_out = {int(one[1]) for path in unresolved if (one := _ENTRY.match(path))}
+    kept = {index: one for index, one in backends.items() if index not in left_out}
+    if config is None or len(kept) < len(config.backends):
+        return Inspected(problems, _rest(value, origin, kept, environment))
+    file = ConfigFile(config, origin, list(kept.values()), references, environment)
+    return Inspected(problems, file)
+
+
+def _filled_in(
+    origin: Origin, environ: Mapping[str, str], placeholder: str | None, problems: list[Problem]
+) -> tuple[Any, dict[str, str], frozenset[Path]]:
+    """Return the file's value with its references filled in, the variables of its section `env`,
+    to which the other sections may refer, and the files that it refers to."""
+    value, own = origin.located.value, dict[str, str]()
+    resolver = Resolver(environ, placeholder, problems)
+    if not isinstance(value, dict) or "env" not in value:
+        return resolver.fill_in(value, origin), own, frozenset(resolver.files)
+    own = resolver.environment(value["env"], origin.at("env"))
+    rest = Resolver({**environ, **own}, placeholder, problems, resolver.files)
+    others = {name: one for name, one in value.items() if name != "env"}
+    filled = {**rest.fill_in(others, origin), "env": value["env"]}
+    return filled, own, frozenset(rest.files)
+
+
+def _sections(value: Any, origin: Origin, problems: list[Problem]) -> GatewayConfig | None:
+    """Return the root model, or `None`; add its problems."""
+    try:
+        return GatewayConfig.model_validate(value)
+    except ValidationError as error:
+        problems += problems_of(error, GatewayConfig, origin)
+        return None
+
+
+def _backends(value: Any, origin: Origin, problems: list[Problem]) -> dict[int, BackendConfig]:
+    """Return the valid entries of `backends` by their position; add the problems of the others."""
+    entries = value.get("backends") if isinstance(value, dict) else None
+    found: dict[int, BackendConfig] = {}
+    for index, entry in enumerate(entries if isinstance(entries, list) else ()):
+        try:
+            found[index] = registry.read_entry(entry, origin.at("backends", index))
+        except ConfigError as error:
+            problems += error.problems
+    return found
+
+
+def _rest(
+    value: Any,
+    origin: Origin,
+    backends: Mapping[int, BackendConfig],
+    environment: Mapping[str, str],
+) -> ConfigFile | None:
+    """Return the valid back ends with the valid sections, or `None` if there are none. Views,
+    search and fallback are left out, because they may be about the other back ends."""
+    if not backends or not isinstance(value, dict):
+        return None
+    sections = {name: part for name, part in value.items() if name not in _ABOUT_BACK_ENDS}
+    for _ in range(2):  # the second time without the sections that are wrong
+        try:
+            config = GatewayConfig.model_validate(sections)
+        except ValidationError as error:
+            wrong = {detail["loc"][0] for detail in error.errors() if detail["loc"]}
+            sections = {name: part for name, part in sections.items() if name not in wrong}
+        else:
+            break
+    else:  # parts do not go together
+        return None
+    return ConfigFile(
+        config, origin, list(backends.values()), environment=environment, positions=list(backends)
+    )
+
+
+def _misplaced(
+    config: GatewayConfig | None, backends: Mapping[int, BackendConfig], origin: Origin
+) -> list[Problem]:
+    """Return a problem for each reference to AWS in a setting that may be anything."""
+    parts: dict[Loc, Any] = {("backends", index): one for index, one in backends.items()}
+    if config is not None:
+        parts[()] = config.model_copy(update={"backends": []})
+    return [
+        one.problem or misplaced(origin.at(*loc))
+        for place, part in parts.items()
+        for loc, one in settings_of(part, place)
+        if isinstance(one, Deferred)
+    ]
+
+
+def _repeated_names(value: Any, origin: Origin) -> list[Problem]:
+    """Return a problem for each back end with the name of an earlier one."""
+    problems: list[Problem] = []
+    seen: dict[str, int] = {}
+    entries = value.get("backends") if isinstance(value, dict) else None
+    for index, entry in enumerate(entries if isinstance(entries, list) else ()):
+        name = entry.get("name") if isinstance(entry, dict) else None
+        if isinstance(name, str) and (first := seen.setdefault(name, index)) != index:
+            place = origin.at("backends", index, "name")
+            problems.append(
+                place.problem(f"is the name of backends[{first}] too", "choose another")
+            )
+    return problems
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of gateway.yaml, with the models of all kinds of back end."""
+    schema, entry = GatewayConfig.model_json_schema(by_alias=True), registry.json_schema()
+    schema["$defs"] |= entry.pop("$defs")
+    schema["properties"]["backends"]["items"] = entry
+    return schema

@@ -1,0 +1,235 @@
+"""The decorators `@tool`, `@prompt` and `@resource`, which record options on a function and
+change nothing about it.
+
+`backends.python` finds the records when it loads a module named in gateway.yaml; there is no registry. It
+checks the values of options then, so one run of `roundgate check` names every mistake of a module.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Annotated, Any, Final, TypeAlias, TypeVar, Unpack, overload
+
+from pydantic import ConfigDict, Field
+from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
+
+from roundgate.protocol import Annotations, Icon
+from roundgate.settings import TaskMode
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+Completer: TypeAlias = Sequence[str] | Callable[[str], Any]
+"""Fixed values, or a function (plain or async) from the typed text to a list of strings or a
+`Completion`."""
+Scope: TypeAlias = Annotated[str, Field(pattern=r"^\S+$")]
+Text: TypeAlias = Annotated[str, Field(pattern=r"\S")]
+
+ATTRIBUTE: Final = "__mcp_declarations__"
+
+
+class Options(TypedDict, total=False):
+    """The options of all three decorators."""
+
+    __pydantic_config__ = ConfigDict(strict=True, arbitrary_types_allowed=True)  # type: ignore[misc]
+
+    name: Text | None
+    """The name, without the prefix of its back end; by default the function's."""
+    title: Text | None
+    """The name shown to people."""
+    description: Text | None
+    """The description for the model; by default the docstring without its list of parameters."""
+    icons: Sequence[Icon]
+    """Icons shown to people."""
+    meta: Mapping[str, Any] | None
+    """The `_meta` of the entry in the list."""
+
+
+class ToolOptions(Options, total=False):
+    """The options of `@tool`; without one the function's name, docstring and signature count."""
+
+    input_schema: Mapping[str, Any] | None
+    """The JSON Schema of the arguments, served verbatim; by default derived from the signature."""
+    output_schema: Mapping[str, Any] | None
+    """The JSON Schema of `structuredContent`; by default derived from the return annotation."""
+    read_only: bool | None
+    """readOnlyHint of the tool's annotations."""
+    destructive: bool | None
+    """destructiveHint."""
+    idempotent: bool | None
+    """idempotentHint."""
+    open_world: bool | None
+    """openWorldHint."""
+    requires: Mapping[str, Any] | None
+    """Client capabilities, shaped as the schema's `ClientCapabilities` (`{"sampling": {}}`). A
+    request that does not declare them is refused with -32021, and the function is not run."""
+    scopes: Sequence[Scope]
+    """The scopes that the caller's token must grant to see and call the tool."""
+    once: bool
+    """Whether a round that is repeated because its answer was lost gets the first outcome instead
+    of running again."""
+    task: TaskMode
+    """Whether a call may outlive its request (`roundgate docs tasks`): "optional" if the client
+    knows tasks; "required" refuses one that does not with -32021. A function that takes a `Context`
+    says when, with `ctx.continue_as_task()`; any other becomes a task at once."""
+    unasked_answers: bool
+    """Whether to accept answers that a client sends before it is asked (`roundgate docs rounds`)."""
+    approval: Text | None
+    """The text above the arguments when the user approves a call."""
+
+
+class PromptOptions(Options, total=False):
+    """The options of `@prompt`."""
+
+    complete: Mapping[str, Completer] | None
+    """Completions for arguments: `{"language": ["python", "rust"]}`, or a function of what was
+    typed."""
+
+
+class ResourceOptions(Options, total=False):
+    """The options of `@resource`, besides its URI."""
+
+    mime_type: Text | None
+    """The media type of its contents."""
+    size: Annotated[int, Field(ge=0)] | None
+    """The size of its contents in bytes, if known."""
+    annotations: Annotations | None
+    """For whom the resource is, and how important it is."""
+    complete: Mapping[str, Completer] | None
+    """Completions for variables of the template, as of a prompt's arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolDeclaration:
+    """A function's `@tool`."""
+
+    options: ToolOptions
+    place: tuple[str, int]
+    """File and line of the decorator."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptDeclaration:
+    """A function's `@prompt`."""
+
+    options: PromptOptions
+    place: tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceDeclaration:
+    """A function's `@resource`."""
+
+    options: ResourceOptions
+    place: tuple[str, int]
+    uri: str
+
+
+Declaration: TypeAlias = ToolDeclaration | PromptDeclaration | ResourceDeclaration
+
+
+def declarations_of(function: Any) -> Sequence[Declaration]:
+    """Return the declarations on a function, first applied first; empty for anything else."""
+    try:
+        found = getattr(function, ATTRIBUTE, ())
+    except Exception:  # framework proxies have attributes only during a request
+        return ()
+    return found if isinstance(found, tuple) else ()
+
+
+def _attaching(
+    declare: Callable[..., Declaration],
+    decorator: str,
+    known: type,
+    options: Mapping[str, Any],
+    **more: Any,
+) -> Callable[[F], F]:
+    """Return the function that records a declaration on a function.
+
+    Raises:
+        TypeError: the decorator has no such option.
+    """
+    names = list(known.__annotations__)
+    if unknown := sorted(options.keys() - set(names)):
+        near = get_close_matches(unknown[0], names, 1)
+        meant = f": is {near[0]} meant?" if near else ""
+        raise TypeError(
+            f"{decorator}() got an unexpected keyword argument {unknown[0]!r}{meant}"
+            f" (@{decorator} takes {', '.join(names)})"
+        )
+    given = {name: value for name, value in options.items() if value is not None}
+    declaration = declare(options=given, place=_place_of_decorator(), **more)
+
+    def attach(function: F) -> F:
+        if isinstance(function, str):
+            raise TypeError(
+                f"the name of a tool or prompt is given by name: write name={function!r}"
+            )
+        if not callable(function):
+            raise TypeError(f"a decorator of functions stands in front of {function!r}")
+        setattr(function, ATTRIBUTE, (*declarations_of(function), declaration))
+        return function
+
+    return attach
+
+
+def _place_of_decorator() -> tuple[str, int]:
+    """Return file and line of the first caller outside this module."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    return ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+@overload
+def tool(function: F, /) -> F: ...
+@overload
+def tool(**options: Unpack[ToolOptions]) -> Callable[[F], F]: ...
+def tool(function: F | None = None, /, **options: Unpack[ToolOptions]) -> F | Callable[[F], F]:
+    """Offer a function as a tool (server/tools).
+
+    Args:
+        function: the function, where the decorator is used without parentheses.
+        options: see `ToolOptions`.
+
+    Raises:
+        ValueError: both `unasked_answers` and `once` are set; a tool that runs once must ask its
+            questions first.
+    """
+    if options.get("unasked_answers") and options.get("once"):
+        raise ValueError(
+            "unasked_answers and once exclude each other: what must happen once needs a question first"
+        )
+    attach: Callable[[F], F] = _attaching(ToolDeclaration, "tool", ToolOptions, options)
+    return attach if function is None else attach(function)
+
+
+@overload
+def prompt(function: F, /) -> F: ...
+@overload
+def prompt(**options: Unpack[PromptOptions]) -> Callable[[F], F]: ...
+def prompt(function: F | None = None, /, **options: Unpack[PromptOptions]) -> F | Callable[[F], F]:
+    """Offer a function as a prompt (server/prompts); its parameters are the prompt's arguments.
+
+    Args:
+        function: the function, where the decorator is used without parentheses.
+        options: see `PromptOptions`.
+    """
+    attach: Callable[[F], F] = _attaching(PromptDeclaration, "prompt", PromptOptions, options)
+    return attach if function is None else attach(function)
+
+
+def resource(uri: str, **options: Unpack[ResourceOptions]) -> Callable[[F], F]:
+    """Offer a function as a resource, or as a template if `uri` has RFC 6570 variables
+    (server/resources).
+
+    The template's variables are the function's parameters. It returns text, bytes, a JSON value, or
+    `TextResourceContents` and `BlobResourceContents`.
+
+    Args:
+        uri: where clients read it.
+        options: see `ResourceOptions`.
+    """
+    return _attaching(ResourceDeclaration, "resource", ResourceOptions, options, uri=uri)

@@ -1,0 +1,793 @@
+"""The exceptions that users, operators and other packages see.
+
+An exception that never leaves the package that raises it is defined there, below `Inside`.
+Classes carry facts, never codes: a revision's `wire_errors` has the JSON-RPC codes and the HTTP
+statuses that go with them. Only errors of HTTP itself (`TransportError`, `AuthError`) carry a status.
+The caller sees the text of a `ProtocolError`, `TransportError` or `ToolError`, so it holds no secrets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+
+class RoundgateError(Exception):
+    """The base of all exceptions here but `Suspend`."""
+
+    failed_step: str | None = None
+    """The key of the step that failed, if the engine raised the error for a step."""
+
+
+class GatewayError(RoundgateError):
+    """An error that ends a call, a task, a command or a start."""
+
+    @property
+    def data(self) -> dict[str, Any] | None:
+        """Return the `data` member of the JSON-RPC error, or `None` for no such member."""
+        return None
+
+
+class Inside(RoundgateError):
+    """An error that the gateway raises and catches itself: its caller gets a result, a
+    `GatewayError`, or nothing but a line in the log."""
+
+
+# A request that cannot be served
+
+
+class ProtocolError(GatewayError):
+    """The request is at fault."""
+
+
+class ParseError(ProtocolError):
+    """The body is not JSON that the gateway accepts; it has no readable request id."""
+
+
+class InvalidRequest(ProtocolError):
+    """The body is JSON, but not one JSON-RPC 2.0 request or notification. `request_id` is its id,
+    if readable."""
+
+    def __init__(self, message: str, request_id: str | int | None = None) -> None:
+        super().__init__(message)
+        self.request_id = request_id
+
+
+class MethodNotFound(ProtocolError):
+    """The server does not serve the method. A client that tries `initialize` gets
+    `supported_versions`."""
+
+    def __init__(self, message: str, supported_versions: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.supported_versions = supported_versions
+
+    @property
+    def data(self) -> dict[str, Any] | None:
+        return {"supported": list(self.supported_versions)} if self.supported_versions else None
+
+
+class InvalidParams(ProtocolError):
+    """`params` or `params._meta` is malformed, or names something that does not exist."""
+
+
+MAX_URI: Final = 200
+"""The number of characters of a URI that an error repeats."""
+
+
+class ResourceNotFound(InvalidParams):
+    """No resource has this URI."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(
+            f"Resource not found: {uri[:MAX_URI]}; resources/list and resources/templates/list say what can be read"
+        )
+        self.uri = uri
+
+    @property
+    def data(self) -> dict[str, Any] | None:
+        return {"uri": self.uri}
+
+
+REFUSAL: Final = "requestState is not valid for this request; start the call again without it"
+
+
+class StateRefused(InvalidParams):
+    """A `requestState` was refused. Only the log has the reason."""
+
+    def __init__(self) -> None:
+        super().__init__(REFUSAL)
+
+
+class TaskNotFound(InvalidParams):
+    """The caller has no task with this id: it is unknown, expired, malformed, or another caller's."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Unknown task: there is none with this id, it has expired, or it is not yours"
+        )
+
+
+class HeaderMismatch(ProtocolError):
+    """A header is missing, malformed, repeated, or disagrees with the body."""
+
+
+class MissingCapability(ProtocolError):
+    """The client lacks capabilities that a call needs. `missing` has exactly those, in the shape of
+    `ClientCapabilities`.
+
+    `what_for` names the caller that needs them; `has_substitute` is True if a `fallback` in the
+    configuration can replace them. The text includes all of this and the remedy, because many
+    clients show only the text.
+    """
+
+    def __init__(
+        self, what_for: str, missing: Mapping[str, Any], has_substitute: bool = True
+    ) -> None:
+        named = ", ".join(_paths(missing))
+        super().__init__(
+            f"{what_for} needs client capabilities that this request does not declare: {named}. "
+            f"Use a client that has them{_substitutes(missing) if has_substitute else ''}"
+        )
+        self.what_for = what_for
+        self.missing = missing
+        self.has_substitute = has_substitute
+
+    @property
+    def data(self) -> dict[str, Any] | None:
+        return {"requiredCapabilities": dict(self.missing)}
+
+
+_QUESTIONS: Final = frozenset({"elicitation", "sampling", "roots"})
+
+
+def _substitutes(missing: Mapping[str, Any]) -> str:
+    """Return the settings that make the server do without these capabilities."""
+    settings = []
+    if _QUESTIONS & missing.keys():
+        settings.append("fallback.ask_in_words: true")
+    if "io.modelcontextprotocol/tasks" in missing.get("extensions", {}):
+        settings.append("fallback.without_tasks: wait")
+    if not settings:
+        return ""
+    return f", or set {' and '.join(settings)} in the server's gateway.yaml"
+
+
+def _paths(missing: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """`{"elicitation": {"form": {}}, "roots": {}}` as elicitation.form, roots."""
+    for name, inner in missing.items():
+        if isinstance(inner, Mapping) and inner:
+            yield from _paths(inner, f"{above}{name}.")
+        else:
+            yield f"{above}{name}"
+
+
+class UnsupportedVersion(ProtocolError):
+    """The server does not speak the protocol revision."""
+
+    def __init__(self, requested: str, supported: Sequence[str]) -> None:
+        super().__init__(f"Unsupported protocol version: this server speaks {', '.join(supported)}")
+        self.requested = requested
+        self.supported = supported
+
+    @property
+    def data(self) -> dict[str, Any] | None:
+        return {"supported": list(self.supported), "requested": self.requested}
+
+
+class TransportError(GatewayError):
+    """The HTTP request was refused before its body was read as JSON-RPC. `status` is the HTTP status,
+    `headers` are sent with it."""
+
+    def __init__(
+        self, status: int, message: str, headers: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = headers
+
+
+class SessionNotFound(TransportError):
+    """404: no session of the caller has this id; the client has to open another."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            404,
+            "Session not found: it has expired, was ended, or is not yours; begin with initialize",
+        )
+
+
+class Unavailable(GatewayError):
+    """A part that the answer needs is unavailable; a retry after `retry_s` seconds may succeed. A
+    write may have happened."""
+
+    retry_s: Final = 5
+
+
+class StoreAway(Unavailable):
+    """The rows of a session's calls were unavailable for several attempts. A client that returns for
+    its call may get it."""
+
+
+class AuthError(GatewayError):
+    """The caller is unknown or not allowed. `error` is the code of RFC 6750, `None` if the request has
+    no token."""
+
+    status = 401
+
+    def __init__(self, error: str | None, message: str, scopes: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.error = error
+        self.scopes = scopes
+
+
+class Unauthenticated(AuthError):
+    """401: the request has no valid token."""
+
+
+class InsufficientScope(AuthError):
+    """403: the token lacks `scopes`."""
+
+    status = 403
+
+    def __init__(self, what: str, scopes: Sequence[str]) -> None:
+        super().__init__("insufficient_scope", f"{what} needs the scope {' '.join(scopes)}", scopes)
+
+
+class InternalError(GatewayError):
+    """A fault of the gateway or of a handler. The caller gets one sentence with the reference under
+    which the log has the details."""
+
+    def __init__(self, reference: str, shown: str | None = None) -> None:
+        """Make the error. `shown` is the cause as the caller sees it, in development only."""
+        said = f": {shown}" if shown else ""
+        super().__init__(
+            f"Internal error{said}; the server's log has the details under reference {reference}"
+        )
+        self.reference = reference
+
+
+# Failures of tools: results with `isError`, which the model reads
+
+
+class ToolError(GatewayError):
+    """A tool failed. Raise it in a tool with a text that tells the model how to proceed: the text
+    becomes a result with `isError`."""
+
+
+class BackendError(ToolError):
+    """The service behind a tool failed, refused the request, or sent an unusable answer.
+
+    `reason` is a few words for the log ("upstream 503"), without any text of the service.
+    """
+
+    def __init__(self, message: str, *, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class FunctionAway(BackendError):
+    """A function of AWS Lambda is throttled, unreachable, not ready, or did not answer; a retry may
+    succeed. `reached` is True if the function may have been invoked."""
+
+    def __init__(self, message: str, *, reached: bool = True) -> None:
+        super().__init__(message)
+        self.reached = reached
+
+
+class FunctionFailed(BackendError):
+    """A function of AWS Lambda raised an error, or AWS Lambda stopped it."""
+
+
+class NoAnswer(BackendError):
+    """A service sent no answer, or only a part of one. `reason` is a few words for the log; `reached`
+    is True if the service may have received the request."""
+
+    reason: str
+
+    def __init__(self, message: str, reason: str = "", *, reached: bool = True) -> None:
+        super().__init__(message, reason=reason)
+        self.reached = reached
+
+
+class JobLeft(BackendError):
+    """A job of a service is no longer followed and may still be running."""
+
+
+class TokenRefused(BackendError):
+    """An authorization server answered without a token. `error` is its code of RFC 6749 section 5.2,
+    if any; `retry_s` is the pause in seconds that it asked for, or 0."""
+
+    def __init__(self, message: str, error: str | None = None, retry_s: float = 0) -> None:
+        super().__init__(message)
+        self.error = error
+        self.retry_s = retry_s
+
+
+class UnexpectedAnswer(BackendError):
+    """The answer of a service does not have the promised form."""
+
+
+class CallTimeout(ToolError):
+    """The call outlived its deadline."""
+
+
+class OutcomeUnknown(ToolError):
+    """The process died during an `at_most_once` step, so the step may or may not have taken effect.
+
+    Catch it to find out. A handler that does not catch it ends, because running the step again
+    could repeat its effect.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"Step {name!r} was begun, and it is not known whether it took effect; find out before calling again"
+        )
+        self.name = name
+
+
+class TaskTimeout(ToolError):
+    """A task took longer than `tasks.task_timeout_s`."""
+
+
+class Declined(ToolError):
+    """The user declined or dismissed a question. It ends the call unless the handler catches it.
+
+    `action` is "decline" or "cancel".
+    """
+
+    def __init__(self, name: str, action: str) -> None:
+        verb = "declined to answer" if action == "decline" else "dismissed"
+        super().__init__(
+            f"The user {verb} the question {name!r}, so the call ended without going further"
+        )
+        self.name = name
+        self.action = action
+
+
+# Errors of the engine that handlers and their tests see
+
+
+class NotJson(GatewayError, TypeError):
+    """A handler passed a value to the engine that JSON cannot represent, so it cannot be stored."""
+
+
+class NondeterminismError(GatewayError):
+    """A handler diverged from an earlier run, or took a path that no later run could repeat.
+
+    `key` is the place, if known. If the journal holds something else there than the handler asks
+    for, `remembered` and `asked` are identities: a kind, a function, a digest of its arguments.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        remembered: str | None = None,
+        asked: str | None = None,
+        *,
+        reason: str | None = None,
+    ) -> None:
+        """Make the error. `reason` replaces the sentence about `remembered` and `asked`."""
+        if reason is None:
+            reason = (
+                f"{key!r} is remembered as {remembered!r}, and the handler now asks for {asked!r} there: it went "
+                "another way than before. What it does must follow from its arguments, answers and steps alone; a "
+                "time or a random value belongs into ctx.step, and parts that run side by side into ctx.map or "
+                "ctx.branch"
+            )
+        elif key:
+            reason = f"{key!r}: {reason}"
+        super().__init__(reason)
+        self.key = key
+        self.remembered = remembered
+        self.asked = asked
+
+
+class StateTooLarge(GatewayError):
+    """The stored values of a call exceed the limit of a `requestState`."""
+
+
+class LeaseLost(GatewayError):
+    """The worker no longer holds the task: it was cancelled, finished, expired, or claimed by another
+    worker. Nothing was written."""
+
+
+class StepFailed(RoundgateError):
+    """A step raised an exception. The handler sees this error in that run and in each replay."""
+
+
+class StepTimeout(StepFailed):
+    """A step took longer than its `timeout_s`."""
+
+
+class Suspend(BaseException):
+    """Ends a run that cannot continue now. It is no `Exception`, so that a handler does not catch it
+    by accident."""
+
+
+class Diverged(RoundgateError, AssertionError):
+    """`roundgate.testing`: a handler ended differently after its process died or after it was replaced
+    by another version. `findings` has one line for each difference."""
+
+    def __init__(self, tool: str, findings: Sequence[str]) -> None:
+        super().__init__("\n  - ".join([f"{tool} does not survive everything:", *findings]))
+        self.findings = list(findings)
+
+
+class NothingGoesOn(RoundgateError, AssertionError):
+    """`roundgate.testing`: a test waits for a task that nothing will ever continue."""
+
+
+# Configuration and command line
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One problem of the configuration: its place, a message and a remedy."""
+
+    file: str
+    path: str
+    message: str
+    remedy: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{where}: {self.path}: {self.message}\n    → {self.remedy}"
+
+
+class ConfigError(GatewayError):
+    """The configuration is invalid; `problems` has every problem, not just the first."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = tuple(problems)
+
+
+class VersionsConflict(ConfigError):
+    """No versions of packages satisfy all requirements of a repository."""
+
+
+class UsageError(GatewayError):
+    """The command line, or a file that it names, is unusable."""
+
+
+# Errors of `roundgate.client`
+
+
+class Remedy(Enum):
+    """The remedy of an error, in code that uses the client and on the command line."""
+
+    CREDENTIALS = (
+        "give the client auth=",
+        "set ROUNDGATE_TOKEN to a bearer token, or add --login",
+    )
+    OTHER_CREDENTIALS = (
+        "give the client another auth=",
+        "set ROUNDGATE_TOKEN to another token, or add --login",
+    )
+    REVISION = (
+        "if it is of an older revision, name that: versions=['2025-11-25']",
+        "if it is of an older revision, name that: --revision 2025-11-25",
+    )
+    BROWSER = (
+        "pass open_url=, a function that shows the user the URL",
+        "log in where there is one, or set ROUNDGATE_TOKEN to a bearer token",
+    )
+    REGISTERED_CLIENT = (
+        "give the login the client_id= that is registered there",
+        "name the client that is registered there: --client-id ID",
+    )
+
+    def __init__(self, in_code: str, on_command_line: str) -> None:
+        self.in_code = in_code
+        self.on_command_line = on_command_line
+
+
+class ClientError(GatewayError):
+    """An error of `roundgate.client`. Its text has no credentials, state or answers."""
+
+    def __init__(self, message: str = "", remedy: Remedy | None = None) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return self._with(None if self.remedy is None else self.remedy.in_code)
+
+    @property
+    def on_command_line(self) -> str:
+        """Return the text with the remedy for the command line."""
+        return self._with(None if self.remedy is None else self.remedy.on_command_line)
+
+    def _with(self, remedy: str | None) -> str:
+        fact = super().__str__()
+        return fact if remedy is None else f"{fact}: {remedy}"
+
+
+class ConnectionLost(ClientError):
+    """There is no connection, or it ended before the whole answer arrived.
+
+    `was_sent` is True if the server may have received the request.
+    """
+
+    def __init__(self, message: str, *, was_sent: bool = True) -> None:
+        super().__init__(message)
+        self.was_sent = was_sent
+
+
+class TimedOut(ClientError):
+    """No answer arrived within the timeout; closing the stream cancelled the request.
+
+    `was_sent` is True if there was a connection, so the server may have received the request.
+    """
+
+    def __init__(
+        self, message: str, remedy: Remedy | None = None, *, was_sent: bool = True
+    ) -> None:
+        super().__init__(message, remedy)
+        self.was_sent = was_sent
+
+
+class HttpRefused(ClientError):
+    """The server answered with an HTTP status and no JSON-RPC message."""
+
+    def __init__(self, status: int, message: str, remedy: Remedy | None = None) -> None:
+        super().__init__(message, remedy)
+        self.status = status
+
+
+class AuthorizationFailed(HttpRefused):
+    """The client has no valid credentials, or its login failed."""
+
+
+class BadAnswer(ClientError):
+    """The server violated the protocol, or exceeded a limit of the client."""
+
+
+class RpcError(ClientError):
+    """The server answered with a JSON-RPC error: `code`, `message`, and its `data` as `details`."""
+
+    def __init__(self, code: int, message: str, details: Any = None) -> None:
+        super().__init__(f"{message} ({code})")
+        self.code = code
+        self.message = message
+        self.details = details
+
+
+class NoCommonVersion(ClientError):
+    """Client and server share no revision of the protocol. `supported` lists the server's revisions, if
+    known."""
+
+    def __init__(self, message: str, supported: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.supported = tuple(supported)
+
+
+class Unanswered(ClientError):
+    """The server asks questions that no answer was given for.
+
+    `questions` are the open ones, as `roundgate.client.Question`. `request_state` continues the
+    call; it is `None` if the server sent none or a task asks.
+    """
+
+    def __init__(
+        self, message: str, questions: Sequence[Any], request_state: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.questions = tuple(questions)
+        self.request_state = request_state
+
+
+class AnswerInvalid(ClientError):
+    """An answer does not fit its question. `key` identifies the question, `problems` has a line for
+    each fault."""
+
+    def __init__(self, key: str, problems: Sequence[str]) -> None:
+        super().__init__(f"The answer to {key!r} does not fit its question: {'; '.join(problems)}")
+        self.key = key
+        self.problems = tuple(problems)
+
+
+class TooManyRounds(ClientError):
+    """The server still asks after `rounds` rounds, the limit of the call."""
+
+    def __init__(self, rounds: int) -> None:
+        super().__init__(
+            f"The server still asks after {rounds} rounds; if it really needs more, raise max_rounds of the call"
+        )
+        self.rounds = rounds
+
+
+class TaskEnded(ClientError):
+    """A task ended without a result. `status` is "failed" or "cancelled"; `error` is the error of a
+    failed one."""
+
+    def __init__(self, status: str, message: str, error: RpcError | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.error = error
+
+
+class WrongHandle(ClientError):
+    """The handle of a task is malformed, or belongs to another server."""
+
+
+# Raised and caught within the gateway
+
+
+class AnswerTooLarge(Inside):
+    """A service's answer has more bytes than it may."""
+
+
+class CallCancelled(Inside):
+    """The client wants no answer any more."""
+
+
+class CleanedUp(Inside):
+    """What a call had begun elsewhere was ended, or there is nothing to end; its text says
+    which."""
+
+
+class InvocationFailed(Inside):
+    """A function of the local stack raised, timed out, or its environment died. `said` is what AWS
+    answers to who has invoked it."""
+
+    def __init__(self, message: str, said: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.said = said or {"errorType": "Runtime.ExitError", "errorMessage": message}
+
+
+class PayloadTooLarge(InvocationFailed):
+    """The event is larger than AWS Lambda takes; nothing was invoked."""
+
+
+class Throttled(InvocationFailed):
+    """As many functions run as may run at once; nothing was invoked."""
+
+
+class KeysUnavailable(Inside):
+    """The issuer's keys have never been read; nobody can be verified."""
+
+
+class NotCancelled(Inside):
+    """A service did not accept the cancel of a job; a retry may succeed. The text says why. `job`
+    identifies the job; empty if unknown."""
+
+    def __init__(self, message: str, job: str = "") -> None:
+        super().__init__(message)
+        self.job = job
+
+
+class NotNow(Inside):
+    """A job cannot be asked for just now; its text says why."""
+
+
+class NotRetryable(Inside):
+    """A call that a failed step ended cannot be retried at that step. The text gives the operator
+    the reason and the remedy."""
+
+
+class NotServedHere(Inside):
+    """This worker cannot serve the task, another may. The text says what that
+    one must be able to do."""
+
+
+class OAuthRefused(Inside):
+    """An endpoint's answer that is no success: its status, OAuth's `error` and
+    `error_description`, a DPoP nonce."""
+
+    def __init__(self, status: int, body: Mapping[str, Any], nonce: str | None) -> None:
+        super().__init__(f"HTTP status {status}")
+        self.status = status
+        self.error = str(body.get("error", ""))[:100]
+        self.description = str(body.get("error_description", ""))[:300]
+        self.nonce = nonce
+
+
+class RequestMalformed(Inside):
+    """A request that a stand-in or a recording proxy does not take; `status` is its HTTP status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class SealBroken(Inside):
+    """A token that cannot be opened. The reason is for the log; whoever sent it is told nothing."""
+
+
+class SessionOver(Inside):
+    """An older server has forgotten the session."""
+
+
+class TaskGivenUp(Inside):
+    """The task fails now; the text says why, fit for a `statusMessage`."""
+
+
+class TryLater(Inside):
+    """A server cannot answer its client now; `wait_s` is when to ask again."""
+
+    def __init__(self, status: int, wait_s: float, reason: str = "") -> None:
+        super().__init__(f"The server is not available now (HTTP status {status}){reason}")
+        self.status = status
+        self.wait_s = wait_s
+
+
+class UnboundPlaceholder(Inside):
+    """A placeholder of a cassette stands for nothing yet."""
+
+
+class Unconfirmed(Inside):
+    """A change of the configuration removes protection and has been read only once. `lost` names
+    each loss."""
+
+    def __init__(self, lost: list[str]) -> None:
+        super().__init__()
+        self.lost = lost
+
+
+class UnfitAnswer(Inside):
+    """A response that does not fit its question; says what is wrong, for whoever answers."""
+
+
+class UnknownEncoding(Inside):
+    """A service's answer is packed in a way that we did not ask for."""
+
+
+class UnreadableDocument(Inside):
+    """A document of OpenAPI cannot be had; its text says why."""
+
+
+class UnresolvedReference(Inside):
+    """A `${…}` in the configuration leads to nothing, or is none."""
+
+    def __init__(self, message: str, remedy: str, *, is_syntax: bool = False) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+        self.is_syntax = is_syntax
+
+
+class UnusableIndex(Inside):
+    """A compiled index that is none, is not whole, or is of something else."""
+
+
+class IndexOfAnotherVersion(UnusableIndex):
+    """A compiled index that another version of Roundgate has written."""
+
+    def __init__(self) -> None:
+        super().__init__("was compiled by another version of Roundgate")
+
+
+class UnusableOperation(Inside):
+    """A part of a document cannot be used. `remedy` is for the person who has the
+    document or the configuration."""
+
+    def __init__(
+        self,
+        message: str,
+        remedy: str = "mend the document, or leave the operation out with `exclude`",
+    ):
+        super().__init__(message)
+        self.remedy = remedy
+
+
+class DanglingReference(UnusableOperation):
+    """A `$ref` of a document has no target, or its target may not be read."""
+
+
+class UnusableReturn(Inside, TypeError):
+    """A handler returned something that has no JSON, or does not conform to what it promises."""
+
+
+class WorkerFault(Inside):
+    """What is wrong with us rather than with the tool; its text is fit for a `statusMessage`."""
+
+
+class YamlTooCostly(Inside):
+    """A YAML text takes more time or memory to read than a legitimate one. The message continues
+    the file's name."""
+
+    def __init__(self, message: str, line: int) -> None:
+        super().__init__(message)
+        self.line = line

@@ -1,0 +1,230 @@
+"""The changes that a session may make: its log level, its subscriptions, its end.
+
+The session id holds the session itself; only its changes are stored. Each caller has at most
+`BUCKETS` rows, each with the latest `PER_BUCKET` sessions that changed anything, which bounds the
+storage of a caller that opens many sessions. A dropped session falls back to the defaults: the
+default level, no subscriptions.
+
+The end of a session is never dropped: a row also has the latest `ENDED_PER_BUCKET` that were ended.
+Before an older one is forgotten, its expiry becomes the row's floor: sessions that expire no later
+and are not in the row count as ended, too. Their clients open another one.
+
+The end of a session is checked again after `KNOWN_MS`, not at every request; logging and streaming
+read the row itself.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+from zlib import crc32
+
+from roundgate import json
+from roundgate.auth import Principal
+from roundgate.clock import Clock
+from roundgate.errors import InvalidParams, ParseError, SessionNotFound, Unavailable
+from roundgate.storage import SessionStore
+from roundgate.tokens.ids import SessionFacts
+
+BUCKETS: Final = 64
+PER_BUCKET: Final = 16
+ENDED_PER_BUCKET: Final = 200
+KNOWN_MS: Final = 2_000
+MAX_KNOWN: Final = 10_000
+MAX_SUBSCRIPTIONS: Final = 100
+MAX_SUBSCRIBED_CHARS: Final = 8_192
+"""Characters of the URIs of one session."""
+LEEWAY_MS: Final = 60_000
+"""How much longer than the session its end is kept, in milliseconds, because the clocks of replicas
+differ."""
+DEFAULT_LEVEL: Final = "info"
+"""The level of a session that has not set one."""
+_TRIES: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SessionState:
+    """The changes of a session; the defaults are those of a new one."""
+
+    level: str = DEFAULT_LEVEL
+    uris: tuple[str, ...] = ()
+    ended: bool = False
+
+
+_NEW: Final = SessionState()
+
+
+class Sessions:
+    """Reads and changes the state of sessions."""
+
+    def __init__(self, store: SessionStore, clock: Clock) -> None:
+        self._rows = store
+        self._clock = clock
+        self._known: OrderedDict[str, float] = OrderedDict()
+        """When each session was last seen alive, on the monotonic clock; oldest first."""
+
+    async def check(self, session: SessionFacts, owner: Principal) -> None:
+        """Check that a session has not been ended; the answer may be `KNOWN_MS` old.
+
+        Raises:
+            SessionNotFound: it has been ended.
+            Unavailable: the store cannot be reached.
+        """
+        seen_ms = self._known.get(session.id)
+        if seen_ms is not None and self._clock.monotonic_ms() - seen_ms < KNOWN_MS:
+            return
+        await self.state(session, owner)
+
+    async def state(self, session: SessionFacts, owner: Principal) -> SessionState:
+        """Return the changes of a session, as of now.
+
+        Raises:
+            SessionNotFound: it has been ended.
+            Unavailable: the store cannot be reached.
+        """
+        row = await self._rows.read(_key(session, owner))
+        bucket = _Bucket() if row is None else _Bucket.read(row.value)
+        state = bucket.state(session)
+        if state.ended:
+            self._known.pop(session.id, None)
+            raise SessionNotFound
+        self._known[session.id] = self._clock.monotonic_ms()
+        self._known.move_to_end(session.id)
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+        return state
+
+    async def set_level(self, session: SessionFacts, owner: Principal, level: str) -> None:
+        """Set the least severe level to send. Raises as `state`."""
+        await self._change(session, owner, lambda state: replace(state, level=level))
+
+    async def subscribe(self, session: SessionFacts, owner: Principal, uri: str) -> None:
+        """Subscribe to changes of a resource.
+
+        Raises:
+            InvalidParams: the session has too many subscriptions.
+            SessionNotFound, Unavailable: as `state`.
+        """
+
+        def add(state: SessionState) -> SessionState:
+            uris = tuple(dict.fromkeys((*state.uris, uri)))
+            if len(uris) > MAX_SUBSCRIPTIONS or sum(map(len, uris)) > MAX_SUBSCRIBED_CHARS:
+                raise InvalidParams(
+                    f"A session subscribes to {MAX_SUBSCRIPTIONS} resources at most, with {MAX_SUBSCRIBED_CHARS}"
+                    " characters in their URIs together; unsubscribe from others first"
+                )
+            return replace(state, uris=uris)
+
+        await self._change(session, owner, add)
+
+    async def unsubscribe(self, session: SessionFacts, owner: Principal, uri: str) -> None:
+        """Unsubscribe from changes of a resource. Raises as `state`."""
+
+        def remove(state: SessionState) -> SessionState:
+            return replace(state, uris=tuple(known for known in state.uris if known != uri))
+
+        await self._change(session, owner, remove)
+
+    async def end(self, session: SessionFacts, owner: Principal) -> None:
+        """End a session. Raises as `state`."""
+        self._known.pop(session.id, None)
+        await self._change(session, owner, lambda state: SessionState(ended=True))
+        self._known.pop(session.id, None)
+
+    async def _change(
+        self,
+        session: SessionFacts,
+        owner: Principal,
+        change: Callable[[SessionState], SessionState],
+    ) -> None:
+        key = _key(session, owner)
+        for _ in range(_TRIES):
+            row = await self._rows.read(key)
+            bucket = _Bucket() if row is None else _Bucket.read(row.value)
+            before = bucket.state(session)
+            if before.ended:
+                raise SessionNotFound
+            bucket.change(session, change(before), self._clock.now_ms())
+            value, forget_ms = bucket.written(), bucket.forget_ms
+            if row is None:
+                done = await self._rows.put_new(key, value, forget_ms)
+            else:
+                done = await self._rows.replace(key, value, row.version, forget_ms)
+            if done:
+                return
+        raise Unavailable(
+            "Too many sessions of this caller are being changed at once; try again soon"
+        )
+
+
+def _key(session: SessionFacts, owner: Principal) -> str:
+    """Return the key of the row that a session shares with others of its caller."""
+    return f"state.{json.digest(list(owner.identity))}.{crc32(session.id.encode()) % BUCKETS}"
+
+
+class _Bucket:
+    """The sessions of one row, least recently changed first. Times are in milliseconds since the
+    epoch."""
+
+    def __init__(self) -> None:
+        self.changed: dict[str, tuple[SessionState, int]] = {}
+        """The changes of each session, and when it expires."""
+        self.ended: dict[str, int] = {}
+        """The expiry of each session that was ended."""
+        self.floor_ms = 0
+        """Unknown sessions that expire no later than this have been ended."""
+
+    def state(self, session: SessionFacts) -> SessionState:
+        """Return the changes of a session."""
+        known = self.changed.get(session.id)
+        if known is not None:
+            return known[0]
+        is_ended = session.id in self.ended or session.expires_ms <= self.floor_ms
+        return SessionState(ended=True) if is_ended else _NEW
+
+    def change(self, session: SessionFacts, state: SessionState, now_ms: int) -> None:
+        """Record a change; drop expired sessions and those beyond the row's limits."""
+        self.changed.pop(session.id, None)
+        self.changed = {name: known for name, known in self.changed.items() if known[1] > now_ms}
+        self.ended = {
+            name: until for name, until in self.ended.items() if until + LEEWAY_MS > now_ms
+        }
+        if state.ended:
+            while len(self.ended) >= ENDED_PER_BUCKET:
+                self.floor_ms = max(self.floor_ms, self.ended.pop(next(iter(self.ended))))
+            self.ended[session.id] = session.expires_ms
+            return
+        while len(self.changed) >= PER_BUCKET:
+            self.changed.pop(next(iter(self.changed)))
+        self.changed[session.id] = state, session.expires_ms
+
+    @property
+    def forget_ms(self) -> int:
+        """Return when the whole row may be forgotten, in milliseconds since the epoch."""
+        changed = (until for _, until in self.changed.values())
+        return max((*changed, *self.ended.values(), self.floor_ms)) + LEEWAY_MS
+
+    def written(self) -> bytes:
+        """Return the row as bytes, as `read` takes it."""
+        changed = {
+            name: [state.level, list(state.uris), until]
+            for name, (state, until) in self.changed.items()
+        }
+        return json.encode({"changed": changed, "ended": self.ended, "floor": self.floor_ms})
+
+    @classmethod
+    def read(cls, value: bytes) -> _Bucket:
+        """Return the sessions of a stored row; empty for a row that another version wrote."""
+        bucket = cls()
+        try:
+            row = json.decode(value)
+            bucket.changed = {
+                name: (SessionState(level, tuple(uris)), until)
+                for name, (level, uris, until) in row["changed"].items()
+            }
+            bucket.ended, bucket.floor_ms = dict(row["ended"]), int(row["floor"])
+        except (ParseError, AttributeError, KeyError, TypeError, ValueError):
+            return cls()
+        return bucket

@@ -1,0 +1,415 @@
+"""The work of validating a value, counted before it is done.
+
+A union tries its alternatives one after the other. If several of them look at the same member, that
+member is read several times, and in a recursive schema this multiplies with every level:
+
+    Filter = And | Or | integer      And.left and Or.left are both a Filter
+    {"left": {"left": {"left": 1}}}  the 1 is read 2 * 2 * 2 times
+
+Validators run in native code that no deadline interrupts and that blocks every other call. `Readings`
+computes the number in time proportional to the value: what a subschema needs for one part of the value
+is computed once, however often that part is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
+
+from pydantic_core import from_json
+
+from roundgate.json import at_pointer
+
+_FEW: Final = 8
+"""Readings of one part that are not worth counting."""
+_MAX: Final = 10**12
+"""The limit at which counts stop growing."""
+_MAX_PAIRS: Final = 100_000
+"""The most pairs of a subschema and a part that are looked at."""
+_COPIES_PER_ERROR: Final = 40
+"""The number of values that can be copied in the time that one error takes."""
+_CHARS_PER_COPY: Final = 100
+
+_SAME: Final = ("not", "if", "then", "else")
+_SAME_LISTS: Final = ("allOf", "anyOf", "oneOf")
+_SAME_NAMED: Final = ("dependentSchemas", "dependencies")
+_REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
+_BRANCHING: Final = frozenset({*_SAME_LISTS, *_SAME_NAMED, "if", "not", "patternProperties"})
+
+
+_LOOKS_FURTHER: Final = frozenset(
+    {
+        *(*_REFERENCES, *_SAME, *_SAME_LISTS, *_SAME_NAMED),
+        *("properties", "patternProperties", "additionalProperties", "unevaluatedProperties"),
+        *("propertyNames", "required", "dependentRequired", "contentSchema"),
+        *("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains"),
+    }
+)
+
+
+class _Readers(NamedTuple):
+    """The subschemas that read one value."""
+
+    nodes: tuple[int, ...] = ()
+    """The ids of those that look further."""
+    leaves: int = 0
+    """The number of those that look at nothing but the value itself."""
+
+
+@dataclass(slots=True)
+class _Subschema:
+    """The readers that reading continues with after one subschema."""
+
+    same: _Readers
+    """Of the same value."""
+    one_of: _Readers
+    """Of the same value, of which one reads it."""
+    members: Mapping[str | int, _Readers]
+    """Of members and elements that have their own."""
+    other_members: _Readers
+    other_items: _Readers
+    names: _Readers
+    """Of the name of each member."""
+    content: _Readers
+    """Of the value that a JSON text encodes."""
+    required: tuple[str, ...]
+
+    def inner(self) -> Iterator[int]:
+        """Yield the readers of parts of the value that look further."""
+        for readers in self.members.values():
+            yield from readers.nodes
+        for readers in (self.other_members, self.other_items, self.names, self.content):
+            yield from readers.nodes
+
+
+class _Look(NamedTuple):
+    """The work of one subschema at one part of a value."""
+
+    here: int
+    """Readings of the part itself, of members that are missing, and of members' names."""
+    alternatives: int
+    """Readings of the part by subschemas that look at nothing else."""
+    parts: int
+    """Readings of its parts by such subschemas."""
+    reads: list[tuple[int, Any]]
+    """The subschemas that look further, each with what it reads."""
+    choice: tuple[int, ...]
+    """Subschemas of which one reads the part."""
+
+
+class Readings:
+    """The readings of one schema's values.
+
+    Args:
+        schema: a JSON Schema of any draft.
+        of_pydantic: whether pydantic validates, with the model behind this schema. It reads one
+            alternative of `oneOf`, reads JSON texts, and caches nothing; jsonschema-rs validates
+            each value once where a schema refers to itself.
+    """
+
+    def __init__(self, schema: Mapping[str, Any], *, of_pydantic: bool = False) -> None:
+        self._schema = schema
+        self._of_pydantic = of_pydantic
+        self._parts: dict[int, Mapping[str, Any]] = {}
+        self._subschemas: dict[int, _Subschema] = {}
+        self._root = self._id(schema)
+
+    def may_exceed(self, limit: int, value: Any) -> bool:
+        """Return whether validating a value may take more than `limit` readings."""
+        if not self._vary:
+            return False
+        looks = self._looks(value)
+        if looks is None:
+            return True
+        total = self._add_up(
+            value, looks, lambda look, _: look.here + look.alternatives + look.parts
+        )
+        if total > limit and not self._of_pydantic:
+            # nothing is read again where the schema refers to itself
+            parts = len(looks) + sum(1 for _ in walk(value))
+            total = min(total, parts * self._bound[0])
+        return total > limit
+
+    def may_have_more_errors(self, limit: int, value: Any) -> bool:
+        """Return whether a value may have more than `limit` errors. Each copies its part of the
+        value, which counts as well. An alternative that looks at no part adds no error to that of
+        its union."""
+        looks = self._looks(value)
+        if looks is None:
+            return True
+        sizes = _sizes(value)
+
+        def errors(look: _Look, part: int) -> float:
+            return look.here * (1 + sizes.get(part, 1) / _COPIES_PER_ERROR) + look.parts
+
+        return self._add_up(value, looks, errors) > limit
+
+    def _looks(self, value: Any) -> dict[tuple[int, int], _Look] | None:
+        """Return the work at each pair of a subschema and a part (by id), in the order in which
+        they are found; `None` if there are too many."""
+        looks: dict[tuple[int, int], _Look] = {}
+        waiting: list[tuple[int, Any]] = [(self._root, value)]
+        texts: dict[int, Any] = {}
+        while waiting:
+            node, part = waiting.pop()
+            at = node, id(part)
+            if at in looks:
+                continue
+            if len(looks) == _MAX_PAIRS:
+                return None
+            look = looks[at] = _look(self._subschema(node), part, texts)
+            waiting.extend(look.reads)
+            waiting.extend((one, part) for one in look.choice)
+        return looks
+
+    def _add_up(
+        self,
+        value: Any,
+        looks: Mapping[tuple[int, int], _Look],
+        price: Callable[[_Look, int], float],
+    ) -> float:
+        """Return the price of a value: of each part once for each way that leads to it."""
+        totals: dict[tuple[int, int], float] = {}
+        begun: set[tuple[int, int]] = set()
+        waiting = [(self._root, id(value))]
+        while waiting:
+            at = waiting[-1]
+            part = at[1]
+            look = looks[at]
+            if at not in begun:
+                begun.add(at)
+                below = [(node, id(inner)) for node, inner in look.reads]
+                below += [(node, part) for node in look.choice]
+                if new := [one for one in below if one not in begun]:
+                    waiting.extend(new)
+                    continue
+            waiting.pop()
+            if at not in totals:
+                total = price(look, part)
+                for node, inner in look.reads:
+                    total += totals.get((node, id(inner)), 0)
+                if look.choice:
+                    total += max(totals.get((node, part), 0) for node in look.choice)
+                totals[at] = min(total, _MAX)
+        return totals[self._root, id(value)]
+
+    @cached_property
+    def _vary(self) -> bool:
+        """Return whether readings may multiply: otherwise there is nothing to count."""
+        most, refers_to_itself = self._bound
+        branches = refers_to_itself and any(
+            isinstance(node, Mapping) and not _BRANCHING.isdisjoint(node)
+            for _, node in walk(self._schema)
+        )
+        decodes = any(subschema.content != _NOBODY for subschema in self._subschemas.values())
+        return branches or decodes or most > _FEW
+
+    @cached_property
+    def _bound(self) -> tuple[float, bool]:
+        """Return the most readings of one part of any value, if no subschema is followed again
+        below itself; and whether any is below itself."""
+        here: dict[int, float] = {}  # readings of the value itself
+        deep: dict[int, float] = {}  # the most readings of a part of it
+        begun: set[int] = set()
+        waiting = [self._root]
+        refers_to_itself = False
+        while waiting:
+            node = waiting[-1]
+            subschema = self._subschema(node)
+            same, choice, inner = subschema.same, subschema.one_of, set(subschema.inner())
+            if node not in begun:
+                begun.add(node)
+                below = {*same.nodes, *choice.nodes, *inner}
+                refers_to_itself |= any(one in begun and one not in here for one in below)
+                if new := below - begun:
+                    waiting.extend(new)
+                    continue
+            waiting.pop()
+            if node not in here:
+                more = _sum(here, same.nodes) + same.leaves + _max(here, choice.nodes)
+                here[node] = min(_MAX, 1 + more)
+                parts = max(_max(here, inner), _max(deep, inner))
+                deep[node] = min(_MAX, parts + _sum(deep, same.nodes) + _max(deep, choice.nodes))
+        return max(here[self._root], deep[self._root]), refers_to_itself
+
+    def _id(self, schema: Any) -> int:
+        part = schema if isinstance(schema, Mapping) else _ANYTHING
+        self._parts[id(part)] = part
+        return id(part)
+
+    def _readers(self, schemas: Iterable[Any]) -> _Readers:
+        nodes, leaves = [], 0
+        for schema in schemas:
+            if isinstance(schema, Mapping) and not _LOOKS_FURTHER.isdisjoint(schema):
+                nodes.append(self._id(schema))
+            else:
+                leaves += 1
+        return _Readers(tuple(nodes), leaves) if nodes or leaves else _NOBODY
+
+    def _subschema(self, node: int) -> _Subschema:
+        if node not in self._subschemas:
+            self._subschemas[node] = self._read(self._parts[node])
+        return self._subschemas[node]
+
+    def _read(self, schema: Mapping[str, Any]) -> _Subschema:
+        same = list(self._same(schema))
+        if "unevaluatedProperties" in schema or "unevaluatedItems" in schema:
+            same *= 2  # these validate once more, to find the parts that were examined
+        patterns = schema.get("patternProperties", {}).values()
+        contained = _those(schema, "contains")
+        items = schema.get("items")  # before 2020-12 also the elements at fixed places
+        elements = schema.get("prefixItems", items if isinstance(items, (list, tuple)) else ())
+        choice = schema.get("oneOf", ()) if self._of_pydantic else ()
+        content = _those(schema, "contentSchema") if self._of_pydantic else ()
+        return _Subschema(
+            same=self._readers(same),
+            one_of=self._readers(choice),
+            members={
+                **{
+                    name: self._readers([one, *patterns])
+                    for name, one in schema.get("properties", {}).items()
+                },
+                **{at: self._readers([one, *contained]) for at, one in enumerate(elements)},
+            },
+            other_members=self._readers(
+                [*patterns, *_those(schema, "additionalProperties", "unevaluatedProperties")]
+            ),
+            other_items=self._readers(
+                [*contained, *_those(schema, "items", "additionalItems", "unevaluatedItems")]
+            ),
+            names=self._readers(_those(schema, "propertyNames")),
+            content=self._readers(content),
+            required=tuple(_required(schema)),
+        )
+
+    def _same(self, schema: Mapping[str, Any]) -> Iterator[Any]:
+        for word in _REFERENCES:
+            if isinstance(reference := schema.get(word), str):
+                yield self._referred(reference)
+        yield from _those(schema, *_SAME)
+        for word in _SAME_LISTS:
+            if word != "oneOf" or not self._of_pydantic:
+                yield from schema.get(word, ())
+        for word in _SAME_NAMED:
+            yield from schema.get(word, {}).values()
+
+    def _referred(self, reference: str) -> Any:
+        """Return the subschema that a reference names, or the whole schema if there is none."""
+        name = reference.partition("#")[2]
+        if name.startswith("/"):
+            try:
+                return at_pointer(self._schema, unquote(name))
+            except LookupError:
+                return self._schema
+        return self._named.get(reference, self._named.get(name, self._schema))
+
+    @cached_property
+    def _named(self) -> dict[str, Any]:
+        words = ("$id", "$anchor", "$dynamicAnchor")
+        return {
+            node[word]: node
+            for _, node in walk(self._schema)
+            if isinstance(node, Mapping)
+            for word in words
+            if isinstance(node.get(word), str)
+        }
+
+
+_ANYTHING: Final[Mapping[str, Any]] = {}
+_NOBODY: Final = _Readers()
+
+
+def _look(subschema: _Subschema, part: Any, texts: dict[int, Any]) -> _Look:
+    """Return the work of one subschema at one part. `texts` keeps what JSON texts encode, by id."""
+    same, choice = subschema.same, subschema.one_of
+    here, parts = 1, 0
+    reads = [(node, part) for node in same.nodes]
+    if isinstance(part, Mapping):
+        here += sum(1 for name in subschema.required if name not in part)
+        members, others, names = subschema.members, subschema.other_members, subschema.names
+        if members or others is not _NOBODY:
+            for name, item in part.items():
+                nodes, leaves = members.get(name, others)
+                parts += leaves
+                reads += [(node, item) for node in nodes]
+        if names is not _NOBODY:
+            here += len(part)
+            reads += [(node, name) for name in part for node in names.nodes]
+    elif isinstance(part, (list, tuple)):
+        members, others = subschema.members, subschema.other_items
+        if members:
+            for index, item in enumerate(part):
+                nodes, leaves = members.get(index, others)
+                parts += leaves
+                reads += [(node, item) for node in nodes]
+        else:
+            parts += others.leaves * len(part)
+            reads += [(node, item) for node in others.nodes for item in part]
+    elif subschema.content is not _NOBODY and isinstance(part, str):
+        if id(part) not in texts:
+            texts[id(part)] = _decoded(part)
+        parts += subschema.content.leaves
+        reads += [(node, texts[id(part)]) for node in subschema.content.nodes]
+    alternatives = same.leaves + min(1, choice.leaves)
+    return _Look(here, alternatives, parts, reads, choice.nodes)
+
+
+def _those(schema: Mapping[str, Any], *words: str) -> list[Any]:
+    """Return the subschemas at these keywords, where each has one and not a list."""
+    return [
+        schema[word]
+        for word in words
+        if word in schema and not isinstance(schema[word], (list, tuple))
+    ]
+
+
+def _sum(counts: Mapping[int, float], nodes: Iterable[int]) -> float:
+    return sum(counts.get(node, 0) for node in nodes)
+
+
+def _max(counts: Mapping[int, float], nodes: Iterable[int]) -> float:
+    return max((counts.get(node, 0) for node in nodes), default=0)
+
+
+def _required(schema: Mapping[str, Any]) -> Iterator[str]:
+    yield from schema.get("required", ())
+    for word in ("dependentRequired", "dependencies"):
+        for names in schema.get(word, {}).values():
+            if isinstance(names, (list, tuple)):
+                yield from names
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return from_json(text)
+    except ValueError:
+        return text
+
+
+def _sizes(value: Any) -> dict[int, int]:
+    """Return the cost of copying each part of a value, by id."""
+    sizes: dict[int, int] = {}
+    for _, part in reversed(list(walk(value))):
+        inner = part.values() if isinstance(part, Mapping) else part
+        if isinstance(part, str):
+            sizes[id(part)] = 1 + len(part) // _CHARS_PER_COPY
+        elif isinstance(part, (Mapping, list, tuple)):
+            sizes[id(part)] = 1 + sum(sizes[id(one)] for one in inner)
+        else:
+            sizes[id(part)] = 1
+    return sizes
+
+
+def walk(value: Any) -> Iterator[tuple[int, Any]]:
+    """Yield each value in a value, with its depth; a container before its parts."""
+    stack = [(0, value)]
+    while stack:
+        depth, node = stack.pop()
+        yield depth, node
+        if isinstance(node, Mapping):
+            stack.extend((depth + 1, child) for child in node.values())
+        elif isinstance(node, (list, tuple)):
+            stack.extend((depth + 1, child) for child in node)

@@ -1,0 +1,430 @@
+"""When a run is at rest, and in which order its branches receive results.
+
+Branches *park* at anything that is not available now. The run is suspended once all have come to
+rest, so that questions asked side by side are sent together, and no running step is cut:
+
+    branch 1   ask a ──────── parked ───────────────┐
+    branch 2   step s ─── runs to its end ─ ask b ──┤ nothing moves any more: a and b are sent
+    branch 3   sleep ── parked until its time ──────┘ (its time comes first: it continues)
+
+Branches receive results one by one, in every run as in the first:
+
+    run 1   quote b finished ── "b was first": use b ── the answer came ── quote a finished
+    run 2   all three are known: b first, then all its consequences, then the answer, then a
+
+So `asyncio.as_completed`, `asyncio.wait(…, FIRST_COMPLETED)` and cancellations by a failed sibling
+have the same effect in every run. A result is the outcome of a step, the end of a sleep, answers,
+the passing of a time limit, or a cancellation. Each has a *rank*: the place of its entry in the
+journal; a new result ranks behind all others.
+
+The consequences of a result are complete once no branch has resumed by itself for `TURNS` turns of
+the event loop (`Owner.resumed`). A branch that resumes endlessly ends the run with an error.
+
+All recorded results are delivered before new ones. A new version of the handler may have dropped
+some. A result that its branch has passed is skipped, because the places of a branch come in order.
+A result that no branch asks for delays the others by `GRACE_S`, once in a run, because branches may
+be waiting outside of the engine. Branches that ask later than that still get their results in
+order. A recorded cancellation of such a wait (`recording.cut_wait`) must happen again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from roundgate.clock import Clock
+from roundgate.errors import NondeterminismError
+from roundgate.replay.branches import Branch, Owner
+from roundgate.replay.journal import Cut, Entry, Finished, Raised, Told
+
+TURNS: Final = 15
+"""Turns of the event loop within which an action of one branch reaches the next, with a margin."""
+MAX_TURNS: Final = 100_000
+"""The most turns in which branches may resume by themselves while another waits for a result."""
+GRACE_S: Final = 0.5
+LIMIT_GRACE_S: Final = 5.0
+"""Seconds for which a passed time limit waits for missing results while its block continues."""
+CUT_GRACE_S: Final = 1.0
+"""How many seconds later than in the recorded run a wait outside of ctx may be cancelled again."""
+CUT_IS_MISSING: Final = (
+    "a limit of asyncio or anyio ended a wait of the handler that is no call of ctx in an earlier run, and "
+    "does not in this one: use `async with ctx.timeout(seconds)`, "
+    "whose end is the same in every run, and put what takes its own time into ctx.step"
+)
+QUIET_TURNS: Final = 10
+"""Turns of the event loop without any engine call after which branches count as at rest."""
+
+
+@dataclass(slots=True, eq=False)
+class Parked:
+    """A branch that waits, at most until `until_ms`, in milliseconds since the epoch."""
+
+    branch: Branch
+    until_ms: int | None
+    future: asyncio.Future[None]
+
+
+class Quiescence:
+    """What is busy in one run, and what waits."""
+
+    def __init__(self, owner: Owner, clock: Clock) -> None:
+        self._owner = owner
+        self._clock = clock
+        self.parked: dict[Parked, None] = {}
+        self._in_flight = 0
+        self._sleeping = 0
+        self._activity = 0
+        self._watching = False
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """Count as busy while the block runs without calling the engine."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
+    def begin(self) -> None:
+        self._in_flight += 1
+
+    def end(self) -> None:
+        self._in_flight -= 1
+        self.restart_quiet()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait in this process. The wait counts as busy: the run does not come to rest before its
+        end."""
+        self._in_flight += 1
+        self._sleeping += 1
+        self.restart_quiet()
+        try:
+            await self._clock.sleep(seconds)
+        finally:
+            self._sleeping -= 1
+            self.end()
+
+    async def park(
+        self, branch: Branch, until_ms: int | None = None, for_ms: float | None = None
+    ) -> None:
+        """Wait until the run is suspended, or for a time.
+
+        Raises:
+            Suspend: the run came to rest first.
+        """
+        loop = asyncio.get_running_loop()
+        one = Parked(branch, until_ms, loop.create_future())
+        self.parked[one] = None
+        timer = (
+            None
+            if for_ms is None
+            else self._clock.call_later(max(0.0, for_ms) / 1000, partial(wake, one.future))
+        )
+        self.restart_quiet()
+        try:
+            await one.future
+        finally:
+            del self.parked[one]
+            if timer is not None:
+                timer.cancel()
+            self.restart_quiet()
+
+    def unpark(self, error: Callable[[], BaseException]) -> None:
+        """End every wait with an error."""
+        for one in self.parked:
+            if not one.future.done():
+                one.future.set_exception(error())
+
+    def close(self) -> None:
+        """Cancel every wait."""
+        for one in self.parked:
+            one.future.cancel()
+
+    def restart_quiet(self) -> None:
+        """Restart counting quiet turns of the event loop, if any branch waits."""
+        self._activity += 1
+        if (self.parked or self._sleeping) and not self._watching:
+            self._watching = True
+            asyncio.get_running_loop().call_soon(self._watch, self._activity, QUIET_TURNS)
+
+    def _watch(self, seen: int, turns: int) -> None:
+        loop, run = asyncio.get_running_loop(), self._owner.run
+        if self._in_flight > self._sleeping or not (self.parked or self._sleeping):
+            self._watching = False  # the end of what moves stirs again
+        elif seen != self._activity or turns:
+            left = turns - 1 if seen == self._activity else QUIET_TURNS
+            loop.call_soon(self._watch, self._activity, left)
+        elif self._sleeping:
+            self._watching = self._clock.pass_time()
+            if self._watching:
+                loop.call_soon(self._watch, self._activity, QUIET_TURNS)
+        elif run is not None and (hold_s := run.hold_s()) > 0:
+            after_s = 0 if self._clock.pass_time() else hold_s
+            loop.call_later(after_s, self._watch, self._activity, QUIET_TURNS)
+        else:
+            self._watching = False
+            if run is not None:
+                run.come_to_rest()
+
+
+def wake(future: asyncio.Future[None]) -> None:
+    """Complete a future, unless that is done."""
+    if not future.done():
+        future.set_result(None)
+
+
+def is_cut_wait(entry: Entry | None) -> bool:
+    """Return whether an entry records the cancellation of a wait outside of ctx."""
+    return isinstance(entry, Cut) and entry.key.rpartition("/")[2].startswith("cut:")
+
+
+def _has_rank(entry: Entry) -> bool:
+    return isinstance(entry, (Cut, Told)) or (
+        isinstance(entry, (Finished, Raised)) and entry.what is not None
+    )
+
+
+def _is_impatient(waiting: tuple[float, bool, int, asyncio.Future[None]]) -> bool:
+    rank, is_patient, *_ = waiting
+    return not is_patient or rank == math.inf
+
+
+def _path_of(key: str) -> str:
+    """Return the path of the branch that a key belongs to."""
+    place = key.removeprefix(Told.PREFIX).partition("+")[0]
+    return place[: place.rfind("/") + 1]
+
+
+class Order:
+    """The order in which the branches of one run receive results."""
+
+    def __init__(self, entries: Iterable[Entry], owner: Owner) -> None:
+        """`entries` are those of the journal as the run begins."""
+        ranked = [entry for entry in entries if _has_rank(entry)]
+        self._ranks = {entry.key: rank for rank, entry in enumerate(ranked)}
+        self._cut_waits = {
+            rank: entry
+            for rank, entry in enumerate(ranked)
+            if isinstance(entry, Cut) and is_cut_wait(entry)
+        }
+        self._of_branch: defaultdict[str, deque[int]] = defaultdict(deque)
+        for key, rank in self._ranks.items():
+            if rank not in self._cut_waits:
+                self._of_branch[_path_of(key)].append(rank)
+        self._owner = owner
+        self._known = self._issued = len(self._ranks)
+        self._next = 0
+        self._gone: set[int] = set()
+        self._expected: set[int] = set()
+        self._waiting: list[tuple[float, bool, int, asyncio.Future[None]]] = []
+        """A heap of waiters: the rank, whether only lower ranks matter, the order of arrival."""
+        self._loop = asyncio.get_running_loop()
+        self._arrivals = 0
+        self._generation = 0
+        self._seen = owner.resumed
+        self._turns_unquiet = 0
+        self._is_settling = False
+        self._has_waited = False
+        self._is_open = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all results that were recorded when the run began have been delivered."""
+        return self._next >= self._known
+
+    def rank(self, key: str) -> float:
+        """Return the rank of a recorded result; infinite if it is new."""
+        return self._ranks.get(key, math.inf)
+
+    def is_new(self, key: str) -> bool:
+        """Return whether nothing was recorded under a key when the run began."""
+        return key not in self._ranks
+
+    def pass_by(self, key: str) -> None:
+        """Deliver a result to the only branch, without waiting."""
+        self._next = max(self._next, self._ranks.get(key, -1) + 1)
+        if self._waiting:
+            self._settle()
+
+    def drop_passed(self, path: str, rank: float) -> None:
+        """Drop everything of a branch that has a lower rank: the branch has passed these places."""
+        ranks = self._of_branch[path]
+        while ranks and ranks[0] < rank:
+            self.drop(ranks.popleft())
+
+    def new_rank(self) -> int:
+        """Return the rank of a new result. It has to be given to `turn` or to `drop`."""
+        self._issued += 1
+        return self._issued - 1
+
+    def drop(self, rank: float) -> None:
+        """Skip a rank: no branch receives its result."""
+        if rank < self._next or rank == math.inf:
+            return
+        self._gone.add(int(rank))
+        self._advance()
+        self._settle()
+
+    @contextmanager
+    def expected(self, rank: float) -> Iterator[None]:
+        """Deliver no later result while the block is open: the branch of this rank waits for
+        something else."""
+        if rank == math.inf:
+            yield
+            return
+        self._expected.add(int(rank))
+        try:
+            yield
+        finally:
+            self._expected.discard(int(rank))
+            self._settle()
+
+    async def turn(self, rank: float) -> None:
+        """Return when a branch may receive the result of a rank; an infinite rank means a new
+        result.
+
+        Everything that the handler can do without the result happens before, in every run.
+        """
+        if self._is_open or (rank == math.inf and self.is_over):
+            return
+        if rank < self._next:
+            # that one was only late; others may be too, and come in their order
+            self._has_waited = False
+        await self._wait(rank)
+
+    async def reach(self, rank: float) -> None:
+        """Return when all results of a lower rank have been delivered, or `LIMIT_GRACE_S` have
+        passed. With an infinite rank, also wait until nothing waits for its turn."""
+        if not self._is_open:
+            await self._wait(rank, is_patient=True)
+
+    def upcoming(self, path: str) -> tuple[float, str] | None:
+        """Return rank and key of the next recorded result of the branch at `path`, or `None`."""
+        left = (
+            (rank, key)
+            for key, rank in self._ranks.items()
+            if rank >= self._next and rank not in self._gone and _path_of(key) == path
+        )
+        return min(left, default=None)
+
+    def is_cut_before(self, rank: float) -> bool:
+        """Return whether a wait outside of ctx is still to be cancelled before a rank."""
+        return any(self._next <= cut < rank and cut not in self._gone for cut in self._cut_waits)
+
+    def open(self) -> None:
+        """End every wait: the run has ended."""
+        self._is_open = True
+        for *_, future in self._waiting:
+            wake(future)
+        self._waiting.clear()
+
+    async def _wait(self, rank: float, *, is_patient: bool = False) -> None:
+        future = self._loop.create_future()
+        self._arrivals += 1
+        heapq.heappush(self._waiting, (rank, is_patient, self._arrivals, future))
+        # new results are ordered by their ranks alone
+        if not (self.is_over and self._is_settling):
+            self._settle()
+        await future
+
+    def _settle(self) -> None:
+        """Look for the next waiter once the consequences of the last result are complete."""
+        self._is_settling = True
+        self._generation += 1
+        # as when Python closes what is left of a handler
+        if not self._is_open and not self._loop.is_closed():
+            self._loop.call_soon(self._look, self._generation, TURNS)
+
+    def _look(self, generation: int, turns: int) -> None:
+        if generation != self._generation or self._is_open:
+            return
+        while self._waiting and self._waiting[0][-1].done():  # its branch was cancelled
+            heapq.heappop(self._waiting)
+        if turns >= 0 and self._is_active():
+            turns = TURNS
+        if turns > 0:
+            self._loop.call_soon(self._look, generation, turns - 1)
+        elif self._waiting and (self._waiting[0][0] <= self._next or self._is_last()):
+            rank, *_, future = heapq.heappop(self._waiting)
+            wake(future)
+            self._deliver_next(rank)
+        elif not self._waiting or self._next in self._expected or self.is_over:
+            self._is_settling = False  # who is next comes, or is dropped
+        elif turns < 0:
+            self._skip()
+        else:
+            self._loop.call_later(self._patience_s(), self._look, generation, -1)
+
+    def _is_last(self) -> bool:
+        """Return whether every waiter waits only for all others."""
+        return self.is_over and self._waiting[0][0] == math.inf
+
+    def _is_active(self) -> bool:
+        """Return whether a branch has resumed by itself since the last look while another one
+        waits."""
+        seen, self._seen = self._seen, self._owner.resumed
+        if seen == self._seen or not self._waiting:
+            return False
+        self._turns_unquiet += 1
+        if self._turns_unquiet > MAX_TURNS:
+            self._fail(
+                f"a branch of the handler went on for {MAX_TURNS:,} turns of the event loop without "
+                "waiting for anything, while another one was to be told an outcome: await the task, "
+                "or an asyncio.Event, instead of asking again and again with asyncio.sleep(0)"
+            )
+        return True
+
+    def _patience_s(self) -> float:
+        """Return for how many seconds results that no branch asks for delay the waiters."""
+        cut = self._cut_waits.get(self._next)
+        if cut is None:
+            if not any(map(_is_impatient, self._waiting)):
+                return LIMIT_GRACE_S
+            return 0.0 if self._has_waited else GRACE_S
+        again_s = (cut.after_ms - self._owner.elapsed_ms()) / 1000
+        return max(GRACE_S, again_s + CUT_GRACE_S)
+
+    def _skip(self) -> None:
+        """Wake the first waiter although earlier results are not asked for. Cancellations are not
+        skipped, nor are results that a branch is about to receive."""
+        self._has_waited = True
+        waiting = [one for one in self._waiting if not one[-1].done()]
+        rank, *_, future = first = min(filter(_is_impatient, waiting), default=min(waiting))
+        kept = [one for one in (*self._cut_waits, *self._expected) if self._next <= one < rank]
+        until = min((one for one in kept if one not in self._gone), default=None)
+        if until is None:
+            self._waiting.remove(first)
+            heapq.heapify(self._waiting)
+            wake(future)
+            self._deliver_next(rank)
+        elif until > self._next:
+            self._next = until
+            self._settle()
+        else:
+            self._fail(CUT_IS_MISSING, self._cut_waits[until].key)
+
+    def _fail(self, reason: str, key: str = "") -> None:
+        if self._owner.run is not None:
+            self._owner.run.fail(NondeterminismError(key, reason=reason))
+
+    def _deliver_next(self, rank: float) -> None:
+        self._turns_unquiet = 0
+        self._next = max(self._next, self._known if rank == math.inf else int(rank) + 1)
+        self._advance()
+        self._settle()
+
+    def _advance(self) -> None:
+        while self._next in self._gone:
+            self._gone.remove(self._next)
+            self._next += 1
+        if self.is_over:
+            for rank, is_patient, _, future in self._waiting:
+                if rank == math.inf and not is_patient:
+                    wake(future)

@@ -1,0 +1,249 @@
+"""The values of steps and arguments: how they are identified, and how they are recorded.
+
+The `identity` of a step is kept with it: its kind, its function, and a digest of its arguments. A
+replay that finds another one at the same place has taken another path. Only values are compared;
+of a client, a file or a lock only the type counts, because each run has another one.
+
+A recorded value is JSON. The handler gets a value made of that JSON by the function's annotation,
+also in the run in which the step ran, so its type is the same in every run:
+
+    async def quote(order: int) -> Quote: ...
+
+    function ──▶ Quote ──▶ {"total": "9.90", …} ──▶ journal ──▶ Quote      in the first run as in each replay
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import inspect
+import typing
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from functools import lru_cache
+from pathlib import PurePath
+from typing import Annotated, Any, Final
+from uuid import UUID
+from weakref import WeakKeyDictionary
+
+from pydantic import BaseModel, ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError
+
+from roundgate.errors import NondeterminismError, NotJson
+from roundgate.json import digest, encode
+
+_CONVERTED: Final = (
+    *(BaseModel, Enum, date, time, timedelta, Decimal, UUID, PurePath),
+    *(bytes, bytearray, set, frozenset),
+)
+_MAX_HINT_DEPTH: Final = 10
+"""Levels of an annotation that are read."""
+
+DIGEST_CHARS: Final = 11
+"""64 bits: enough to tell two calls at one place apart."""
+MAX_DEPTH: Final = 40
+"""Levels of an argument that are compared."""
+
+MAX_BITS: Final = 4_096
+"""Larger integers are written in hexadecimal: Python refuses to write them in decimal."""
+
+_AS_TEXT: Final = (datetime, date, time, timedelta, Decimal, UUID, PurePath, complex)
+
+
+def identity(
+    kind: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> str:
+    """Return `step charge Xy3…`: a kind, a function's name, and a digest of arguments if there are
+    any."""
+    name, bound = _named(function)
+    if not (args or kwargs or bound):
+        return f"{kind} {name}"
+    return f"{kind} {name} {digest(_values([bound, list(args), dict(kwargs)]))[:DIGEST_CHARS]}"
+
+
+def digest_of_value(value: Any) -> str:
+    """Return a digest of any value that is the same in every process."""
+    return digest(_values(value))
+
+
+def _named(function: Callable[..., Any]) -> tuple[str, list[Any]]:
+    """Return the name of a function, and the arguments that `partial` has bound to it."""
+    bound: list[Any] = []
+    while isinstance(function, functools.partial):
+        bound.append([list(function.args), dict(function.keywords)])
+        function = function.func
+    name = getattr(_unwrapped(function), "__name__", None)
+    return name if isinstance(name, str) else type(function).__name__, bound
+
+
+def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    try:
+        unwrapped: Callable[..., Any] = inspect.unwrap(function)
+    except ValueError:  # it has any attribute that it is asked for, as a remote object has
+        return function
+    return unwrapped
+
+
+def _values(value: Any, room: int = MAX_DEPTH) -> Any:
+    """Return the part of a value that two runs can compare, as JSON."""
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        return hex(value)
+    if value is None or (isinstance(value, (bool, str, int)) and not isinstance(value, Enum)):
+        return value
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else repr(value)
+    if room == 0:
+        return "…"
+    if isinstance(value, Mapping):
+        pairs = [[_values(key, room - 1), _values(item, room - 1)] for key, item in value.items()]
+        # a client may send the members of its arguments in another order
+        return sorted(pairs, key=repr)
+    if isinstance(value, (list, tuple)):
+        return [_values(item, room - 1) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(digest(_values(item, room - 1)) for item in value)
+    return [type(value).__qualname__, _inside(value, room - 1)]
+
+
+def _inside(value: Any, room: int) -> Any:
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return hashlib.sha256(value).hexdigest()
+    if isinstance(value, BaseModel):
+        return _values({name: getattr(value, name) for name in type(value).model_fields}, room)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _values(
+            {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)},
+            room,
+        )
+    if isinstance(value, _AS_TEXT):
+        return str(value)
+    if isinstance(value, type):
+        return value.__qualname__
+    if callable(value):
+        name, bound = _named(value)
+        return [name, _values(bound, room)]
+    return None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Conversion:
+    """The conversion between a type and JSON. `name` is the annotation, for people."""
+
+    adapter: TypeAdapter[Any]
+    name: str
+
+    def to_json(self, value: Any, where: str) -> Any:
+        """Return the JSON form of a value.
+
+        Raises:
+            NotJson: it is no value of the type, or could not be read back. The value is not shown.
+        """
+        try:
+            (written,) = self.adapter.dump_python(
+                (value,), mode="json", by_alias=True, round_trip=True, warnings=False
+            )
+            self.adapter.validate_json(encode([written]))
+        except (PydanticSerializationError, ValidationError, TypeError, ValueError, RecursionError):
+            raise NotJson(
+                f"{where} is {type(value).__name__}, and does not come back from JSON as "
+                f"{self.name}, which its function says to return: return that, or correct the "
+                "annotation"
+            ) from None
+        return written
+
+    def from_json(self, written: Any, key: str) -> Any:
+        """Return the recorded value.
+
+        Raises:
+            NondeterminismError: the annotation has changed, and has no such value.
+        """
+        try:
+            (value,) = self.adapter.validate_json(encode([written]))
+        except ValidationError:
+            raise NondeterminismError(key, "a value of another type", self.name) from None
+        return value
+
+
+def conversion_of(function: Callable[..., Any]) -> Conversion | None:
+    """Return how results of a function are recorded; `None` for plain JSON."""
+    try:
+        return _conversion(_returned(function))
+    except (
+        TypeError,
+        NameError,
+    ):  # it cannot be hashed; a typed dictionary has names that are not to be had
+        return None
+
+
+def is_converted(value: Any) -> bool:
+    """Return whether a value could be recorded if its function were annotated."""
+    return _names_one(type(value))
+
+
+_known: Final[WeakKeyDictionary[Any, Any]] = WeakKeyDictionary()
+"""The return annotations of functions. Weak: a step is often a `lambda` that holds its call."""
+
+
+def _returned(function: Any) -> Any:
+    """Return a function's return annotation, without `Awaitable`; `None` if there is none."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = getattr(function, "__func__", function)  # a bound method is made anew each time
+    if function not in _known:
+        _known[function] = _read_from(function)
+    return _known[function]
+
+
+def _read_from(function: Any) -> Any:
+    if isinstance(function, type):
+        return function
+    try:
+        hint = typing.get_type_hints(function, include_extras=True).get("return")
+    except Exception:  # no function, or names that are not to be had
+        return None
+    origin = typing.get_origin(hint)
+    if isinstance(origin, type) and issubclass(origin, Awaitable):
+        return typing.get_args(hint)[-1]
+    return hint
+
+
+@lru_cache(maxsize=512)
+def _conversion(hint: Any) -> Conversion | None:
+    if hint is None or not _names_one(hint):
+        return None
+    config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+    try:
+        # in a tuple, because a type of its own settings takes none from here
+        adapter: TypeAdapter[Any] = TypeAdapter(tuple[hint], config=config)
+    except (PydanticUserError, TypeError, NameError):
+        return None
+    return Conversion(adapter, getattr(hint, "__name__", None) or str(hint).replace("typing.", ""))
+
+
+def _names_one(hint: Any, room: int = _MAX_HINT_DEPTH) -> bool:
+    """Return whether an annotation names a type that JSON does not have."""
+    if room == 0:
+        return False
+    origin = typing.get_origin(hint)
+    if origin is Annotated:
+        return _names_one(typing.get_args(hint)[0], room - 1)
+    if origin is not None:
+        return _is_one(origin) or any(_names_one(one, room - 1) for one in typing.get_args(hint))
+    if _is_typed_dict(hint):
+        return any(_names_one(one, room - 1) for one in typing.get_type_hints(hint).values())
+    return _is_one(hint)
+
+
+def _is_typed_dict(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, dict) and hasattr(hint, "__required_keys__")
+
+
+def _is_one(found: Any) -> bool:
+    return isinstance(found, type) and (
+        issubclass(found, _CONVERTED) or dataclasses.is_dataclass(found)
+    )

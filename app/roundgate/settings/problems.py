@@ -1,0 +1,137 @@
+"""The problems that a model finds in a part of gateway.yaml: the place, the fact, and the remedy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import Any, Final, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from roundgate.errors import Problem
+from roundgate.settings.references import Deferred
+from roundgate.settings.yaml_file import Origin
+
+_IS_PYDANTICS: Final = re.compile(r"<|(literal|dict|list|tuple|function-\w+)\[")
+"""Steps that pydantic puts into a location for one of several types; the file has none."""
+_ANYWHERE: Final = "see `roundgate docs configuration`, or `roundgate schema` for your editor"
+_MAPPING: Final = "write a mapping: `name: value`, each on a line of its own, indented"
+_BY_TYPE: Final = {
+    "missing": "add it",
+    "string_pattern_mismatch": "see `roundgate docs configuration` for what it may be",
+    "list_type": "write a list: each entry on a line of its own that begins with a hyphen, `- …`",
+    "model_type": _MAPPING,
+    "dict_type": _MAPPING,
+    "credential": 'write it as a mapping: {bearer: "${TOKEN}"}',
+}
+_ELSEWHERE: Final = {
+    "port": "take it out: the port is an option, `roundgate serve --port 8000`",
+    "host": "take it out: the address is an option, `roundgate serve --host 0.0.0.0`",
+    "log_level": "take it out: set GATEWAY_LOG_LEVEL, or `roundgate serve --log-level debug`",
+    "store": "take it out: set GATEWAY_STORE",
+    "mcpServers": "take it out: it is how clients are told of servers; a gateway has `backends`",
+}
+"""Settings that people look for in the file, and their places."""
+_BY_PATTERN: Final = (
+    ("^https?://", "write the whole URL, such as https://api.example.com"),
+    ("^/", "begin it with /"),
+    ("^[A-Za-z0-9_.-]{1,", "use letters, digits, _ . and - alone, {most} at most"),
+)
+"""Remedies by the beginning of a text's pattern."""
+_SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
+
+
+def problems_of(error: ValidationError, model: type[BaseModel], origin: Origin) -> list[Problem]:
+    """Return the problems that `model` has found at `origin`, one for each place.
+
+    A place that fits none of several alternatives is one problem, with a message for each.
+    """
+    found: dict[tuple[str, int | None], Problem] = {}
+    for detail in error.errors(include_url=False):
+        loc = [step for step in detail["loc"] if not _IS_PYDANTICS.match(str(step))]
+        place, message = origin.at(*loc), detail["msg"].removeprefix("Value error, ")
+        if isinstance(detail["input"], Deferred):
+            problem = detail["input"].problem or misplaced(place)
+        else:
+            problem = place.problem(message, _remedy(detail, loc, model))
+        before = found.get(key := (problem.path, problem.line))
+        if before is not None and problem.message not in before.message:
+            problem = replace(problem, message=f"{before.message}; or: {problem.message}")
+        found[key] = problem
+    return list(found.values())
+
+
+def misplaced(place: Origin) -> Problem:
+    """Return the problem of a reference to AWS in a setting that takes none."""
+    return place.problem(
+        "cannot be kept at AWS",
+        "use ${secret:…} and ${ssm:…} in `credential`, `credentials` and `headers` of a back end;"
+        " elsewhere ${NAME} and ${file:path}",
+    )
+
+
+def _remedy(detail: Mapping[str, Any], loc: Sequence[str | int], model: type[BaseModel]) -> str:
+    kind, value = detail["type"], detail["input"]
+    match kind:
+        case "extra_forbidden":
+            return _remedy_for_unknown(loc, model)
+        case "string_type" if isinstance(value, bool):
+            return (
+                "quote it: YAML takes yes, no, on, off, true and false for a truth value, so write"
+                ' "…" around it'
+            )
+        case "string_type" if isinstance(value, int | float):
+            return 'quote it: YAML takes it for a number, so write "…" around it'
+        case "string_pattern_mismatch":
+            return _remedy_for_pattern(detail["ctx"]["pattern"])
+        case "literal_error" if tuple(loc) == ("auth",):
+            return "write auth: {issuer: …, jwks_url: …}, or leave it out"
+        case "literal_error" if isinstance(value, str) and f"'{value.upper()}'" in detail["msg"]:
+            return f"write {value.upper()}"
+        case "int_parsing" | "float_parsing" if (seconds := _seconds(loc, value)) is not None:
+            return f"write {seconds:g}: it is a number of seconds"
+    return _BY_TYPE.get(kind, _ANYWHERE)
+
+
+def _remedy_for_unknown(loc: Sequence[str | int], model: type[BaseModel]) -> str:
+    name = str(loc[-1])
+    if name in _ELSEWHERE:
+        return _ELSEWHERE[name]
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).strip().lower()
+    known = {one for place in _models_at(loc[:-1], model) for one in place.model_fields}
+    near = get_close_matches(snake, known, 1, 0.7)
+    return "remove it, or correct its spelling" + (f": is {near[0]} meant?" if near else "")
+
+
+def _models_at(loc: Sequence[str | int], model: type[BaseModel]) -> Sequence[type[BaseModel]]:
+    """Return the models that a place below `model` may have."""
+    models: Sequence[type[BaseModel]] = (model,)
+    for step in loc:
+        fields = [one.model_fields[str(step)] for one in models if step in one.model_fields]
+        if fields:
+            models = [one for field in fields for one in _models_in(field.annotation)]
+    return models
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for one in get_args(annotation):
+        yield from _models_in(one)
+
+
+def _remedy_for_pattern(pattern: str) -> str:
+    for begins, remedy in _BY_PATTERN:
+        if pattern.startswith(begins):
+            return remedy.format(most=pattern.removeprefix(begins).partition("}")[0])
+    return _BY_TYPE["string_pattern_mismatch"]
+
+
+def _seconds(loc: Sequence[str | int], value: Any) -> float | None:
+    """Return the seconds in a text such as `5m`, for a setting in seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(ms|s|min|m|h|d)", str(value))
+    if found is None or not str(loc[-1]).endswith("_s"):
+        return None
+    return float(found[1]) * _SECONDS[found[2]]

@@ -1,0 +1,83 @@
+"""Redaction of secrets from texts, however they are spelt: in recordings and reports."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import TypeAlias
+
+from roundgate.settings.spellings import in_base64, in_escapes, in_json, spellings
+
+Piece: TypeAlias = tuple[str, bool]
+"""A part of a text, and whether it is a placeholder."""
+_Pattern: TypeAlias = tuple[str, re.Pattern[str], Callable[[str], str]]
+"""A text that each match contains, the pattern, and the placeholder of a match."""
+
+
+class Redactor:
+    """Replaces secrets by placeholders, longer secrets first."""
+
+    def __init__(self) -> None:
+        self._placeholders: dict[str, str] = {}
+        self._forms: dict[str, str] = {}
+        self._patterns: list[_Pattern] | None = None
+
+    def add(self, secret: str, placeholder: str) -> None:
+        """Replace a secret from now on: as it is, escaped for JSON (twice), URLs, HTML or Python,
+        in hexadecimal digits, and in base64."""
+        if secret in self._placeholders:
+            return
+        self._placeholders[secret] = placeholder
+        twice = {json.dumps(text, ensure_ascii=False)[1:-1] for text in in_json(secret)}
+        forms = {repr(secret)[1:-1], *spellings(secret), *twice}
+        self._forms |= {form: placeholder for form in forms if form not in self._forms}
+        self._patterns = None
+
+    @property
+    def forms(self) -> list[str]:
+        """The literal spellings of all secrets, the longest first."""
+        return sorted(self._forms, key=lambda form: (-len(form), form))
+
+    def text(self, text: str) -> str:
+        """Return a text with placeholders."""
+        return "".join(piece for piece, _ in self.pieces(text))
+
+    def pieces(self, text: str) -> list[Piece]:
+        """Return the parts of a text with placeholders."""
+        pieces = [(text, False)]
+        for core, pattern, placeholder_of in self._compiled():
+            if core in text:
+                pieces = split(pieces, pattern, placeholder_of)
+        return pieces
+
+    def _compiled(self) -> list[_Pattern]:
+        if self._patterns is None:
+            self._patterns = []
+            secrets = sorted(self._placeholders.items(), key=lambda item: -len(item[0]))
+            for secret, placeholder in secrets:
+                for core, pattern in (("", in_escapes(secret)), *in_base64(secret)):
+                    self._patterns.append((core, re.compile(pattern), _always(placeholder)))
+            if self._forms:
+                literal = "|".join(map(re.escape, self.forms))
+                self._patterns.append(("", re.compile(literal), self._forms.__getitem__))
+        return self._patterns
+
+
+def _always(placeholder: str) -> Callable[[str], str]:
+    return lambda _: placeholder
+
+
+def split(
+    pieces: list[Piece], pattern: re.Pattern[str], placeholder_of: Callable[[str], str | None]
+) -> list[Piece]:
+    """Return the parts of a text with a placeholder for each match that has one."""
+    result: list[Piece] = []
+    for text, is_placeholder in pieces:
+        at = 0
+        for match in () if is_placeholder else pattern.finditer(text):
+            if match[0] and (placeholder := placeholder_of(match[0])) is not None:
+                result += [(text[at : match.start()], False), (placeholder, True)]
+                at = match.end()
+        result.append((text[at:], is_placeholder))
+    return result

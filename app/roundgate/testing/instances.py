@@ -1,0 +1,265 @@
+"""What the instances of a gateway in a test share: configuration, stores and clock.
+
+The stores are those of SQLite on a database without a file. The clock advances when a test says so,
+or when everything waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import os
+import sqlite3
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, TypeAlias, TypeVar
+
+from roundgate import config
+from roundgate.clock import Clock
+from roundgate.config import ConfigFile
+from roundgate.replay import here
+from roundgate.runtime.startup import Stores
+from roundgate.settings import Origin, yaml_file
+from roundgate.storage.sqlite import (
+    Database,
+    SqliteOnce,
+    SqliteQueue,
+    SqliteSessions,
+    SqliteTasks,
+    connect_in_memory,
+    transacted,
+)
+from roundgate.tasks.stored import StoredTasks
+
+T = TypeVar("T")
+
+Source: TypeAlias = str | Path | ModuleType | Callable[..., Any]
+"""A gateway.yaml, a Python file, a module, or a function with a decorator such as `@tool`."""
+
+_numbers = count()
+_LOOK_S: Final = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a test serves: sources, environment variables and sections of gateway.yaml."""
+
+    sources: Sequence[Source]
+    environ: Mapping[str, str]
+    sections: Mapping[str, Any]
+
+    def load(self) -> ConfigFile:
+        """Return the configuration.
+
+        Raises:
+            ConfigError: something is wrong with a gateway.yaml or the sections.
+            TypeError: the sources do not go together.
+        """
+        first = self.sources[0]
+        if isinstance(first, str | Path) and Path(first).suffix != ".py":
+            if len(self.sources) > 1 or self.sections:
+                raise TypeError("a gateway.yaml stands alone: put tools and sections into it")
+            return config.load(Path(first), {**os.environ, **self.environ})
+        functions: list[Callable[..., Any]] = []
+        backends: list[dict[str, Any]] = []
+        for source in self.sources:
+            if isinstance(source, ModuleType):
+                backends.append({"module": source.__name__})
+            elif isinstance(source, str | Path):
+                backends.append({"path": str(Path(source).resolve())})
+            else:
+                functions.append(source)
+        if functions:
+            backends.append({"module": _module_with(functions)})
+        named = [
+            {"kind": "python", "name": f"python{number or ''}", "prefix": "", **backend}
+            for number, backend in enumerate(backends)
+        ]
+        origin = Origin(yaml_file.Located(Path("gateway.yaml"), {}, {}))
+        return config.validated({"backends": named, **self.sections}, origin)
+
+
+def _module_with(functions: Sequence[Callable[..., Any]]) -> str:
+    module = ModuleType(f"roundgate_functions_of_a_test_{next(_numbers)}")
+    for function in functions:
+        setattr(module, getattr(function, "__name__", f"function_{next(_numbers)}"), function)
+    sys.modules[module.__name__] = module
+    return module.__name__
+
+
+class Memory:
+    """The database that all instances share, until it is closed."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._connection: sqlite3.Connection | None = None
+
+    def stores(self, life: Life) -> Stores:
+        """Return the stores of one instance, which it reaches while it lives."""
+        database = _MemoryDatabase(self, life)
+        return Stores(
+            SqliteOnce(database, self._clock),
+            StoredTasks(SqliteTasks(database)),
+            SqliteQueue(database, self._clock),
+            SqliteSessions(database, self._clock),
+        )
+
+    def next_ms(self) -> int | None:
+        """Return when the next message arrives or a task is due, in milliseconds since the epoch;
+        `None` if never. The expiry of a task does not count."""
+        select = (
+            "select min(at) from (select min(visible_ms) as at from waiting where turn is null"
+            " union all select min(due_ms) from tasks where due_ms < expires_ms)"
+        )
+        at_ms: int | None = self.connection.execute(select).fetchone()[0]
+        return at_ms
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        """The only connection; another one would have a database of its own."""
+        if self._connection is None:
+            self._connection = connect_in_memory()
+        return self._connection
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+class Life:
+    """The life of one gateway or worker. A dead one reaches no store any more."""
+
+    def __init__(self) -> None:
+        self.died = asyncio.Event()
+        self._is_buried = asyncio.Event()
+
+    async def die(self) -> None:
+        """Die, and never return."""
+        self.died.set()
+        await asyncio.Future[None]()
+
+    async def reach(self) -> None:
+        """Return if the instance lives. If it is dead, raise `CancelledError` once the test is
+        over, so that its remaining work ends."""
+        if self.died.is_set():
+            await self._is_buried.wait()
+            raise asyncio.CancelledError
+
+    def bury(self) -> None:
+        """Let the work that the instance left behind end."""
+        self._is_buried.set()
+
+
+class _MemoryDatabase(Database):
+    """The database of one instance. It uses no threads, so a test has no races of its own."""
+
+    def __init__(self, memory: Memory, life: Life) -> None:
+        super().__init__(Path(":memory:"), durable=False)
+        self._memory = memory
+        self._life = life
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        await self._life.reach()
+        return work(self._memory.connection)
+
+    async def write(self, work: Callable[[sqlite3.Connection], T], *, durable: bool = True) -> T:
+        return await self.read(lambda db: transacted(db, work))
+
+    async def aclose(self) -> None:
+        """Keep the memory, which outlives the instance."""
+
+
+class VirtualClock(Clock):
+    """Advances only while everything waits: an hour of `ctx.sleep` takes no time.
+
+    It starts at the present moment. Code that reads another clock (`time.time()`,
+    `datetime.now()`) sees real time.
+    """
+
+    def __init__(self, now_ms: int | None = None) -> None:
+        """`now_ms` is the first moment, in milliseconds since the epoch; by default the present."""
+        self._now_ms = super().now_ms() if now_ms is None else now_ms
+        self._begun_ms = self._now_ms
+        self._timers: list[tuple[int, int, _Timer]] = []
+        self.at_work: Callable[[], int] = lambda: 0
+        """Returns how many instances of a gateway are working now."""
+        self._numbers = count()
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def monotonic_ms(self) -> float:
+        return float(self._now_ms - self._begun_ms)
+
+    def skip(self, seconds: float) -> None:
+        """Let time pass; call what becomes due, earliest first."""
+        until_ms = self._now_ms + round(seconds * 1000)
+        while (due_ms := self._next_ms()) is not None and due_ms <= until_ms:
+            self._fire()
+        self._now_ms = until_ms
+
+    def move_to(self, at_ms: int) -> None:
+        """Let time pass until a moment, in milliseconds since the epoch, unless that is past."""
+        if at_ms > self._now_ms:
+            self.skip((at_ms - self._now_ms) / 1000)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait until so much of this clock's time has passed.
+
+        In a handler, that is once all of it waits. Elsewhere it passes at once, unless another
+        instance is at work, for which the caller may be waiting.
+        """
+        if here.get() is None and seconds > 0:
+            if self.at_work() > 1:
+                await asyncio.sleep(min(seconds, _LOOK_S))
+            else:
+                self.skip(seconds)
+        if here.get() is None or seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        woken = asyncio.get_running_loop().create_future()
+        timer = self.call_later(seconds, lambda: None if woken.done() else woken.set_result(None))
+        try:
+            await woken
+        finally:
+            timer.cancel()
+
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> _Timer:
+        timer = _Timer(callback)
+        due_ms = self._now_ms + max(0, -int(-seconds * 1000 // 1))
+        heapq.heappush(self._timers, (due_ms, next(self._numbers), timer))
+        return timer
+
+    def pass_time(self) -> bool:
+        """Advance to the next timer; return whether there is one."""
+        if self._next_ms() is None:
+            return False
+        self._fire()
+        return True
+
+    def _next_ms(self) -> int | None:
+        while self._timers and self._timers[0][2].is_cancelled:
+            heapq.heappop(self._timers)
+        return self._timers[0][0] if self._timers else None
+
+    def _fire(self) -> None:
+        due_ms, _, timer = heapq.heappop(self._timers)
+        self._now_ms = max(self._now_ms, due_ms)
+        timer.fire()
+
+
+class _Timer:
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback = callback
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    def fire(self) -> None:
+        self._callback()

@@ -1,0 +1,409 @@
+"""Reference runs of a call: one without replay, and replays in other processes.
+
+`truth` runs the handler once from beginning to end: questions are answered in place, sleeps pass in
+place, and the turn never ends early. A handler in the low-level form still starts again after its
+questions, as designed.
+
+`findings_elsewhere` replays the recorded call in other processes, with another hash seed, clock,
+time zone and environment, and nothing in memory but imports:
+
+    test's process      call ── record ──▶ journal ──┬──────────────▶ compare
+    other processes                                  └▶ replay ── ending, and what is new there
+
+The journal holds all results of the call, so a replay runs no step: a step without a recorded
+result is refused. Run as a module, this is the other process.
+
+`collecting_effects` lists what handlers do outside of steps to files, connections and processes, as
+Python's audit events tell (PEP 578). It cannot see what only changes memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import re
+import sys
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from roundgate.auth import Principal
+from roundgate.backends import Returned, ServedTool
+from roundgate.client import Answers, CallResult
+from roundgate.clock import Clock, Deadline
+from roundgate.config import ConfigFile
+from roundgate.errors import ProtocolError, Suspend
+from roundgate.json import fresh
+from roundgate.protocol import ClientCapabilities, Meta, ToolResult
+from roundgate.replay import (
+    WATCH,
+    Branch,
+    Call,
+    Completed,
+    Context,
+    Failed,
+    Journal,
+    Restarted,
+    Run,
+    StepWatch,
+    Suspended,
+    engine,
+    here,
+)
+from roundgate.runtime.startup import Core, build_core
+from roundgate.settings import Settings
+from roundgate.tasks import tool_result
+from roundgate.testing.contexts import AnsweredRun
+from roundgate.testing.instances import Life, Memory, Setup, Source, VirtualClock
+from roundgate.tokens import keys
+
+MAX_RUNS: Final = 100
+"""The most runs of one handler that restarts or is in the low-level form."""
+OTHERS: Final[Sequence[Mapping[str, str]]] = (
+    {"PYTHONHASHSEED": "1", "TZ": "<+14>-14"},
+    {"PYTHONHASHSEED": "2", "TZ": "<-12>+12"},
+)
+"""The environments of the other processes. Their time zones never show the same hour."""
+WITHIN_S: Final = 120.0
+LATER_S: Final = 30 * 3600.0
+"""How far the clock of another process is ahead, in seconds."""
+_KEPT: Final = frozenset(
+    ("HOME", "PATH", "LANG", "LC_ALL", "PWD", "SHELL", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV")
+)
+"""The environment variables that a replay keeps, besides those that begin with PYTHON."""
+_REFERENCE: Final = re.compile(r"(?<=the server's log has the details under reference )[\w-]{22}")
+"""The reference with which the log identifies an unexpected error: different each time."""
+
+
+# How a call ended, comparable between runs and processes
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The ending of a call. `how` is "returned", "failed" (an error for the model), "raised" (the
+    call itself failed) or "went on" (it did not end)."""
+
+    how: str
+    value: Any
+
+    def __str__(self) -> str:
+        text = self.value if isinstance(self.value, str) else repr(self.value)
+        return f"it {self.how}: {text[:500]}"
+
+
+def ending_of_result(result: CallResult) -> Ending:
+    """Return the ending of a call with this result."""
+    if not result.is_error:
+        return Ending("returned", result.value)
+    value = result.value
+    return Ending("failed", without_reference(value) if isinstance(value, str) else value)
+
+
+def without_reference(text: str) -> str:
+    """Return an error's text without its reference, which differs each time."""
+    return _REFERENCE.sub("…", text)
+
+
+def _ending_of_outcome(
+    outcome: Completed[Returned] | Failed | Suspended | Restarted, tool: str, clock: Clock
+) -> Ending:
+    """Return the ending of a handler, as its caller would see it."""
+    if not isinstance(outcome, Completed | Failed):
+        return Ending("went on", None)
+    if isinstance(outcome, Completed) and not isinstance(outcome.value, ToolResult):
+        return Ending("went on", None)  # also as a task of its service
+    try:
+        result = tool_result(outcome, tool, clock)
+    except ProtocolError as error:
+        return Ending("raised", str(error))
+    return ending_of_result(CallResult.read(result.to_wire(), 1))
+
+
+# Effects
+
+
+_effects: list[str] | None = None
+"""Receives effects while a test collects them."""
+_is_hooked = False
+_EVENTS: Final = {
+    "os.remove": "removes {0!r}",
+    "os.rename": "renames {0!r}",
+    "os.mkdir": "makes the directory {0!r}",
+    "os.rmdir": "removes the directory {0!r}",
+    "os.system": "starts a process",
+    "subprocess.Popen": "starts the process {0!r}",
+    "socket.connect": "connects to {1!r}",
+}
+
+
+@contextmanager
+def collecting_effects() -> Iterator[list[str]]:
+    """Within the block, add the effects of handlers outside of steps to the list, in words."""
+    global _effects, _is_hooked
+    if not _is_hooked:
+        sys.addaudithook(_collect)  # audit hooks cannot be removed
+        _is_hooked = True
+    before, _effects = _effects, []
+    try:
+        yield _effects
+    finally:
+        _effects = before
+
+
+def _collect(event: str, args: tuple[Any, ...]) -> None:
+    if _effects is not None and (effect := _effect(event, args)):
+        _effects.append(f"it {effect} outside of a step")
+
+
+def _refuse(event: str, args: tuple[Any, ...]) -> None:
+    if effect := _effect(event, args):
+        raise PermissionError(f"a replay does nothing, but it {effect}")
+
+
+def _effect(event: str, args: tuple[Any, ...]) -> str | None:
+    """Return the effect of an audit event in words; `None` if it has none, or if the current code
+    is no handler's."""
+    if not isinstance(here.get(), Branch):
+        return None
+    return _writing(*args) if event == "open" else _EVENTS.get(event, "").format(*args)
+
+
+def _writing(path: Any, mode: Any, flags: Any) -> str | None:
+    writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+    if not writes or not isinstance(path, str | bytes | os.PathLike):
+        return None
+    name = os.fsdecode(path)
+    return None if "__pycache__" in name or name == os.devnull else f"writes to {name!r}"
+
+
+# Without replay
+
+
+@asynccontextmanager
+async def _serving(file: ConfigFile, clock: Clock) -> AsyncIterator[Core]:
+    memory = Memory(clock)
+    using = Settings(worker="off", state_keys=keys.new_key())
+    core = build_core(file, using, clock, memory.stores(Life()))
+    try:
+        yield core
+    finally:
+        await core.serving.aclose()
+        memory.close()
+
+
+async def truth(
+    setup: Setup, now_ms: int, tool: str, arguments: Mapping[str, Any], call: Call, answers: Answers
+) -> Ending:
+    """Return the ending of a call that begins at `now_ms` and whose handler is never replayed."""
+    file, clock = setup.load(), VirtualClock(now_ms)
+    async with _serving(file, clock) as core:
+        with core.serving.use() as catalog:
+            served = catalog.tool(tool)
+            call = replace(
+                call,
+                deadline=Deadline(clock, None),
+                notify=None,
+                may_become_task=False,
+                needs_row=False,
+                round=None,
+                texts=core.texts(file.config, clock, ""),
+                read=catalog.read_resource,
+            )
+            journal = Journal()
+            for _ in range(MAX_RUNS):
+                outcome = await _run(served, AnsweredRun(call, answers, journal), arguments)
+                match outcome:
+                    case Restarted(arguments=arguments):
+                        journal = journal.restarted(dict(arguments))
+                    case Suspended():
+                        journal = outcome.journal
+                    case _:
+                        break
+            return _ending_of_outcome(outcome, tool, clock)
+
+
+async def _run(served: ServedTool, run: Run, arguments: Mapping[str, Any]) -> Any:
+    given = fresh(dict(arguments))
+    return await engine.run_handler(lambda: served.call(Context(run), given), run)
+
+
+# In the test's process
+
+
+async def findings_elsewhere(
+    setup: Setup, tool: str, arguments: Mapping[str, Any], run: Run, expected: Ending
+) -> list[str]:
+    """Return the differences when other processes replay a run, in words.
+
+    Returns no differences if they cannot load a source, because it is a function inside another, or
+    if sections hold Python objects.
+    """
+    sources = [_written(source) for source in setup.sources]
+    call = run.call
+    principal = call.principal
+    facts = {
+        "path": sys.path,
+        "sources": sources,
+        "environ": dict(setup.environ),
+        "sections": dict(setup.sections),
+        "tool": tool,
+        "arguments": dict(arguments),
+        "journal": run.journal.to_json(),
+        "principal": [
+            principal.issuer,
+            principal.subject,
+            principal.client_id,
+            sorted(principal.scopes),
+        ],
+        "capabilities": dict(call.meta.capabilities.declared),
+        "client": call.meta.client_info,
+        "task": call.task_id,
+        "takes_unasked": call.takes_unasked,
+        "now_ms": run.clock.now_ms(),
+    }
+    try:
+        text = json.dumps(facts).encode()
+    except (TypeError, ValueError):
+        return []
+    if None in sources:
+        return []
+    answers = await asyncio.gather(*(_ask(text, environ) for environ in OTHERS))
+    where = "replayed in another process, with other hashes, clock, time zone and environment"
+    findings = []
+    for answer in answers:
+        ending = Ending(*answer["ending"])
+        differs = [] if ending == expected else [f"{ending} instead of: {expected}"]
+        findings += [f"{where}: {finding}" for finding in answer["new"] or differs]
+    return findings
+
+
+def _written(source: Source) -> list[str] | None:
+    if isinstance(source, str | Path):
+        return ["path", str(Path(source).resolve())]
+    if isinstance(source, ModuleType):
+        return ["module", source.__name__]
+    module, name = getattr(source, "__module__", ""), getattr(source, "__qualname__", "")
+    there = getattr(sys.modules.get(module), name, None) if name.isidentifier() else None
+    return None if there is not source or module == "__main__" else ["function", module, name]
+
+
+async def _ask(facts: bytes, environ: Mapping[str, str]) -> Any:
+    """Replay a call in another process; return its ending and its differences.
+
+    Raises:
+        RuntimeError: the process failed.
+    """
+    path = os.pathsep.join(filter(None, sys.path))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", __name__),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **environ, "PYTHONPATH": path},
+    )
+    try:
+        async with asyncio.timeout(WITHIN_S):
+            out, errors = await process.communicate(facts)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        lines = errors.decode(errors="replace").strip().splitlines()
+        raise RuntimeError("another process cannot replay the call: " + "\n".join(lines[-20:]))
+    return json.loads(out)
+
+
+# In the other process
+
+
+class _NothingNew(StepWatch):
+    """Refuses every step that an earlier run has not done."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.new: list[str] = []
+
+    async def begins(self, key: str, what: str | None) -> None:
+        self.new.append(f"it runs step {key}, which it had not run before")
+        self._run.fail(RuntimeError("a replay runs no step"))
+        raise Suspend
+
+    def run_ended(self, run: Run) -> None:
+        if run.error is not None and not self.new:
+            self.new.append(str(run.error))
+        self.new += [f"it asks for step {key} no more" for key in run.unasked() if not self.new]
+
+
+class _Replay(Run):
+    """A run in a process without the test's fakes, whose functions have other names."""
+
+    def is_same(self, before: str, now: str | None) -> bool:
+        """Return whether kind and arguments are the recorded ones, whatever the function."""
+        return now is not None and _without_function(before) == _without_function(now)
+
+
+def _without_function(identity: str) -> list[str]:
+    kind, _, *arguments = identity.split(" ")
+    return [kind, *arguments]
+
+
+async def _replay(facts: Mapping[str, Any]) -> dict[str, Any]:
+    setup = Setup(
+        [_read(source) for source in facts["sources"]], facts["environ"], facts["sections"]
+    )
+    clock = VirtualClock(facts["now_ms"])
+    clock.skip(LATER_S)
+    async with _serving(setup.load(), clock) as core:
+        sys.addaudithook(_refuse)
+        for name in [*os.environ]:
+            if name not in _KEPT and not name.startswith("PYTHON"):
+                del os.environ[name]
+        run = _Replay(_call(facts, clock), Journal.from_json(facts["journal"]))
+        watch = _NothingNew(run)
+        WATCH.set(watch)
+        with core.serving.use() as catalog:
+            outcome = await _run(catalog.tool(facts["tool"]), run, facts["arguments"])
+    if isinstance(outcome, Suspended) and not watch.new:
+        asked = ", ".join(outcome.requests) or "for another turn"
+        watch.new.append(f"it asks {asked}, although everything was answered")
+    ending = _ending_of_outcome(outcome, facts["tool"], clock)
+    return {"ending": [ending.how, ending.value], "new": watch.new}
+
+
+def _read(written: Sequence[str]) -> Source:
+    kind, *names = written
+    if kind == "path":
+        return names[0]
+    module = importlib.import_module(names[0])
+    source: Source = module if kind == "module" else getattr(module, names[1])
+    return source
+
+
+def _call(facts: Mapping[str, Any], clock: Clock) -> Call:
+    issuer, subject, client_id, scopes = facts["principal"]
+    return Call(
+        principal=Principal(issuer, subject, client_id, frozenset(scopes)),
+        meta=Meta(ClientCapabilities(facts["capabilities"]), facts["client"], None, None),
+        deadline=Deadline(clock, None),
+        task_id=facts["task"],
+        takes_unasked=facts["takes_unasked"],
+    )
+
+
+def main() -> None:
+    """Read a recorded call, replay it, and write the result."""
+    facts = json.load(sys.stdin)
+    sys.path[:] = facts["path"]
+    with redirect_stdout(sys.stderr):  # of handlers that print
+        result = asyncio.run(_replay(facts))
+    json.dump(result, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

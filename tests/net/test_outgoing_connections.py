@@ -1,0 +1,115 @@
+"""Connections to services and servers, against sockets that answer in ways that HTTP does not allow."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import httpx
+import pytest
+
+from roundgate.net.http import make_client
+from tests.support.scripted import Asked, scripted
+
+
+def answer(body: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+def chunked(body: bytes) -> bytes:
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    return head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+
+
+INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+async def interim(pause_s: float) -> AsyncGenerator[bytes, None]:
+    while True:
+        yield INTERIM
+        await asyncio.sleep(pause_s)
+
+
+async def test_interim_answers_without_end_are_refused() -> None:
+    async with scripted(lambda asked: interim(0)) as server, make_client(timeout_s=60) as client:
+        with pytest.raises(httpx.RemoteProtocolError, match="head"):
+            await client.get(server.url)
+
+
+async def test_interim_answers_do_not_extend_the_time_for_a_head() -> None:
+    async with scripted(lambda asked: interim(0.05)) as server, make_client(timeout_s=1) as client:
+        with pytest.raises(httpx.ReadTimeout):
+            await client.get(server.url)
+
+
+async def test_a_few_interim_answers_are_skipped() -> None:
+    async with (
+        scripted(lambda asked: INTERIM * 20 + answer(b"final")) as server,
+        make_client() as client,
+    ):
+        assert (await client.get(server.url)).text == "final"
+
+
+@pytest.mark.parametrize("make", [answer, chunked])
+async def test_a_long_body_has_no_bound_of_heads(make: object) -> None:
+    body = b"x" * 3_000_000
+    async with scripted(lambda asked: make(body)) as server, make_client() as client:  # type: ignore[operator]
+        assert (await client.get(server.url)).content == body
+
+
+FORGED = answer(b"forged")
+
+
+@pytest.mark.parametrize("make", [answer, chunked])
+@pytest.mark.parametrize(
+    "behind",
+    [FORGED, FORGED[:1], FORGED[:-1], b"HTTP/1.1 200 OK\r\nX-Start: ", b"\r\n", FORGED * 2_000],
+    ids=["an answer", "a byte", "part of a body", "part of a head", "a blank line", "many"],
+)
+async def test_bytes_behind_an_answer_reach_no_other_request(make: object, behind: bytes) -> None:
+    def script(asked: Asked) -> bytes:
+        whole: bytes = make(asked.target.encode())  # type: ignore[operator]
+        return whole + behind
+
+    async with scripted(script) as server, make_client(max_connections=1) as client:
+        for number in range(3):
+            got = await client.get(f"{server.origin}/{number}")
+            assert got.text == f"/{number}"
+
+
+@pytest.mark.parametrize("make", [answer, chunked])
+async def test_a_connection_is_used_again_after_a_whole_answer(make: object) -> None:
+    connections: set[object] = set()
+    async with scripted(lambda asked: make(b"whole")) as server, make_client() as client:  # type: ignore[operator]
+        for _ in range(3):
+            got = await client.get(server.url)
+            connections.add(got.extensions["network_stream"].get_extra_info("client_addr"))
+    assert len(connections) == 1
+
+
+async def test_nothing_of_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    async with scripted(lambda asked: answer(b"direct")) as server, make_client() as client:
+        assert (await client.get(server.url)).text == "direct"
+
+
+async def test_cookies_of_one_answer_are_not_sent_with_the_next_request() -> None:
+    def script(asked: Asked) -> bytes:
+        return answer(b"").replace(b"\r\n\r\n", b"\r\nSet-Cookie: a=b\r\n\r\n")
+
+    async with scripted(script) as server, make_client() as client:
+        await client.get(server.url)
+        await client.get(server.url)
+    assert "cookie" not in server.asked[1].headers
+
+
+async def test_errors_are_those_of_httpx() -> None:
+    async with scripted(lambda asked: None) as server, make_client() as client:
+        with pytest.raises(httpx.RemoteProtocolError):
+            await client.get(server.url)
+    async with make_client() as client:
+        with pytest.raises(httpx.ConnectError):
+            await client.get(server.url)
+        with pytest.raises(httpx.UnsupportedProtocol):
+            await client.get("ftp://127.0.0.1/")
