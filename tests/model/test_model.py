@@ -15,7 +15,7 @@ import pytest
 from roundgate.protocol.tasks import Event, sources
 from roundgate.storage.sqlite import tasks as sqlite_tasks
 from roundgate.storage.tasks import TaskRecord, Work
-from roundgate.tasks import machine
+from roundgate.tasks import machine, stored
 from roundgate.tasks.lease import Moment
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tasks.sweep import Sweep
@@ -70,11 +70,10 @@ def _holds_without_status(record: TaskRecord, fence: int) -> bool:
     return record.fence == fence
 
 
-_added = machine._added
-
-
-def _added_without_doubt(record: TaskRecord, added: Any, number: int, now_ms: int) -> Any:
-    return _added(record, added, max(number, record.noted + 1), now_ms)
+def _number_without_doubt(self: Any, entries: Any) -> int:
+    self.number += 1
+    number: int = self.number
+    return number
 
 
 _work = sqlite_tasks._work
@@ -128,7 +127,7 @@ MUTANTS = {
         machine, "holds", _holds_without_status, "cancels", "is over and was changed"
     ),
     "doubtful writes are written again": Mutant(
-        machine, "_added", _added_without_doubt, "answers", "is remembered twice"
+        stored._Held, "number_of", _number_without_doubt, "answers", "is remembered twice"
     ),
     "the tail of the journal is not looked at": Mutant(
         sqlite_tasks,

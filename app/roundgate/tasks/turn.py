@@ -238,10 +238,11 @@ class Carrier:
             Suspend: they cannot be written.
         """
         try:
-            self._account(entries)
+            rows = [encode(row(entry)) for entry in entries]
+            self._account(entries, rows)
             # of a write that failed nobody knows whether it happened: no other before that
             async with self._keeping:
-                added, begun = self._added(entries), Moment.now(self._clock)
+                added, begun = self._added(rows), Moment.now(self._clock)
                 await self._patience.attempt("a checkpoint", lambda: self._write(added))
                 self._time.renewed(begun)  # of several attempts nobody says which one happened
                 self._saved.update((_place(entry), entry) for entry in entries)
@@ -253,8 +254,8 @@ class Carrier:
         except Exception as error:
             self._stop_with(error)
 
-    def _account(self, entries: Sequence[Entry]) -> None:
-        self._bytes += sum(len(encode(row(entry))) for entry in entries)
+    def _account(self, entries: Sequence[Entry], rows: Sequence[bytes]) -> None:
+        self._bytes += sum(map(len, rows))
         most = self._means.config.max_journal_bytes
         if self._bytes > most:
             journal = self.run.journal
@@ -568,12 +569,13 @@ class Carrier:
         """What the run leaves that is not written yet: questions, sleeps, answers it has
         read, state, a message."""
         entries = self.run.journal.entries()
-        return self._added([entry for entry in entries if self._saved.get(_place(entry)) != entry])
+        left = [entry for entry in entries if self._saved.get(_place(entry)) != entry]
+        return self._added([encode(row(entry)) for entry in left])
 
-    def _added(self, entries: Sequence[Entry]) -> Added:
+    def _added(self, rows: Sequence[bytes]) -> Added:
         state = encode(plain(self.run.journal.state, "ctx.state"))
         return Added(
-            entries=[encode(row(entry)) for entry in entries],
+            entries=rows,
             state=state if state != self._state else None,
             status_message=self._news(),
         )
