@@ -4,7 +4,7 @@ The built zips run under AWS's Runtime Interface Emulator on the template's Pyth
 Local and moto's SQS where they are asked. The emulator is up already when the clock starts: it
 starts the process of the function with the first event. So the time is that of the init phase and
 of the first invocation, on one core. All of the functions are packaged alike: once with byte code
-in the zip, as `scripts/package` makes them, once without, as most tools do. The runtime's own boto3
+in the zip, as `roundgate package` makes them, once without, as most tools do. The runtime's own boto3
 has its byte code either way.
 
 Run with the gateway's own Python; prints a `Sample` a line, as JSON.
@@ -28,17 +28,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.dynamodb import why_not
 from bench.measurements import Sample, Settings, rotated
 from bench.servers import Cores
 from bench.subjects import ROOT
 from bench.wire import KNOWS_TASKS, http_request
 from roundgate.auth import LOCAL
-from roundgate.deployment import packaging, places, runtime
-from roundgate.deployment.dynamodb_local import why_not
-from roundgate.deployment.stack.aws import Aws, make_resources, services
+from roundgate.deployment import machine, packaging
 from roundgate.deployment.stack.functions import INVOCATION, Environment, Tools, unpack
+from roundgate.deployment.stack.services import Aws, make_resources, services
 from roundgate.deployment.stack.stack import build_zips, find_tools
-from roundgate.deployment.stack.template import Function, Template
+from roundgate.deployment.template import Function, Template
 from roundgate.tasks import owner_of
 
 WITH_BYTE_CODE = "byte code in the zips"
@@ -81,9 +81,9 @@ def samples(settings: Settings) -> Iterator[Sample]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=ROOT / ".cache/bench")))
         aws = stack.enter_context(services(folder))
-        resources = make_resources(aws, Template(places.TEMPLATE, {}, {}))
+        resources = make_resources(aws, Template(machine.TEMPLATE, {}, {}))
         known = {**resources, "Queue": "https://" + resources["Queue"].partition("://")[2]}
-        template = Template(places.TEMPLATE, {"PublicUrl": "https://mcp.example.com"}, known)
+        template = Template(machine.TEMPLATE, {"PublicUrl": "https://mcp.example.com"}, known)
         with redirect_stdout(sys.stderr):  # samples alone go to the other
             build(folder)
         measure = Measure(settings, tools, template, aws, folder)
@@ -176,7 +176,7 @@ def build(folder: Path) -> None:
     build_zips(ROOT / "bench/cold_gateway/gateway.yaml", folder)
     for name in ("gateway", "worker"):
         unpack(folder / f"{name}.zip", folder / name)
-    found = re.findall(r"^([a-z0-9-]+)==(\S+)", places.LOCK.read_text("utf-8"), re.MULTILINE)
+    found = re.findall(r"^([a-z0-9-]+)==(\S+)", machine.LOCK.read_text("utf-8"), re.MULTILINE)
     locked = dict(found)
     mangum = f"mangum=={locked['mangum']}"
     floor = [f"{name}=={locked[name]}" for name in ("fastapi", "starlette", "pydantic")]
@@ -187,8 +187,8 @@ def build(folder: Path) -> None:
     }.items():
         staging = folder / subject
         target = ["--target", str(staging), "--no-compile", "--quiet"]
-        if said := runtime.try_pip(
-            ["install", *target, *runtime.options(runtime.here()), *requirements]
+        if said := machine.try_pip(
+            ["install", *target, *machine.pip_options(machine.architecture()), *requirements]
         ):
             sys.exit(said)
         (staging / "bench/apps").mkdir(parents=True)
@@ -285,7 +285,7 @@ class Measure:
         environment = self.environment(row)
         module, _, name = row.handler.rpartition(".")
         command = [str(self.tools.python), "-X", "importtime", "-c", f"from {module} import {name}"]
-        variables = environment.variables_of_the_process()
+        variables = environment.environ()
         done = subprocess.run(
             command, cwd=environment.code, env=variables, capture_output=True, text=True, check=True
         )

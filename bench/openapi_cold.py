@@ -26,11 +26,11 @@ import yaml
 
 from bench.cold import is_sum, request
 from bench.openapi_documents import ROOT, entry, fetched
-from roundgate.deployment import places
-from roundgate.deployment.stack.aws import make_resources, services
+from roundgate.deployment import machine
 from roundgate.deployment.stack.functions import INVOCATION, Environment, unpack
+from roundgate.deployment.stack.services import make_resources, services
 from roundgate.deployment.stack.stack import build_zips, find_tools
-from roundgate.deployment.stack.template import Template
+from roundgate.deployment.template import Template
 
 PLAIN: Final = ROOT / "bench/cold_gateway/gateway.yaml"
 CASES: Final = ("without", "with GitHub's")
@@ -41,9 +41,9 @@ def main() -> int:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         aws = stack.enter_context(services(folder))
-        resources = make_resources(aws, Template(places.TEMPLATE, {}, {}))
+        resources = make_resources(aws, Template(machine.TEMPLATE, {}, {}))
         known = {**resources, "Queue": "https://" + resources["Queue"].partition("://")[2]}
-        template = Template(places.TEMPLATE, {"PublicUrl": "https://mcp.example.com"}, known)
+        template = Template(machine.TEMPLATE, {"PublicUrl": "https://mcp.example.com"}, known)
         function, tools = template.function("GatewayFunction"), find_tools()
         variables = {**aws.environment, "TABLE": "tasks", "GATEWAY_ALLOW_ANONYMOUS": "true"}
         environments = [

@@ -4,6 +4,7 @@ import datetime
 import json
 import os
 import platform
+import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -189,4 +190,6 @@ def _row_as_json(row: Row) -> dict[str, float | None]:
 
 def write(results: Mapping[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(results, indent=1, ensure_ascii=False)
+    rows = re.sub(r"\{[^{}]+\}", lambda row: " ".join(row[0].split()), text)  # each in one line
+    path.write_text(rows + "\n")

@@ -16,11 +16,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from bench.dynamodb import Emulator
 from bench.measurements import Sample
 from roundgate.auth import LOCAL
 from roundgate.backends import Offering, Tool, build
 from roundgate.clock import Clock
-from roundgate.deployment.dynamodb_local import Emulator
 from roundgate.protocol import TextContent, ToolResult
 from roundgate.replay import Context, Journal
 from roundgate.runtime import loading

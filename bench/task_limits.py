@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.dynamodb import Emulator
 from bench.measurements import Sample, Settings
-from roundgate.deployment.dynamodb_local import Emulator
 from roundgate.storage.sqlite import Database
 
 TOGETHER = 16

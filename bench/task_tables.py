@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.dynamodb import Emulator
 from bench.wire import FILLED, KNOWS_TASKS, LARGE, LARGE_RESULT
 from roundgate.auth import LOCAL
 from roundgate.clock import Clock
-from roundgate.deployment.dynamodb_local import Emulator
 from roundgate.json import encode
 from roundgate.protocol import Status
 from roundgate.storage import TaskRef

@@ -28,6 +28,8 @@ from typing import Any
 import uvloop
 
 from bench import task_costs, task_limits, task_tables
+from bench.dynamodb import Emulator, why_not
+from bench.dynamodb import emulator as running_emulator
 from bench.http1 import ResponseReader
 from bench.load import PATIENCE_S, percentile
 from bench.measurements import Sample, Settings, load_sample, rotated
@@ -36,8 +38,6 @@ from bench.subjects import ROOT, SUBJECTS
 from bench.task_tables import Filled
 from bench.wire import KNOWS_TASKS, WrongAnswerError, http_request, message_in, task_request
 from roundgate.clock import Clock
-from roundgate.deployment import dynamodb_local
-from roundgate.deployment.dynamodb_local import Emulator
 from roundgate.settings import TasksConfig
 from roundgate.storage.sqlite import Database, SqliteQueue
 from roundgate.tasks.sweep import Sweep
@@ -66,7 +66,7 @@ def samples(settings: Settings) -> Iterator[Sample]:
             task_tables.sqlite(folder / f"sqlite-{size}", size) for size in settings.table_sizes
         ]
         emulator: Emulator | None = None
-        if reason := dynamodb_local.why_not():
+        if reason := why_not():
             yield Sample(
                 "tasks", "DynamoDB Local", {}, (f"tasks: no rows of DynamoDB Local: {reason}",)
             )
@@ -83,7 +83,7 @@ def samples(settings: Settings) -> Iterator[Sample]:
 @contextmanager
 def _emulator(folder: Path) -> Iterator[Emulator]:
     """The emulator; at the end it has been stopped, and the folder can go."""
-    with dynamodb_local.emulator(folder) as emulator:
+    with running_emulator(folder) as emulator:
         yield emulator
     until = time.monotonic() + PATIENCE_S
     while any(folder.glob("dynamodb.address")) and time.monotonic() < until:

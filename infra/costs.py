@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from roundgate.deployment.stack.template import Template
+from roundgate.deployment.template import Template
 
 MILLION = 1_000_000
 GB = 1_000_000_000

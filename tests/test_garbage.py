@@ -7,24 +7,31 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from roundgate.garbage import held_back
+from roundgate.garbage import kept
+
+
+@pytest.fixture(autouse=True)
+def _examine_again() -> Iterator[None]:
+    yield
+    gc.unfreeze()
 
 
 def test_within_the_block_nothing_is_collected() -> None:
-    with held_back():
+    with kept():
         assert not gc.isenabled()
-        with held_back():
+        with kept():
             pass
         assert not gc.isenabled()
     assert gc.isenabled()
 
 
 def test_it_is_at_work_again_after_an_error() -> None:
-    with pytest.raises(ValueError, match="no"), held_back():
+    with pytest.raises(ValueError, match="no"), kept():
         raise ValueError("no")
     assert gc.isenabled()
 

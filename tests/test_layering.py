@@ -47,7 +47,7 @@ HOMES = {
             "backends.openapi.documents",
             "suites.expecting",
         ),
-        *("deployment.placing", "deployment.stack"),
+        *("deployment.template", "deployment.stack"),
     },
     "jmespath": {"backends.shaping", "suites.variables"},
     "jsonpath_rfc9535": {"backends.openapi.overlays"},
@@ -67,10 +67,10 @@ HOMES = {
         *("backends.http.service", "net.http"),
         "deployment",  # waits for processes of its own
     },
-    "secrets": {"tokens.keys", "deployment.stack.loops"},
+    "secrets": {"tokens.keys", "deployment.stack.functions"},
     "cryptography": {"tokens.sealed", "client.auth", "net.oauth"},
     "jwt": {"auth", "client.auth", "net.oauth"},
-    "botocore": {"aws", "deployment.deploying", "deployment.dynamodb_local"},
+    "botocore": {"aws", "deployment.deploying"},
     "opentelemetry": {"observability.tracing", "observability.metrics"},
     "sqlite3": {"storage.sqlite", "testing.instances"},
     "pytest": {"testing.plugin", "cassettes.pytest_plugin"},
@@ -314,6 +314,12 @@ def test_a_gateway_with_python_tools_loads_no_other_kind_and_nothing_for_older_c
     )
     assert "roundgate.backends.python.backend" in loaded
     assert not loaded & NOT_FOR_PYTHON_TOOLS
+
+
+def test_commands_load_no_pytest() -> None:
+    """A user's machine may not have it."""
+    loaded = loaded_after("import roundgate.cli.cassette, roundgate.cli.suite, roundgate.cli.check")
+    assert not loaded & {"pytest", "_pytest"}
 
 
 def test_reading_a_command_line_does_not_load_the_app() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from roundgate.deployment.ports import reserved_port
+from roundgate.deployment.machine import reserved_port
 from tests.support.documents import ROOT, blocks, run, shown
 from tests.support.server import running
 

@@ -1,14 +1,12 @@
-"""Calls of an AWS service: boto3's client blocks, so each call hops to a thread here, and
-"not now" becomes one error.
+"""Calls of an AWS service: boto3's client blocks, so each call runs in a thread, and temporary
+errors become `Unavailable`.
 
-Where somebody has set a deadline (`bounded`) no call outlasts it. A connection that a freeze has
-killed says nothing:
+Within `bounded` no call outlasts the deadline. A connection that a freeze has killed never answers:
 
     freeze ─ thaw ─ call ──▶ no answer ──▶ READ_S, another attempt ──▶ …
                                               └── the deadline: Unavailable, and no attempt after it
 
-boto3 is not imported, and botocore only when `client` makes a client: whoever builds a store hands
-it a function that does so.
+boto3 is never imported, and botocore only when `client` makes a client.
 """
 
 from __future__ import annotations
@@ -29,11 +27,11 @@ from roundgate.clock import Deadline
 from roundgate.errors import ConfigError, Problem, Unavailable
 
 MakeClient: TypeAlias = Callable[[], Any]
-"""Makes boto3's client; raises ConfigError if something that it needs is not set. Called once, when
-the first call needs it or by `Aws.prepare`."""
+"""Makes boto3's client; raises ConfigError if a setting is missing. Called once, by the first call or
+by `Aws.prepare`."""
 
 THREADS: Final = 32
-"""Calls at once; the client's pool of connections has to be as large."""
+"""The limit on calls at once, and the size of the client's pool of connections."""
 
 CONNECT_S: Final = 1
 READ_S: Final = 3
@@ -47,9 +45,8 @@ PROMPT: Final[Mapping[str, Any]] = MappingProxyType(
         "tcp_keepalive": True,
     }
 )
-"""For a client's `botocore.config.Config`, where a call is answered within milliseconds, or not at
-all: with pauses it gives up after 15 s at most. botocore's own are five attempts of a minute
-each."""
+"""Options of `botocore.config.Config` for services that answer within milliseconds: with pauses, a
+call fails after at most 15 s. botocore's defaults are five attempts of a minute each."""
 
 LATE: Final = "{} has not answered in the time that the request has"
 
@@ -58,10 +55,8 @@ _deadline: ContextVar[Deadline | None] = ContextVar("deadline of AWS calls", def
 
 @contextmanager
 def bounded(deadline: Deadline) -> Iterator[None]:
-    """No call begun in here, nor in an asyncio task begun in here, outlasts the deadline.
-
-    Not for what begins tasks that live on: they would keep it.
-    """
+    """Limit calls of this block, and of asyncio tasks that it starts, to the deadline. Do not start
+    tasks that outlive the block: they would keep it."""
     token = _deadline.set(deadline)
     try:
         yield
@@ -70,15 +65,15 @@ def bounded(deadline: Deadline) -> Iterator[None]:
 
 
 def has_time(seconds: float) -> bool:
-    """Whether a call that is begun after so many seconds has any time left (`bounded`)."""
+    """Return whether a call that begins after so many seconds has time left (`bounded`)."""
     deadline = _deadline.get()
     left_ms = None if deadline is None else deadline.remaining_ms()
     return left_ms is None or left_ms > seconds * 1000
 
 
 def heed_deadline(client: Any) -> None:
-    """Have a client of boto3 begin no attempt after the deadline: its thread may be one that nobody
-    waits for."""
+    """Make a client of boto3 begin no attempt after the deadline, as its thread may outlive its
+    caller."""
     client.meta.events.register("before-send", _before_attempt)
 
 
@@ -102,33 +97,26 @@ NOT_NOW: Final = frozenset(
         "ThrottlingException",
     }
 )
-"""Codes of errors that pass: botocore has tried again by itself before we get one."""
+"""Codes of temporary errors, which botocore has retried already."""
 
 
 _making_clients = threading.Lock()  # a session must not make two at once
 
 
 def client(service: str, *, region: str | None = None, **config: Any) -> Any:
-    """boto3's client of a service, made by botocore: boto3 itself would import what uploads
-    to S3, 100 ms for nothing.
+    """Return boto3's client of a service, made by botocore: importing boto3 takes 100 ms more.
 
-    It answers promptly or gives up (`PROMPT`), unless `config` says otherwise. Unset, the
-    region is the environment's.
+    Its options are `PROMPT` and `config`. The default region is the environment's.
 
     Raises:
         ConfigError: boto3 is not installed, or no region is set.
     """
     try:
-        # an extra, and a large one: only for what is kept at AWS
-        from botocore.config import (
-            Config,
-        )
+        from botocore.config import Config  # a large extra
     except ImportError:
-        missing, remedy = (
-            "is a service of AWS, and boto3 is not installed",
-            "pip install 'roundgate[aws]'",
-        )
-        raise ConfigError([Problem("environment", service, missing, remedy)]) from None
+        message = "is a service of AWS, and boto3 is not installed"
+        remedy = "pip install 'roundgate[aws]'"
+        raise ConfigError([Problem("environment", service, message, remedy)]) from None
     with _making_clients:
         session = _session()
         if region is None and not session.get_config_variable("region"):
@@ -144,26 +132,26 @@ def client(service: str, *, region: str | None = None, **config: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ToSign:
-    """A request, as far as a signature is of it."""
+    """The signed parts of a request."""
 
     method: str
     url: str
-    """Whole, and encoded as it is sent."""
+    """Absolute, and encoded as it is sent."""
     headers: Mapping[str, str]
     body: bytes = field(repr=False)
 
 
 def signed_headers(request: ToSign, service: str, region: str | None) -> dict[str, str]:
-    """The headers that carry a signature (Signature Version 4); blocks, where credentials
-    have to be fetched first.
+    """Return the headers of a signature (Signature Version 4). Blocks if credentials have to be
+    fetched.
 
     Args:
-        request: what is signed, all of its headers.
-        service: as AWS calls it in signatures, such as execute-api.
-        region: `None` for that of the environment.
+        request: the request with all its headers.
+        service: AWS's name of it in signatures, such as execute-api.
+        region: `None` for the environment's.
 
     Raises:
-        ConfigError: there is no botocore, no region, or no credentials.
+        ConfigError: botocore, the region or credentials are missing.
     """
     try:
         from botocore.auth import S3SigV4Auth, SigV4Auth
@@ -202,7 +190,7 @@ def _cannot_sign(message: str, remedy: str) -> ConfigError:
 
 @cache
 def _session() -> Any:
-    """Where all clients have credentials, region and the descriptions of services from."""
+    """Return the session that all clients share."""
     import botocore.session
 
     return botocore.session.get_session()
@@ -210,23 +198,22 @@ def _session() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a call of boto3's client has no answer, for who has to know whether it
-    may have had an effect."""
+    """The failure of a call of boto3's client, and whether the call may have had an effect."""
 
     code: str
-    """Of the service's error, such as `TooManyRequestsException`; else the name
-    of botocore's exception."""
+    """The code of the service's error, such as `TooManyRequestsException`; else the name of
+    botocore's exception."""
     message: str
     status: int | None = None
-    """Of HTTP; `None`: the service did not answer."""
+    """The HTTP status; `None`: the service did not answer."""
     response: Mapping[str, Any] = field(default_factory=dict)
-    """The service's error, with the members that are its own."""
+    """The service's error with its own members."""
     was_sent: bool = True
     """Whether the service may have got the request."""
 
 
 def refusal(error: Exception) -> Refusal | None:
-    """What went wrong, if the exception is one of boto3's client."""
+    """Return the failure that an exception of boto3's client means; `None` for others."""
     from botocore import exceptions
 
     name = type(error).__name__
@@ -240,13 +227,13 @@ def refusal(error: Exception) -> Refusal | None:
             return Refusal(name, "", was_sent=False)
         case exceptions.HTTPClientError() | exceptions.IncompleteReadError():
             return Refusal(name, "")
-        case exceptions.BotoCoreError():  # credentials that are not there, parameters that are none
+        case exceptions.BotoCoreError():
             return Refusal(name, str(error), was_sent=False)
     return None
 
 
 class Aws:
-    """One service, under one client."""
+    """A service, called with one client."""
 
     def __init__(self, make_client: MakeClient, name: str) -> None:
         self._make_client = make_client
@@ -256,7 +243,7 @@ class Aws:
         self._limiter = CapacityLimiter(THREADS)
 
     async def call(self, operation: str, **arguments: Any) -> Any:
-        """What an operation of the client answers.
+        """Return the result of an operation of the client.
 
         Raises:
             Unavailable: throttled, timed out, not reached, the service's own fault, or the
@@ -266,8 +253,8 @@ class Aws:
         return await self.do(lambda client: getattr(client, operation)(**arguments))
 
     async def do(self, work: Callable[[Any], Any], *, abandon: bool = False) -> Any:
-        """What several calls in one thread return; see `call`. With `abandon` nobody waits
-        once we are cancelled."""
+        """Run several calls in one thread; see `call`. With `abandon`, a cancellation does not wait
+        for the thread."""
         run, deadline = partial(self._run, work), _deadline.get()
         remaining_ms = None if deadline is None else deadline.remaining_ms()
         if remaining_ms is None:
@@ -277,7 +264,7 @@ class Aws:
         raise Unavailable(LATE.format(self._name))
 
     def prepare(self) -> None:
-        """Make the client now, which opens no connection: for a process that nobody waits for yet.
+        """Make the client now, before the first call, without opening a connection.
 
         Raises:
             ConfigError: see `MakeClient`.
@@ -285,7 +272,7 @@ class Aws:
         self._made()
 
     async def aclose(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         client, self._client = self._client, None
         if client is not None:
             await to_thread.run_sync(client.close)

@@ -90,7 +90,9 @@ class GatewayConfig(Model):
     )
     caching: CachingConfig = Field(CachingConfig.model_construct(), description="Caching hints.")
     backends: list[Any] = Field(
-        description="What is behind the gateway, in the order of the lists.", min_length=1
+        description="What is behind the gateway, in the order of the lists.",
+        min_length=1,
+        repr=False,  # raw entries have secrets in plain text
     )
     search: SearchConfig | None = Field(
         None, description="Search in place of the list of all tools."

@@ -101,33 +101,19 @@ class ResourceOptions(Options, total=False):
     """Completions for variables of the template, as of a prompt's arguments."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolDeclaration:
-    """A function's `@tool`."""
+OPTIONS: Final = {"tool": ToolOptions, "prompt": PromptOptions, "resource": ResourceOptions}
+"""The options of each decorator."""
 
-    options: ToolOptions
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """The record of one decorator on a function."""
+
+    decorator: str
+    options: Mapping[str, Any]
     place: tuple[str, int]
     """File and line of the decorator."""
-
-
-@dataclass(frozen=True, slots=True)
-class PromptDeclaration:
-    """A function's `@prompt`."""
-
-    options: PromptOptions
-    place: tuple[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class ResourceDeclaration:
-    """A function's `@resource`."""
-
-    options: ResourceOptions
-    place: tuple[str, int]
-    uri: str
-
-
-Declaration: TypeAlias = ToolDeclaration | PromptDeclaration | ResourceDeclaration
+    uri: str = ""
 
 
 def declarations_of(function: Any) -> Sequence[Declaration]:
@@ -139,19 +125,13 @@ def declarations_of(function: Any) -> Sequence[Declaration]:
     return found if isinstance(found, tuple) else ()
 
 
-def _attaching(
-    declare: Callable[..., Declaration],
-    decorator: str,
-    known: type,
-    options: Mapping[str, Any],
-    **more: Any,
-) -> Callable[[F], F]:
+def _attaching(decorator: str, options: Mapping[str, Any], uri: str = "") -> Callable[[F], F]:
     """Return the function that records a declaration on a function.
 
     Raises:
         TypeError: the decorator has no such option.
     """
-    names = list(known.__annotations__)
+    names = list(OPTIONS[decorator].__annotations__)
     if unknown := sorted(options.keys() - set(names)):
         near = get_close_matches(unknown[0], names, 1)
         meant = f": is {near[0]} meant?" if near else ""
@@ -160,7 +140,7 @@ def _attaching(
             f" (@{decorator} takes {', '.join(names)})"
         )
     given = {name: value for name, value in options.items() if value is not None}
-    declaration = declare(options=given, place=_place_of_decorator(), **more)
+    declaration = Declaration(decorator, given, _place_of_decorator(), uri)
 
     def attach(function: F) -> F:
         if isinstance(function, str):
@@ -202,7 +182,7 @@ def tool(function: F | None = None, /, **options: Unpack[ToolOptions]) -> F | Ca
         raise ValueError(
             "unasked_answers and once exclude each other: what must happen once needs a question first"
         )
-    attach: Callable[[F], F] = _attaching(ToolDeclaration, "tool", ToolOptions, options)
+    attach: Callable[[F], F] = _attaching("tool", options)
     return attach if function is None else attach(function)
 
 
@@ -217,7 +197,7 @@ def prompt(function: F | None = None, /, **options: Unpack[PromptOptions]) -> F 
         function: the function, where the decorator is used without parentheses.
         options: see `PromptOptions`.
     """
-    attach: Callable[[F], F] = _attaching(PromptDeclaration, "prompt", PromptOptions, options)
+    attach: Callable[[F], F] = _attaching("prompt", options)
     return attach if function is None else attach(function)
 
 
@@ -232,4 +212,4 @@ def resource(uri: str, **options: Unpack[ResourceOptions]) -> Callable[[F], F]:
         uri: where clients read it.
         options: see `ResourceOptions`.
     """
-    return _attaching(ResourceDeclaration, "resource", ResourceOptions, options, uri=uri)
+    return _attaching("resource", options, uri)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from roundgate.garbage import kept
 
-with kept():  # to look for garbage among all modules would be 4 % of a cold start
+with kept():  # collecting garbage among all modules takes 4 % of a cold start
     import asyncio
     import base64
     import os
@@ -40,23 +40,19 @@ Event: TypeAlias = dict[str, Any]
 Response: TypeAlias = dict[str, Any]
 
 MARGIN_MS: Final = 1_000
-"""What is left of the function's time when a call has to end: to seal, to
-answer, to write the log."""
+"""The time kept after the deadline of a call, to seal, answer and log."""
 AWS_MARGIN_MS: Final = 400
-"""What is left of it when calls of AWS are given up: what a call has to write at its end it has to
-write by then."""
+"""The time kept after the deadline of calls of AWS, by which a call has written its state."""
 MAX_ANSWER_BYTES: Final = 6 * 1024 * 1024
-"""What AWS Lambda returns: the whole response as JSON, in which each quotation mark of the body
-counts twice."""
+"""The limit on a response as JSON, in which each quotation mark of the body counts twice."""
 FETCHABLE_BYTES: Final = 4_600_000
-"""A result of so many bytes can always be returned: base64 makes four of three."""
+"""Results up to this size can always be returned: base64 makes four bytes of three."""
 ENVELOPE_BYTES: Final = 20_000
-"""More than the rest of a response: headers, of which API Gateway takes 10,240 bytes, and what is
-around them."""
+"""An upper bound for the rest of a response; API Gateway takes 10,240 bytes of headers."""
 
 
 def make_handler(environ: Mapping[str, str]) -> Function:
-    """The handler that an environment describes.
+    """Return the handler that an environment describes.
 
     Raises:
         ConfigError: every problem in it or in gateway.yaml; the function's log shows it.
@@ -71,7 +67,7 @@ def make_handler(environ: Mapping[str, str]) -> Function:
 
 
 def _check_exposure(file: ConfigFile, using: Settings) -> None:
-    """Raises ConfigError: everybody could call, and nobody said that this is meant."""
+    """Raise ConfigError if everybody could call and GATEWAY_ALLOW_ANONYMOUS is not set."""
     if file.config.auth == "none" and not using.allow_anonymous:
         message = "there is no authentication, so everybody who knows the URL could call"
         remedy = "configure auth, or deploy with AllowAnonymous=true (GATEWAY_ALLOW_ANONYMOUS=true) if that is meant"
@@ -79,7 +75,7 @@ def _check_exposure(file: ConfigFile, using: Settings) -> None:
 
 
 def _check_results(file: ConfigFile) -> None:
-    """Raises ConfigError: a task could end with a result that nobody can fetch from a function."""
+    """Raise ConfigError if results of tasks may be too long for a response."""
     limit = file.config.tasks.max_result_bytes
     if limit > FETCHABLE_BYTES:
         message = f"is {limit}, and AWS Lambda returns 6 MB of JSON or base64"
@@ -127,8 +123,7 @@ class Function:
 
 
 class _Hosted:
-    """Puts what the event knows into the scope, and takes stage and base path
-    off the request's path."""
+    """Adds deadline and claims of the event to the scope, and strips stage and base path."""
 
     def __init__(self, app: ASGIApp, endpoints: Iterable[str], clock: Clock, base: str) -> None:
         self._app = app
@@ -172,7 +167,7 @@ def _before_resource(path: str, event: Event) -> str:
 
 
 def _claims(event: Event) -> Mapping[str, Any] | None:
-    """What the API's authorizer says of the caller, in each of the forms that it has."""
+    """Return the claims of the API's authorizer, in any of its forms."""
     authorizer = event.get("requestContext", {}).get("authorizer")
     if not isinstance(authorizer, dict):
         return None
@@ -185,7 +180,7 @@ def _claims(event: Event) -> Mapping[str, Any] | None:
 
 
 def _check(event: Any) -> None:
-    """Raises ValueError: not an event that this function serves."""
+    """Raise ValueError unless this function serves the event."""
     if not isinstance(event, dict) or not isinstance(event.get("requestContext"), dict):
         kind = f"one with {sorted(event)[:8]}" if isinstance(event, dict) else type(event).__name__
         raise ValueError(
@@ -206,13 +201,13 @@ def _bad_request() -> Response:
 
 
 def _fitting(event: Event, response: Response) -> Response:
-    """The response as AWS Lambda can return it: as it is, in base64, or an error in its place."""
+    """Return the response, its base64 form or an error, whichever AWS Lambda can return."""
     body = response.get("body") or ""
-    if len(body) * 2 + ENVELOPE_BYTES <= MAX_ANSWER_BYTES // 6:  # whatever is in it
+    if len(body) * 2 + ENVELOPE_BYTES <= MAX_ANSWER_BYTES // 6:  # whatever its characters
         return response
     if (size := _size(response)) <= MAX_ANSWER_BYTES:
         return response
-    # a REST API would have to be told
+    # a REST API decodes base64 only for configured media types
     if event.get("version") == "2.0" and not response.get("isBase64Encoded"):
         encoded = {
             **response,
@@ -225,14 +220,14 @@ def _fitting(event: Event, response: Response) -> Response:
 
 
 def _size(response: Response) -> int:
-    """Bytes of a response as the runtime writes it: JSON, in which two line separators are escaped
-    as well."""
+    """Return the bytes of a response as the runtime's JSON, which also escapes two line
+    separators."""
     body = response.get("body") or ""
     return len(json.encode(response)) + 3 * (body.count("\u2028") + body.count("\u2029"))
 
 
 def _too_large(event: Event, size: int) -> Response:
-    """The answer in place of one that AWS would not return: it would say 502 and nothing else."""
+    """Return the error for a response that AWS would replace by a bare 502."""
     body = event.get("body") or ""
     asked = jsonrpc.parse(
         base64.b64decode(body) if event.get("isBase64Encoded") else body.encode("utf-8", "replace")
@@ -253,8 +248,7 @@ def _too_large(event: Event, size: int) -> Response:
 
 
 def __getattr__(name: str) -> Function:
-    """`handler` is made when the runtime looks for it, in the init phase: importing
-    the module makes nothing."""
+    """Make `handler` when the runtime asks for it in the init phase, not at import."""
     if name != "handler":
         raise AttributeError(name)
     made = globals()["handler"] = make_handler(os.environ)

@@ -3,8 +3,8 @@
     SQS event source mapping   {"Records": [{"messageId": …, "body": "owner.id", "eventSource": "aws:sqs"}, …]}
     EventBridge                {"source": "aws.events", …}, or {"task": "sweep"} from a schedule's input
 
-A message that cannot be worked on is reported by its id and comes again, or ends in the dead-letter
-queue; the others of its batch are done. Never imports FastAPI.
+A message that fails is reported by its id and comes again, or ends in the dead-letter queue. Never
+imports FastAPI.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from roundgate.garbage import kept
 
-with kept():  # to look for garbage among all modules would be 4 % of a cold start
+with kept():  # collecting garbage among all modules takes 4 % of a cold start
     import asyncio
     import logging
     import os
@@ -31,38 +31,33 @@ with kept():  # to look for garbage among all modules would be 4 % of a cold sta
 Event: TypeAlias = dict[str, Any]
 
 MARGIN_MS: Final = 3_000
-"""What is left of the function's time when a turn has to be over: to write what
-it leaves, and the log."""
+"""The time kept after the end of a turn, to write its state and the log."""
 AWS_MARGIN_MS: Final = 500
-"""What is left of it when calls of AWS are given up."""
+"""The time kept after the deadline of calls of AWS."""
 SWEEP_MS: Final = 50_000
-"""For how long a sweep goes on at most: the next one begins a minute after it did, and goes on
-where it was."""
+"""The limit on a sweep: the next one starts a minute after it did, and continues."""
 
 ALONE_MS: Final = 10_000
-"""What has to be left when a suspect is begun after the others of its batch; else
-its message comes again."""
-
+"""The time that a suspect needs after the others of its batch; else its message comes again."""
 LAST_MS: Final = 1_000
-"""What is left of a sweep's time when it begins no further part: it ends by itself then."""
-
+"""The time before the end of a sweep in which it begins no further part."""
 NAMESPACE: Final = "roundgate"
 
 log = logging.getLogger("roundgate.tasks")
 measured = logging.getLogger("roundgate.metrics")
-# whatever is logged otherwise: CloudWatch makes its metrics of these lines
+# at any log level: CloudWatch makes its metrics of these lines
 measured.setLevel("INFO")
 
 
 class LambdaContext(Protocol):
-    """What we use of the context object of AWS Lambda."""
+    """The used part of AWS Lambda's context object."""
 
     def get_remaining_time_in_millis(self) -> int:
         """Milliseconds until the function is stopped."""
 
 
 def make_handler(environ: Mapping[str, str]) -> Function:
-    """The handler that an environment describes.
+    """Return the handler that an environment describes.
 
     Raises:
         ConfigError: every problem in it or in gateway.yaml; the function's log shows it.
@@ -79,8 +74,8 @@ def make_handler(environ: Mapping[str, str]) -> Function:
 
 
 class Function:
-    """What the runtime calls with each event. The event loop is made with the first: it is
-    nothing for a snapshot."""
+    """The handler that the runtime calls with each event. The event loop is made at the first one,
+    because a snapshot must not hold sockets."""
 
     def __init__(self, worker: Worker, sweep: Sweep, clock: Clock, name: str) -> None:
         self._worker = worker
@@ -91,7 +86,7 @@ class Function:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def __call__(self, event: Event, context: LambdaContext) -> Any:
-        """See `handle`."""
+        """Handle an event; see `handle`."""
         if self._loop is None:
             seed_after_restore()
             self._loop = asyncio.new_event_loop()
@@ -100,16 +95,16 @@ class Function:
         )
 
     def close(self) -> None:
-        """Let go of the loop; a function on AWS Lambda is never told that it ends."""
+        """Close the event loop. AWS Lambda never calls this; tests do."""
         if self._loop is not None:
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
 
     async def handle(self, event: Any, remaining_ms: int) -> Any:
-        """What AWS is told.
+        """Return the response to an event.
 
         Raises:
-            ValueError: not an event that this function serves.
+            ValueError: the event is of an unknown kind.
         """
         match event:
             case {"Records": [{"eventSource": "aws:sqs"}, *_] as records}:
@@ -125,8 +120,8 @@ class Function:
         )
 
     async def _batch(self, records: list[Event], remaining_ms: int) -> list[dict[str, str]]:
-        """The messages that have to come again. Suspects are run when all others are done
-        with, one after another."""
+        """Return the messages that have to come again. Suspects run after all others, one after
+        another."""
         deadline = self._clock.deadline(max(1, remaining_ms - MARGIN_MS))
         turns = await asyncio.gather(*(self._message(record, deadline) for record in records))
         for place, record in enumerate(records):
@@ -146,7 +141,7 @@ class Function:
     async def _message(
         self, record: Event, deadline: Deadline, *, alone: bool = False
     ) -> Turn | None:
-        """How the turn ended; `None` if there was none, or it failed."""
+        """Return how the turn ended; `None` if it failed, or there was none."""
         try:
             ref = TaskRef.parse(record.get("body", ""))
             turn = await self._worker.work(ref, deadline, alone=alone)
@@ -167,8 +162,7 @@ class Function:
             return None
 
     async def _swept(self, within_ms: int) -> dict[str, float]:
-        """The census and the number of late tasks, which is left out if there was no time to come
-        to its end."""
+        """Return the census and the number of late tasks, without the latter if time ran out."""
         fields = await self._counted()
         try:
             async with asyncio.timeout(within_ms / 1000):
@@ -181,16 +175,15 @@ class Function:
         return fields
 
     async def _counted(self) -> dict[str, float]:
-        """The census before the sweep: what it has queued again counts as late no more, though
-        nobody has taken it."""
+        """Return the census before the sweep, which hides late tasks by queueing them again."""
         census = await self._sweep.census()
         self._metrics.census(census)
         return census.fields()
 
 
 def embedded(fields: Mapping[str, float], function: str, now_ms: int) -> dict[str, Any]:
-    """What makes CloudWatch take members of a log line for metrics (embedded
-    metric format), by function."""
+    """Return the members that make CloudWatch read a log line as metrics (embedded metric format),
+    by function."""
     metrics = [
         {"Name": name, "Unit": "Seconds" if name.endswith("_s") else "Count"}
         for name in fields
@@ -201,8 +194,7 @@ def embedded(fields: Mapping[str, float], function: str, now_ms: int) -> dict[st
 
 
 def __getattr__(name: str) -> Function:
-    """`handler` is made when the runtime looks for it, in the init phase: importing
-    the module makes nothing."""
+    """Make `handler` when the runtime asks for it in the init phase, not at import."""
     if name != "handler":
         raise AttributeError(name)
     made = globals()["handler"] = make_handler(os.environ)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from roundgate.cassettes import CassetteOfTest
+from roundgate.cassettes.pytest_plugin import CassetteOfTest
 
 DESK = "http://127.0.0.1:8000/mcp"
 

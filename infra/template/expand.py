@@ -2,6 +2,7 @@
 parameters.
 
 python -m infra.template.expand template.yaml [NAME=VALUE …]     prints it as JSON, conditions and all
+python -m infra.template.expand --schemas template.yaml          prints the schemas of its resource types
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 from samtranslator.parser.parser import Parser
 from samtranslator.translator.translator import Translator
 from samtranslator.yaml_helper import yaml_parse
@@ -22,7 +24,7 @@ MANAGED: Final = {
     name: f"arn:aws:iam::aws:policy/service-role/{name}"
     for name in ("AWSLambdaBasicExecutionRole", "AWSLambdaSQSQueueExecutionRole")
 }
-"""What the translator may give a role by itself; at AWS it asks IAM for these."""
+"""The policies that the translator may give a role; at AWS it asks IAM for them."""
 
 
 def expand(path: Path, parameters: Mapping[str, str]) -> dict[str, Any]:
@@ -47,6 +49,16 @@ def expand(path: Path, parameters: Mapping[str, str]) -> dict[str, Any]:
     return as_json
 
 
+def schemas(path: Path) -> dict[str, Any]:
+    """Return the schema of each resource type in the expanded template, as AWS publishes it."""
+    kinds = {resource["Type"] for resource in expand(path, {})["Resources"].values()}
+    get = PROVIDER_SCHEMA_MANAGER.get_resource_schema
+    return {kind: get(REGION, kind).schema for kind in sorted(kinds)}
+
+
 if __name__ == "__main__":
-    chosen = dict(argument.split("=", 1) for argument in sys.argv[2:])
-    json.dump(expand(Path(sys.argv[1]), chosen), sys.stdout, indent=1)
+    if sys.argv[1] == "--schemas":
+        json.dump(schemas(Path(sys.argv[2])), sys.stdout)
+    else:
+        chosen = dict(argument.split("=", 1) for argument in sys.argv[2:])
+        json.dump(expand(Path(sys.argv[1]), chosen), sys.stdout, indent=1)

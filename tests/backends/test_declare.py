@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 
 from roundgate import Annotations, Icon, prompt, resource, tool
-from roundgate.declare import (
-    PromptDeclaration,
-    ResourceDeclaration,
-    ToolDeclaration,
-    declarations_of,
-)
+from roundgate.declare import declarations_of
 from roundgate.errors import ConfigError
 from tests.support.asgi import client, gateway
 
@@ -37,11 +32,7 @@ def test_a_function_can_be_several_things_the_innermost_first() -> None:
     def notes() -> str:
         """All notes."""
 
-    assert [type(declaration) for declaration in declarations_of(notes)] == [
-        ToolDeclaration,
-        PromptDeclaration,
-        ResourceDeclaration,
-    ]
+    assert [one.decorator for one in declarations_of(notes)] == ["tool", "prompt", "resource"]
 
 
 class Anything:

@@ -41,8 +41,8 @@ async def refused(told_so: str, **tool: Any) -> None:
 
 STYLES: dict[str, dict[str | None, Any]] = {
     "query": {
-        None: "a=x+y&a=2&a=z%2Cw",
-        "repeat": "a=x+y&a=2&a=z%2Cw",
+        None: "a=x%20y&a=2&a=z%2Cw",
+        "repeat": "a=x%20y&a=2&a=z%2Cw",
         "brackets": "a%5B%5D=x%20y&a%5B%5D=2&a%5B%5D=z%2Cw",
         "comma": "a=x%20y,2,z%2Cw",
         "pipe": "a=x%20y%7C2%7Cz%2Cw",

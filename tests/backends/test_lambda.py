@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 
 from roundgate.auth.principal import Principal
-from roundgate.backends.aws_lambda import payload as payloads
-from roundgate.backends.aws_lambda import results
+from roundgate.backends.aws_lambda import messages
+from roundgate.backends.aws_lambda.backend import FORMAT, write_index
 from roundgate.backends.aws_lambda.config import LambdaBackendConfig
-from roundgate.backends.aws_lambda.describing import FORMAT, write_index
 from roundgate.backends.aws_lambda.invoking import target
-from roundgate.backends.aws_lambda.payload import (
+from roundgate.backends.aws_lambda.messages import (
     MAX_CONTEXT_CHARS,
     MAX_EVENT_BYTES,
     bytes_of,
@@ -264,7 +263,7 @@ async def test_secrets_that_are_sent_do_not_come_back(
 def test_what_a_function_says_of_its_failure_is_one_line_whatever_it_is(
     payload: bytes, shown: str
 ) -> None:
-    text = str(results.failure_of(payload, target("desk", None, None)))
+    text = str(messages.failure_of(payload, target("desk", None, None)))
     assert text.endswith(shown)
     assert "secret" not in text
     assert "\n" not in text
@@ -295,7 +294,7 @@ def test_what_a_function_says_of_its_failure_is_one_line_whatever_it_is(
     ],
 )
 def test_an_answer_is_what_it_is(payload: bytes, status: int, media_type: str, body: bytes) -> None:
-    read = results.answer_of(payload)
+    read = messages.answer_of(payload)
     assert (read.status, read.media_type, read.body) == (status, media_type, body)
 
 
@@ -348,13 +347,13 @@ def test_who_calls_is_told_whole_or_not_at_all_and_the_trace_goes_first() -> Non
     told = facts("t", ann, "k", 1, meta)
     assert told["baggage"]
     long = facts("t", Principal("i" * 800, "ann" * 300, "c" * 400), "k", 1, meta)
-    text = payloads.encoded(long)
+    text = messages.encoded(long)
     assert len(text) <= MAX_CONTEXT_CHARS
     kept = json.loads(base64.b64decode(text))["custom"]["roundgate"]
     assert kept["subject"] == "ann" * 300
     assert "baggage" not in kept
     with pytest.raises(ToolError, match="client_context: false"):
-        payloads.encoded(facts("t", Principal("i" * 1_024, "ä" * 1_024), "k", 1, {}))
+        messages.encoded(facts("t", Principal("i" * 1_024, "ä" * 1_024), "k", 1, {}))
     for odd in (Principal("i", "ann\ud800"), Principal("i", "ann", "\ud800")):
         with pytest.raises(ToolError, match="that is no text"):
             facts("t", odd, "k", 1, {})
@@ -412,7 +411,7 @@ async def test_an_execution_of_a_durable_function_is_started_under_a_name_and_fo
     (name,) = told.header("x-amz-durable-execution-name", 0)
     assert 1 <= len(name) <= 64
     looks = [line for line in told.request_lines if line.startswith("GET")]
-    assert len(looks) == 4
+    assert len(looks) == 5  # the last one fetches the result
     assert set(looks) == {
         "GET /2025-12-01/durable-executions/arn%3Aaws%3Alambda%3Aeu-central-1%3A123456789012%3Afunction%3A"
         "desk%3A7%2Fdurable-execution%2Fk%2F1 HTTP/1.1"

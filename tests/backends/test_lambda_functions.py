@@ -14,11 +14,10 @@ import pytest
 import pytest_asyncio
 
 from roundgate.backends.aws_lambda.config import MAX_PAYLOAD_BYTES
-from roundgate.backends.aws_lambda.payload import MAX_EVENT_BYTES
+from roundgate.backends.aws_lambda.messages import MAX_EVENT_BYTES
 from roundgate.cli import main
-from roundgate.deployment.stack.functions import Pool
+from roundgate.deployment.stack.functions import Pool, Tools, why_not
 from roundgate.deployment.stack.lambda_api import LambdaApi, functions_at
-from roundgate.deployment.stack.stack import find_tools, why_not
 from tests.support import wire
 from tests.support.lambdas import FUNCTIONS, entry, gateway_with, use
 from tests.support.rounds import Conversation, accept, ask, retry, tool
@@ -51,7 +50,7 @@ async def served(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Serv
         pytest.skip(reason)
     directory = tmp_path_factory.mktemp("functions")
     effects = directory / "effects.txt"
-    tools = await asyncio.to_thread(find_tools, with_store=False)
+    tools = await asyncio.to_thread(Tools.find)
     with pytest.MonkeyPatch.context() as patch:
         more = {"EFFECTS": str(effects)}
         async with functions_at(FUNCTIONS, directory, tools, more=more) as (url, api):

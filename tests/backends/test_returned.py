@@ -28,7 +28,7 @@ from roundgate import (
     TextResourceContents,
     ToolResult,
 )
-from roundgate.backends.returned import ToolReturn, completion, prompt_messages, resource_contents
+from roundgate.backends.signature import ToolReturn, completion, prompt_messages, resource_contents
 from roundgate.errors import UnusableReturn
 from roundgate.json import encode
 

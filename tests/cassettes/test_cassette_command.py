@@ -243,6 +243,8 @@ def test_show_is_a_line_an_interaction_whatever_a_server_said(tmp_path: Path) ->
         (["verify", "plain.yaml", "http://a/", "--revision", "2020-01-01"], "2026-07-28"),
         (["record", "absent/x.yaml", "http://127.0.0.1:9/mcp"], "cannot be written"),
         (["record", "x.yaml", "http://127.0.0.1:9/mcp", "--rule", "order"], "NAME=PATTERN"),
+        (["record", "x.yaml", "http://127.0.0.1:9/mcp", "--rule", "a=("], "NAME=PATTERN"),
+        (["record", "x.yaml", "http://127.0.0.1:9/mcp", "--rule", "a=b*"], "NAME=PATTERN"),
         (["record", "x.yaml", "http://127.0.0.1:9/mcp", "--redact-env", "NO_SUCH"], "not set"),
     ],
 )

@@ -3,7 +3,7 @@ stack.
 
 Each sleep and each pause between polls lets the worker go, and a message wakes the task: for each
 of the two a chain of messages and turns, far longer than AWS Lambda lets a loop go round where
-nobody allows it (`roundgate.deployment.stack.loops`).
+nobody allows it (`roundgate.deployment.stack.functions`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any
 
 import httpx
 
-from roundgate.deployment.stack.loops import MOST
-from roundgate.deployment.stack.stack import build_zips, running, why_not
+from roundgate.deployment.stack.functions import MOST_IN_CHAIN as MOST
+from roundgate.deployment.stack.functions import why_not
+from roundgate.deployment.stack.stack import build_zips, running
 from tests.chaos.orders import CONFIG, Client, table
 
 PAUSE_S = 1.1

@@ -24,7 +24,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from roundgate.deployment.ports import reserved_port
+from roundgate.deployment.machine import reserved_port
 from tests.chaos.fleet import ROOT
 from tests.chaos.hostile import call, request
 from tests.chaos.orders import table

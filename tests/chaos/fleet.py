@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from roundgate.deployment.ports import reserved_port
+from roundgate.deployment.machine import reserved_port
 
 ROOT = Path(__file__).parents[2]
 

@@ -23,8 +23,8 @@ from typing import Any
 
 import httpx
 
-from roundgate.deployment.stack.functions import Environment
-from roundgate.deployment.stack.stack import Deployment, Times, build_zips, running, why_not
+from roundgate.deployment.stack.functions import Environment, why_not
+from roundgate.deployment.stack.stack import Deployment, Times, build_zips, running
 from tests.chaos.orders import CONFIG, Client, Told, all_of, report, table
 
 SWEEP_EVERY_S = 2

@@ -325,7 +325,7 @@ def main(arguments: argparse.Namespace) -> bool:
 
 
 def _on_lambda_if_it_can_be(count: int, seed: int) -> bool:
-    from roundgate.deployment.stack.stack import why_not
+    from roundgate.deployment.stack.functions import why_not
 
     if reason := why_not():
         print(f"\nskipped: sessions on AWS Lambda: {reason}")

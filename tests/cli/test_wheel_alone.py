@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from roundgate.deployment import places, runtime
-from roundgate.deployment.ports import reserved_port
+from roundgate.deployment import machine
+from roundgate.deployment.machine import reserved_port
 from tests.support.dynamodb import why_not
 
 ROOT = Path(__file__).parents[2]
@@ -91,8 +91,8 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
     cache = tmp_path_factory.mktemp("cache")
     (cache / "roundgate").mkdir()
     for name in ("lambda", "dynamodb-local", "wheels"):  # installed once; so are they here
-        if (places.cache() / name).exists():
-            (cache / "roundgate" / name).symlink_to((places.cache() / name).resolve())
+        if (machine.cache() / name).exists():
+            (cache / "roundgate" / name).symlink_to((machine.cache() / name).resolve())
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GATEWAY_")}
     environ = {**kept, "PYTHONPATH": str(site), "XDG_CACHE_HOME": str(cache)}
     return Shell(tmp_path_factory.mktemp("work"), environ)
@@ -128,9 +128,9 @@ def served(repository: Shell) -> Iterator[str]:
             server.wait(20)
 
 
-def until(repository: Shell, url: str, says: str) -> str:
+def until(repository: Shell, url: str, says: str, limit_s: float = 60) -> str:
     """What the server lists, once it says something."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + limit_s
     while True:
         command = [sys.executable, "-m", "roundgate.cli", "list", url]
         done = subprocess.run(
@@ -162,7 +162,7 @@ def test_the_documents_are_there(shell: Shell) -> None:
 
 
 def test_what_is_packed_is_what_is_named_and_is_listed_before(repository: Shell) -> None:
-    said = repository.run("roundgate", "package", "--arch", runtime.here())
+    said = repository.run("roundgate", "package", "--arch", machine.architecture())
     files = re.findall(r"^  (\S+) {2,}", said.partition("packages of")[0], re.MULTILINE)
     assert files == ["gateway.json", "service.index", "tools.py"]
     assert "python-slugify 8.0.4" in said
@@ -192,7 +192,7 @@ def test_what_is_wrong_is_said_plainly_before_anything_is_made(
     before = {path: path.stat().st_mtime_ns for path in (repository.folder / ".build").rglob("*")}
     try:
         tools.write_text(f"{text}\n{line}\n")
-        said = repository.run("roundgate", "package", "--arch", runtime.here(), status=1)
+        said = repository.run("roundgate", "package", "--arch", machine.architecture(), status=1)
     finally:
         tools.write_text(text)
     assert says in said
@@ -203,8 +203,19 @@ def test_what_is_wrong_is_said_plainly_before_anything_is_made(
 
 
 def test_the_stack_runs_it_with_its_dependency(repository: Shell) -> None:
-    if runtime.interpreter() is None or why_not():
+    if machine.interpreter() is None or why_not():
         pytest.skip("the stack needs Python 3.13 and DynamoDB Local")
-    said = repository.run("roundgate", "stack", "--demo")
-    assert "slug, service__orders, demo__book" in said
-    assert "all as it should be" in said
+    with reserved_port() as port:
+        url = f"http://127.0.0.1:{port}/mcp"
+        stack = repository.start("roundgate", "stack", "--port", str(port))
+        try:
+            assert {"slug", "service__orders"} <= set(until(repository, url, "slug", 300).split())
+        finally:
+            stack.terminate()
+            stack.wait(60)
+
+
+def test_the_demonstration_runs_without_a_repository(shell: Shell) -> None:
+    if machine.interpreter() is None or why_not():
+        pytest.skip("the stack needs Python 3.13 and DynamoDB Local")
+    assert "all as it should be" in shell.run("roundgate", "stack", "--demo")

@@ -553,3 +553,12 @@ def test_a_long_text_without_quotes_may_begin_like_a_number(tmp_path: Path, star
     text = start + "Send the form again. " * 30 + "End"
     (tmp_path / "a.yaml").write_text(f"description: {text}\n")
     assert yaml_file.read(tmp_path / "a.yaml").value == {"description": text}
+
+
+def test_nothing_that_is_printed_of_a_configuration_has_a_secret_of_a_back_end(
+    files: Files,
+) -> None:
+    (files.directory / "secrets").mkdir()
+    (files.directory / "secrets" / "key").write_text("k3y-of-ours")
+    file = files.file(HTTP, TOKEN="s3cret-of-ours", A="a")
+    assert "of-ours" not in f"{file!r} {file.config!r} {file.config}"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from roundgate.config import load
-from roundgate.deployment import granting, packaging, placing
+from roundgate.deployment import packaging, template
 from roundgate.errors import ConfigError
 from roundgate.runtime import loading
 from tests.support.moto_server import running
@@ -107,7 +107,7 @@ def test_each_is_a_parameter_of_the_stack_that_both_functions_get(tmp_path: Path
     text = "env: {SHOP_NAME: Pears, KEY: '${secret:shop/key}', URL: 'https://${HOST}'}\n"
     path = written(tmp_path, text)
     file = load(path, {"HOST": "h"}, placeholder="unset")
-    source = placing.rendered(packaging.plan(file, path, "arm64"))
+    source = template.rendered(file, "arm64")
     parameters = source["Parameters"]
     assert parameters["EnvShopName"]["Default"] == "Pears"
     assert parameters["EnvKey"]["Default"] == "${secret:shop/key}"
@@ -127,5 +127,5 @@ def test_a_variable_that_functions_would_not_have_is_named_before_anything_is_ma
     with pytest.raises(ConfigError, match=r"the functions have no variable TITLE") as raised:
         packaging.plan(load(path, {}, placeholder="unset"), path, "arm64")
     assert len(raised.value.problems) == 1
-    twins = list(granting.undeclared({"env": {"A_B": "", "AB": "", "a_b": ""}}, "gateway.yaml"))
+    twins = list(template.undeclared({"env": {"A_B": "", "AB": "", "a_b": ""}}, "gateway.yaml"))
     assert [one.path for one in twins] == ["env.a_b"]

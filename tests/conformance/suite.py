@@ -34,8 +34,8 @@ from types import MappingProxyType
 
 import yaml
 
-from roundgate.deployment.ports import reserved_port
-from roundgate.deployment.stack.stack import why_not
+from roundgate.deployment.machine import reserved_port
+from roundgate.deployment.stack.functions import why_not
 from tests.conformance.judge import (
     Check,
     Outcome,

@@ -16,7 +16,7 @@ import pytest
 from infra import costs
 from roundgate import observability as logs
 from roundgate.clock import Clock
-from roundgate.deployment.stack.template import Template
+from roundgate.deployment.template import Template
 from roundgate.lambda_worker import embedded
 from roundgate.observability.metrics import Census
 from tests.functions.at_aws import REQUEUE_S, Witness, begin, result, work

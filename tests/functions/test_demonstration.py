@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from roundgate.deployment import stack
+from roundgate.deployment.stack.demo import CONFIG
 from roundgate.testing import Gateway
-
-DEMO = Path(stack.__path__[0]) / "demo/gateway.yaml"
 
 
 async def test_a_booking_asks_twice_and_a_trip_goes_on_as_a_task() -> None:
-    async with Gateway(DEMO) as gateway:
+    async with Gateway(CONFIG) as gateway:
         booked = {"where": {"city": "Rome"}, "agree": {"go": True}}
         assert (await gateway.call("book", answers=booked)).text == "a room in Rome, 160 EUR"
         declined = {**booked, "agree": {"go": False}}

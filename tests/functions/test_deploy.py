@@ -12,7 +12,8 @@ import pytest
 
 from roundgate import cli
 from roundgate.deployment import deploying as deploy
-from roundgate.deployment import foreseeing, judging
+from roundgate.deployment import options as deploy_options
+from roundgate.deployment.template import Template
 from roundgate.errors import ConfigError, UsageError
 from tests.support.dynamodb import ROOT
 
@@ -44,18 +45,17 @@ def guarded_config(tmp_path: Path) -> Path:
 
 def passed(command: list[str]) -> dict[str, str]:
     """The parameters in a call of `sam deploy`."""
-    return dict(one.split("=", 1) for one in command[command.index(deploy.OVERRIDES) + 1 :])
+    return dict(one.split("=", 1) for one in command[command.index(deploy_options.OVERRIDES) + 1 :])
 
 
-def wanted(config: Path, *options: str) -> deploy.Asked:
-    return deploy.asked("roundgate", [str(config), *options])
+def wanted(config: Path, *options: str) -> deploy_options.Asked:
+    return deploy_options.asked("roundgate", [str(config), *options])
 
 
-def check(one: deploy.Asked, stored: dict[str, str], executions: int | None) -> None:
+def check(one: deploy_options.Asked, stored: dict[str, str], executions: int | None) -> None:
     """Whether a deployment is refused."""
     assert one.config is not None
-    quota = None if executions is None else deploy.Quota(executions, executions)
-    foreseeing.check(one, one.config, stored, quota)
+    deploy.check(one, one.config, stored, executions)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,9 @@ def check(one: deploy.Asked, stored: dict[str, str], executions: int | None) -> 
 def test_the_architecture_is_the_one_asked_for_or_that_of_the_stack_and_always_passed(
     open_config: Path, stored: dict[str, str], options: list[str], architecture: str
 ) -> None:
-    one = wanted(open_config, deploy.OVERRIDES, *options) if options else wanted(open_config)
+    one = (
+        wanted(open_config, deploy_options.OVERRIDES, *options) if options else wanted(open_config)
+    )
     for command in deploy.commands(one, stored, BUILT):
         assert passed(command)["Architecture"] == architecture
 
@@ -91,7 +93,7 @@ def test_other_options_and_parameters_are_passed_on(open_config: Path) -> None:
     options = [
         "--region",
         "us-east-1",
-        deploy.OVERRIDES,
+        deploy_options.OVERRIDES,
         "LogLevel=debug",
         "StageName=prod",
         "--profile",
@@ -131,7 +133,7 @@ def test_one_whose_change_set_was_looked_at_and_then_executed_is_protected_by_th
 
 def test_a_table_that_somebody_wanted_unprotected_stays_so(open_config: Path) -> None:
     (first,) = deploy.commands(
-        wanted(open_config, deploy.OVERRIDES, "ProtectTable=false"), {}, BUILT
+        wanted(open_config, deploy_options.OVERRIDES, "ProtectTable=false"), {}, BUILT
     )
     assert passed(first)["ProtectTable"] == "false"
     (command,) = deploy.commands(wanted(open_config), {**UP, "ProtectTable": "false"}, BUILT)
@@ -139,7 +141,9 @@ def test_a_table_that_somebody_wanted_unprotected_stays_so(open_config: Path) ->
 
 
 @pytest.mark.parametrize(
-    "options", [["--no-execute-changeset"], [deploy.OVERRIDES, "ProtectTable=false"]], ids=str
+    "options",
+    [["--no-execute-changeset"], [deploy_options.OVERRIDES, "ProtectTable=false"]],
+    ids=str,
 )
 def test_it_is_not_where_that_was_not_wanted(open_config: Path, options: list[str]) -> None:
     assert len(deploy.commands(wanted(open_config, *options), {}, BUILT)) == 1
@@ -209,7 +213,7 @@ def test_without_functions_there_are_none_and_those_that_are_given_are_passed(
     given = "FunctionArns=arn:f", "DurableFunctionArns=none"
     open_config.write_text(FUNCTIONS.replace("function: orders", "function: ${ORDERS}"))
     one = deploy.with_functions(
-        wanted(open_config, deploy.OVERRIDES, *given), open_config, Session()
+        wanted(open_config, deploy_options.OVERRIDES, *given), open_config, Session()
     )
     assert one.overrides["FunctionArns"] == "arn:f"
     with pytest.raises(UsageError, match="named by a reference"):
@@ -250,7 +254,9 @@ def test_without_secrets_there_are_none_and_those_that_are_given_are_passed(
     assert none == {"SecretArns": "none", "ParameterArns": "none"}
     open_config.write_text(SECRETS)
     given = "SecretArns=arn:s", "ParameterArns=none"
-    one = deploy.with_secrets(wanted(open_config, deploy.OVERRIDES, *given), open_config, Session())
+    one = deploy.with_secrets(
+        wanted(open_config, deploy_options.OVERRIDES, *given), open_config, Session()
+    )
     assert one.overrides == {"SecretArns": "arn:s", "ParameterArns": "none"}
 
 
@@ -275,7 +281,7 @@ def with_env(open_config: Path) -> Path:
 
 def secrets(config: Path, stored: dict[str, str], *options: str) -> list[str]:
     """The secrets that a deployment lets the functions read."""
-    asked = wanted(config, *((deploy.OVERRIDES, *options) if options else ()))
+    asked = wanted(config, *((deploy_options.OVERRIDES, *options) if options else ()))
     found = deploy.with_secrets(asked, config, Session(), stored).overrides["SecretArns"]
     return [one.rpartition("secret:")[2] for one in found.split(",")]
 
@@ -297,7 +303,7 @@ def test_an_edited_variable_is_followed_unless_another_text_was_given(with_env: 
     assert followed.overrides == {"EnvShopUrl": "https://new.example"}
     given = {**FILE, "EnvShopUrl": "https://given.example"}
     assert deploy.with_variables(wanted(with_env), with_env, given, FILE).overrides == {}
-    again = wanted(with_env, deploy.OVERRIDES, "EnvShopUrl=https://once.example")
+    again = wanted(with_env, deploy_options.OVERRIDES, "EnvShopUrl=https://once.example")
     asked = deploy.with_variables(again, with_env, FILE, FILE)
     assert asked.overrides == {"EnvShopUrl": "https://once.example"}
 
@@ -318,16 +324,8 @@ def test_what_is_kept_is_told_without_its_value(with_env: Path) -> None:
     (told,) = deploy.remarks(wanted(with_env), with_env, given)
     assert told.startswith("EnvShopUrl keeps the value")
     assert "given.example" not in told
-    again = wanted(with_env, deploy.OVERRIDES, "EnvShopUrl=https://once.example")
+    again = wanted(with_env, deploy_options.OVERRIDES, "EnvShopUrl=https://once.example")
     assert list(deploy.remarks(again, with_env, given)) == []
-
-
-def test_a_variable_that_refers_to_another_has_to_be_given_once(with_env: Path) -> None:
-    with_env.write_text("auth: {issuer: a, jwks_url: b}\nenv: {SHOP_URL: 'https://${SHOP_HOST}'}\n")
-    with pytest.raises(UsageError, match=r"EnvShopUrl has no value yet: pass EnvShopUrl=…"):
-        check(wanted(with_env), {}, None)
-    check(wanted(with_env), {"EnvShopUrl": "https://shop.example"}, None)
-    check(wanted(with_env, deploy.OVERRIDES, "EnvShopUrl=https://shop.example"), {}, None)
 
 
 # SnapStart
@@ -344,7 +342,7 @@ def built(tmp_path: Path) -> Path:
 
 def release(config: Path, stored: dict[str, str], built: Path, *options: str) -> str | None:
     """The name of what a deployment deploys."""
-    asked = wanted(config, *((deploy.OVERRIDES, *options) if options else ()))
+    asked = wanted(config, *((deploy_options.OVERRIDES, *options) if options else ()))
     found = {passed(one).get("Release") for one in deploy.commands(asked, stored, built)}
     assert len(found) == 1, "the second call of a first deployment publishes nothing"
     return found.pop()
@@ -374,7 +372,8 @@ def test_what_a_stack_stores_of_a_release_does_not_make_another(
     given = ("SnapStart=on", "AllowAnonymous=true")
     first = release(open_config, {}, built, *given)
     assert first is not None
-    defaults = judging.defaults(judging.declared({}))
+    declared = Template().source["Parameters"]
+    defaults = {name: str(one["Default"]) for name, one in declared.items() if "Default" in one}
     stored = {**defaults, **dict(one.split("=") for one in given), "Release": first}
     assert release(open_config, stored, built) == first
 
@@ -393,11 +392,11 @@ def test_with_snapstart_somebody_learns_when_secrets_are_read(with_env: Path) ->
 # What it refuses
 
 
-def refusal(config: Path, *options: str, region: str | None = None, **stored: str) -> str:
+def refusal(config: Path, *options: str, **stored: str) -> str:
     """Why a deployment is refused; nothing if it is not."""
-    one = wanted(config, *((deploy.OVERRIDES, *options) if options else ()))
+    one = wanted(config, *((deploy_options.OVERRIDES, *options) if options else ()))
     try:
-        foreseeing.check(one, config, stored, None, region)
+        deploy.check(one, config, stored)
     except UsageError as error:
         return str(error)
     return ""
@@ -415,45 +414,15 @@ AUTHORIZER = (
     ("options", "said"),
     [
         (["GatewayTimout=20"], "There is no parameter GatewayTimout; GatewayTimeout?"),
-        (["GatewayTimeout=60"], r"GatewayTimeout=60 has to be from 5 to 29 s"),
-        (["GatewayTimeout=soon"], "GatewayTimeout=soon has to be a whole number"),
-        (["GatewayConcurrency=inf"], "GatewayConcurrency=inf has to be a whole number"),
-        (["WorkerConcurrency=2.5"], "WorkerConcurrency=2.5 has to be a whole number"),
-        (["KeyRotationDays=1_0"], "KeyRotationDays=1_0 has to be a whole number"),
-        (["WorkerTimeout=901"], "WorkerTimeout=901 has to be one of 60, 120"),
-        (["WorkerConcurrency=1"], "WorkerConcurrency=1 has to be from 2 to 1000"),
-        (["GatewayConcurrency=-1"], "GatewayConcurrency=-1 has to be 0 at least"),
-        (["SnapStart=true"], "SnapStart=true has to be one of off, on"),
-        (["DomainName=mcp.example.com"], "DomainName needs CertificateArn"),
-        ([DOMAIN[1]], "CertificateArn is for a domain"),
-        (["HostedZoneId=Z0123456789"], "HostedZoneId is for the records of a domain"),
-        ([*DOMAIN, "HostedZoneId=/hostedzone/Z0123456789"], "without /hostedzone/"),
-        (["DomainName=https://mcp.example.com", DOMAIN[1]], "without https://"),
-        (["DomainName=MCP.example.com", DOMAIN[1]], "in lower case"),
+        (["Quux=1"], "There is no parameter Quux. There are PublicUrl, "),
         ([*DOMAIN, "PublicUrl=https://mcp.example.com/tools"], "mapped to the root of mcp.example"),
-        ([AUTHORIZER[0]], "AuthorizerIssuer needs AuthorizerAudience"),
-        ([AUTHORIZER[1]], "AuthorizerAudience needs AuthorizerIssuer"),
-        (["SubnetIds=subnet-0a"], "SubnetIds needs SecurityGroupIds"),
-        (["SecurityGroupIds=sg-0a"], "SecurityGroupIds needs SubnetIds"),
-        (
-            ["SubnetIds=subnet-0a, subnet-0b", "SecurityGroupIds=sg-0a"],
-            "ids of subnets with commas",
-        ),
-        (["PublicUrl=https://mcp.example.com/"], "a URL without a slash at its end"),
         (["DomainName=*.example.com", DOMAIN[1]], "Say PublicUrl=https://"),
-        (["AlarmTopicArn=alarms"], "AlarmTopicArn=alarms has to be the ARN of an SNS topic"),
-        (["AlarmTopicArn=arn:aws:sqs:eu-central-1:123456789012:q"], "the ARN of an SNS topic"),
-        (
-            [f"SecretArns={','.join(['arn:aws:secretsmanager:eu-central-1:1:secret:s'] * 90)}"],
-            "SecretArns has 4,229 bytes, and a parameter of CloudFormation takes 4,096",
-        ),
-        (["RequestRate=0"], "RequestRate=0 has to be 1 at least"),
         (["AuthorizerIssuer=https://other.example", AUTHORIZER[1]], "the other refuses"),
         (["AuthorizerIssuer=https://issuer.example/", AUTHORIZER[1]], "the slash at the end"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_what_cloudformation_would_refuse_or_nobody_could_use_is_said_at_once(
+def test_what_sam_would_ignore_or_no_client_could_use_is_refused(
     guarded_config: Path, options: list[str], said: str
 ) -> None:
     assert said in refusal(guarded_config, *options)
@@ -481,26 +450,6 @@ def test_what_goes_together_is_deployed(guarded_config: Path, options: tuple[str
     assert refusal(guarded_config, *options) == ""
 
 
-def test_rules_are_about_what_the_stack_has_as_well(guarded_config: Path) -> None:
-    stored = dict(one.split("=", 1) for one in DOMAIN)
-    assert refusal(guarded_config, "HostedZoneId=Z0123456789", **stored) == ""
-    assert "CertificateArn is for a domain" in refusal(guarded_config, 'DomainName=""', **stored)
-
-
-def test_a_certificate_of_another_region_is_refused_before_aws_does(guarded_config: Path) -> None:
-    assert refusal(guarded_config, *DOMAIN, region="eu-central-1") == ""
-    said = refusal(guarded_config, *DOMAIN, region="us-east-1")
-    assert "CertificateArn is of eu-central-1" in said
-    assert "--region us-east-1 --domain-name mcp.example.com" in said
-
-
-def test_a_topic_of_another_region_is_refused_before_aws_does(guarded_config: Path) -> None:
-    topic = "AlarmTopicArn=arn:aws:sns:eu-central-1:123456789012:alarms"
-    assert refusal(guarded_config, topic, region="eu-central-1") == ""
-    said = refusal(guarded_config, topic, region="us-east-1")
-    assert "AlarmTopicArn is of eu-central-1" in said
-
-
 def test_algorithms_that_an_http_apis_authorizer_does_not_take_are_refused(
     guarded_config: Path,
 ) -> None:
@@ -515,16 +464,6 @@ def test_algorithms_that_an_http_apis_authorizer_does_not_take_are_refused(
         said = refusal(guarded_config, *AUTHORIZER)
         assert ("takes tokens that are signed with RSA" not in said) is fits, said
         assert refusal(guarded_config) == ""
-
-
-def test_variables_that_no_function_can_have_are_refused(guarded_config: Path) -> None:
-    whole = guarded_config.read_text()
-    guarded_config.write_text(f"{whole}env: {{A: {'a' * 1000}, LONG: {'b' * 1500}}}\n")
-    assert refusal(guarded_config) == ""
-    assert "LONG" in (said := refusal(guarded_config, f"EnvLong={'c' * 3000}"))
-    assert "AWS Lambda takes 4,096" in said
-    guarded_config.write_text(f"{whole}env: {{A: {'a' * 2000}, LONG: {'ä' * 1000}}}\n")
-    assert "4,096" in refusal(guarded_config), "bytes count, not characters"
 
 
 def test_an_authorizer_and_a_configuration_that_relies_on_one_need_each_other(
@@ -553,7 +492,7 @@ def test_an_authorizer_and_a_configuration_that_relies_on_one_need_each_other(
 def test_a_value_is_what_was_typed_and_reaches_sam_as_one(
     open_config: Path, typed: str, value: str
 ) -> None:
-    one = wanted(open_config, deploy.OVERRIDES, typed)
+    one = wanted(open_config, deploy_options.OVERRIDES, typed)
     assert one.overrides["EnvGreeting"] == value
     (command,) = deploy.commands(one, UP, BUILT)
     (sent,) = (word for word in command if word.startswith("EnvGreeting="))
@@ -566,10 +505,10 @@ def test_without_authentication_a_deployment_has_to_be_meant(
 ) -> None:
     with pytest.raises(UsageError, match=r"(?s)no authentication.*AllowAnonymous=true"):
         check(wanted(open_config), {}, None)
-    check(wanted(open_config, deploy.OVERRIDES, "AllowAnonymous=true"), {}, None)
+    check(wanted(open_config, deploy_options.OVERRIDES, "AllowAnonymous=true"), {}, None)
     check(wanted(open_config), UP, None)
     with pytest.raises(UsageError):
-        check(wanted(open_config, deploy.OVERRIDES, "AllowAnonymous=false"), UP, None)
+        check(wanted(open_config, deploy_options.OVERRIDES, "AllowAnonymous=false"), UP, None)
     check(wanted(guarded_config), {}, None)
 
 
@@ -595,7 +534,7 @@ def test_a_configuration_that_is_none_is_refused_by_name(tmp_path: Path, text: s
 def test_workers_leave_half_of_the_accounts_functions_to_the_gateway(
     guarded_config: Path, executions: int, workers: str, fits: bool
 ) -> None:
-    one = wanted(guarded_config, deploy.OVERRIDES, f"WorkerConcurrency={workers}")
+    one = wanted(guarded_config, deploy_options.OVERRIDES, f"WorkerConcurrency={workers}")
     if fits:
         check(one, {}, executions)
     else:
@@ -603,45 +542,13 @@ def test_workers_leave_half_of_the_accounts_functions_to_the_gateway(
             check(one, {}, executions)
 
 
-@pytest.mark.parametrize(
-    ("quota", "stored", "options", "said"),
-    [
-        ((1000, 1000), {}, ["GatewayConcurrency=900"], ""),
-        ((1000, 1000), {}, ["GatewayConcurrency=901"], "Set it to 900 at most"),
-        ((1000, 400), {}, ["GatewayConcurrency=301"], "Set it to 300 at most"),
-        ((1000, 400), {"GatewayConcurrency": "300"}, ["GatewayConcurrency=600"], ""),
-        ((10, 10), {}, ["GatewayConcurrency=1"], "Leave it at 0"),
-        (
-            (1000, 1000),
-            {},
-            ["GatewayConcurrency=800", "WorkerConcurrency=300"],
-            "leaves 200 to WorkerConcurrency=300",
-        ),
-        ((1000, 1000), {"GatewayConcurrency": "0"}, [], ""),
-    ],
-)
-def test_concurrency_beyond_the_quota_is_foreseen(
-    guarded_config: Path,
-    quota: tuple[int, int],
-    stored: dict[str, str],
-    options: list[str],
-    said: str,
-) -> None:
-    one = wanted(guarded_config, *((deploy.OVERRIDES, *options) if options else ()))
-    if not said:
-        foreseeing.check(one, guarded_config, stored, deploy.Quota(*quota))
-        return
-    with pytest.raises(UsageError, match=said):
-        foreseeing.check(one, guarded_config, stored, deploy.Quota(*quota))
-
-
 def test_an_override_that_is_none_is_refused() -> None:
     with pytest.raises(UsageError, match="takes NAME=VALUE, not 'Name'"):
-        deploy.asked("stack", ["file", deploy.OVERRIDES, "Name"])
+        deploy_options.asked("stack", ["file", deploy_options.OVERRIDES, "Name"])
 
 
 def test_the_nearest_configuration_is_deployed_if_none_is_named() -> None:
-    one = deploy.asked("stack", [deploy.OVERRIDES, "LogLevel=debug"])
+    one = deploy_options.asked("stack", [deploy_options.OVERRIDES, "LogLevel=debug"])
     assert (one.config, one.overrides) == (None, {"LogLevel": "debug"})
 
 
@@ -727,31 +634,6 @@ def test_the_parameters_of_a_stack_are_found_unless_it_was_never_made(
     assert deploy.stored_parameters(cloudformation.client, "roundgate") == found
 
 
-@pytest.mark.parametrize(
-    ("status", "said"),
-    [
-        ("ROLLBACK_COMPLETE", r"(?s)ROLLBACK_COMPLETE.*delete-stack --stack-name roundgate"),
-        ("ROLLBACK_FAILED", "delete-stack --stack-name roundgate"),
-        ("DELETE_FAILED", "delete-stack --stack-name roundgate"),
-        ("UPDATE_ROLLBACK_FAILED", "continue-update-rollback --stack-name roundgate"),
-        ("UPDATE_IN_PROGRESS", "is being changed"),
-        ("DELETE_IN_PROGRESS", "is being changed"),
-        ("UPDATE_COMPLETE_CLEANUP_IN_PROGRESS", "is being changed"),
-    ],
-)
-def test_a_stack_that_takes_no_deployment_is_foreseen_with_what_to_do(
-    cloudformation: Stubber, status: str, said: str
-) -> None:
-    stack = {
-        "StackName": "roundgate",
-        "StackStatus": status,
-        "CreationTime": "2026-11-22T00:00:00Z",
-    }
-    cloudformation.add_response("describe_stacks", {"Stacks": [stack]})
-    with pytest.raises(UsageError, match=said):
-        deploy.stored_parameters(cloudformation.client, "roundgate")
-
-
 def test_the_quota_of_functions_is_known_or_its_check_is_left_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -761,10 +643,10 @@ def test_the_quota_of_functions_is_known_or_its_check_is_left_out(
             "AccountLimit": {"ConcurrentExecutions": 1000, "UnreservedConcurrentExecutions": 900}
         }
         stub.add_response("get_account_settings", limit)
-        assert deploy.quota_of(client) == deploy.Quota(1000, 900)
+        assert deploy.concurrency_limit(client) == 1000
         assert capsys.readouterr().err == ""
         stub.add_client_error("get_account_settings", "AccessDenied", "not authorized")
-        assert deploy.quota_of(client) is None
+        assert deploy.concurrency_limit(client) is None
         assert "is not checked" in capsys.readouterr().err
     client.close()
 
@@ -788,7 +670,7 @@ def test_without_credentials_nothing_is_deployed(
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, str(open_config.with_name("none")))
-    asked = deploy.asked("shop", [str(open_config), *options])
+    asked = deploy_options.asked("shop", [str(open_config), *options])
     with pytest.raises(UsageError, match=f"AWS was asked about the stack shop: {said}"):
         deploy.of_account(asked, open_config)
     assert cli.main(["deploy", "shop", str(open_config), *options]) == 2

@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from roundgate.deployment.ports import reserved_port
+from roundgate.deployment.machine import reserved_port
 from roundgate.settings.process import Settings
 from tests.support import wire
 from tests.support.dynamodb import ROOT

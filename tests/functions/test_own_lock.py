@@ -1,4 +1,4 @@
-"""`scripts/package --lock`."""
+"""`scripts/tools lambda-lock`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from roundgate.deployment import locking, own_lock
+from roundgate.deployment import locking
 from roundgate.errors import ConfigError, Problem
 
 
@@ -16,7 +16,7 @@ def test_the_lock_is_written_anew_or_nothing_is(
     file = tmp_path / "lambda.lock"
     pin = locking.Pin("httpx", "0.28.1", frozenset({"0" * 64}))
     monkeypatch.setattr(locking, "of_roundgate", lambda source: locking.Lock(file, (pin,)))
-    assert own_lock.main() == 0
+    assert locking.main() == 0
     assert "httpx==0.28.1" in file.read_text()
     assert capsys.readouterr().out == f"{file}: 1 packages\n"
     written = file.read_text()
@@ -26,6 +26,6 @@ def test_the_lock_is_written_anew_or_nothing_is(
         raise ConfigError([Problem("pyproject.toml", "httpx", "has no wheel", "wait for one")])
 
     monkeypatch.setattr(locking, "of_roundgate", fail)
-    assert own_lock.main() == 1
+    assert locking.main() == 1
     assert "has no wheel" in capsys.readouterr().err
     assert file.read_text() == written

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from roundgate.config import load
-from roundgate.deployment import locking, places, runtime
+from roundgate.deployment import locking, machine
 from roundgate.deployment import packaging as package
-from roundgate.deployment.requirements import Requirements
+from roundgate.deployment.locking import Requirements
 
 pytestmark = (
     pytest.mark.stack
@@ -107,8 +107,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def zips(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Zip]:
-    if runtime.interpreter() is None:
-        pytest.skip(f"the functions need Python {runtime.PYTHON}")
+    if machine.interpreter() is None:
+        pytest.skip(f"the functions need Python {machine.PYTHON}")
     out = tmp_path_factory.mktemp("zips")
     build(config, out)
     return {function.name: Zip(out / f"{function.name}.zip") for function in package.FUNCTIONS}
@@ -121,7 +121,7 @@ def build(config: Path, out: Path) -> None:
 def locked() -> set[str]:
     return {
         line.partition("==")[0]
-        for line in places.LOCK.read_text().splitlines()
+        for line in machine.LOCK.read_text().splitlines()
         if not line.startswith("#")
     }
 
@@ -148,7 +148,7 @@ def wheels(made: Zip) -> list[Path]:
     }
     found = [
         path
-        for path in (places.cache() / "wheels").glob("*/*.whl")
+        for path in (machine.cache() / "wheels").glob("*/*.whl")
         if "-".join(path.name.split("-")[:2]).lower() in versions
     ]
     assert {"-".join(path.name.split("-")[:2]).lower() for path in found} == versions
@@ -191,6 +191,32 @@ def test_each_has_the_parts_of_the_app_that_its_entry_reaches(zips: Mapping[str,
     assert {"main.py", "lambda_http.py", "http/__init__.py"} <= gateway - worker
     assert worker - gateway == {"lambda_worker.py"}
     assert not {name for name in gateway | worker if name.startswith(tuple(NOBODY_RUNS))}
+
+
+def test_a_kind_of_a_users_own_is_packed_with_what_it_imports_by_name(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/own-kinds.md").read_text()
+    module = page.partition("```python\n")[2].partition("```")[0]
+    dynamic = "import importlib\n\nPLUGIN = importlib.import_module('plugins.milk')\n"
+    for name, text in {
+        "gateway.yaml": "package: {include: [notes]}\n"
+        "backends: [{kind: 'notes:Notes', name: notes, folder: notes}]\n",
+        "notes.py": f"{module}\n\n{dynamic}",
+        "notes/milk.txt": "Buy milk",
+        "plugins/__init__.py": "",
+        "plugins/milk.py": "from roundgate.client import Client\n",
+        "other.py": "",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    file = tmp_path / "gateway.yaml"
+    # for this machine, where the packed files alone are loaded once
+    package.package(package.plan(load(file), file, machine.architecture()), tmp_path / "zips")
+    for name in ("gateway", "worker"):
+        made = Zip(tmp_path / f"zips/{name}.zip")
+        assert {"notes.py", "notes/milk.txt", "plugins/milk.py"} <= set(made.names)
+        assert "other.py" not in made.names
+        assert {"backends/registry.py", "client/__init__.py"} <= made.under("roundgate")
+        assert "backends/python/backend.py" not in made.names
 
 
 def test_what_a_packed_file_imports_of_the_app_comes_along(config: Path, tmp_path: Path) -> None:
@@ -243,7 +269,7 @@ def test_the_lock_can_be_installed_for_the_other_machine(tmp_path: Path) -> None
     wheels = locking.wheels(
         locking.for_repository(Requirements(None), tmp_path, "x86_64"), "x86_64"
     )
-    package.unpack_wheels(wheels, tmp_path)
+    package.unpack_wheels(wheels.values(), tmp_path)
     native = [path.name for path in tmp_path.rglob("*.so")]
     assert native
     assert all("x86_64" in name or ".abi3." in name for name in native), native

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from roundgate.config import load
-from roundgate.deployment import contents, missing
+from roundgate.deployment import contents, packaging
 from roundgate.deployment.contents import Contents, Ignored
 from roundgate.errors import ConfigError
 
@@ -43,13 +43,15 @@ def test_what_nobody_names_stays_here(tmp_path: Path) -> None:
 
 def test_modules_that_are_imported_come_along_with_those_that_they_import(tmp_path: Path) -> None:
     files = {
-        "tools.py": "import json\nfrom shop.prices import of\n\ndef later():\n    import lazily\n",
+        "tools.py": "import json\nfrom shop.prices import of\n\ndef later():\n    import lazily\n"
+        "    importlib.import_module('by_name')\n    import_module(f'{x}')\n",
         "shop/__init__.py": "",
         "shop/py.typed": "",
         "shop/prices.py": "import taxes",
         "taxes.py": "try:\n    import faster\nexcept ImportError:\n    faster = None\n",
         "faster.py": "",
         "lazily.py": "",
+        "by_name.py": "",
         "unused.py": "",
     }
     found = gathered(tmp_path, files)
@@ -212,7 +214,7 @@ def test_a_module_with_the_name_of_a_secret_stays_here_though_it_is_imported(
     for name in found.files:
         (staging / name).parent.mkdir(parents=True, exist_ok=True)
         (staging / name).write_text(files[name])
-    told = list(missing.unpacked(found, staging, "worker"))
+    told = list(packaging.unpacked(found, staging, "worker"))
     assert [one.path for one in told] == ["credentials", "ours"]
     assert [one.remedy.startswith("rename the module") for one in told] == [True, False]
 
@@ -230,7 +232,7 @@ def test_a_module_of_a_package_with_the_name_of_a_secret_is_said_before_its_impo
     for name in found.files:
         (staging / name).parent.mkdir(parents=True, exist_ok=True)
         (staging / name).write_text(files[name])
-    (told,) = missing.unpacked(found, staging, "worker")
+    (told,) = packaging.unpacked(found, staging, "worker")
     assert told.file == str(tmp_path / "shop/secrets.py")
     assert told.remedy.startswith("rename the module")
 
@@ -328,7 +330,7 @@ def test_an_import_that_leads_nowhere_is_named_with_its_line(tmp_path: Path) -> 
     staging = tmp_path / "staging"
     staging.mkdir()
     (staging / "tools.py").write_text(text)
-    problems = list(missing.unpacked(found, staging, "worker"))
+    problems = list(packaging.unpacked(found, staging, "worker"))
     assert [(one.path, one.line) for one in problems] == [("slugify", 3), ("nowhere", 5)]
     assert "imports slugify, which the worker function does not have" in problems[0].message
     assert "requirements.txt" in problems[0].remedy
@@ -343,7 +345,7 @@ def test_a_package_in_src_has_to_be_moved_beside_gateway_yaml(tmp_path: Path) ->
     found = gathered(tmp_path, {"gateway.yaml": GATEWAY, "tools.py": "import shop"})
     (tmp_path / "staging").mkdir()
     (tmp_path / "staging" / "tools.py").write_text("import shop")
-    (told,) = missing.unpacked(found, tmp_path / "staging", "worker")
+    (told,) = packaging.unpacked(found, tmp_path / "staging", "worker")
     assert told.remedy.startswith("move src/shop beside gateway.yaml")
 
 

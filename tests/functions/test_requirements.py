@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from roundgate.deployment import locking, places, requirements, runtime
-from roundgate.deployment.requirements import Requirements
+from roundgate.deployment import locking, machine
+from roundgate.deployment.locking import Requirements
 from roundgate.errors import ConfigError
 
 SHA = "a" * 64
@@ -22,7 +22,7 @@ def test_the_files_of_a_requirements_file_are_one_list(tmp_path: Path) -> None:
     text = f"# ours\nRoundgate[aws,otel]>=0.1\n-r more/base.txt\nhttpx==0.28.1 \\\n  --hash=sha256:{SHA}  # why\n"
     (tmp_path / "requirements.txt").write_text(text)
     (tmp_path / "more/base.txt").write_text("-c held.txt\nPython_Slugify>=8 ; python_version>'3'\n")
-    found = requirements.read(tmp_path)
+    found = locking.read_requirements(tmp_path)
     held = f"-c {tmp_path / 'more/held.txt'}"
     assert found.lines == (held, "Python_Slugify>=8 ; python_version>'3'", "httpx==0.28.1")
     assert found.hashes == {"httpx": {SHA}}
@@ -37,7 +37,7 @@ def test_the_files_of_a_requirements_file_are_one_list(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_included_is_named(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "requirements.txt").write_text(text)
     with pytest.raises(ConfigError, match=says):
-        requirements.read(tmp_path)
+        locking.read_requirements(tmp_path)
 
 
 def test_a_lock_of_uv_gives_versions_and_hashes(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ wheels = [{{url = "https://x/idna.whl", hash = "sha256:{SHA}"}}]\n'
     )
     own = '[[package]]\nname = "shop"\nversion = "1"\nsource = {editable = "."}\n'
     (tmp_path / "uv.lock").write_text(package + own)
-    found = requirements.read(tmp_path)
+    found = locking.read_requirements(tmp_path)
     assert found == Requirements(
         tmp_path / "uv.lock", ("idna>=3",), ("idna==3.9",), {"idna": frozenset({SHA})}
     )
@@ -69,7 +69,7 @@ wheels = [{{url = "https://x/idna.whl", hash = "sha256:{SHA}"}}]\n'
     ],
 )
 def test_the_name_in_a_line(line: str, name: str | None) -> None:
-    assert requirements.name_of(line) == name
+    assert locking.name_of(line) == name
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "PIP_CONFIG_FILE": "/dev/null",
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(places, "cache", lambda: tmp_path / "cache")
+    monkeypatch.setattr(machine, "cache", lambda: tmp_path / "cache")
     monkeypatch.setattr(metadata, "requires", lambda name: [])
     return folder
 
@@ -144,7 +144,7 @@ def test_versions_of_our_own_give_way_to_those_that_are_wanted(
 ) -> None:
     wheel(index, "slow", "py3-none-any")
     (tmp_path / "own.lock").write_text(f"slow==2.0 --hash=sha256:{SHA}\n")
-    monkeypatch.setattr(places, "LOCK", tmp_path / "own.lock")
+    monkeypatch.setattr(machine, "LOCK", tmp_path / "own.lock")
     (pin,) = locking.for_repository(Requirements(None, ("slow==1.0",)), tmp_path, "arm64").pins
     assert pin.version == "1.0"
 
@@ -160,8 +160,8 @@ def test_what_contradicts_itself_is_an_error_before_anything_is_written(
 
 
 def test_roundgates_own_lock_has_a_wheel_of_every_native_package_for_both_architectures() -> None:
-    lines = places.LOCK.read_text().splitlines()[1:]
-    assert all(line.count("--hash=sha256:") in (1, len(runtime.PLATFORMS)) for line in lines)
+    lines = machine.LOCK.read_text().splitlines()[1:]
+    assert all(line.count("--hash=sha256:") in (1, len(machine.PLATFORMS)) for line in lines)
     assert {line.partition("==")[0] for line in lines if line.count("--hash") == 2} >= {
         *("cryptography", "jiter", "jsonschema-rs", "orjson", "pydantic-core")
     }

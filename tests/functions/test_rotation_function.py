@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from roundgate.auth.principal import LOCAL
-from roundgate.deployment.stack.template import Template
+from roundgate.deployment.template import Template
 from roundgate.tokens import keys
 from roundgate.tokens.sealed import KeyRing
 from tests.support import moto_server

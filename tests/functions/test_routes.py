@@ -14,10 +14,9 @@ import httpx
 import pytest
 
 from roundgate import config, lambda_http
-from roundgate.deployment import packaging, placing
-from roundgate.deployment.stack.front import Front
+from roundgate.deployment.stack.events import Front
 from roundgate.deployment.stack.functions import Pool
-from roundgate.deployment.stack.template import Template
+from roundgate.deployment.template import Template, rendered
 from tests.functions.conftest import LambdaContext
 from tests.support import permissions, wire
 from tests.support.permissions import KNOWN
@@ -121,8 +120,7 @@ def test_the_outputs_name_each_endpoint(
     path = tmp_path / "gateway.yaml"
     tools = {"kind": "python", "name": "tools", "path": "tools.py"}
     path.write_text(json.dumps({"backends": [tools], **GATEWAY}))
-    planned = packaging.plan(config.load(path), path, "arm64")
-    template = Template(path, parameters, KNOWN, placing.rendered(planned))
+    template = Template(path, parameters, KNOWN, rendered(config.load(path), "arm64"))
     outputs = {name: one["Value"] for name, one in template.source["Outputs"].items()}
     assert template.value(outputs["Endpoint"]) == f"{base}/tools/v1"
     assert template.value(outputs["ViewEndpoints"]).split(", ") == [

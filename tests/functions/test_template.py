@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from roundgate import lambda_worker
-from roundgate.deployment.stack.front import INTEGRATION_S
+from roundgate.deployment.stack.events import INTEGRATION_S
 from roundgate.deployment.stack.stack import EXECUTIONS, rate_s
-from roundgate.deployment.stack.template import Template
+from roundgate.deployment.template import Template
 from roundgate.settings.process import Settings, from_environment
 from roundgate.storage.dynamodb.table import TABLE
 from tests.support import permissions

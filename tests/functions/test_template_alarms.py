@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from roundgate.deployment.stack.template import Template
+from roundgate.deployment.template import Template
 from roundgate.lambda_worker import NAMESPACE, embedded
 from roundgate.observability.metrics import Census
 from tests.support.cloudwatch import Alarm, Minutes, alarms

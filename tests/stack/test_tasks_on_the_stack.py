@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from roundgate.deployment.stack.loops import MOST
+from roundgate.deployment.stack.functions import MOST_IN_CHAIN as MOST
 from tests.stack.conftest import TIMES, Deployed, begun, until
 from tests.support.asgi import Client
 from tests.support.cloudwatch import Alarm, alarms

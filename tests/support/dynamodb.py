@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from roundgate.deployment.dynamodb_local import Emulator as Emulator
-from roundgate.deployment.dynamodb_local import emulator as emulator
-from roundgate.deployment.dynamodb_local import why_not as why_not
+from bench.dynamodb import Emulator as Emulator
+from bench.dynamodb import emulator as emulator
+from bench.dynamodb import why_not as why_not
 
 ROOT = Path(__file__).parents[2]
 

@@ -24,9 +24,19 @@ def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @cache
-def expanded(*parameters: str) -> dict[str, Any]:
+def expanded(*parameters: str, path: str = "template.yaml") -> dict[str, Any]:
     """With parameters, as `NAME=VALUE`."""
-    ran = run("expand", "template.yaml", *parameters)
+    return _json("expand", path, *parameters)
+
+
+@cache
+def schemas() -> dict[str, Any]:
+    """The schemas of the template's resource types, as AWS publishes them."""
+    return _json("expand", "--schemas", "template.yaml")
+
+
+def _json(module: str, *arguments: str) -> dict[str, Any]:
+    ran = run(module, *arguments)
     assert ran.returncode == 0, ran.stderr
     source: dict[str, Any] = json.loads(ran.stdout)
     return source

@@ -11,7 +11,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias, TypeGuard
 
-from roundgate.deployment.stack.template import Template
+from roundgate.deployment.template import Template
 from tests.support.dynamodb import ROOT
 from tests.support.expanded import expanded
 

@@ -27,12 +27,7 @@ from roundgate.backends.base import (
     TaskSource,
     Tool,
 )
-from roundgate.backends.definitions import (
-    EncodedDefinitions,
-    StoredDefinition,
-    encoded,
-    renamed,
-)
+from roundgate.backends.definitions import EncodedDefinitions, StoredDefinition, encoded, renamed
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound, Unavailable
 from roundgate.protocol import (
     NEWEST,

@@ -17,8 +17,7 @@ class Selector(Model):
     path: str | None = Field(None, description="Path template of its operation.")
     method: str | None = Field(None, description="HTTP method of its operation, in any case.")
     hint: Literal["read_only", "destructive", "idempotent", "open_world"] | None = Field(
-        None,
-        description="A hint that is true of it, given or by the protocol's default.",
+        None, description="A hint that is true of it, given or by the protocol's default."
     )
     extension: str | None = Field(
         None,
@@ -208,8 +207,7 @@ class ViewConfig(Model):
         [], description='Names of the prompts that it has; "*" stands for any text. Unset: none.'
     )
     resources: list[str] = Field(
-        [],
-        description='URIs and templates of its resources; "*" stands for any text. Unset: none.',
+        [], description='URIs and templates of its resources; "*" stands for any text. Unset: none.'
     )
 
     @property

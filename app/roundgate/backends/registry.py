@@ -95,7 +95,7 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
         "lambda": Kind(
             "roundgate.backends.aws_lambda.config:LambdaBackendConfig",
             "roundgate.backends.aws_lambda.backend:LambdaBackend",
-            "roundgate.backends.aws_lambda.describing:compile_to_file",
+            "roundgate.backends.aws_lambda.backend:compile_to_file",
         ),
     }
 )

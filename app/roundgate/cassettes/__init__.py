@@ -19,7 +19,6 @@ from roundgate.cassettes.matching import check_paths as check_paths
 from roundgate.cassettes.model import RULES as RULES
 from roundgate.cassettes.model import Cassette as Cassette
 from roundgate.cassettes.model import Rule as Rule
-from roundgate.cassettes.pytest_plugin import CassetteOfTest as CassetteOfTest
 from roundgate.cassettes.recorder import Proxy as Proxy
 from roundgate.cassettes.recorder import Recorder as Recorder
 from roundgate.cassettes.standin import Faults as Faults

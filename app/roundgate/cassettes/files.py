@@ -61,8 +61,8 @@ def read(path: FilePath) -> Cassette:
     """Read a cassette. Raise `ConfigError` if it cannot be read or is none, with every problem:
     line, fact, remedy."""
     located = yaml_file.read(path, has_aliases=False, remedy="give the path of a cassette")
-    cassette, found = parse_document(located.value)
-    if cassette is None or found:
+    cassette, problems = parse_document(located.value)
+    if cassette is None or problems:
         raise ConfigError(
             [
                 Problem(
@@ -72,7 +72,7 @@ def read(path: FilePath) -> Cassette:
                     escaped(remedy),
                     located.line(at),
                 )
-                for at, fact, remedy in found[:_MAX_PROBLEMS]
+                for at, fact, remedy in problems[:_MAX_PROBLEMS]
             ]
         )
     return cassette
@@ -90,8 +90,8 @@ def parse_document(document: Any) -> tuple[Cassette | None, list[Found]]:
         )
         return None, [(("cassette",), f"has the unknown version {version!r}", remedy)]
     content = {name: value for name, value in document.items() if name != "cassette"}
-    if found := list(_broken_values(content.get("interactions"), ("interactions",))):
-        return None, found
+    if problems := list(_broken_values(content.get("interactions"), ("interactions",))):
+        return None, problems
     try:
         cassette = _ADAPTER.validate_python(content)
     except ValidationError as error:
@@ -323,7 +323,7 @@ def _inline(value: Any, room: int) -> str | None:
     is_mapping = isinstance(value, Mapping)
     items = list(value.values()) if isinstance(value, Mapping) else value
     if len(items) > (8 if is_mapping else 12) or any(
-        isinstance(one, (dict, list)) for one in items
+        isinstance(item, (dict, list)) for item in items
     ):
         return None
     texts = list(map(_scalar, items))
@@ -394,8 +394,8 @@ def _differences(recorded: Cassette, now: Cassette) -> Iterator[str]:
             title = "" if other is None else other.title
             yield f"{number}: {title} {'is new' if before is None else 'does not come any more'}"
             continue
-        found = compare(_entry(before), _literal(_entry(after)), bindings, (), recorded.ignore)
-        for count, difference in enumerate(found):
+        differing = compare(_entry(before), _literal(_entry(after)), bindings, (), recorded.ignore)
+        for count, difference in enumerate(differing):
             if count == 0:
                 yield f"{number}: {before.title}"
             yield from (f"  {line}" for line in str(difference).splitlines())

@@ -117,7 +117,7 @@ class Namer:
 
     def _by_member_rule(self, rule: Rule, item: Any, *, is_sent: bool) -> Any:
         if isinstance(item, list):
-            named = [self._by_member_rule(rule, one, is_sent=is_sent) for one in item]
+            named = [self._by_member_rule(rule, part, is_sent=is_sent) for part in item]
             return named if named and None not in named else None
         if not isinstance(item, (str, int)) or isinstance(item, (bool, Hidden)) or item == "":
             return None
@@ -139,7 +139,9 @@ class Namer:
             pieces = split(pieces, self._mentions(), self._within.get)
         for rule, pattern in self._patterns:
             pieces = split(pieces, pattern, self._pattern_namer(rule, is_sent=is_sent))
-        return "".join(one if is_placeholder else escape(one) for one, is_placeholder in pieces)
+        return "".join(
+            piece if is_placeholder else escape(piece) for piece, is_placeholder in pieces
+        )
 
     def _mentions(self) -> re.Pattern[str]:
         """Return the pattern of known values as whole words."""
@@ -240,16 +242,22 @@ class _Writer:
         self._namer = namer
         self._exchanges = exchanges
         self._course = Course()
-        self._mentioned_ids = {one for exchange in exchanges for one in _mentions(exchange)}
+        self._mentioned_ids = {mention for exchange in exchanges for mention in _mentions(exchange)}
         envelopes = (envelope_of(exchange.message) for exchange in exchanges)
-        self._envelope = next((one for one in envelopes if len(one) == len(ENVELOPE)), {})
+        self._envelope = next(
+            (envelope for envelope in envelopes if len(envelope) == len(ENVELOPE)), {}
+        )
         self.client: Json = namer.value(secrets.hidden(self._envelope), is_sent=True)
 
     def interaction(self, exchange: Exchange) -> Interaction:
         self._course.begin(exchange.message)
         request = self._request(exchange)
         response = None if exchange.status is None else self._response(exchange, exchange.status)
-        answers = [one for one in exchange.responses() if isinstance(one, dict) and "result" in one]
+        answers = [
+            answer
+            for answer in exchange.responses()
+            if isinstance(answer, dict) and "result" in answer
+        ]
         answer = answers[-1] if answers else None
         self._course.end(exchange.message, answer, exchange.response_headers)
         return Interaction(request, response)
@@ -309,7 +317,9 @@ class _Writer:
             after=self._after(exchange, exchange.after) if events is None else None,
             message=None if message is None else self._received(message, exchange),
             text=None if text is None else self._namer.text(text, is_sent=False),
-            events=None if events is None else tuple(self._event(one, exchange) for one in events),
+            events=None
+            if events is None
+            else tuple(self._event(event, exchange) for event in events),
             end=_end(exchange),  # type: ignore[arg-type]  # validated
         )
 
@@ -343,8 +353,8 @@ class _Writer:
         waits = exchange.http == "GET" or method_of(exchange.message) == "subscriptions/listen"
         between = [
             index
-            for index, one in enumerate(self._exchanges, 1)
-            if exchange.number < one.number <= number and (waits or _is_answer(one.message))
+            for index, other in enumerate(self._exchanges, 1)
+            if exchange.number < other.number <= number and (waits or _is_answer(other.message))
         ]
         return between[-1] if between else None
 

@@ -93,10 +93,10 @@ class CassetteOfTest:
             return
         if not self.path.exists():
             pytest.fail(f"{self.path} is not there: record it first", pytrace=False)
-        found = differences(read(self.path), self._recorder.cassette)
-        if found:
-            told = "\n".join([f"{self.path}: the server does not answer as recorded", *found])
-            pytest.fail(told, pytrace=False)
+        lines = differences(read(self.path), self._recorder.cassette)
+        if lines:
+            text = "\n".join([f"{self.path}: the server does not answer as recorded", *lines])
+            pytest.fail(text, pytrace=False)
 
 
 @pytest.fixture
@@ -104,8 +104,8 @@ def cassette(request: pytest.FixtureRequest) -> Iterator[CassetteOfTest]:
     """Yield the cassette of this test; it is written or compared when the test has passed."""
     name = re.sub(r"[^\w.-]+", "-", request.node.name).strip("-")
     path = request.path.parent / "cassettes" / request.path.stem / f"{name}.yaml"
-    found = CassetteOfTest(path, request.config.getoption("--cassettes"))
+    of_test = CassetteOfTest(path, request.config.getoption("--cassettes"))
     failures = request.session.testsfailed
-    yield found
+    yield of_test
     if request.session.testsfailed == failures:
-        found.finish()
+        of_test.finish()

@@ -79,14 +79,18 @@ class Faults:
 
     def take(self, kind: str, number: int) -> bool:
         """Return whether this fault happens now, and take it away."""
-        fault = next((one for one in self._left if (one.kind, one.number) == (kind, number)), None)
+        fault = next(
+            (fault for fault in self._left if (fault.kind, fault.number) == (kind, number)), None
+        )
         if fault is not None:
             self._left.remove(fault)
         return fault is not None
 
     def amount(self, kind: str, number: int) -> float:
         """Return the sum of the amounts of this fault, whether it has happened or not."""
-        return sum(one.amount for one in self.all if (one.kind, one.number) == (kind, number))
+        return sum(
+            fault.amount for fault in self.all if (fault.kind, fault.number) == (kind, number)
+        )
 
 
 def parse_faults(
@@ -147,7 +151,7 @@ class StandIn:
             {Slot("server"): origin, Slot("host"): origin.partition("://")[2]}
         )
         self._played = [_Played() for _ in self._all]
-        self._methods = {method_of(one.request.message) for one in self._all}
+        self._methods = {method_of(interaction.request.message) for interaction in self._all}
 
     async def answer(self, http: str, headers: Mapping[str, str], body: bytes) -> Reply | None:
         """Return the reply to one request; `None` if it is to be lost."""
@@ -179,8 +183,8 @@ class StandIn:
     def _candidates(self, message: Any) -> Iterator[int]:
         """Yield unplayed interactions, then played ones. A poll of a task does not skip other
         requests about it."""
-        unused = [index for index, one in enumerate(self._played) if not one.is_used]
-        used = [index for index, one in enumerate(self._played) if one.is_used]
+        unused = [index for index, played in enumerate(self._played) if not played.is_used]
+        used = [index for index, played in enumerate(self._played) if played.is_used]
         if self._in_order:
             yield from unused[:1] or used[:1]
             yield from (index for index in reversed(used) if is_poll(self._all[index]))
@@ -254,28 +258,31 @@ class StandIn:
     def _nearest(self, message: Any) -> str:
         method = method_of(message)
         nearest: tuple[int, int, list[Difference]] | None = None
-        for index, one in enumerate(self._all):
-            if method_of(one.request.message) != method or one.request.http != "POST":
+        for index, interaction in enumerate(self._all):
+            if (
+                method_of(interaction.request.message) != method
+                or interaction.request.http != "POST"
+            ):
                 continue
             bindings = Bindings(self._bindings.values)
-            found = list(self._differences(index, "POST", {}, message, bindings))[:20]
-            is_other = method and subject_of(one.request.message) != subject_of(message)
-            distance = len(found) + (20 if is_other else 0)
+            differences = list(self._differences(index, "POST", {}, message, bindings))[:20]
+            is_other = method and subject_of(interaction.request.message) != subject_of(message)
+            distance = len(differences) + (20 if is_other else 0)
             if nearest is None or distance < nearest[0]:
-                nearest = distance, index, found
+                nearest = distance, index, differences
         if nearest is None:
             return ""
-        _, index, found = nearest
-        if not found:
+        _, index, differences = nearest
+        if not differences:
             return f"; interaction {index + 1} is like it, and it is not its turn"
-        difference = found[0]
+        difference = differences[0]
         what = f"{difference.path} is {difference.expected} there, and {difference.actual} here"
         return f"; the nearest is interaction {index + 1} ({self._all[index].title}): {what}"
 
     def _fail_waiting(self, failure: str) -> None:
         """Fail the call that waits for the next recorded answer, because another answer came."""
-        for index, one in enumerate(self._all):
-            sent, played = one.request.message, self._played[index]
+        for index, interaction in enumerate(self._all):
+            sent, played = interaction.request.message, self._played[index]
             if isinstance(sent, dict) and "method" not in sent and not played.is_used:
                 played.failure = failure
                 played.begun.set()
@@ -287,8 +294,12 @@ class StandIn:
         """Return the state of a task as it was created, if nothing else of it was recorded."""
         if method_of(message) != "tasks/get":
             return None
-        for one, played in zip(self._all, self._played, strict=True):
-            result = result_of(one.response.message) if played.is_used and one.response else None
+        for interaction, played in zip(self._all, self._played, strict=True):
+            result = (
+                result_of(interaction.response.message)
+                if played.is_used and interaction.response
+                else None
+            )
             if result is not None and result.get("resultType") == "task":
                 state = fill(result, self._value_of)
                 if state.get("taskId") == subject_of(message):

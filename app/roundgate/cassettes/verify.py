@@ -189,7 +189,8 @@ class Verifier:
         self._bindings.values = values  # the second answer may have a state of its own
         again = "when it was sent the first time: "
         live.differences += [
-            Difference(again + one.path, one.expected, one.actual) for one in first.differences
+            Difference(again + difference.path, difference.expected, difference.actual)
+            for difference in first.differences
         ]
 
     async def _lose(self, request: HttpRequest, *, is_read: bool) -> None:
@@ -395,8 +396,10 @@ def _secret(slot: Slot, environment: Mapping[str, str]) -> str:
 
 def secret_names(cassette: Cassette) -> list[str]:
     """Return the environment variables that a replay of a cassette takes secrets from."""
-    found = [slot for one in cassette.interactions for slot in slots(one.request.message)]
-    return sorted({str(slot.key) for slot in found if slot.kind == "secret"})
+    needed = [
+        slot for interaction in cassette.interactions for slot in slots(interaction.request.message)
+    ]
+    return sorted({str(slot.key) for slot in needed if slot.kind == "secret"})
 
 
 def _metadata(message: Any, is_older: bool) -> dict[str, str]:
@@ -454,8 +457,8 @@ async def in_another_era(
             now = {"error": str(error)}
         else:
             now = {"result": _compared(done.raw)}
-        found = compare(call.end, now, bindings, (), cassette.ignore)
-        yield Outcome(call.number, f"tools/call {call.name}", tuple(found))
+        differences = compare(call.end, now, bindings, (), cassette.ignore)
+        yield Outcome(call.number, f"tools/call {call.name}", tuple(differences))
 
 
 def _compared(result: Json) -> Json:
@@ -505,7 +508,7 @@ def _question_texts(message: Any) -> dict[str, str]:
     questions = dict(requests) if isinstance(requests, dict) else {}
     if isinstance(message, dict) and "method" in message and "id" in message:
         questions[str(message["id"])] = message
-    return {key: str(params_of(one).get("message", "")) for key, one in questions.items()}
+    return {key: str(params_of(question).get("message", "")) for key, question in questions.items()}
 
 
 def _end(message: Any) -> Json | None:

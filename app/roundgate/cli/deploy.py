@@ -14,15 +14,7 @@ from pathlib import Path
 
 from roundgate import config
 from roundgate.cli.arguments import configuration_file
-from roundgate.deployment import (
-    deploying,
-    foreseeing,
-    packaging,
-    placing,
-    runtime,
-    samconfig,
-    tools,
-)
+from roundgate.deployment import deploying, machine, options, packaging, template
 from roundgate.errors import ConfigError, UsageError
 from roundgate.runtime import loading
 from roundgate.settings import kept_at_aws
@@ -52,25 +44,20 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def planned_from(
-    path: Path, arch: str, *, anew: bool = False, is_compiled: bool = False
-) -> packaging.Plan:
+def planned_from(path: Path, arch: str, *, anew: bool = False) -> packaging.Plan:
     """Return the package plan of a configuration that has passed `roundgate check`.
 
     Args:
         path: the configuration.
         arch: the architecture of the functions.
         anew: whether to resolve package versions again.
-        is_compiled: whether the indexes beside the configuration are current; then their source
-            documents are not needed.
 
     Raises:
         ConfigError: as `run`.
     """
     file = config.load(path, placeholder=packaging.PLACEHOLDER)
     with _environment_as_before():
-        if not is_compiled:
-            packaging.compile_documents(file)
+        packaging.compile_documents(file)
         try:
             loading.load(file, fetches=True)
         except ConfigError as error:
@@ -93,38 +80,45 @@ def _environment_as_before() -> Iterator[None]:
 def _make(planned: packaging.Plan, out: Path) -> Path:
     """Make the zips and the template in a folder; return the template."""
     packaging.package(planned, out)
-    template = placing.write(planned, out)
-    print(template)
-    return template
+    written = template.write(planned.file, planned.arch, out)
+    print(written)
+    return written
 
 
 def _deploy(arguments: argparse.Namespace) -> int:
-    asked = deploying.asked(arguments.stack, arguments.rest)
+    asked = options.asked(arguments.stack, arguments.rest)
     path = configuration_file(asked.config)
-    asked = samconfig.completed(asked, path)
+    asked = options.completed(asked, path)
     asked, account = deploying.of_account(asked, path)
     stored = account.stored
-    foreseeing.check(asked, path, stored, account.quota, account.region)
+    deploying.check(asked, path, stored, account.executions)
     planned = planned_from(path, deploying.parameters(asked, stored)["Architecture"])
     print(*planned.lines(), sep="\n")
-    template = _make(planned, path.parent / ".build")
+    written = _make(planned, path.parent / ".build")
     for remark in deploying.remarks(asked, path, stored):
         print(remark)
-    commands = deploying.commands(asked, stored, template, tools.sam())
+    commands = deploying.commands(asked, stored, written, machine.sam())
     return deploying.run(commands, lambda: deploying.is_made(asked))
 
 
 def _run_stack(arguments: argparse.Namespace) -> int:
-    variables = _variables(configuration_file(arguments.config))
-    tools.emulator()
-    tools.dynamodb()
-    tools.provide_moto()
+    from roundgate.deployment.stack import demo
+    from roundgate.deployment.stack.stack import build_with_functions, find_tools
+
+    path = demo.CONFIG if arguments.demo else configuration_file(arguments.config)
+    variables = _variables(path)
+    find_tools()
     # as Ctrl-C, so that nothing stays behind
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as temporary:
         directory: Path = (arguments.directory or Path(temporary)).resolve()
-        prefix = _package_for_stack(arguments, directory, Path(temporary, "shown"))
-        return asyncio.run(_serve_stack(arguments, directory, prefix, variables))
+        if arguments.functions is not None:
+            asyncio.run(build_with_functions(path, arguments.functions, directory))
+        else:
+            planned = planned_from(path, machine.architecture())
+            print(*planned.lines(), sep="\n")
+            packaging.package(planned, directory / "zips")
+        return asyncio.run(_serve_stack(arguments, directory, variables))
 
 
 def _variables(path: Path) -> dict[str, str]:
@@ -133,8 +127,6 @@ def _variables(path: Path) -> dict[str, str]:
     Raises:
         UsageError: a variable whose value is kept at AWS is not set.
     """
-    if not path.is_file():
-        return {}  # the demonstration's has none
     env = config.load(path, placeholder=packaging.PLACEHOLDER).config.env
     kept = [name for name, text in env.items() if list(kept_at_aws(text))]
     unset = [name for name in kept if name not in os.environ]
@@ -143,29 +135,7 @@ def _variables(path: Path) -> dict[str, str]:
     return {name: os.environ[name] for name in env if name in os.environ}
 
 
-def _package_for_stack(arguments: argparse.Namespace, directory: Path, folder: Path) -> str:
-    """Make the zips; return the prefix that the demonstration's tools have in them."""
-    from roundgate.deployment.stack import demo
-    from roundgate.deployment.stack.stack import build_with_functions
-
-    path = configuration_file(arguments.config)
-    if arguments.functions is not None:
-        asyncio.run(build_with_functions(path, arguments.functions, directory))
-        return ""
-    has_own = path.is_file() or not arguments.demo
-    planned, prefix = planned_from(path if has_own else demo.CONFIG, runtime.here()), ""
-    print(*planned.lines(), sep="\n")
-    if arguments.demo and has_own:
-        beside = demo.beside(planned, folder)  # has the indexes but not their documents
-        planned = planned_from(beside, runtime.here(), is_compiled=True)
-        prefix = demo.PREFIX + "__"
-    packaging.package(planned, directory / "zips")
-    return prefix
-
-
-async def _serve_stack(
-    arguments: argparse.Namespace, directory: Path, prefix: str, more: dict[str, str]
-) -> int:
+async def _serve_stack(arguments: argparse.Namespace, directory: Path, more: dict[str, str]) -> int:
     from roundgate.deployment.stack import demo
     from roundgate.deployment.stack.stack import running
 
@@ -173,7 +143,7 @@ async def _serve_stack(
     others = {"port": arguments.port, "functions": arguments.functions, "more": more}
     async with running(directory, directory / "zips", **counts, **others) as stack:
         if arguments.demo:
-            return await demo.show(stack, prefix)
+            return await demo.show(stack)
         logs = stack.deployment.directory
         print(f"{stack.url}\nlogs of the functions: {logs}\nCtrl-C ends it", flush=True)
         await asyncio.Event().wait()

@@ -16,7 +16,7 @@ from typing import Any, Final
 from roundgate.backends.openapi.servers import base_url_for
 from roundgate.cli.output import show_table
 from roundgate.config import json_schema
-from roundgate.deployment import samconfig
+from roundgate.deployment import options
 from roundgate.errors import UnreadableDocument, UsageError
 from roundgate.tokens import keys
 
@@ -88,7 +88,7 @@ def write_repository(directory: Path, openapi: Path | None, *, aws: bool = False
         "package": name.replace("-", "_"),
         "backends": "".join(_backend(file, raw) for file, raw in document.items()),
         "aws_extra": '\naws = ["roundgate[aws]"]' if aws else "",
-        "parameters": samconfig.commented() if aws else "",
+        "parameters": options.commented() if aws else "",
     }
     templates = _FILES | _FILES_FOR_AWS if aws else _FILES
     contents = {place: _filled(file, values).encode() for file, place in templates.items()}

@@ -68,16 +68,8 @@ class Connection:
         answers: Answers,
         clock: Clock,
     ) -> None:
-        """Send nothing yet.
-
-        Args:
-            link: the way to the server.
-            info: the client's description of itself in `initialize`.
-            capabilities: the client's; an older server is not told of `extensions`.
-            versions: the revisions that may be spoken, newest first.
-            answers: asked after those of a call.
-            clock: passes the time between two polls of a task.
-        """
+        """Send nothing yet. `info` and `capabilities` are the client's; `versions` may be spoken,
+        the newest first; `answers` are asked after those of a call."""
         self.link = link
         self.limits = link.limits
         self.server: ServerInfo | None = None
@@ -114,17 +106,9 @@ class Connection:
         answers: AnswersLike = None,
         on_task: Callable[[TaskState], Any] | None = None,
     ) -> T:
-        """Run a flow until it returns, and return its value.
-
-        Args:
-            flow: one of `flows`.
-            listener: of each request.
-            answers: asked before those of the client.
-            on_task: is called with each state of the task that the flow follows.
-
-        Raises:
-            ClientError: the flow did not expect an outcome.
-        """
+        """Run a flow until it returns, and return its value. `listener` is of each request,
+        `answers` are asked before those of the client, and `on_task` is called with each state of
+        the task that the flow follows. Raise the `ClientError` that a flow does not catch."""
         outcome: Any = None
         error: Exception | None = None
         try:
@@ -199,12 +183,8 @@ class Connection:
     async def _answer(
         self, questions: Sequence[Question], answers: AnswersLike, request_state: str | None = None
     ) -> dict[str, Json]:
-        """Return responses from the answers of a call, then those of the client.
-
-        Raises:
-            BadAnswer: the server asks for something that the client did not declare.
-            Unanswered, AnswerInvalid: as their names say.
-        """
+        """Return responses from the answers of a call, then those of the client. Raise `BadAnswer`
+        if the server asks for something that the client did not declare."""
         for question in questions:
             self._refuse_undeclared(question)
         sources = self._answers if answers is None else Answers(answers, self._answers)
@@ -218,13 +198,8 @@ class Connection:
             )
 
     def listener(self, options: CallOptions, target: str, headers: Headers = ()) -> Listener:
-        """Return the listener of a call's requests.
-
-        Args:
-            options: of the call.
-            target: the tool, prompt or resource, for questions about it.
-            headers: the arguments that are repeated in headers.
-        """
+        """Return the listener of a call's requests. `target` is the tool, prompt or resource, for
+        questions about it; `headers` repeat arguments."""
         on_progress, on_log = options.on_progress, options.on_log
         meta: Json = {}
         token = self._clock.new_id() if on_progress is not None else None

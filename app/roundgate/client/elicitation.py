@@ -145,9 +145,9 @@ def build_retry_params(
     for name in ("inputResponses", "requestState"):
         params.pop(name, None)
     if dialect == ARRAY:
-        params["inputResponses"] = [{"id": one.id, "value": one.value} for one in responses]
+        params["inputResponses"] = [{"id": item.id, "value": item.value} for item in responses]
     elif responses:
-        params["inputResponses"] = {one.id: one.value for one in responses}
+        params["inputResponses"] = {item.id: item.value for item in responses}
     if state is not None:
         params["requestState"] = state
     return params

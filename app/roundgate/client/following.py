@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
@@ -227,12 +226,7 @@ class Subscription:
         if first is not None and first.method != _ACKNOWLEDGED:
             raise BadAnswer("The server tells changes before it says which it will tell")
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await self._changes.aclose()
 
     def __aiter__(self) -> Subscription:

@@ -153,13 +153,8 @@ class Link:
     async def resumed_stream(
         self, last_id: str | None = None, is_open: asyncio.Event | None = None
     ) -> AsyncGenerator[ServerEvent, None]:
-        """Yield the events of a stream of an older server that is requested by GET.
-
-        Args:
-            last_id: of the last event of a stream, which then resumes; `None` for the session's
-                stream.
-            is_open: set once the server has begun to answer.
-        """
+        """Yield the events of an older server's stream: of the session's, or of the one that had the
+        event `last_id`, which resumes. `is_open` is set once the server has begun to answer."""
         headers = [("Accept", "text/event-stream"), _IDENTITY]
         if last_id is not None:
             # in UTF-8, as browsers send it (WHATWG HTML, "Server-sent events")

@@ -234,12 +234,8 @@ class Reader:
     ) -> Json:
         """Return the result in a response that is one JSON object.
 
-        Args:
-            response: the HTTP response.
-            request_id: the id of the request.
-            in_session: whether the request named a session of an older server: then 404 means that
-                the session has ended.
-            sent: the headers of the request, which errors must not repeat.
+        `in_session` says that the request named a session of an older server: then 404 means that
+        the session has ended. Errors do not repeat `sent`, the headers of the request.
 
         Raises:
             RpcError: the server answered with an error.
@@ -286,15 +282,8 @@ class Reader:
                     yield event
 
     def message(self, data: bytes, status: int | None = None) -> Json | None:
-        """Return the message in a body or an event, `None` if it is empty.
-
-        Args:
-            data: UTF-8.
-            status: of the response, `None` for an event.
-
-        Raises:
-            BadAnswer: this is no JSON object.
-        """
+        """Return the message in a body with the `status` of its response, or in an event; `None` if
+        it is empty. Raise `BadAnswer` if it is no JSON object."""
         if not data.strip():
             return None
         try:

@@ -79,10 +79,11 @@ class Sender:
         url = self._url
         attempts = redirects = 0
         while True:
-            response = await self.send_once(method, headers, body, url)
+            own = await self._own_headers(method, headers)
+            response = await self._send(HttpRequest(method, url, own, body))
             if response.status in (401, 403):
                 attempts += 1
-                await self._refused(response, attempts)
+                await self._refused(response, attempts, own)
             elif response.status in _REDIRECTS:
                 redirects += 1
                 await response.close()
@@ -90,27 +91,26 @@ class Sender:
             else:
                 return response
 
-    async def send_once(
-        self, method: str, headers: Headers, body: bytes | None = None, url: Url | None = None
-    ) -> HttpResponse:
-        """Send a request and return its response, whatever it is.
+    async def send_once(self, method: str, headers: Headers) -> HttpResponse:
+        """Send a request without a body, and return its response, whatever it is. Raises as `send`
+        if there is none."""
+        own = await self._own_headers(method, headers)
+        return await self._send(HttpRequest(method, self._url, own))
 
-        Raises:
-            ClientError: the request cannot be sent as it is.
-            ConnectionLost, TimedOut: by the transport.
-        """
-        own = [*headers, *self._headers]
-        if self._auth is not None:
-            own += await self._auth.headers(method, self._url)
-        self.sent = own
+    async def _own_headers(self, method: str, headers: Headers) -> Headers:
+        credentials = await self._auth.headers(method, self._url) if self._auth is not None else ()
+        return [*headers, *self._headers, *credentials]
+
+    async def _send(self, request: HttpRequest) -> HttpResponse:
+        self.sent = request.headers
         try:
-            return await self._transport.send(HttpRequest(method, url or self._url, own, body))
+            return await self._transport.send(request)
         except ValueError as error:
             raise ClientError(f"The request cannot be sent: {error}") from None
 
-    async def _refused(self, response: HttpResponse, attempt: int) -> None:
+    async def _refused(self, response: HttpResponse, attempt: int, sent: Headers) -> None:
         """Return if the request should be sent again; otherwise raise `AuthorizationFailed`."""
-        reason = await reason_of(response, self.sent)
+        reason = await reason_of(response, sent)
         await response.close()
         if self._auth is not None and attempt < _MAX_AUTH_ATTEMPTS:
             challenge = response.headers.get("www-authenticate", "")
@@ -154,12 +154,8 @@ def redirect_target(url: Url, location: str) -> Url | None:
 
 
 async def reason_of(response: HttpResponse, sent: Headers = ()) -> str:
-    """Return ": " and the server's reason for refusing a request, or an empty string.
-
-    Args:
-        response: the response, with its body unread.
-        sent: the headers of the request.
-    """
+    """Return ": " and the server's reason for refusing a request with the headers `sent`, or an
+    empty string. The body is still unread."""
     return reason_in(await _beginning(response), response, sent)
 
 

@@ -8,7 +8,6 @@ async with Client("https://host/mcp", auth=Bearer(token)) as client:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urldefrag
 
@@ -115,12 +114,7 @@ class Client:
     async def __aenter__(self) -> Client:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await self.close()
 
     async def close(self) -> None:

@@ -1,10 +1,9 @@
-"""From a repository with a gateway.yaml to AWS Lambda: what goes in, the zips,
-the stack here and there.
+"""From a repository with a gateway.yaml to AWS Lambda: files, packages, zips, the stack at AWS and
+on this machine.
 
     gateway.yaml ──▶ contents ──┐
-    requirements ──▶ locking  ──┴─▶ packaging ──▶ gateway.zip, worker.zip, template.yaml ──▶ deploying
-                                        └─ missing: what is imported and not packed              └▶ stack
+    requirements ──▶ locking  ──┴─▶ packaging ──▶ gateway.zip, worker.zip ──┬─▶ deploying ◀── options
+                     template.yaml ──▶ template ──▶ template.yaml ──────────┴─▶ stack
 
-Runs on a developer's machine, never in a function. Tools that it needs are installed
-once, into a cache (`tools`).
+Runs on a developer's machine, never in a function. `machine` installs the tools once, into a cache.
 """

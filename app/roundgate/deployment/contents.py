@@ -1,11 +1,12 @@
-"""The repository files that are packed into the functions: those that gateway.yaml names, and their
-imports.
+"""The files that are packed into the functions: those of the repository that gateway.yaml names,
+their imports, and the modules of roundgate that all of these can import.
 
     gateway.yaml ──▶ files of back ends ──▶ the modules beside them that they import ──▶ theirs …
                  └─▶ package.include: files that imports do not show, such as data
 
 Only the Python files of a package are packed. Its other files must be listed in `package.include`
-or in `.roundgateignore`. Files with the name of a secret are never packed.
+or in `.roundgateignore`. Files with the name of a secret are never packed. Imports are followed
+wherever they stand in a module, also `importlib.import_module("name")`.
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ from __future__ import annotations
 import ast
 import glob
 import json
+import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from roundgate.backends import BackendConfig, kind_of
 from roundgate.config import ConfigFile
+from roundgate.deployment import machine
 from roundgate.errors import ConfigError, Problem
 from roundgate.settings import Origin
 
@@ -44,15 +49,14 @@ SECRETS: Final = (
     *("*.db", "*.db-*", "*.sqlite*", "*dump.sql*", "dump*.sql*", "backup*.sql*", "*.dump"),
     *(".*_history", "*.har"),
 )
-"""Names that are refused whoever asks for them, in any case: of a file, or of
-a folder that it is in."""
+"""Names of files and folders that are never packed, in upper or lower case."""
 _NEVER: Final = (
     *("__pycache__", "*.pyc", ".git", ".hg", ".svn", "venv", ".venv*", "node_modules", ".build"),
     *(".roundgate", ".mypy_cache", ".pytest_cache", ".ruff_cache", "*.egg-info", ".DS_Store"),
     *("*.pyi", "py.typed", ".tox", ".nox", ".coverage*", ".ipynb_checkpoints", ".gitignore"),
     *(".gitkeep", ".gitattributes", ".idea", ".vscode", "*~", "#*#", ".*.sw?", "*.orig", "*.rej"),
 )
-"""What is of no use there."""
+"""Names of files and folders that functions have no use for."""
 _OF_ENVIRONMENT: Final = "pyvenv.cfg"
 """Files and folders that identify a virtual environment, whatever its name."""
 _LISTED: Final = 10
@@ -61,13 +65,13 @@ _LISTED: Final = 10
 
 @dataclass(slots=True)
 class Contents:
-    """What goes in."""
+    """The files of a repository that are packed."""
 
     base: Path
     files: dict[str, str] = field(default_factory=dict)
-    """Why each file is in it, by its path from there."""
+    """Why each file is packed, by its path relative to `base`."""
     refused: list[str] = field(default_factory=list)
-    """What was left out because its name is a secret's."""
+    """The files that are left out because they have the name of a secret."""
     unasked: list[str] = field(default_factory=list)
     """Non-Python files of packages that `package.include` does not cover."""
 
@@ -146,7 +150,7 @@ def in_src(base: Path, module: str) -> str | None:
 
 
 def is_secret(path: PurePosixPath) -> bool:
-    """Whether the name of a file, or of a folder around it, is one that secrets have."""
+    """Return whether a file, or a folder around it, has the name of a secret."""
     return any(fnmatchcase(part.lower(), one) for part in path.parts for one in SECRETS)
 
 
@@ -181,7 +185,7 @@ class Ignored:
 
 
 def _matches(pattern: str, part: PurePosixPath, path: PurePosixPath) -> bool:
-    """Whether a pattern means a file, or the folder `part` around it."""
+    """Return whether a pattern matches a file, or the folder `part` around it."""
     if pattern.endswith("/"):
         if part == path:
             return False
@@ -192,14 +196,14 @@ def _matches(pattern: str, part: PurePosixPath, path: PurePosixPath) -> bool:
 
 
 def _expression(pattern: str) -> str:
-    """A pattern with folders in it: `*` stays within one, `**` does not."""
+    """Return the regular expression of a pattern with folders: `*` matches within one folder."""
     parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern)
     means: Mapping[str, str] = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     return "".join(means.get(part, re.escape(part)) for part in parts)
 
 
 class _Gathering:
-    """What has been found so far."""
+    """Collects files, and follows the imports of each."""
 
     def __init__(self, base: Path, config: Path) -> None:
         self.base = base
@@ -208,7 +212,7 @@ class _Gathering:
         self._ignored = Ignored.of(base)
 
     def named(self, name: str, place: Origin, why: str) -> Iterator[Problem]:
-        """A file or folder that the configuration names."""
+        """Take a file or folder that the configuration names; yield its problem."""
         path = self.base / name
         relative = self._relative(path)
         if relative is None:
@@ -226,7 +230,7 @@ class _Gathering:
             yield place.problem(f"there is no {name}", "correct the path, or add the file")
 
     def included(self, pattern: str, place: Origin) -> Iterator[Problem]:
-        """What a pattern of `package.include` means."""
+        """Take the files that a pattern of `package.include` matches; yield problems."""
         if not any(sign in pattern for sign in "*?["):
             yield from self.named(pattern, place, "package.include")
             return
@@ -247,8 +251,7 @@ class _Gathering:
                 self._offer(path, "package.include")
 
     def module(self, name: str, root: Path, why: str) -> None:
-        """A module beside gateway.yaml, with its package; one that is
-        installed is none of these."""
+        """Take a module beside gateway.yaml, with its package; skip an installed one."""
         first = name.partition(".")[0]
         for directory in dict.fromkeys((root, self.base)):
             if (file := directory / f"{first}.py").is_file():
@@ -263,7 +266,7 @@ class _Gathering:
                 self._offer(path, why, only_python=is_package)
 
     def _offer(self, path: Path, why: str, *, only_python: bool = False) -> None:
-        """Take a file unless its name speaks against it."""
+        """Take a file unless its name, an ignore file or its kind excludes it."""
         relative = self._relative(path)
         if relative is None or relative in self._ignored or _is_useless(relative):
             return
@@ -289,36 +292,23 @@ class _Gathering:
                 self.module(module.name, path.parent, f"{name} imports it")
 
     def _is_secret(self, path: Path, relative: PurePosixPath) -> bool:
-        """Whether a file has the name of a secret, or is a link to one that has."""
+        """Return whether a file has the name of a secret, or links to one."""
         linked = path.resolve().relative_to(self.base)
         return is_secret(relative) or is_secret(PurePosixPath(linked.as_posix()))
 
     def _relative(self, path: Path) -> PurePosixPath | None:
-        """The path from gateway.yaml's folder; `None` if it, or what it links to, is elsewhere."""
+        """Return the path relative to gateway.yaml; `None` if it, or its target, is elsewhere."""
         if not path.resolve().is_relative_to(self.base):
             return None
-        whole = Path(*_without_dots(path.parts))
-        return (
-            PurePosixPath(whole.relative_to(self.base).as_posix())
-            if whole.is_relative_to(self.base)
-            else None
-        )
-
-
-def _without_dots(parts: Sequence[str]) -> list[str]:
-    """A path without `.` and `..`."""
-    found: list[str] = []
-    for part in parts:
-        if part == "..":
-            found.pop()
-        elif part != ".":
-            found.append(part)
-    return found
+        whole = Path(os.path.normpath(path))
+        if not whole.is_relative_to(self.base):
+            return None
+        return PurePosixPath(whole.relative_to(self.base).as_posix())
 
 
 def _is_package(folder: Path) -> bool:
-    """Whether a folder is what its name imports: one without `__init__.py` gives
-    way to what is installed."""
+    """Return whether Python would import the folder: without `__init__.py`, an installed package
+    goes first."""
     if (folder / "__init__.py").is_file():
         return True
     if not (folder.is_dir() and folder.name.isidentifier()):
@@ -333,14 +323,14 @@ def _is_useless(path: PurePosixPath) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One that a module does."""
+    """An import in a module."""
 
     name: str
-    """Dotted."""
+    """The dotted name of the imported module."""
     line: int
     is_required: bool
-    """Whether the module cannot do without: it is neither tried with a way out
-    nor for a type checker."""
+    """Whether the module fails without it: no handler catches the error, and not only type checkers
+    see it."""
     is_for_types: bool = False
     """Whether only type checkers see the import."""
     members: tuple[str, ...] = ()
@@ -348,8 +338,7 @@ class Import:
 
 
 def imported(source: Path) -> list[Import]:
-    """The modules that a file imports by absolute names. A file that is no Python imports nothing:
-    whoever loads it says what is wrong."""
+    """Return the imports of a file by absolute names; none if it is no Python."""
     try:
         tree = ast.parse(source.read_bytes())
     except (SyntaxError, ValueError):
@@ -368,6 +357,11 @@ def _imports(
             case ast.ImportFrom(module=str(module), level=0, names=names):
                 members = tuple(one.name for one in names)
                 yield Import(module, node.lineno, is_required, is_for_types, members)
+            case ast.Call(
+                func=ast.Name("import_module") | ast.Attribute(attr="import_module"),
+                args=[ast.Constant(str(module)), *_],
+            ) if not module.startswith("."):
+                yield Import(module, node.lineno, is_required, is_for_types)
             case ast.Try(handlers=handlers) if any(map(_catches_imports, handlers)):
                 tried = list(ast.iter_child_nodes(node))
                 yield from _imports(tried, is_required=False, is_for_types=is_for_types)
@@ -382,3 +376,54 @@ def _imports(
 def _catches_imports(handler: ast.ExceptHandler) -> bool:
     caught = ast.unparse(handler.type) if handler.type else "ImportError"
     return bool(re.search(r"\b(ImportError|ModuleNotFoundError|Exception|BaseException)\b", caught))
+
+
+# The modules of roundgate
+
+_NAME: Final = machine.PACKAGE.name
+
+
+def reachable(modules: Iterable[str]) -> list[Path]:
+    """Return the files of roundgate that importing these modules can load, relative to the folder
+    of roundgate. Modules of other packages are skipped."""
+    found, queue = set[Path](), list(modules)
+    while queue:
+        module = queue.pop()
+        file = _file(module)
+        if file is None or file in found:
+            continue
+        found.add(file)
+        queue.extend((module.rpartition(".")[0], *_roundgate_imports(file)))
+    return sorted(file.relative_to(machine.PACKAGE) for file in found)
+
+
+def modules_of_kind(backend: BackendConfig) -> Iterator[str]:
+    """Yield the modules that define a back end's settings and make the back end."""
+    yield type(backend).__module__
+    yield kind_of(backend).factory().__module__
+
+
+def imports_of_packed(folder: Path) -> Iterator[str]:
+    """Yield what the Python files below a folder import of roundgate."""
+    for file in folder.rglob("*.py"):
+        if _NAME.encode() in file.read_bytes():
+            yield from _roundgate_imports(file)
+
+
+def _file(module: str) -> Path | None:
+    """Return the file of a module of roundgate; `None` for any other name."""
+    first, *rest = module.split(".")
+    if first != _NAME:
+        return None
+    path = machine.PACKAGE.joinpath(*rest)
+    files = (path / "__init__.py", path.with_suffix(".py"))
+    return next((file for file in files if file.is_file()), None)
+
+
+@cache
+def _roundgate_imports(file: Path) -> frozenset[str]:
+    """Return the modules that a file may import when it runs; of the names that `from` takes, each
+    may be one."""
+    imports = [one for one in imported(file) if not one.is_for_types]
+    members = (f"{one.name}.{member}" for one in imports for member in one.members)
+    return frozenset((*(one.name for one in imports), *members))

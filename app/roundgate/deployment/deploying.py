@@ -1,4 +1,5 @@
-"""`roundgate deploy`: chooses parameters so that a second deployment changes nothing by accident.
+"""`roundgate deploy`: chooses parameters so that a second deployment changes nothing by accident,
+and refuses a deployment that would be open to everyone or usable by nobody.
 
 `sam deploy` keeps the stack's parameters that are not passed. It does not inspect the zips, so
 `Architecture` is always passed: the stack's value unless another is requested. A complete stack
@@ -7,6 +8,8 @@ stack is created with `ProtectTable=later`, and a second deployment of that para
 table. If the second one is interrupted, the next deployment does it. With SnapStart the API calls a
 version of the function. `Release`, a digest of everything deployed, makes each deployment with a
 change publish a new version.
+
+Values that CloudFormation refuses when it makes the change set are left to it.
 """
 
 from __future__ import annotations
@@ -16,119 +19,29 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from roundgate.deployment import granting, judging
-from roundgate.deployment.granting import Named, arn_of, functions_of, resources_of, unqualified
-from roundgate.deployment.stack.template import Template
+from roundgate.deployment.options import NO_EXECUTE, OVERRIDES, Asked
+from roundgate.deployment.template import Template, env_parameters, parameter_name
 from roundgate.errors import UsageError
-from roundgate.settings import kept_at_aws, yaml_file
+from roundgate.settings import Reference, kept_at_aws, yaml_file
 
-OVERRIDES: Final = "--parameter-overrides"
-OF_SESSIONS: Final = ("--region", "--profile")
-"""Options that say whose stack it is."""
-_LOOKED_AT: Final = (OVERRIDES, *OF_SESSIONS)
 LATER: Final = "later"
 """The value of `ProtectTable` while a new stack is being created."""
-_OVERRIDE: Final = re.compile(
-    r"""\s*(?:ParameterKey=(?P<key>\w+),ParameterValue|(?P<name>\w+))="""
-    r"""(?P<value>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|.*?)(?=\s+(?:\w+=|ParameterKey=)|\s*$)""",
-    re.DOTALL,
-)
-"""`NAME=VALUE` in a word that may have several of them; a value may have
-spaces, and quotes around it."""
 _NOT_RELEASED: Final = ("Release", "ProtectTable")
-"""Parameters of which no function knows anything, and which a first deployment passes twice."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The command line."""
-
-    stack: str
-    config: Path | None
-    """What is deployed, if it was said."""
-    overrides: Mapping[str, str]
-    options: Sequence[str]
-    """For `sam deploy`, without the overrides."""
-
-    @property
-    def of_session(self) -> dict[str, str]:
-        """Region and profile, by the option that has them."""
-        pairs = zip(self.options, self.options[1:], strict=False)
-        return {name: value for name, value in pairs if name in OF_SESSIONS}
-
-
-def asked(stack: str, rest: Sequence[str]) -> Asked:
-    """The command line, read: the stack's name, and what stands behind it.
-
-    Raises:
-        UsageError: an override is none.
-    """
-    words = list(_apart(rest))
-    config = Path(words.pop(0)) if words and not words[0].startswith("-") else None
-    overrides: dict[str, str] = {}
-    options: list[str] = []
-    is_override = False
-    for text in words:
-        if text.startswith("-"):
-            is_override = text == OVERRIDES
-        if is_override and text != OVERRIDES:
-            overrides.update(_override(text))
-        elif not is_override:
-            options.append(text)
-    return Asked(stack, config, overrides, options)
-
-
-def _apart(words: Sequence[str]) -> Iterator[str]:
-    """The words, with an option that is looked at here and its value in two."""
-    for word in words:
-        option, equals, value = word.partition("=")
-        yield from (option, value) if equals and option in _LOOKED_AT else (word,)
-
-
-def _override(text: str) -> Iterator[tuple[str, str]]:
-    """`NAME=VALUE`, several of them in one word, or CloudFormation's long form."""
-    end = 0
-    while text[end:].strip():
-        found = _OVERRIDE.match(text, end)
-        if found is None:
-            raise UsageError(f"{OVERRIDES} takes NAME=VALUE, not {text[end:].strip()!r}")
-        yield found["key"] or found["name"], _unquoted(found["value"])
-        end = found.end()
-
-
-def _unquoted(value: str) -> str:
-    is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
-    return value[1:-1].replace('\\"', '"').replace("\\'", "'") if is_quoted else value
-
-
-def _quoted(value: str) -> str:
-    """A value as `sam deploy` takes it: in quotes where it is empty or has a
-    space or a quote in it."""
-    if value and not re.search(r"[\s\"']", value):
-        return value
-    return '"' + value.replace('"', '\\"') + '"'
-
-
-def parameters(asked: Asked, stored: Mapping[str, str]) -> dict[str, str]:
-    """All that are passed: what is asked for, and the architecture, which is never left to
-    anybody's memory."""
-    default = default_of("Architecture")
-    known = {"Architecture": stored.get("Architecture", default), **asked.overrides}
-    if not stored:
-        is_open = known.get("ProtectTable") == "false"
-        return known if is_open else {**known, "ProtectTable": LATER}
-    if stored.get("ProtectTable") == LATER:
-        return {"ProtectTable": "true", **known}
-    return known
+"""Parameters that no function depends on, and that a first deployment passes twice."""
+_GATEWAYS_SHARE: Final = 2
+"""The divisor of the account's executions that limits `WorkerConcurrency`."""
+_RSA: Final = ("RS", "PS")
+"""The prefixes of algorithms that sign with RSA."""
 
 
 def read_configuration(path: Path) -> dict[str, Any]:
-    """What a file says. Its references are for the function, not for here.
+    """Return the content of gateway.yaml, with its references unresolved.
 
     Raises:
         ConfigError, UsageError: it cannot be read.
@@ -141,56 +54,143 @@ def read_configuration(path: Path) -> dict[str, Any]:
     return value
 
 
-def variables_of(value: Mapping[str, Any]) -> dict[str, str]:
-    """The variables that a configuration declares; what is none, packaging says."""
+def _env(value: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables that a configuration declares; packaging reports others."""
     env = value.get("env")
     pairs = env.items() if isinstance(env, dict) else ()
     return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
 
 
-def default_of(name: str) -> Any:
-    return judging.template().source["Parameters"][name]["Default"]
+# Refused before anything is packed, because no error of AWS's would say it
+
+
+def check(
+    asked: Asked, config: Path, stored: Mapping[str, str], executions: int | None = None
+) -> None:
+    """Raise UsageError if `sam` would ignore a parameter, or the API would be open to everyone or
+    usable by nobody, or the workers would leave too few executions to the gateway.
+
+    Args:
+        asked: the deployment.
+        config: its gateway.yaml.
+        stored: the parameters that the stack has.
+        executions: the account's limit of functions at once, if it is known.
+    """
+    value, says = read_configuration(config), {**stored, **asked.overrides}
+    known = {**Template().source["Parameters"], **env_parameters(_env(value))}
+    for name in asked.overrides.keys() - known.keys():
+        alike = get_close_matches(name, known, n=1)
+        hint = f"; {alike[0]}?" if alike else f". There are {', '.join(known)}."
+        raise UsageError(f"There is no parameter {name}{hint}")
+    _check_callers(config, value.get("auth", "none"), says)
+    _check_domain(says)
+    workers = says.get("WorkerConcurrency", str(known["WorkerConcurrency"]["Default"]))
+    most = None if executions is None else max(2, executions // _GATEWAYS_SHARE)
+    if most is not None and workers.isdecimal() and int(workers) > most:
+        raise UsageError(
+            f"The account may have {executions} functions at once,"
+            f" and WorkerConcurrency={workers} leaves too few to the gateway.\n"
+            f"Set it to {most} at most, or ask AWS for more"
+            " (Service Quotas, AWS Lambda, Concurrent executions)."
+        )
+
+
+def _check_callers(config: Path, auth: Any, says: Mapping[str, str]) -> None:
+    """Raise UsageError if the configuration and the authorizer together leave the API open to
+    everyone or closed to all."""
+    issuer = says.get("AuthorizerIssuer", "")
+    settings: Mapping[str, Any] = auth if isinstance(auth, dict) else {}
+    if auth == "none" and says.get("AllowAnonymous") != "true":
+        how = f"auth: {{authorizer: api-gateway, issuer: {issuer}}}" if issuer else "auth"
+        raise UsageError(
+            f"{config} configures no authentication: everybody who knows the URL could call"
+            f"{', and all whom the authorizer lets pass would be one caller' if issuer else ''}.\n"
+            f"Configure {how}, or say {OVERRIDES} AllowAnonymous=true if that is meant."
+        )
+    has_another = Template().named("AWS::ApiGatewayV2::Authorizer") != ["Authorizer"]
+    if "authorizer" in settings and not issuer and not has_another:
+        raise UsageError(
+            f"{config} leaves it to an authorizer of API Gateway who may call, and the stack has none: nobody could.\n"
+            f"Say {OVERRIDES} AuthorizerIssuer=… AuthorizerAudience=…"
+        )
+    algorithms = settings.get("algorithms")
+    if (
+        issuer
+        and isinstance(algorithms, list)
+        and not any(str(name).startswith(_RSA) for name in algorithms)
+    ):
+        raise UsageError(
+            "The authorizer of an HTTP API takes tokens that are signed with RSA,"
+            f" and auth.algorithms of {config} takes {', '.join(map(str, algorithms))}: nobody could call.\n"
+            "Have the issuer sign with RS256, or let the gateway alone verify"
+            ' (AuthorizerIssuer="" AuthorizerAudience=none).'
+        )
+    own = settings.get("issuer", "")
+    if issuer and own and "${" not in own and own != issuer:
+        raise UsageError(
+            f"AuthorizerIssuer={issuer} and auth.issuer of {config}, {own}, are two: whom one lets pass,"
+            " the other refuses.\nMake them the same, to the slash at the end."
+        )
+
+
+def _check_domain(says: Mapping[str, str]) -> None:
+    """Raise UsageError for a domain that clients could not use."""
+    name, url = says.get("DomainName", ""), says.get("PublicUrl", "")
+    if name.startswith("*.") and not url:
+        raise UsageError(
+            f"DomainName={name} stands for many names, and tokens and metadata are about one URL.\n"
+            f"Say PublicUrl=https://…{name.removeprefix('*')}, the name that clients use."
+        )
+    if name and url.removeprefix("https://").startswith(f"{name}/"):
+        raise UsageError(
+            f"PublicUrl={url} has a path, and the API is mapped to the root of {name}.\n"
+            f'Leave it empty (PublicUrl=""), or map another domain to the path yourself.'
+        )
+
+
+# What is passed to `sam deploy`
+
+
+def parameters(asked: Asked, stored: Mapping[str, str]) -> dict[str, str]:
+    """Return all parameters that are passed, always with the architecture."""
+    default = Template().source["Parameters"]["Architecture"]["Default"]
+    known = {"Architecture": stored.get("Architecture", default), **asked.overrides}
+    if not stored:
+        is_open = known.get("ProtectTable") == "false"
+        return known if is_open else {**known, "ProtectTable": LATER}
+    if stored.get("ProtectTable") == LATER:
+        return {"ProtectTable": "true", **known}
+    return known
 
 
 def commands(
     asked: Asked, stored: Mapping[str, str], template: Path, sam: str = "sam"
 ) -> list[list[str]]:
-    """The calls of `sam`, one after another; a new stack's table is protected by the second."""
+    """Return the calls of `sam` in order; the second one protects a new stack's table."""
     passed = parameters(asked, stored)
-    passed |= _released(passed, stored, template)
+    says = {**stored, **passed}
+    if says.get("SnapStart") == "on" and "Release" not in passed:
+        passed["Release"] = release_of(says, template)
     first = _sam(sam, template, asked, passed)
-    if stored or "--no-execute-changeset" in asked.options:
-        return [first]
-    if passed["ProtectTable"] != LATER:
+    if stored or NO_EXECUTE in asked.options or passed["ProtectTable"] != LATER:
         return [first]
     return [first, _sam(sam, template, asked, {**passed, "ProtectTable": "true"})]
 
 
-def _released(
-    passed: Mapping[str, str], stored: Mapping[str, str], template: Path
-) -> dict[str, str]:
-    """The name of what is deployed, where the functions that are called have names
-    and nobody gives another."""
-    if {**stored, **passed}.get("SnapStart") != "on" or "Release" in passed:
-        return {}
-    return {"Release": release_of({**stored, **passed}, template)}
-
-
 def release_of(says: Mapping[str, str], template: Path) -> str:
-    """A digest of all that makes the gateway function: another one for every
-    deployment that changes something.
+    """Return a digest of everything that makes the gateway function.
 
     Args:
         says: the parameters that are known; of others the template's defaults count.
-        template: what `roundgate package` wrote, beside the zips.
+        template: the file that `roundgate package` wrote beside the zips.
     """
-    text = template.read_bytes()
-    parameters: judging.Declared = Template(template, {}, {}).source["Parameters"]
-    values = {**judging.defaults(parameters), **says}
-    counted = sorted((name, values.get(name)) for name in parameters.keys() - {*_NOT_RELEASED})
+    declared: Mapping[str, Any] = Template(template).source["Parameters"]
+    values = {name: str(one["Default"]) for name, one in declared.items() if "Default" in one}
+    values |= says
+    counted = sorted((name, values.get(name)) for name in declared.keys() - {*_NOT_RELEASED})
     digest = hashlib.sha256(json.dumps(counted).encode())
-    for part in (text, template.with_name("gateway.zip").read_bytes()):
-        digest.update(hashlib.sha256(part).digest())
+    for file in (template, template.with_name("gateway.zip")):
+        digest.update(hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()[:16]
 
 
@@ -201,6 +201,14 @@ def _sam(sam: str, template: Path, asked: Asked, passed: Mapping[str, str]) -> l
         *asked.options,
         *(OVERRIDES, *(f"{name}={_quoted(value)}" for name, value in passed.items())),
     ]
+
+
+def _quoted(value: str) -> str:
+    """Return a value as `sam deploy` takes it: in quotes if it is empty or has a space or a quote
+    in it."""
+    if value and not re.search(r"[\s\"']", value):
+        return value
+    return '"' + value.replace('"', '\\"') + '"'
 
 
 def run(commands: Sequence[Sequence[str]], is_made: Callable[[], bool] = lambda: True) -> int:
@@ -222,59 +230,128 @@ def run(commands: Sequence[Sequence[str]], is_made: Callable[[], bool] = lambda:
     return 0
 
 
-# What tools invoke
+# Functions, secrets and parameters that the configuration names: both functions of the stack may
+# invoke or read these
+
+
+@dataclass(frozen=True)
+class Named:
+    """A function as a configuration names it."""
+
+    function: str
+    """Name, ARN, or an ARN without its first half; maybe with a qualifier at its end."""
+    qualifier: str | None
+    region: str | None
+    may_be_durable: bool
+    """Whether executions of it are followed."""
+
+    def arn(self, partition: str, region: str, account: str) -> str:
+        """Return the whole ARN, with the qualifier that the function is invoked with."""
+        function = self.function
+        if not function.startswith("arn:"):
+            own, _, name = function.rpartition(":function:")
+            place = f"{self.region or region}:{own or account}"
+            function = f"arn:{partition}:lambda:{place}:function:{name}"
+        is_qualified = self.qualifier is None or function.count(":") > 6
+        return function if is_qualified else f"{function}:{self.qualifier}"
 
 
 def with_functions(asked: Asked, config: Path, session: Any) -> Asked:
-    """With the ARNs of the functions that the configuration names, unless they are given.
+    """Add the ARNs of the functions that the configuration names, unless they are given.
 
     Raises:
-        UsageError: a name is only known to the function.
+        UsageError: a name is a reference, which only the function resolves.
     """
     if {"FunctionArns", "DurableFunctionArns"} <= asked.overrides.keys():
         return asked
-    value = yaml_file.read(config).value
-    named = functions_of(value if isinstance(value, dict) else {})
-    found = {"FunctionArns": "none", "DurableFunctionArns": "none"}
-    if named:
-        found |= parameters_of(named, session)
-    return replace(asked, overrides={**found, **asked.overrides})
-
-
-def parameters_of(named: Sequence[Named], session: Any) -> dict[str, str]:
-    """The parameters for these functions, in the account and the region of a session of boto3."""
-    caller = session.client("sts").get_caller_identity()["Arn"].split(":")
-    arns = [arn_of(one, caller[1], session.region_name, caller[4]) for one in named]
+    value = read_configuration(config)
+    named = dict.fromkeys(
+        function
+        for entry in value.get("backends") or []
+        if isinstance(entry, dict) and entry.get("kind") == "lambda"
+        for function in _functions_of(entry)
+    )
+    for one in named:
+        if "${" in f"{one.function}{one.qualifier}{one.region}":
+            raise UsageError(
+                f"The function {one.function} is named by a reference, which is only known where the gateway runs.\n"
+                f"Name it, or pass FunctionArns and DurableFunctionArns yourself ({OVERRIDES})."
+            )
+    partition, account = _caller(session) if named else ("", "")
+    arns = {one: one.arn(partition, session.region_name, account) for one in named}
     durable = [
-        f"{unqualified(arn)}:*" for arn, one in zip(arns, named, strict=True) if one.may_be_durable
+        f"{':'.join(arn.split(':')[:7])}:*" for one, arn in arns.items() if one.may_be_durable
     ]
-    lists = {"FunctionArns": arns, "DurableFunctionArns": durable}
-    return {name: ",".join(dict.fromkeys(found)) or "none" for name, found in lists.items()}
+    lists = {"FunctionArns": _listed(arns.values()), "DurableFunctionArns": _listed(durable)}
+    return replace(asked, overrides={**lists, **asked.overrides})
 
 
-# What credentials refer to
+def _functions_of(entry: Mapping[str, Any]) -> Iterator[Named]:
+    general, qualifier, region = (entry.get(name) for name in ("function", "qualifier", "region"))
+    if entry.get("describe") and general:
+        # a tool that it describes may be followed as a durable execution
+        yield Named(general, qualifier, region, may_be_durable=True)
+    for tool in entry.get("tools") or []:
+        own = tool.get("function")
+        chosen = tool.get("qualifier") or (None if own else qualifier)
+        if function := own or general:
+            yield Named(function, chosen, region, may_be_durable=tool.get("durable") is not None)
+        if polled := (tool.get("job") or {}).get("function"):
+            yield Named(polled, None, region, may_be_durable=False)
 
 
 def with_secrets(
     asked: Asked, config: Path, session: Any, stored: Mapping[str, str] | None = None
 ) -> Asked:
-    """With the ARNs of the secrets and parameters that the configuration refers
-    to, unless they are given.
+    """Add the ARNs of the secrets and parameters that the configuration refers to, unless they are
+    given.
 
-    A variable counts with the text that the functions are going to have: what is passed, what the
-    stack has, what the file says, the first of these.
+    A variable counts with the text that the functions will have: that of the command line, of the
+    stack, of the file, the first of these.
     """
     if {"SecretArns", "ParameterArns"} <= asked.overrides.keys():
         return asked
-    value, says = yaml_file.read(config).value, {**(stored or {}), **asked.overrides}
-    env = variables_of(value) if isinstance(value, dict) else {}
-    texts = {name: says.get(granting.parameter_name(name), text) for name, text in env.items()}
+    value, says = read_configuration(config), {**(stored or {}), **asked.overrides}
+    env = _env(value)
+    texts = {name: says.get(parameter_name(name), text) for name, text in env.items()}
     references = list(kept_at_aws({**value, "env": texts} if env else value))
-    found = {"SecretArns": "none", "ParameterArns": "none"}
-    if references:
-        caller = session.client("sts").get_caller_identity()["Arn"].split(":")
-        found |= resources_of(references, caller[1], session.region_name, caller[4])
-    return replace(asked, overrides={**found, **asked.overrides})
+    partition, account = _caller(session) if references else ("", "")
+    here = f"{session.region_name}:{account}"
+    secrets = [
+        arn
+        for one in references
+        if one.kept == "secret"
+        for arn in _arns_of_secret(one, f"arn:{partition}:secretsmanager:{here}:secret:")
+    ]
+    parameters = [
+        one.name
+        if one.name.startswith("arn:")
+        else f"arn:{partition}:ssm:{here}:parameter/{one.name.partition(':')[0].lstrip('/')}"
+        for one in references
+        if one.kept == "ssm"
+    ]
+    lists = {"SecretArns": _listed(secrets), "ParameterArns": _listed(parameters)}
+    return replace(asked, overrides={**lists, **asked.overrides})
+
+
+def _arns_of_secret(reference: Reference, prefix: str) -> Iterator[str]:
+    """Yield patterns for a secret: AWS appends six characters to its name, and a whole ARN may lack
+    them."""
+    if reference.name.startswith("arn:"):
+        yield reference.name
+        yield f"{reference.name}-??????"
+    else:
+        yield f"{prefix}{reference.name}-??????"
+
+
+def _caller(session: Any) -> tuple[str, str]:
+    """Return partition and account of a session of boto3."""
+    arn = session.client("sts").get_caller_identity()["Arn"].split(":")
+    return arn[1], arn[4]
+
+
+def _listed(arns: Iterable[str]) -> str:
+    return ",".join(dict.fromkeys(arns)) or "none"
 
 
 # Variables
@@ -283,37 +360,36 @@ def with_secrets(
 def with_variables(
     asked: Asked, config: Path, stored: Mapping[str, str], was_default: Mapping[str, str]
 ) -> Asked:
-    """With the texts of the configuration for variables that nobody ever gave another.
+    """Add the texts of the configuration for variables whose value was never given.
 
-    CloudFormation keeps the value that a parameter has, wherever it is from: without this, an
-    edited `env` would change nothing. A value that is not what the stack's own template had as
-    default was given, and stays.
+    CloudFormation keeps a parameter's value, wherever it is from: without this, an edited `env`
+    would change nothing. A value that differs from the default of the stack's own template was
+    given, and stays.
 
     Args:
+        asked: the deployment.
+        config: its gateway.yaml.
         stored: the parameters that the stack has.
         was_default: the defaults of the template that it was made of.
     """
-    found: dict[str, str] = {}
-    for name, one in granting.parameters(variables_of(read_configuration(config))).items():
+    edited: dict[str, str] = {}
+    for name, one in env_parameters(_env(read_configuration(config))).items():
         is_followed = name in stored and stored[name] == was_default.get(name)
         if is_followed and one.get("Default", stored[name]) != stored[name]:
-            found[name] = one["Default"]
-    return replace(asked, overrides={**found, **asked.overrides})
+            edited[name] = one["Default"]
+    return replace(asked, overrides={**edited, **asked.overrides})
 
 
 def remarks(asked: Asked, config: Path, stored: Mapping[str, str]) -> Iterator[str]:
-    """What somebody should know who deploys this, a sentence each. No value is in it."""
-    env = variables_of(read_configuration(config))
-    for name, one in granting.parameters(env).items():
+    """Yield remarks on this deployment, a sentence each, without any value."""
+    env = _env(read_configuration(config))
+    for name, one in env_parameters(env).items():
         is_kept = name in stored and name not in asked.overrides
         if is_kept and stored[name] != one.get("Default"):
             yield f"{name} keeps the value that an earlier deployment gave it; pass {name}=… for another."
     says = {**stored, **asked.overrides}
-    kept = [
-        name
-        for name in env
-        if list(kept_at_aws(says.get(granting.parameter_name(name), env[name])))
-    ]
+    texts = {name: says.get(parameter_name(name), text) for name, text in env.items()}
+    kept = [name for name, text in texts.items() if list(kept_at_aws(text))]
     if kept and says.get("SnapStart") == "on":
         yield (
             f"With SnapStart {', '.join(kept)} is read when a version is published: after a change of what AWS keeps,"
@@ -325,40 +401,17 @@ def remarks(asked: Asked, config: Path, stored: Mapping[str, str]) -> Iterator[s
 
 
 @dataclass(frozen=True)
-class Quota:
-    """The number of functions that an account may run at once in a region."""
-
-    executions: int
-    unreserved: int
-    """The part of `executions` that is not reserved for a function."""
-
-
-@dataclass(frozen=True)
-class Found:
+class Account:
     """What AWS says about a stack and its account."""
 
-    stored: Mapping[str, str] = field(default_factory=dict)
+    stored: Mapping[str, str]
     """The parameters that the stack has."""
-    quota: Quota | None = None
-    """`None` without permission to read the quota."""
-    region: str | None = None
-
-
-_STUCK: Final = {
-    "ROLLBACK_COMPLETE": "delete-stack",
-    "ROLLBACK_FAILED": "delete-stack",
-    "DELETE_FAILED": "delete-stack",
-    "UPDATE_ROLLBACK_FAILED": "continue-update-rollback",
-}
-"""The command that repairs a stack in a state that takes no deployment."""
+    executions: int | None
+    """The number of functions that may run at once; `None` without permission to read it."""
 
 
 def stored_parameters(cloudformation: Any, stack: str) -> dict[str, str]:
-    """Return the parameters of the stack; empty if the stack does not exist yet.
-
-    Raises:
-        UsageError: the stack's state takes no deployment.
-    """
+    """Return the parameters of the stack; empty if the stack does not exist yet."""
     from botocore.exceptions import ClientError
 
     try:
@@ -367,52 +420,38 @@ def stored_parameters(cloudformation: Any, stack: str) -> dict[str, str]:
         if "does not exist" in str(error):
             return {}
         raise
-    status = found["StackStatus"]
-    if status == "REVIEW_IN_PROGRESS":  # a change set that was never executed
+    if found["StackStatus"] == "REVIEW_IN_PROGRESS":  # a change set that was never executed
         return {}
-    if status.endswith("_IN_PROGRESS"):
-        raise UsageError(
-            f"The stack {stack} is being changed ({status}).\nDeploy when that is over."
-        )
-    if status in _STUCK:
-        raise UsageError(
-            f"The stack {stack} is {status} and takes no deployment.\n"
-            f"aws cloudformation describe-stack-events --stack-name {stack} says why. Then:"
-            f" aws cloudformation {_STUCK[status]} --stack-name {stack}, wait, and deploy again."
-        )
     return {one["ParameterKey"]: one["ParameterValue"] for one in found.get("Parameters", [])}
 
 
-def quota_of(functions: Any) -> Quota | None:
-    """Return the account's concurrency quota; print the reason and return `None` if it cannot be
+def concurrency_limit(functions: Any) -> int | None:
+    """Return the account's concurrency limit; print the reason and return `None` if it cannot be
     read."""
     from botocore.exceptions import ClientError
 
     try:
-        limit = functions.get_account_settings()["AccountLimit"]
+        return int(functions.get_account_settings()["AccountLimit"]["ConcurrentExecutions"])
     except ClientError as error:
         print(f"the quota of functions at once is not checked: {error}", file=sys.stderr)
         return None
-    executions = int(limit["ConcurrentExecutions"])
-    return Quota(executions, int(limit.get("UnreservedConcurrentExecutions", executions)))
 
 
 def default_parameters(cloudformation: Any, stack: str) -> dict[str, str]:
-    """The defaults of the template that a stack was made of."""
-    found = cloudformation.get_template_summary(StackName=stack).get("Parameters", [])
+    """Return the defaults of the template that a stack was made of."""
+    summary = cloudformation.get_template_summary(StackName=stack).get("Parameters", [])
     return {
         one["ParameterKey"]: one["DefaultValue"]
-        for one in found
+        for one in summary
         if one.get("DefaultValue") is not None
     }
 
 
-def of_account(asked: Asked, config: Path) -> tuple[Asked, Found]:
-    """What is asked for, with the variables and the ARNs that follow from the
-    configuration, and what AWS says.
+def of_account(asked: Asked, config: Path) -> tuple[Asked, Account]:
+    """Add the variables and ARNs that follow from the configuration; return also what AWS says.
 
     Raises:
-        UsageError: AWS does not say.
+        UsageError: AWS cannot be asked.
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
@@ -423,8 +462,7 @@ def of_account(asked: Asked, config: Path) -> tuple[Asked, Found]:
             was_default = default_parameters(cloudformation, asked.stack)
             asked = with_variables(asked, config, stored, was_default)
         asked = with_secrets(with_functions(asked, config, session), config, session, stored)
-        quota = quota_of(session.client("lambda"))
-        return asked, Found(stored, quota, session.region_name)
+        return asked, Account(stored, concurrency_limit(session.client("lambda")))
     except (BotoCoreError, ClientError) as error:
         raise UsageError(f"AWS was asked about the stack {asked.stack}: {error}") from None
 
@@ -448,4 +486,4 @@ def _session(asked: Asked) -> Any:
     import boto3
 
     names = {"--region": "region_name", "--profile": "profile_name"}
-    return boto3.Session(**{names[one]: value for one, value in asked.of_session.items()})
+    return boto3.Session(**{names[name]: value for name, value in asked.of_session.items()})

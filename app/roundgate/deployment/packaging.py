@@ -1,52 +1,44 @@
-"""`roundgate package`: the zips of the two Lambda functions, and the template that deploys them.
+"""`roundgate package`: the zips of the two Lambda functions.
 
     gateway.zip   FastAPI, Mangum, and what they and roundgate need
     worker.zip    neither FastAPI nor Mangum, PyJWT nor cryptography
 
-Of roundgate each gets the modules that it can import (`own_code`). Both get the files of the
-repository (`contents`) and the packages that its tools need (`locking`);
-gateway.yaml becomes gateway.json, so that a cold start parses no YAML and the zip needs no PyYAML.
-boto3 is the runtime's own. Everything is compiled to the runtime's byte code: a function cannot
-write any, and would compile all it imports with each cold start.
+Both get the files of the repository, the modules of roundgate that they can import (`contents`) and
+the packages of the repository (`locking`). gateway.yaml becomes gateway.json, so that a cold start
+parses no YAML and the zip needs no PyYAML. boto3 is the runtime's own. Everything is compiled to
+the runtime's byte code: a function cannot write any, and would compile all its imports with each
+cold start.
+
+Before a zip is made, `unpacked` looks for imports that it cannot resolve, and `unloadable` loads
+gateway.yaml in the runtime's own Python with nothing but the packed files, if this machine can.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from email.parser import BytesHeaderParser
+from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from roundgate.backends import kind_of
 from roundgate.config import ConfigFile
-from roundgate.deployment import (
-    contents,
-    granting,
-    literals,
-    locking,
-    missing,
-    own_code,
-    places,
-    requirements,
-    runtime,
-)
-from roundgate.deployment.contents import Contents
-from roundgate.deployment.locking import Lock
-from roundgate.deployment.requirements import name_of, normalized
+from roundgate.deployment import contents, literals, locking, machine
+from roundgate.deployment.contents import Contents, imported, in_src
+from roundgate.deployment.locking import Lock, Requirements, name_of
+from roundgate.deployment.template import undeclared
 from roundgate.errors import ConfigError, Problem
 from roundgate.settings import yaml_file
-
-MAX_UNZIPPED_BYTES: Final = 250 * 1024 * 1024
-"""Of a function with its layers (AWS Lambda quotas)."""
-MAX_UPLOADED_BYTES: Final = 50 * 1024 * 1024
-"""Of a zip that is not sent through S3; `sam deploy` sends all of them through it."""
 
 GATEWAYS_NEED: Final = frozenset(
     {
@@ -54,17 +46,17 @@ GATEWAYS_NEED: Final = frozenset(
         *("pycparser", "pyjwt", "starlette", "importlib-metadata", "zipp"),
     }
 )
-"""What of roundgate's own lock the worker does without."""
+"""The packages of roundgate's own lock that the worker does without."""
 _UNNEEDED: Final = (
     *(f"*.dist-info/{name}" for name in ("INSTALLER", "RECORD", "REQUESTED", "WHEEL", "sboms")),
     *("**/tests", "**/*.pyi", "**/py.typed", "**/__pycache__", "bin"),
 )
-"""Of packages; what `importlib.metadata` reads stays, and so do the licenses."""
+"""Files of packages that are left out. Metadata and licenses stay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """One of the two."""
+    """A function of the stack."""
 
     name: str
     entry: str
@@ -78,23 +70,23 @@ FUNCTIONS: Final = (
 )
 
 PLACEHOLDER: Final = "unset-while-packaging"
-"""Stands for what is not set here: who packs need not have the secrets of the functions."""
+"""The value of variables that are not set here: packing needs no secrets of the functions."""
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is going to be packed."""
+    """The content of the zips."""
 
     file: ConfigFile
     path: Path
     arch: str
     contents: Contents
     lock: Lock
-    wanted: requirements.Requirements
+    wanted: Requirements
 
     def lines(self) -> Iterable[str]:
-        """It, for people."""
+        """Yield the lines that show the plan."""
         yield f"files of {self.contents.base}"
         yield f"  {'gateway.json':<32} {self.path.name}"
         for name, why in sorted(self.contents.files.items()):
@@ -107,8 +99,7 @@ class Plan:
 
 
 def compile_documents(file: ConfigFile, say: Say = print) -> None:
-    """Indexes of what describes back ends, beside the configuration: a function fetches
-    nothing, and asks nobody.
+    """Write the indexes of back ends beside the configuration, because a function fetches nothing.
 
     Raises:
         ConfigError: one cannot be made.
@@ -120,8 +111,8 @@ def compile_documents(file: ConfigFile, say: Say = print) -> None:
 
 
 def stood_for(file: ConfigFile) -> list[Problem]:
-    """The variables that have no value here, where that may be why something could not be
-    loaded."""
+    """Return a problem that names the variables without a value here, which may be why a module
+    cannot be loaded."""
     names = [name for name, value in file.environment.items() if PLACEHOLDER in value]
     if not names:
         return []
@@ -146,22 +137,22 @@ def plan(file: ConfigFile, path: Path, arch: str, *, anew: bool = False) -> Plan
             credential.
     """
     source = yaml_file.read(path).value
-    problems = [*granting.undeclared(source, str(path)), *literals.credentials(file, source)]
+    problems = [*undeclared(source, str(path)), *literals.credentials(file, source)]
     if problems:
         raise ConfigError(problems)
     found = contents.gather(file)
     if problems := list(literals.in_files(found.base, sorted(found.files))):
         raise ConfigError(problems)
-    wanted = requirements.read(found.base)
+    wanted = locking.read_requirements(found.base)
     lock = locking.for_repository(wanted, found.base, arch, anew=anew)
     return Plan(file, path, arch, found, lock, wanted)
 
 
 def package(planned: Plan, out: Path, say: Say = print) -> None:
-    """Both zips, in a folder. Those that are there stay if something is wrong.
+    """Write both zips into a folder. Older zips stay if this fails.
 
     Raises:
-        ConfigError: something is imported that is not packed, or there is too much of it.
+        ConfigError: an imported module is not packed, or gateway.yaml cannot be loaded.
     """
     out.mkdir(parents=True, exist_ok=True)
     wheels = locking.wheels(planned.lock, planned.arch)
@@ -186,29 +177,27 @@ def package(planned: Plan, out: Path, say: Say = print) -> None:
 def _staged(
     function: Function, planned: Plan, wheels: Mapping[str, Path], staging: Path
 ) -> list[Problem]:
-    """The files of a function's zip, and what is wrong with them."""
+    """Fill the folder that becomes a function's zip; return its problems."""
     staging.mkdir()
-    unpack_wheels(wheels, staging)
-    for name in function.does_without - _needed_by(planned.wanted.names, staging):
-        _remove_distribution(name, staging)
+    unpack_wheels(_wheels_of(function, planned, wheels), staging)
     for pattern in _UNNEEDED:
         for path in staging.glob(pattern):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     copy_files(planned, staging)
     _copy_roundgate(function, planned, staging)
-    if found := list(missing.unpacked(planned.contents, staging, function.name)):
+    if found := list(unpacked(planned.contents, staging, function.name)):
         return found
     given = {name: os.environ[name] for name in planned.file.config.env if name in os.environ}
-    if found := list(missing.unloadable(staging, planned.arch, planned.path, PLACEHOLDER, given)):
+    if found := list(unloadable(staging, planned.arch, planned.path, PLACEHOLDER, given)):
         return [*found, *stood_for(planned.file)]
     compile_code(staging)
-    return list(_too_large(function, staging, planned.path))
+    return []
 
 
-def unpack_wheels(wheels: Mapping[str, Path], staging: Path) -> None:
+def unpack_wheels(wheels: Iterable[Path], staging: Path) -> None:
     """Install wheels as an installer would, without scripts (Binary distribution format,
     "Installing a wheel")."""
-    for wheel in wheels.values():
+    for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(staging)
     for data in staging.glob("*.data"):
@@ -218,58 +207,42 @@ def unpack_wheels(wheels: Mapping[str, Path], staging: Path) -> None:
         shutil.rmtree(data)
 
 
-def _needed_by(names: Collection[str], staging: Path) -> frozenset[str]:
-    """What the packages of a repository need, however far away. Markers are not looked
-    at: too much is no error."""
-    needs = {name: set(_requires(info)) for name, info in _distributions(staging).items()}
-    found, queue = set[str](), list(names)
+def _wheels_of(function: Function, planned: Plan, wheels: Mapping[str, Path]) -> list[Path]:
+    """Return the wheels of a function: all but those that it does without and that no package of
+    the repository requires, whatever its markers."""
+    required, queue = set[str](), list(planned.wanted.names)
     while queue:
-        if (name := queue.pop()) not in found:
-            found.add(name)
-            queue.extend(needs.get(name, ()))
-    return frozenset(found)
+        name = queue.pop()
+        if name in wheels and name not in required:
+            required.add(name)
+            queue.extend(_requirements(wheels[name]))
+    left_out = function.does_without - required
+    return [wheel for name, wheel in wheels.items() if name not in left_out]
 
 
-def _requires(info: Path) -> Iterable[str]:
-    header = BytesHeaderParser().parsebytes((info / "METADATA").read_bytes())
+def _requirements(wheel: Path) -> Iterable[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (one for one in archive.namelist() if re.fullmatch(r"[^/]+info/METADATA", one))
+        header = BytesHeaderParser().parsebytes(archive.read(name))
     return filter(None, map(name_of, header.get_all("Requires-Dist", [])))
-
-
-def _distributions(staging: Path) -> dict[str, Path]:
-    return {normalized(info.name.split("-")[0]): info for info in staging.glob("*.dist-info")}
-
-
-def _remove_distribution(name: str, staging: Path) -> None:
-    info = _distributions(staging).get(name)
-    if info is None:
-        return
-    for line in (info / "RECORD").read_text("utf-8").splitlines():
-        path = staging / line.rsplit(",", 2)[0].strip('"')
-        if path.resolve().is_relative_to(staging.resolve()):
-            path.unlink(missing_ok=True)
-    shutil.rmtree(info)
-    folders = [path for path in staging.rglob("*") if path.is_dir()]
-    for folder in sorted(folders, reverse=True):
-        if not any(folder.iterdir()):
-            folder.rmdir()
 
 
 def _copy_roundgate(function: Function, planned: Plan, staging: Path) -> None:
     """Copy the modules of roundgate that a function with these files and back ends can import."""
-    entries = {function.entry, *own_code.imports_of_packed(staging)}
+    entries = {function.entry, *contents.imports_of_packed(staging)}
     for backend in planned.file.backends:
-        entries.update((*own_code.modules_of_kind(backend), *backend.packed_modules))
-    for file in own_code.reachable(entries):
-        target = staging / places.PACKAGE.name / file
+        entries.update((*contents.modules_of_kind(backend), *backend.packed_modules))
+    for file in contents.reachable(entries):
+        target = staging / machine.PACKAGE.name / file
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(places.PACKAGE / file, target)
+        shutil.copyfile(machine.PACKAGE / file, target)
 
 
 def copy_files(planned: Plan, staging: Path) -> None:
-    """The repository's own, and gateway.yaml as JSON.
+    """Copy the repository's files, and write gateway.yaml as JSON.
 
     Raises:
-        ConfigError: one of them would replace a file of a package.
+        ConfigError: a file would replace one of a package.
     """
     for name in planned.contents.files:
         target = staging / name
@@ -286,12 +259,12 @@ def copy_files(planned: Plan, staging: Path) -> None:
 
 
 def compile_code(staging: Path) -> None:
-    """Byte code beside the sources, which the runtime takes as it is, whatever their dates;
-    paths are those on AWS."""
-    python = runtime.interpreter()
+    """Compile sources to byte code that the runtime uses whatever their dates, with the paths on
+    AWS."""
+    python = machine.interpreter()
     if python is None:
         print(
-            f"no Python {runtime.PYTHON} here: without its byte code a cold start takes three times as long"
+            f"no Python {machine.PYTHON} here: without its byte code a cold start takes three times as long"
         )
         return
     paths = ["-s", str(staging), "-p", "/var/task", str(staging)]
@@ -303,27 +276,9 @@ def _size(staging: Path) -> int:
     return sum(path.stat().st_size for path in staging.rglob("*") if path.is_file())
 
 
-def _too_large(function: Function, staging: Path, config: Path) -> Iterable[Problem]:
-    size = _size(staging)
-    if size > MAX_UNZIPPED_BYTES:
-        tops = {
-            path.name: _size(path) if path.is_dir() else path.stat().st_size
-            for path in staging.iterdir()
-        }
-        largest = sorted(tops, key=lambda name: -tops[name])[:3]
-        said = ", ".join(f"{name} {tops[name] / 1e6:.0f} MB" for name in largest)
-        message = f"{function.name}.zip has {size / 1e6:.0f} MB unzipped, and AWS Lambda takes 262"
-        yield Problem(
-            str(config),
-            "package",
-            f"{message}. Largest: {said}",
-            "leave some out, or use the container",
-        )
-
-
 def _pack(staging: Path, target: Path) -> int:
-    """Zip a directory, in a fixed order and with a fixed date: the same
-    input makes the same zip."""
+    """Zip a folder in a fixed order with a fixed date, so the same input makes the same zip; return
+    its size."""
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for path in sorted(staging.rglob("*")):
             if path.is_file():
@@ -331,3 +286,103 @@ def _pack(staging: Path, target: Path) -> int:
                 entry.external_attr, entry.compress_type = 0o644 << 16, zipfile.ZIP_DEFLATED
                 archive.writestr(entry, path.read_bytes())
     return target.stat().st_size
+
+
+_LOADS: Final = """
+import json, os, sys
+code, given, placeholder = sys.argv[1:]
+sys.path[:0] = [code]
+sys.path.append(given)
+from pathlib import Path
+from roundgate import config
+from roundgate.runtime import loading
+from roundgate.errors import ConfigError
+try:
+    os.chdir(code)
+    loading.load(config.load(Path("gateway.json"), placeholder=placeholder))
+except ConfigError as error:
+    print(json.dumps([[one.path, one.message, one.remedy] for one in error.problems]))
+"""
+_LOAD_S: Final = 60
+_RENAME: Final = (
+    "rename the module if it holds no secret; otherwise read the secret from a variable"
+)
+
+
+def unpacked(contents: Contents, staging: Path, function: str) -> Iterator[Problem]:
+    """Yield the local imports that a function's code cannot resolve, and the package modules that
+    are not packed because of their names.
+
+    Args:
+        contents: the files of the repository.
+        staging: the folder that becomes the zip.
+        function: the function's name, for the message.
+    """
+    there = {path.name.partition(".")[0] for path in staging.iterdir()}
+    known = there | {*machine.PROVIDED.values()} | sys.stdlib_module_names
+    refused = [name for name in contents.refused if name.endswith(".py")]
+    for name in refused:
+        if name.partition("/")[0] in there:
+            message = "has the name of a secret and is not packed, so imports of it would fail"
+            yield Problem(str(contents.base / name), "(file)", message, _RENAME)
+    for source in contents.sources:
+        local = {path.stem for path in (staging / source).parent.iterdir()}
+        for one in imported(staging / source):
+            top = one.name.partition(".")[0]
+            if one.is_required and top not in known | local:
+                message = f"imports {one.name}, which the {function} function does not have"
+                is_refused = any(top in (name.partition("/")[0], name[:-3]) for name in refused)
+                remedy = _RENAME if is_refused else _remedy(top, contents.base)
+                yield Problem(str(contents.base / source), top, message, remedy, one.line)
+
+
+def _remedy(module: str, base: Path) -> str:
+    if (there := in_src(base, module)) is not None:
+        return f"move {there} beside gateway.yaml, where the functions look for modules"
+    names = metadata.packages_distributions().get(module, [f"the package that has {module}"])
+    what = " or ".join(names)
+    return f"add {what} to requirements.txt or pyproject.toml, or the files to package.include"
+
+
+def unloadable(
+    staging: Path, arch: str, config: Path, placeholder: str, variables: Mapping[str, str]
+) -> Iterator[Problem]:
+    """Load gateway.yaml with the packed files alone; yield its problems. Yield nothing if this
+    machine differs from the functions', or lacks their Python.
+
+    Args:
+        staging: the folder that becomes the zip.
+        arch: the functions' architecture.
+        config: gateway.yaml, for the problems.
+        placeholder: the value of variables that are not set.
+        variables: those of `env` that are set here.
+    """
+    python = machine.interpreter() if arch == machine.architecture() else None
+    if python is None or sys.platform != "linux":
+        return
+    with tempfile.TemporaryDirectory() as given:
+        for module in sorted(machine.PROVIDED.values()):
+            if (found := find_spec(module)) and found.origin:
+                whole = Path(found.origin)
+                source = whole.parent if whole.name == "__init__.py" else whole
+                Path(given, source.name).symlink_to(source)
+        command = [str(python), "-I", "-B", "-c", _LOADS, str(staging), given, placeholder]
+        environ = {
+            **variables,
+            "PATH": os.environ.get("PATH", ""),
+            "AWS_LAMBDA_FUNCTION_NAME": "packaging",
+            # functions always have it; here it stands for any
+            "AWS_DEFAULT_REGION": os.environ.get("AWS_DEFAULT_REGION", "us-east-1"),
+        }
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_LOAD_S, env=environ, check=False
+        )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+        remedy = "load it with `roundgate check` in an environment that has only its requirements"
+        yield Problem(str(config), "(file)", f"cannot be loaded as it is packed: {last}", remedy)
+        return
+    for path, message, remedy in json.loads(
+        done.stdout.strip().splitlines()[-1] if done.stdout else "[]"
+    ):
+        yield Problem(str(config), path, f"as it is packed: {message}", remedy)

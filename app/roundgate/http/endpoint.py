@@ -21,15 +21,14 @@ from roundgate.http.bodies import SMALL, BodyBudget, id_of
 from roundgate.http.exchange import DisconnectWatch, Exchange, State, exchange_of
 from roundgate.http.request import EVENT_STREAM
 from roundgate.methods.extensions import ROUTES
+from roundgate.methods.parts import CurrentMethods, Parts
 from roundgate.methods.rounds import RequestContext, Stream
-from roundgate.methods.table import CurrentMethods
 from roundgate.observability.correlation import CORRELATION
 from roundgate.observability.tracing import Tracing, context_of
 from roundgate.protocol import Notification, Request, is_older, jsonrpc, may_be_older
 
 if TYPE_CHECKING:
     from roundgate.http.older.serving import OlderClients
-    from roundgate.methods.parts import Parts
 
 _LISTEN: Final = "subscriptions/listen"
 _MAX_LISTEN_BYTES: Final = 65_536

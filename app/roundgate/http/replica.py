@@ -27,8 +27,8 @@ from roundgate.http.endpoint import Endpoint
 from roundgate.http.older.serving import OlderClients
 from roundgate.methods.extensions import makes_tasks
 from roundgate.methods.once import Once
-from roundgate.methods.parts import Parts
-from roundgate.methods.table import CurrentMethods, Methods, Use, server_info
+from roundgate.methods.parts import CurrentMethods, Methods, Parts, Use
+from roundgate.methods.table import make_methods, server_info
 from roundgate.protocol import NEWEST, ResultFormat, notifications
 from roundgate.runtime.reload import Reloader
 from roundgate.runtime.startup import Core, make_ring
@@ -112,7 +112,7 @@ class Replica:
         results: ResultFormat | None = None,
     ) -> tuple[Methods, Use]:
         server = config.server_of(parts.view)
-        methods = Methods(
+        methods = make_methods(
             config.model_copy(update={"server": server}),
             snapshot.catalog.of_view(parts.view),
             parts,

@@ -1,5 +1,5 @@
-"""The parts that methods are made of: writers of results and lists, the scopes of callers, and the
-parts of an endpoint. `Extension` is the base of what adds methods.
+"""The parts that methods are made of: writers of results and lists, the scopes of callers, the parts of
+an endpoint, and `Methods`, which serves requests. `Extension` is the base of what adds methods.
 
 Handlers return facts; `resultType`, `serverInfo` and caching hints belong to the revision
 (`protocol.revision.ResultFormat`).
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from roundgate.auth import Principal
 from roundgate.backends import Catalog
@@ -20,7 +21,14 @@ from roundgate.errors import InsufficientScope, InternalError, Unavailable
 from roundgate.json import encode
 from roundgate.methods.changes import Changes
 from roundgate.methods.once import Once
-from roundgate.methods.rounds import Calls, InputRequired, Reply, RequestContext, Response
+from roundgate.methods.rounds import (
+    Calls,
+    InputRequired,
+    Reply,
+    RequestContext,
+    Response,
+    Stream,
+)
 from roundgate.protocol import (
     CacheHint,
     CallToolParams,
@@ -32,6 +40,7 @@ from roundgate.protocol import (
     Route,
     ToolResult,
 )
+from roundgate.protocol.params import validate
 from roundgate.storage import SessionStore
 from roundgate.tasks import NamedTasks, Watch, log_failure
 from roundgate.tokens import StateSealer
@@ -228,6 +237,70 @@ class Kit:
     results: Results
     scopes: Scopes
     calls: Calls
+
+
+class Methods:
+    """All methods over one catalog, in one revision's format: a row for each name."""
+
+    def __init__(self, table: Mapping[str, Method[Any]], kit: Kit) -> None:
+        self.features = kit.features
+        """The features that are served."""
+        self._table = table
+        self._catalog = kit.catalog
+        self._hub = kit.parts.changes.hub
+
+    def serve(self, context: RequestContext) -> Awaitable[Response]:
+        """Serve one request.
+
+        Raises:
+            GatewayError: is answered as a JSON-RPC error.
+            AuthError: the caller may not do this.
+        """
+        inbound = context.inbound
+        method = self._table[inbound.method]
+        if method.requires is not None:
+            inbound.meta.capabilities.require(method.requires, inbound.method)
+        return method.serve(context, validate(method.params, inbound.params))
+
+    def has_resource(self, uri: str) -> bool:
+        """Return whether there is something to read under a URI."""
+        return self._catalog.has_resource(uri)
+
+    def has_output_schema(self, tool: str) -> bool:
+        """Return whether clients expect a structured result of a tool."""
+        served = self._catalog.tools.get(tool)
+        return served is not None and "outputSchema" in served.tool.definition
+
+    def end(self, stream: Stream) -> None:
+        """Forget a stream that has ended."""
+        self._hub.unsubscribe(stream.subscription)
+
+
+Use: TypeAlias = AbstractContextManager[Catalog]
+"""Keeps the back ends behind the methods' catalog open while requests run: each enters it."""
+
+
+class CurrentMethods:
+    """Serves each request to its end with the methods that are current when it arrives."""
+
+    def __init__(self, methods: Methods, use: Use) -> None:
+        self.now = methods
+        self._use = use
+
+    @property
+    def features(self) -> frozenset[str]:
+        """Return the features that are served."""
+        return self.now.features
+
+    async def serve(self, context: RequestContext) -> Response:
+        """Serve one request. Raises as `Methods.serve`."""
+        methods = self.now
+        with self._use:
+            return await methods.serve(context)
+
+    def swap(self, methods: Methods, use: Use) -> None:
+        """Serve later requests with other methods."""
+        self.now, self._use = methods, use
 
 
 class Extension(ABC):

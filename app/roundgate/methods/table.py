@@ -1,37 +1,37 @@
 """The table of the methods: the function that serves each, its params, the capabilities that it
-requires. A swap makes another table; requests that have begun keep theirs.
-
-The params that `Mcp-Name` mirrors are in the table of the revision.
+requires. The params that `Mcp-Name` mirrors are in the table of the revision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
-from contextlib import AbstractContextManager
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
 from roundgate.backends import Catalog, Fallback
 from roundgate.config import GatewayConfig
 from roundgate.methods.extensions import EXTENSIONS
-from roundgate.methods.parts import Kit, Method, Parts, Results, Scopes, Tools
+from roundgate.methods.parts import Kit, Method, Methods, Parts, Results, Scopes, Tools
 from roundgate.methods.prompts_and_resources import (
     CompletionMethods,
     PromptMethods,
     ResourceMethods,
 )
-from roundgate.methods.rounds import Calls, Reply, RequestContext, Response, Stream
+from roundgate.methods.rounds import Calls, Reply, RequestContext
 from roundgate.methods.subscriptions import SubscriptionMethods
 from roundgate.methods.tools import ToolMethods
 from roundgate.protocol import SUPPORTED_VERSIONS, ResultFormat, params, without_none
 from roundgate.replay import Texts
 from roundgate.settings import ServerConfig
 
-Use: TypeAlias = AbstractContextManager[Catalog]
-"""Keeps the back ends behind the methods' catalog open while requests run: each enters it."""
 
-
-class Methods:
-    """All methods over one catalog, answering in one revision's format.
+def make_methods(
+    config: GatewayConfig,
+    catalog: Catalog,
+    parts: Parts,
+    result_format: ResultFormat,
+    texts: Texts | None = None,
+) -> Methods:
+    """Return all methods over one catalog.
 
     Args:
         config: the configuration of the server.
@@ -40,20 +40,14 @@ class Methods:
         result_format: writes results as a revision has them.
         texts: keeps the rest of long results.
     """
-
-    def __init__(
-        self,
-        config: GatewayConfig,
-        catalog: Catalog,
-        parts: Parts,
-        result_format: ResultFormat,
-        texts: Texts | None = None,
-    ) -> None:
-        self.features = features_of(catalog, streams=parts.streams)
-        """The features that are served."""
-        self._hub = parts.changes.hub
-        self._catalog = catalog
-        calls = Calls(
+    kit = Kit(
+        config,
+        catalog,
+        parts,
+        features_of(catalog, streams=parts.streams),
+        Results(result_format, parts.clock),
+        Scopes(catalog, are_checked=config.auth != "none"),
+        Calls(
             parts.sealer,
             parts.clock,
             parts.view,
@@ -63,59 +57,9 @@ class Methods:
             texts=texts,
             read=catalog.read_resource,
             shows_errors=parts.shows_errors,
-        )
-        results = Results(result_format, parts.clock)
-        scopes = Scopes(catalog, are_checked=config.auth != "none")
-        self._table = _table(Kit(config, catalog, parts, self.features, results, scopes, calls))
-
-    def serve(self, context: RequestContext) -> Awaitable[Response]:
-        """Serve one request.
-
-        Raises:
-            GatewayError: is answered as a JSON-RPC error.
-            AuthError: the caller may not do this.
-        """
-        inbound = context.inbound
-        method = self._table[inbound.method]
-        if method.requires is not None:
-            inbound.meta.capabilities.require(method.requires, inbound.method)
-        return method.serve(context, params.validate(method.params, inbound.params))
-
-    def has_resource(self, uri: str) -> bool:
-        """Return whether there is something to read under a URI."""
-        return self._catalog.has_resource(uri)
-
-    def has_output_schema(self, tool: str) -> bool:
-        """Return whether clients expect a structured result of a tool."""
-        served = self._catalog.tools.get(tool)
-        return served is not None and "outputSchema" in served.tool.definition
-
-    def end(self, stream: Stream) -> None:
-        """Forget a stream that has ended."""
-        self._hub.unsubscribe(stream.subscription)
-
-
-class CurrentMethods:
-    """Serves each request with the methods that are current when it arrives."""
-
-    def __init__(self, methods: Methods, use: Use) -> None:
-        self.now = methods
-        self._use = use
-
-    @property
-    def features(self) -> frozenset[str]:
-        """Return the features that are served."""
-        return self.now.features
-
-    async def serve(self, context: RequestContext) -> Response:
-        """Serve one request to its end with the current methods. Raises as `Methods.serve`."""
-        methods = self.now
-        with self._use:
-            return await methods.serve(context)
-
-    def swap(self, methods: Methods, use: Use) -> None:
-        """Serve later requests with other methods."""
-        self.now, self._use = methods, use
+        ),
+    )
+    return Methods(_table(kit), kit)
 
 
 def _table(kit: Kit) -> Mapping[str, Method[Any]]:

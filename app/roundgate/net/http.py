@@ -9,7 +9,8 @@ three things open that the stream closes:
 
 The stream holds back the last byte of each read. httpcore asks for it only if the answer is not whole without it. If
 the byte is still there when the answer is complete, more came than the answer: then the stream says that it is
-readable, and the pool does not use an idle connection that is readable.
+readable, and the pool does not use an idle connection that is readable. A further TLS record is looked for before the
+next request; the pool sends that on another connection.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def make_client(
 
     Args:
         tls: `None` for `trust_store()`.
-        headers: of every request, instead of httpx's own.
+        headers: of every request; they replace httpx's defaults of the same name.
         timeout_s: seconds for connecting, for each write and read, and for the whole head of an
             answer with the interim answers before it.
         max_connections: open at once.
@@ -197,8 +198,23 @@ class _Stream(httpcore.AsyncNetworkStream):
         return max(0.0, self._head_until - now)
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
+        if not self._is_in_head and await self._has_more():
+            raise httpcore.ConnectionNotAvailable
         self._is_in_head, self._head_bytes, self._head_until = True, 0, None
         await self._stream.write(buffer, timeout)
+
+    async def _has_more(self) -> bool:
+        """Return whether more than the last answer was received. A further record of TLS does not
+        show at the socket."""
+        if self._stream.get_extra_info("ssl_object") is None:
+            return bool(self._withheld)
+        try:
+            await self._stream.read(1, timeout=0)
+        except httpcore.ReadTimeout:
+            return bool(self._withheld)
+        except httpcore.ReadError:
+            pass
+        return True
 
     async def aclose(self) -> None:
         await self._stream.aclose()

@@ -19,23 +19,16 @@ from roundgate.json import digest
 from roundgate.protocol import PromptMessage, Schema, page_host, without_none
 from roundgate.replay.journal import plain
 
+_LABELS: Final = ("title", "description", "default")
+_STRING: Final = ("minLength", "maxLength", "format", "enum", "enumNames", "oneOf")
 _KEPT: Final = {
-    "string": (
-        "title",
-        "description",
-        "minLength",
-        "maxLength",
-        "format",
-        "default",
-        "enum",
-        "enumNames",
-        "oneOf",
-    ),
-    "number": ("title", "description", "minimum", "maximum", "default"),
-    "integer": ("title", "description", "minimum", "maximum", "default"),
-    "boolean": ("title", "description", "default"),
-    "array": ("title", "description", "minItems", "maxItems", "items", "default"),
+    "string": (*_LABELS, *_STRING),
+    "number": (*_LABELS, "minimum", "maximum"),
+    "integer": (*_LABELS, "minimum", "maximum"),
+    "boolean": _LABELS,
+    "array": (*_LABELS, "minItems", "maxItems", "items"),
 }
+"""The keywords of JSON Schema that clients can show, by type."""
 _FORMATS: Final = ("email", "uri", "date", "date-time")
 
 Action: TypeAlias = Literal["accept", "decline", "cancel", "timeout"]

@@ -482,8 +482,8 @@ class Run:
                 ends += [now_ms + max(0, round(left_s * 1000)) for left_s in self._timeouts_s()]
             self.wake_ms = None if self._must_go_on() else min(ends, default=None)
             of_this_loop().set(self, STOP_GRACE_S, self._enforce)
+            wake(self.ended)
         self.quiescence.unpark(Suspend)
-        wake(self.ended)
         if self.order is not None:
             self.order.open()
 

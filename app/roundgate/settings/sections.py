@@ -3,7 +3,7 @@ descriptions."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -14,6 +14,13 @@ refused."""
 WithoutTasks: TypeAlias = Literal["none", "wait", "tools"]
 """The substitute for tasks of a client that does not know them: none; the result, for which its call
 waits; a handle, and tools that take it."""
+
+
+Count: TypeAlias = Annotated[int, Field(ge=1)]
+UpToAThousand: TypeAlias = Annotated[int, Field(ge=1, le=1_000)]
+Size: TypeAlias = Annotated[int, Field(ge=1_024)]
+Seconds: TypeAlias = Annotated[float, Field(gt=0)]
+UpToADay: TypeAlias = Annotated[float, Field(gt=0, le=86_400)]
 
 
 class Model(BaseModel):
@@ -53,24 +60,20 @@ class HttpConfig(Model):
         None,
         description="Origins to serve with CORS headers, or *. Unset: those on loopback and of GATEWAY_PUBLIC_URL.",
     )
-    max_body_bytes: int = Field(
-        4_000_000,
-        description="Larger request bodies, or answers to one batch, get 413.",
-        ge=1024,
+    max_body_bytes: Size = Field(
+        4_000_000, description="Larger request bodies, or answers to one batch, get 413."
     )
-    keep_alive_s: float = Field(
-        15, description="Seconds between comments on an idle subscriptions/listen stream.", gt=0
+    keep_alive_s: Seconds = Field(
+        15, description="Seconds between comments on an idle subscriptions/listen stream."
     )
-    max_streams: int = Field(
-        1000, description="Open subscriptions/listen streams in one process; more get 503.", ge=1
+    max_streams: Count = Field(
+        1000, description="Open subscriptions/listen streams in one process; more get 503."
     )
-    max_streams_per_caller: int = Field(
-        100, description="Of these, how many one caller may have open.", ge=1
+    max_streams_per_caller: Count = Field(
+        100, description="Of these, how many one caller may have open."
     )
     max_json_nodes: int = Field(
-        100_000,
-        description="Values and keys in a request body; more get 413.",
-        ge=1_000,
+        100_000, description="Values and keys in a request body; more get 413.", ge=1_000
     )
     max_pending_bytes: int = Field(
         64_000_000,
@@ -81,15 +84,12 @@ class HttpConfig(Model):
         65_536, description="Request line and headers; more get 431.", ge=4_096
     )
     max_headers: int = Field(100, description="Header fields of a request; more get 431.", ge=16)
-    max_connections: int = Field(
-        1_000,
-        description="Open connections of one process; more get 503.",
-        ge=1,
+    max_connections: Count = Field(
+        1_000, description="Open connections of one process; more get 503."
     )
-    max_connections_per_address: int | None = Field(
+    max_connections_per_address: Count | None = Field(
         None,
         description="Connections that one address (IPv6: a /64) keeps when there are no more. Unset: an eighth.",
-        ge=1,
     )
     idle_timeout_s: int = Field(
         75,
@@ -97,16 +97,14 @@ class HttpConfig(Model):
         ge=1,
         le=3_600,
     )
-    head_timeout_s: float = Field(
-        10, description="Seconds within which a request's head has to arrive.", gt=0
+    head_timeout_s: Seconds = Field(
+        10, description="Seconds within which a request's head has to arrive."
     )
-    body_timeout_s: float = Field(
-        60, description="Seconds within which a request's body has to arrive.", gt=0
+    body_timeout_s: Seconds = Field(
+        60, description="Seconds within which a request's body has to arrive."
     )
-    send_timeout_s: float = Field(
-        30,
-        description="Seconds within which a client has to take 64 KB of an answer.",
-        gt=0,
+    send_timeout_s: Seconds = Field(
+        30, description="Seconds within which a client has to take 64 KB of an answer."
     )
     docs: bool = Field(
         False,
@@ -123,11 +121,11 @@ Algorithm: TypeAlias = Literal[
 class LimitsConfig(Model):
     """Bounds on work."""
 
-    call_timeout_s: float = Field(
-        60, description="Seconds after which a call ends with an error.", gt=0, le=86_400
+    call_timeout_s: UpToADay = Field(
+        60, description="Seconds after which a call ends with an error."
     )
-    threads: int = Field(
-        40, description="Plain (not async) functions running at once in one process.", ge=1, le=1000
+    threads: UpToAThousand = Field(
+        40, description="Plain (not async) functions running at once in one process."
     )
     strict: bool = Field(
         False,
@@ -139,17 +137,11 @@ class LimitsConfig(Model):
         ge=1,
         le=10_000,
     )
-    kept_results_s: float = Field(
-        900,
-        description="Seconds for which the rest of a long result is kept.",
-        gt=0,
-        le=86_400,
+    kept_results_s: UpToADay = Field(
+        900, description="Seconds for which the rest of a long result is kept."
     )
     max_kept_chars: int = Field(
-        4_000_000,
-        description="Characters of a long result that are kept.",
-        ge=1_000,
-        le=50_000_000,
+        4_000_000, description="Characters of a long result that are kept.", ge=1_000, le=50_000_000
     )
     max_kept_results: int = Field(
         100,
@@ -163,8 +155,8 @@ class StateConfig(Model):
     """requestState: what a call remembers between its rounds, sealed, on its way through the
     client."""
 
-    lifetime_s: float = Field(
-        900, description="Seconds within which the next round has to come.", gt=0, le=86_400
+    lifetime_s: UpToADay = Field(
+        900, description="Seconds within which the next round has to come."
     )
     max_bytes: int = Field(
         64_000, description="Most that one call may have remembered.", ge=1024, le=1_000_000
@@ -174,8 +166,8 @@ class StateConfig(Model):
         description="Bound into every token; separates deployments with the same keys.",
         min_length=1,
     )
-    max_rounds: int = Field(
-        25, description="Rounds after which a call is given up; clients often stop at 10.", ge=1
+    max_rounds: Count = Field(
+        25, description="Rounds after which a call is given up; clients often stop at 10."
     )
 
 
@@ -183,16 +175,10 @@ class SessionsConfig(Model):
     """Sessions of clients that speak a revision before 2026-07-28."""
 
     lifetime_s: float = Field(
-        604_800,
-        description="Seconds after which a session ends.",
-        ge=60,
-        le=31_536_000,
+        604_800, description="Seconds after which a session ends.", ge=60, le=31_536_000
     )
     answer_timeout_s: float = Field(
-        300,
-        description="Seconds within which a client has to answer a question.",
-        ge=1,
-        le=86_400,
+        300, description="Seconds within which a client has to answer a question.", ge=1, le=86_400
     )
     continue_tool: str = Field(
         "continue_call",
@@ -239,9 +225,7 @@ class TasksConfig(Model):
         description="How often clients are asked to poll, and watched tasks are read.",
         ge=100,
     )
-    concurrency: int = Field(
-        16, description="Tasks that one process works on at once.", ge=1, le=1_000
-    )
+    concurrency: UpToAThousand = Field(16, description="Tasks that one process works on at once.")
     lease_s: float = Field(
         30,
         description="Seconds after which another worker takes a dead worker's task.",
@@ -249,16 +233,10 @@ class TasksConfig(Model):
         le=900,
     )
     requeue_after_s: float = Field(
-        30,
-        description="Seconds after which a waiting task is queued again.",
-        ge=1,
-        le=3_600,
+        30, description="Seconds after which a waiting task is queued again.", ge=1, le=3_600
     )
     requeue_at_most_s: float = Field(
-        900,
-        description="The longest pause before it is queued once more.",
-        ge=1,
-        le=86_400,
+        900, description="The longest pause before it is queued once more.", ge=1, le=86_400
     )
     sweep_every_s: float = Field(
         5, description="Seconds between two looks for late tasks.", gt=0, le=3_600
@@ -269,21 +247,15 @@ class TasksConfig(Model):
         ge=0,
         le=900,
     )
-    shards: int = Field(
+    shards: UpToAThousand = Field(
         8,
         description="Parts of DynamoDB's index of open tasks, for 1,000 writes a second each; never lower it.",
-        ge=1,
-        le=1_000,
     )
-    max_attempts: int = Field(
-        5,
-        description="Turns in a row that the gateway's faults ended, after which a task fails.",
-        ge=1,
+    max_attempts: Count = Field(
+        5, description="Turns in a row that the gateway's faults ended, after which a task fails."
     )
-    max_deaths: int = Field(
-        3,
-        description="Workers that died while they ran one task alone, after which it fails.",
-        ge=1,
+    max_deaths: Count = Field(
+        3, description="Workers that died while they ran one task alone, after which it fails."
     )
     stop_grace_s: float | None = Field(
         None,
@@ -303,26 +275,17 @@ class TasksConfig(Model):
         ge=0,
         le=2_592_000,
     )
-    max_result_bytes: int = Field(
-        4_500_000,
-        description="Largest result; at most 4,600,000 on AWS Lambda.",
-        ge=1_024,
+    max_result_bytes: Size = Field(
+        4_500_000, description="Largest result; at most 4,600,000 on AWS Lambda."
     )
-    max_open_per_owner: int = Field(
-        1_000,
-        description="Open tasks of one caller; a call that needs more is a tool error.",
-        ge=1,
+    max_open_per_owner: Count = Field(
+        1_000, description="Open tasks of one caller; a call that needs more is a tool error."
     )
-    max_call_bytes: int = Field(
-        256_000,
-        description="Largest call: its arguments and what its client says of itself.",
-        ge=1_024,
+    max_call_bytes: Size = Field(
+        256_000, description="Largest call: its arguments and what its client says of itself."
     )
     max_journal_bytes: int = Field(
-        3_000_000,
-        description="Largest journal of one task.",
-        ge=1_024,
-        le=100_000_000,
+        3_000_000, description="Largest journal of one task.", ge=1_024, le=100_000_000
     )
 
     @property
@@ -340,8 +303,7 @@ class CallersConfig(Model):
 
     scopes: list[str] = Field([], description="Scopes that every call needs.")
     scopes_supported: list[str] | None = Field(
-        None,
-        description="Scopes in the metadata document. Unset: those of tools and `scopes`.",
+        None, description="Scopes in the metadata document. Unset: those of tools and `scopes`."
     )
     operator_scope: str | None = Field(
         None,
@@ -361,8 +323,7 @@ class JwtAuthConfig(CallersConfig):
 
     issuer: str = Field(description="The `iss` of its tokens.", min_length=1)
     audience: str | None = Field(
-        None,
-        description="The `aud` of tokens. Unset: GATEWAY_PUBLIC_URL with the endpoint's path.",
+        None, description="The `aud` of tokens. Unset: GATEWAY_PUBLIC_URL with the endpoint's path."
     )
     jwks_url: str = Field(description="Where its public keys are.", pattern=r"^https?://")
     algorithms: list[Algorithm] = Field(
@@ -380,8 +341,7 @@ class AuthorizerConfig(CallersConfig):
         description="Who has verified the token: the authorizer of the API."
     )
     issuer: str = Field(
-        description="The `iss` of its tokens, which callers are told.",
-        min_length=1,
+        description="The `iss` of its tokens, which callers are told.", min_length=1
     )
     subject_claim: str = Field("sub", description="The claim that names the subject.", min_length=1)
     client_claim: str = Field(
@@ -399,8 +359,7 @@ class CacheHint(Model):
         0, description="Milliseconds for which a client may consider the result fresh.", ge=0
     )
     scope: Literal["public", "private"] = Field(
-        "public",
-        description="public: the same for every caller; private: for this caller only.",
+        "public", description="public: the same for every caller; private: for this caller only."
     )
 
 

@@ -13,7 +13,7 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from roundgate.client import (
@@ -225,12 +225,11 @@ class _RunningCase:
                 noted.task(await task.get())
                 return {"result": noted.statuses[-1], "rounds": 1}
             case "prompt":
-                arguments = self._texts(step.arguments)
-                return _of_prompt(
-                    await client.prompt(text(step.prompt or ""), arguments, answers=script)
-                )
+                name, arguments = text(step.prompt or ""), self._texts(step.arguments)
+                return _of_prompt(await client.prompt(name, arguments, answers=script))
             case "read":
-                return _of_read(await client.read(text(step.read or ""), answers=script))
+                resource = await client.read(text(step.read or ""), answers=script)
+                return _of_result(resource, resource.contents, resource.text)
             case "complete":
                 return await self._complete(step)
             case "list":
@@ -390,17 +389,11 @@ class _Noted:
 
     def progressed(self, progress: Progress) -> None:
         if len(self.progress) < MAX_NOTED:
-            self.progress.append(
-                {
-                    "progress": progress.progress,
-                    "total": progress.total,
-                    "message": progress.message,
-                }
-            )
+            self.progress.append(asdict(progress))
 
     def logged(self, log: Log) -> None:
         if len(self.logs) < MAX_NOTED:
-            self.logs.append({"level": log.level, "logger": log.logger, "data": log.data})
+            self.logs.append(asdict(log))
 
     def task(self, state: TaskState) -> None:
         self.task_id = state.task_id
@@ -409,25 +402,20 @@ class _Noted:
             self.statuses.append(state.status)
 
 
+def _of_result(
+    result: CallResult | PromptResult | ReadResult, value: Any, text: str
+) -> dict[str, Any]:
+    return {"result": value, "text": text, "raw": result.raw, "rounds": result.rounds}
+
+
 def _of_call(result: CallResult) -> dict[str, Any]:
-    return {
-        "result": result.value,
-        "text": result.text,
-        "raw": result.raw,
-        "is_error": result.is_error,
-        "rounds": result.rounds,
-    }
+    return {**_of_result(result, result.value, result.text), "is_error": result.is_error}
 
 
 def _of_prompt(result: PromptResult) -> dict[str, Any]:
     contents = [message.get("content") for message in result.messages]
-    text = "\n".join(str(one.get("text", "")) if isinstance(one, dict) else "" for one in contents)
-    return {"result": result.messages, "text": text, "raw": result.raw, "rounds": result.rounds}
-
-
-def _of_read(result: ReadResult) -> dict[str, Any]:
-    shown = {"result": result.contents, "text": result.text}
-    return {**shown, "raw": result.raw, "rounds": result.rounds}
+    texts = [str(one.get("text", "")) if isinstance(one, dict) else "" for one in contents]
+    return _of_result(result, result.messages, "\n".join(texts))
 
 
 def _question(question: Question) -> dict[str, Any]:

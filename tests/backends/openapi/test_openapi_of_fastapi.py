@@ -29,7 +29,7 @@ from fastapi import (
 from fastapi.security import APIKeyHeader, HTTPBearer, OAuth2PasswordBearer
 from pydantic import BaseModel, Field
 
-from roundgate.deployment.ports import reserved_port
+from roundgate.deployment.machine import reserved_port
 from tests.support.asgi import Client
 from tests.support.openapi import file_of, gateway_of
 

@@ -1,35 +1,63 @@
-"""Functions of AWS Lambda as tools.
+"""Functions of AWS Lambda as tools: declared in gateway.yaml, or described by the function itself.
 
-A call becomes one invocation: `payload` makes what is sent (pure), `Functions.invoke`
-does the I/O within the back end's limits, `results` reads what comes back (pure). `calling` and
-`job` make dialogues and jobs of it, where the tool says so.
+A call becomes one invocation: `messages` makes what is sent and reads the answer (pure),
+`invoking.Functions` does the I/O within the back end's limits, `calling` makes dialogues and jobs.
+
+A function describes its tools (`roundgate docs lambda`):
+
+    gateway → function   {"roundgate": "describe", "version": 1}
+    function → gateway   {"tools": [{"name": "find", "description": "…", "inputSchema": {…}, "call": {…}}]}
+
+A tool is the protocol's `Tool`; `call` says how it is invoked, as in gateway.yaml. The gateway
+invokes such a function with `{"tool": "find", "arguments": {…}}`. `roundgate compile` keeps the
+answer in a file, the index, because a cold start invokes nothing (docs/decisions/0026).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from roundgate.backends.aws_lambda.calling import Calling, caller_of
-from roundgate.backends.aws_lambda.config import LambdaBackendConfig, LambdaToolConfig
-from roundgate.backends.aws_lambda.describing import ask, index_path, read_index, tools_of, unasked
-from roundgate.backends.aws_lambda.invoking import Functions, target_of
-from roundgate.backends.aws_lambda.job import check_job
-from roundgate.backends.aws_lambda.payload import RESPONSES
-from roundgate.backends.base import CallTool, Offering, Shared, Tool
-from roundgate.errors import BackendError, ConfigError, Problem, UnusableIndex
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from roundgate import json
+from roundgate.auth import LOCAL
+from roundgate.backends.aws_lambda.calling import Calling, caller_of, check_job
+from roundgate.backends.aws_lambda.config import (
+    NAME_PATTERN,
+    LambdaBackendConfig,
+    LambdaCallConfig,
+    LambdaToolConfig,
+    PayloadConfig,
+)
+from roundgate.backends.aws_lambda.invoking import Functions, Invocation, target, target_of
+from roundgate.backends.aws_lambda.messages import RESPONSES, answer_of, failure_of
+from roundgate.backends.base import Offering, Shared, Tool
+from roundgate.errors import (
+    BackendError,
+    ConfigError,
+    IndexOfAnotherVersion,
+    ParseError,
+    Problem,
+    UnusableIndex,
+)
 from roundgate.protocol import Schema, without_none
 from roundgate.settings import Origin
 
+log = logging.getLogger("roundgate.backends")
+
 
 def definition_of(tool: LambdaToolConfig) -> dict[str, Any]:
-    """The schema's `Tool`.
+    """Return the protocol's `Tool`.
 
     Raises:
-        ValueError: a schema is not usable, or the tool contradicts itself.
+        ValueError: as `_check`.
     """
     _check(tool)
     hints = without_none(
@@ -48,6 +76,7 @@ def definition_of(tool: LambdaToolConfig) -> dict[str, Any]:
 
 
 def _check(tool: LambdaToolConfig) -> None:
+    """Raise ValueError if a schema is not usable, or the tool contradicts itself."""
     schema = tool.input_schema
     if schema.get("type") != "object":
         raise ValueError('input_schema: has to be of "type": "object", as arguments are')
@@ -66,11 +95,8 @@ def _check(tool: LambdaToolConfig) -> None:
         check_job(tool.job, arguments)
 
 
-log = logging.getLogger("roundgate.backends")
-
-
 class LambdaBackend:
-    """Functions and their tools."""
+    """A back end of the kind lambda."""
 
     def __init__(self, config: LambdaBackendConfig, origin: Origin, shared: Shared) -> None:
         self.name = config.name
@@ -80,11 +106,11 @@ class LambdaBackend:
         self._functions = Functions(config.max_connections, config.max_response_bytes)
 
     async def offer(self) -> Offering:
-        """The tools as declared, and as the function tells them.
+        """Return the tools that are declared and those that the function describes.
 
         Raises:
-            ConfigError: boto3 is missing, a declaration contradicts itself, or
-                the function does not tell.
+            ConfigError: boto3 is missing, a declaration contradicts itself, or the function does
+                not describe its tools.
         """
         if find_spec("botocore") is None:
             message, remedy = "needs boto3, which is not installed", "pip install 'roundgate[aws]'"
@@ -103,11 +129,11 @@ class LambdaBackend:
         return Offering([*declared, *told], files=files, left_out=left_out)
 
     async def aclose(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         await self._functions.aclose()
 
     def _prepare(self) -> None:
-        """Find out now whether there is a region, and have the first call find the client ready."""
+        """Make the clients, which finds a missing region."""
         for tool in self._config.tools:
             region = target_of(tool, self._config).region
             self._functions.prepare(region, tool.timeout_s or self._config.timeout_s)
@@ -115,7 +141,7 @@ class LambdaBackend:
     async def _described(
         self,
     ) -> tuple[list[LambdaToolConfig], list[Problem], frozenset[Path]]:
-        """What the function tells, what of it is left out, and the file that it is from."""
+        """Return the described tools, problems of others, and the index's path."""
         config = self._config
         if not config.describe:
             return [], [], frozenset()
@@ -129,10 +155,10 @@ class LambdaBackend:
         return *tools_of(told, config, self._origin), frozenset({path})
 
     async def _asked(self, path: Path, why: str) -> list[Any]:
-        """What the function tells when it is asked now; `why` is what is wrong with the index.
+        """Invoke the function for its tools; `why` is the problem of the index.
 
         Raises:
-            ConfigError: it does not, or may not be asked.
+            ConfigError: the function fails, or this is a cold start.
         """
         if self._shared.is_cold:
             problem = self._origin.at("describe").problem(
@@ -148,7 +174,7 @@ class LambdaBackend:
     def _made(
         self, tools: list[LambdaToolConfig], place: Origin | None
     ) -> tuple[list[Tool], list[Problem]]:
-        """The tools, and what is wrong with others; without a place, they are the function's."""
+        """Return tools, and problems of others; without a place, the function described them."""
         made: list[Tool] = []
         problems: list[Problem] = []
         for index, config in enumerate(tools):
@@ -165,7 +191,7 @@ class LambdaBackend:
     def _tool(self, config: LambdaToolConfig, index: int | None) -> Tool:
         return Tool(
             definition_of(config),
-            self._caller(config),
+            caller_of(Calling.of(self._functions, config, self._config)),
             scopes=frozenset(config.scopes),
             once=config.once,
             task=config.task,
@@ -176,6 +202,192 @@ class LambdaBackend:
             cleans_up=config.cleans_up,
         )
 
-    def _caller(self, config: LambdaToolConfig) -> CallTool:
-        calling = Calling.of(self._functions, config, self._config)
-        return caller_of(calling)
+
+# Tools that a function describes
+
+KIND: Final = "roundgate lambda index "
+FORMAT: Final = f"{KIND}1"
+
+
+def index_path(config: LambdaBackendConfig, origin: Origin) -> Path:
+    """Return the path of a back end's index."""
+    return origin.base_dir / (config.index or f"{config.name}.index")
+
+
+def write_index(told: list[Any], config: LambdaBackendConfig) -> bytes:
+    """Return the content of an index."""
+    return json.encode({"format": FORMAT, "of": _of(config), "tools": told})
+
+
+def read_index(path: Path, config: LambdaBackendConfig) -> list[Any]:
+    """Return the described tools of an index.
+
+    Raises:
+        IndexOfAnotherVersion: another version has written it.
+        UnusableIndex: it is no index, or of another function.
+        OSError: it cannot be read.
+    """
+    try:
+        found = json.decode(path.read_bytes())
+        if found["format"] == FORMAT and found["of"] == _of(config):
+            return list(found["tools"])
+        if found["format"] != FORMAT and str(found["format"]).startswith(KIND):
+            raise IndexOfAnotherVersion()
+    except (ParseError, KeyError, TypeError):
+        pass
+    raise UnusableIndex(f"is no index of {config.function}")
+
+
+def _of(config: LambdaBackendConfig) -> str:
+    """Return a digest of the function."""
+    return json.digest([config.function, config.qualifier, config.region])
+
+
+EVENT: Final = {"roundgate": "describe", "version": 1}
+MOST_TOOLS: Final = 1_000
+DESCRIBE_S: Final = 8.0
+"""The time-out of a description, in seconds: a start waits for it."""
+_REMEDY: Final = (
+    "correct what the function answers to the describe event, see `roundgate docs lambda`"
+)
+
+
+class Hints(BaseModel):
+    """The members of the protocol's `ToolAnnotations` that concern calls."""
+
+    title: str | None = None
+    readOnlyHint: bool | None = None  # noqa: N815
+    destructiveHint: bool | None = None  # noqa: N815
+    idempotentHint: bool | None = None  # noqa: N815
+
+
+class DescribedTool(BaseModel):
+    """A tool as a function describes it; unknown members are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+    name: str = Field(pattern=NAME_PATTERN)
+    title: str | None = None
+    description: str = Field(min_length=1)
+    inputSchema: dict[str, Any]  # noqa: N815
+    outputSchema: dict[str, Any] | None = None  # noqa: N815
+    annotations: Hints = Hints()
+    call: dict[str, Any] = {}
+
+
+async def ask(config: LambdaBackendConfig) -> list[Any]:
+    """Invoke the function for its tools; return them unvalidated.
+
+    Raises:
+        ConfigError: boto3 is not installed, or no region is set.
+        BackendError: it cannot be invoked, fails, or answers something else.
+    """
+    asked = target(str(config.function), config.qualifier, config.region)
+    functions = Functions(1, config.max_response_bytes)
+    try:
+        functions.prepare(asked.region, DESCRIBE_S)
+        invocation = Invocation(asked, json.encode(EVENT), is_repeatable=True)
+        invoked = await functions.invoke(invocation, DESCRIBE_S, LOCAL)
+    finally:
+        await functions.aclose()
+    if invoked.has_failed:
+        raise failure_of(invoked.payload, asked)
+    return _tools(answer_of(invoked.payload).body)
+
+
+def _tools(body: bytes) -> list[Any]:
+    try:
+        said = json.decode(body)
+    except ParseError:
+        said = None
+    tools = said.get("tools") if isinstance(said, Mapping) else None
+    if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
+        raise BackendError(
+            "it answered the describe event with something else than a list of at most "
+            f"{MOST_TOOLS} tools"
+        )
+    return tools
+
+
+def tools_of(
+    told: Sequence[Any], config: LambdaBackendConfig, origin: Origin
+) -> tuple[list[LambdaToolConfig], list[Problem]]:
+    """Return the described tools without those that are declared under the same name, and the
+    problems of tools that are left out."""
+    tools: list[LambdaToolConfig] = []
+    problems: list[Problem] = []
+    known = {one.name for one in config.tools}
+    for number, one in enumerate(told):
+        try:
+            tool = _tool(one, config.output_schemas)
+            if tool.name in {other.name for other in tools}:
+                raise ValueError("another one has the same name")
+            tools += [] if tool.name in known else [tool]
+        except (ValidationError, ValueError) as error:
+            name = one.get("name") if isinstance(one, Mapping) else None
+            said = (
+                f"tool {number + 1} ({str(name)[:64]!r}) that the function told of: {_first(error)}"
+            )
+            problems.append(origin.at("describe").problem(said, _REMEDY))
+    return tools, problems
+
+
+def _tool(told: Any, output_schemas: Sequence[str]) -> LambdaToolConfig:
+    one = DescribedTool.model_validate(told)
+    how = LambdaCallConfig.model_validate(one.call)
+    if how.job is not None and how.job.function is not None:
+        # what it may invoke is the gateway's owner's to say
+        raise ValueError("call.job.function: a function follows its jobs itself")
+    hints = one.annotations
+    has_output = any(fnmatchcase(one.name, pattern) for pattern in output_schemas)
+    return LambdaToolConfig(
+        **{name: getattr(how, name) for name in how.model_fields_set},
+        name=one.name,
+        title=one.title or hints.title,
+        description=one.description,
+        input_schema=one.inputSchema,
+        output_schema=one.outputSchema if has_output else None,
+        payload=PayloadConfig(arguments_in="arguments", fixed={"tool": one.name}),
+        read_only=hints.readOnlyHint,
+        destructive=hints.destructiveHint,
+        idempotent=hints.idempotentHint,
+    )
+
+
+def _first(error: Exception) -> str:
+    """Return the first error in a line."""
+    if isinstance(error, ValidationError):
+        one = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, one["loc"]))
+        return f"{place}: {one['msg']}"[:300] if place else one["msg"][:300]
+    return str(error)[:300]
+
+
+def compile_to_file(config: LambdaBackendConfig, origin: Origin) -> str:
+    """Write the index of a back end; return a summary for the user.
+
+    Raises:
+        ConfigError: the function cannot be invoked.
+    """
+    if not config.describe:
+        return f"{config.name}: its tools are in gateway.yaml, there is nothing to compile"
+    try:
+        told = asyncio.run(ask(config))
+    except BackendError as error:
+        raise ConfigError([unasked(error, config, origin)]) from None
+    tools, problems = tools_of(told, config, origin)
+    path = index_path(config, origin)
+    # a gateway that starts meanwhile reads the old one, or the new one
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.write_bytes(write_index(told, config))
+    os.replace(fresh, path)
+    summary = f"{config.name}: {len(tools)} tools, {len(problems)} left out: {path}"
+    return "\n".join([*map(str, problems), summary])
+
+
+def unasked(error: BackendError, config: LambdaBackendConfig, origin: Origin) -> Problem:
+    """Return the problem of a function that did not describe its tools."""
+    return origin.at("function").problem(
+        f"{config.function} did not tell its tools: {error}",
+        "correct the function or the gateway's permissions, and run `roundgate compile` again",
+    )

@@ -4,19 +4,29 @@ A function may ask for input, and receives its own state back (`roundgate docs r
 
     function → gateway   {"inputRequests": {"size": {"method": "elicitation/create", "params": {…}}}, "state": anything}
     gateway → function   {"payload": that of the first exchange, "inputResponses": {"size": {"action": …}}, "state": …}
+
+It may start a job, which further invocations follow, fetch or cancel. Executions of durable
+functions are followed as jobs (API `Invoke`, `GetDurableExecution`):
+
+    Invoke, Event, under a name ──▶ ARN of the execution     GetDurableExecution … RUNNING … SUCCEEDED ──▶ its result
+                                                             └ the task ends early: StopDurableExecution
+
+The name follows from the call: however often it is started, there is one execution.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from roundgate import json
 from roundgate.backends.aws_lambda.config import (
+    DurableConfig,
     LambdaBackendConfig,
+    LambdaJobConfig,
     LambdaToolConfig,
 )
 from roundgate.backends.aws_lambda.invoking import (
@@ -27,76 +37,44 @@ from roundgate.backends.aws_lambda.invoking import (
     target,
     target_of,
 )
-from roundgate.backends.aws_lambda.job import Execution, config_of, lambda_job
-from roundgate.backends.aws_lambda.payload import (
+from roundgate.backends.aws_lambda.messages import (
     RESPONSES,
+    answer_of,
     bytes_of,
     encoded,
     endpoint_of,
     facts,
+    failure_of,
     http_event,
+    line,
     payload_of,
     secrets_of,
 )
-from roundgate.backends.aws_lambda.results import answer_of, failure_of
 from roundgate.backends.base import CallTool
-from roundgate.backends.exchange import Answering, Exchange, Kept, asked, dialogue, follow
-from roundgate.backends.http.endpoint import Endpoint
+from roundgate.backends.config import JobConfig
+from roundgate.backends.exchange import AnsweredJob, Answering, Kept, asked, dialogue, follow
+from roundgate.backends.http.bodies import Template
+from roundgate.backends.http.endpoint import PATH_VARIABLE, Endpoint
 from roundgate.backends.http.messages import Answer, result_of
 from roundgate.backends.http.secrets import Redactor
-from roundgate.errors import ParseError, ToolError
+from roundgate.errors import (
+    BackendError,
+    FunctionAway,
+    FunctionFailed,
+    NotNow,
+    ParseError,
+    ToolError,
+)
 from roundgate.protocol import Schema, TextContent, ToolResult
 from roundgate.replay import Context, run_of
 
-Say: TypeAlias = Callable[[Any, int], Awaitable[Answer]]
-"""Invokes the function with a payload, as the nth exchange from 1."""
-
-
-def exchange_of(say: Say, payload: Mapping[str, Any]) -> Exchange:
-    """The exchanges that a call with this first payload consists of.
-
-    Raises:
-        ToolError: the payload looks like that of a later one: an argument must not pass
-            for what the user answered.
-    """
-    if RESPONSES in payload:
-        raise ToolError(f"{RESPONSES}: is the gateway's own; leave it out")
-
-    async def exchange(number: int, answering: Answering | None) -> Kept:
-        sent = payload if answering is None else _answering(payload, answering)
-        answer = await say(sent, number)
-        envelope = _envelope(answer)
-        return answer.kept() if envelope is None else asked(envelope)
-
-    return exchange
-
-
-def _answering(payload: Mapping[str, Any], answering: Answering) -> dict[str, Any]:
-    return {
-        "payload": dict(payload),
-        RESPONSES: dict(answering.responses),
-        "state": answering.state,
-    }
-
-
-def _envelope(answer: Answer) -> Any:
-    """What asks, if the answer does."""
-    if b'"inputRequests"' not in answer.body:
-        return None
-    try:
-        value = json.decode(answer.body)
-    except ParseError:
-        return None
-    return value if isinstance(value, dict) and "inputRequests" in value else None
-
-
 _LARGE: Final = 262_144
-"""Answers of more bytes are read in a thread: they would keep everybody else waiting."""
+"""Larger answers, in bytes, are parsed in a thread, because parsing blocks the loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calling:
-    """What all calls of one tool have in common."""
+    """The parts that all calls of a tool share."""
 
     functions: Functions
     tool: LambdaToolConfig
@@ -105,32 +83,31 @@ class Calling:
     timeout_s: float
     redacted: Redactor
     endpoint: Endpoint | None
-    """Where arguments go, if the function gets events of an HTTP API."""
+    """Places the arguments if the function gets events of an HTTP API."""
     output: Schema | None
 
     @classmethod
     def of(
         cls, functions: Functions, tool: LambdaToolConfig, backend: LambdaBackendConfig
     ) -> Calling:
-        """Of one tool.
+        """Make it for a tool.
 
         Raises:
             ValueError: a schema is not usable, or does not fit the path.
         """
-        fixed = tool.payload if tool.http is None else tool.http
         return cls(
             functions,
             tool,
             backend,
             target_of(tool, backend),
             tool.timeout_s or backend.timeout_s,
-            Redactor.of_secrets(secrets_of(fixed)),
+            Redactor.of_secrets(secrets_of(tool.http or tool.payload)),
             None if tool.http is None else endpoint_of(tool, tool.http),
             None if tool.output_schema is None else Schema.compile(tool.output_schema),
         )
 
     def result(self, answer: Answer) -> ToolResult:
-        """The tool's result for an answer.
+        """Return the tool's result for an answer.
 
         Raises:
             BackendError: the answer is an error, or not what was declared.
@@ -138,13 +115,13 @@ class Calling:
         return result_of(self.tool.name, answer, self.tool.result, self.output)
 
     def cleaned(self, data: bytes) -> bytes:
-        """What a function says, without secrets of the configuration."""
+        """Remove the configuration's secrets from an answer."""
         return self.redacted(Answer(200, "", "", data)).body
 
 
 @dataclass(frozen=True, slots=True)
 class OneCall:
-    """One call."""
+    """A call of a tool."""
 
     calling: Calling
     context: Context
@@ -152,54 +129,65 @@ class OneCall:
     key: str
     """The same in every run of this call."""
 
-    def told(self, exchange: int = 1, *, looks: bool = False) -> dict[str, Any]:
-        """What the function is told of an invocation; one that only looks has no key."""
+    def facts(self, exchange: int = 1, *, looks: bool = False) -> dict[str, Any]:
+        """Return the facts about this call that a function receives; without a key if it only
+        looks at a job."""
         key = self.key if exchange == 1 else f"{self.key}-{exchange}"
-        run = run_of(self.context)
+        meta = run_of(self.context).call.meta.raw
         name = self.calling.backend.effective_prefix + self.calling.tool.name
-        return facts(
-            name, self.context.principal, None if looks else key, exchange, run.call.meta.raw
-        )
+        return facts(name, self.context.principal, None if looks else key, exchange, meta)
 
     def payload(self) -> Any:
-        """What the first invocation has.
+        """Return the payload of the first invocation.
 
         Raises:
-            ToolError: an argument cannot stand where it has to go.
+            ToolError: an argument cannot stand in its place.
         """
         if self.calling.endpoint is not None:
             outgoing = self.calling.endpoint.request(self.arguments)
-            told = self.told() if self.calling.backend.client_context else {}
-            return http_event(outgoing, self.key, told)
-        return payload_of(self.calling.tool.payload, self.arguments, self.told())
-
-    async def invoke(self, invocation: Invocation, told: Mapping[str, Any]) -> Invoked:
-        """Invoke a function; it is told of the call where it can be."""
-        if self.calling.backend.client_context and not invocation.is_event:
-            invocation = replace(invocation, client_context=encoded(told))
-        timeout_s = self.calling.timeout_s
-        return await self.calling.functions.invoke(invocation, timeout_s, self.context.principal)
+            known = self.facts() if self.calling.backend.client_context else {}
+            return http_event(outgoing, self.key, known)
+        return payload_of(self.calling.tool.payload, self.arguments, self.facts())
 
     async def say(self, payload: Any, exchange: int = 1) -> Answer:
-        """What the tool's function answers to a payload.
+        """Invoke the tool's function, as the nth exchange from 1; return its answer.
 
         Raises:
             BackendError: it cannot be invoked, or has failed.
         """
-        invocation = Invocation(
+        return await self._answered(
             self.calling.target,
-            bytes_of(payload, is_event=False),
+            payload,
+            self.facts(exchange),
             is_repeatable=self.calling.tool.idempotent is True,
         )
-        return self._answer(await self.invoke(invocation, self.told(exchange)), invocation.target)
 
     async def look(self, where: Target, payload: Any) -> Answer:
-        """What a function answers that is asked about a job."""
-        invocation = Invocation(where, bytes_of(payload, is_event=False), is_repeatable=True)
-        return self._answer(await self.invoke(invocation, self.told(looks=True)), where)
+        """Invoke a function about a job; return its answer.
+
+        Raises:
+            NotNow: a later attempt may succeed.
+            BackendError: it cannot be invoked.
+        """
+        try:
+            return await self._answered(where, payload, self.facts(looks=True), is_repeatable=True)
+        except (FunctionAway, FunctionFailed) as error:
+            raise NotNow(str(error)) from None
+
+    async def _answered(
+        self, where: Target, payload: Any, known: Mapping[str, Any], *, is_repeatable: bool
+    ) -> Answer:
+        data = bytes_of(payload, is_event=False)
+        context = encoded(known) if self.calling.backend.client_context else None
+        invocation = Invocation(where, data, context, is_repeatable=is_repeatable)
+        invoked = await self._invoke(invocation)
+        answer = self.calling.cleaned(invoked.payload)
+        if invoked.has_failed:
+            raise failure_of(answer, where)
+        return self.calling.redacted(answer_of(answer))
 
     async def hand_over(self, execution_name: str | None = None) -> Invoked:
-        """Have AWS Lambda take the call, or start an execution under a name."""
+        """Invoke asynchronously, or start a durable execution under a name."""
         invocation = Invocation(
             self.calling.target,
             bytes_of(self.payload(), is_event=True),
@@ -207,17 +195,15 @@ class OneCall:
             execution_name=execution_name,
             is_repeatable=self.calling.tool.idempotent is True,
         )
-        return await self.invoke(invocation, {})
+        return await self._invoke(invocation)
 
-    def _answer(self, invoked: Invoked, where: Target) -> Answer:
-        payload = self.calling.cleaned(invoked.payload)
-        if invoked.has_failed:
-            raise failure_of(payload, where)
-        return self.calling.redacted(answer_of(payload))
+    async def _invoke(self, invocation: Invocation) -> Invoked:
+        timeout_s = self.calling.timeout_s
+        return await self.calling.functions.invoke(invocation, timeout_s, self.context.principal)
 
 
 def caller_of(calling: Calling) -> CallTool:
-    """What calls the tool."""
+    """Return the function that calls the tool."""
 
     async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:
         await context.continue_as_task()
@@ -233,46 +219,184 @@ def caller_of(calling: Calling) -> CallTool:
 
 
 async def _answered(one: OneCall, context: Context) -> Answer:
-    calling, tool = one.calling, one.calling.tool
+    tool = one.calling.tool
     if tool.interactive:
-        return Answer.revived(await dialogue(exchange_of(one.say, one.payload()), context))
+        return Answer.revived(await _dialogue(one, context))
     if tool.job is not None:
-        payload, known = one.payload(), tool.job.function
-        asked = calling.target
-        if known is not None:
-            asked = target(known, None, calling.backend.region)
-        begin, look = partial(one.say, payload), partial(one.look, asked)
-        once = tool.idempotent is True
-        job = lambda_job(tool.job, begin, look, one.arguments, starts_once=once)
-        return Answer.revived(await follow(job, context))
+        return Answer.revived(await follow(_job(one, tool.job), context))
     if tool.durable is not None:
-        return Answer.revived(await follow(_execution(one), context))
+        return Answer.revived(await follow(_execution(one, tool.durable), context))
     answer = await one.say(one.payload())
-    await context.log("debug", {"upstream": calling.backend.name, "status": answer.status})
+    await context.log("debug", {"upstream": one.calling.backend.name, "status": answer.status})
     return answer
 
 
-def _execution(one: OneCall) -> Execution:
-    calling = one.calling
-    assert calling.tool.durable is not None
-
-    async def look(arn: str) -> Mapping[str, Any]:
-        functions, caller = calling.functions, one.context.principal
-        return await functions.execution(arn, calling.target, calling.timeout_s, caller)
-
-    async def end(arn: str) -> None:
-        functions, caller = calling.functions, one.context.principal
-        await functions.stop(arn, calling.target, calling.timeout_s, caller)
-
-    durable, begin = calling.tool.durable, partial(one.hand_over, one.key)
-    stops = end if durable.cancel else None
-    return Execution(config_of(durable), begin, look, calling.cleaned, stops)
-
-
 def _accepted(invoked: Invoked, taken_by: Target) -> ToolResult:
-    said = (
+    text = (
         f"Accepted: AWS Lambda has taken the call for the function {taken_by.name}, which works on it later."
         " Nobody tells here how it ends."
     )
-    told = {"accepted": True, "requestId": invoked.request_id}
-    return ToolResult((TextContent(said),), structured_content=told)
+    structured = {"accepted": True, "requestId": invoked.request_id}
+    return ToolResult((TextContent(text),), structured_content=structured)
+
+
+# Dialogues
+
+
+async def _dialogue(one: OneCall, context: Context) -> Kept:
+    payload = one.payload()
+    if RESPONSES in payload:  # an argument must not pass for the user's answer
+        raise ToolError(f"{RESPONSES}: is the gateway's own; leave it out")
+
+    async def exchange(number: int, answering: Answering | None) -> Kept:
+        sent = payload
+        if answering is not None:
+            responses = dict(answering.responses)
+            sent = {"payload": payload, RESPONSES: responses, "state": answering.state}
+        answer = await one.say(sent, number)
+        envelope = _envelope(answer)
+        return answer.kept() if envelope is None else asked(envelope)
+
+    return await dialogue(exchange, context)
+
+
+def _envelope(answer: Answer) -> Any:
+    """Return the answer as JSON if it asks for input, or None."""
+    if b'"inputRequests"' not in answer.body:
+        return None
+    try:
+        value = json.decode(answer.body)
+    except ParseError:
+        return None
+    return value if isinstance(value, dict) and "inputRequests" in value else None
+
+
+# Jobs
+
+
+def check_job(job: LambdaJobConfig, arguments: Collection[str]) -> None:
+    """Raise ValueError if a payload has a variable that nothing gives a value."""
+    named = {name for one in (job.poll, job.fetch) for name in _variables(one)}
+    if unknown := sorted(named - job.variables.keys()):
+        raise ValueError(f"job needs {', '.join(unknown)}, which job.variables does not have")
+    known = {*job.variables, *arguments}
+    if unknown := sorted(Template(job.cancel or {}).names - known):
+        raise ValueError(
+            f"job.cancel needs {', '.join(unknown)}, which neither job.variables nor input_schema has"
+        )
+
+
+def _variables(template: Any) -> set[str]:
+    match template:
+        case str():
+            return set(PATH_VARIABLE.findall(template))
+        case Mapping():
+            return set().union(*map(_variables, template.values()))
+        case list():
+            return set().union(*map(_variables, template))
+    return set()
+
+
+def _filled(template: Any, values: Mapping[str, str]) -> Any:
+    """Return a payload with the values of its variables."""
+    match template:
+        case str():
+            return PATH_VARIABLE.sub(lambda match: values.get(match[1], match[0]), template)
+        case Mapping():
+            return {name: _filled(inner, values) for name, inner in template.items()}
+        case list():
+            return [_filled(inner, values) for inner in template]
+    return template
+
+
+def _job(one: OneCall, config: LambdaJobConfig) -> AnsweredJob:
+    """Return the job that the invocation starts. An idempotent function starts it once, because it
+    receives the call's key; other functions may ignore a key."""
+    calling = one.calling
+    where = calling.target
+    if config.function is not None:
+        where = target(config.function, None, calling.backend.region)
+
+    async def ask(template: Any, values: Mapping[str, str]) -> Answer:
+        return await one.look(where, _filled(template, values))
+
+    async def cancel(values: Mapping[str, str]) -> Answer:
+        payload = Template(config.cancel or {}).filled({**one.arguments, **values})
+        return await one.look(where, payload)
+
+    return AnsweredJob(
+        config,
+        "function",
+        partial(one.say, one.payload()),
+        look=partial(ask, config.poll),
+        result=None if config.fetch is None else partial(ask, config.fetch),
+        end=None if config.cancel is None else cancel,
+        starts_once=calling.tool.idempotent is True,
+    )
+
+
+# Executions of durable functions
+
+_ENDED_BADLY: Final = ["FAILED", "TIMED_OUT", "STOPPED", "DELETING"]
+
+
+def _execution(one: OneCall, durable: DurableConfig) -> AnsweredJob:
+    """Return the execution that the invocation starts, as a job."""
+    calling, caller = one.calling, one.context.principal
+    at = (calling.target, calling.timeout_s, caller)
+
+    async def begin() -> Answer:
+        invoked = await one.hand_over(one.key)
+        if invoked.execution_arn is None:
+            raise BackendError(
+                "AWS Lambda started no durable execution: the function has to be a durable one, and named with a"
+                " version or an alias"
+            )
+        return _json({"execution": invoked.execution_arn})
+
+    async def state(values: Mapping[str, str]) -> Mapping[str, Any]:
+        try:
+            return await calling.functions.execution(values["execution"], *at)
+        except FunctionAway as error:
+            raise NotNow(str(error)) from None
+
+    async def look(values: Mapping[str, str]) -> Answer:
+        found = await state(values)
+        reason = calling.cleaned(_reason(found).encode("utf-8", "replace")).decode()
+        return _json({"status": found.get("Status"), "reason": reason or None})
+
+    async def result(values: Mapping[str, str]) -> Answer:
+        found = await state(values)
+        return answer_of(calling.cleaned(str(found.get("Result") or "null").encode()))
+
+    async def stop(values: Mapping[str, str]) -> Answer:
+        try:
+            await calling.functions.stop(values["execution"], *at)
+        except FunctionAway:
+            raise
+        except BackendError:
+            if (await state(values)).get("Status") not in ("SUCCEEDED", *_ENDED_BADLY):
+                raise
+        return _json(None)
+
+    config = JobConfig(
+        variables={"execution": "/execution"},
+        every_s=durable.every_s,
+        status="/status",
+        succeeded=["SUCCEEDED"],
+        failed=_ENDED_BADLY,
+        error="/reason",
+    )
+    ends = stop if durable.cancel else None
+    return AnsweredJob(config, "function", begin, look, result, ends, starts_once=True)
+
+
+def _json(value: Any) -> Answer:
+    return Answer(200, "OK", "application/json", json.encode(value))
+
+
+def _reason(execution: Mapping[str, Any]) -> str:
+    """Return type and message of a failure, without the stack."""
+    error = execution.get("Error") or {}
+    parts = [str(error[name]) for name in ("ErrorType", "ErrorMessage") if error.get(name)]
+    return line(": ".join(parts))

@@ -1,5 +1,4 @@
-"""What can be set of a back end of the kind lambda: functions, their tools,
-and how they are invoked."""
+"""Settings of a back end of the kind lambda: functions, their tools, how they are invoked."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from roundgate.settings import Model, TaskMode
 
 NAME_PATTERN: Final = r"^[A-Za-z0-9_.-]{1,64}$"
 MAX_PAYLOAD_BYTES: Final = 6_291_456
-"""Of a synchronous invocation, both ways (AWS Lambda quotas: 6 MB)."""
+"""The limit on payload and answer of a synchronous invocation (AWS Lambda quotas: 6 MB)."""
 OBJECT: Final[dict[str, Any]] = {
     "type": "object",
     "properties": {},
@@ -22,20 +21,19 @@ FUNCTION_PATTERN: Final = (
     r"^(arn:aws[a-zA-Z-]*:lambda:[a-z]{2,8}(-[a-z]+)+-\d:\d{12}:function:|\d{12}:function:)?"
     r"[A-Za-z0-9_-]{1,140}(:(\$LATEST|[A-Za-z0-9_-]+))?$"
 )
-"""A name, an ARN, or an ARN without its first half; each may end in a version or
-an alias (API `Invoke`)."""
+"""A name, an ARN, or an ARN without its first half, each with an optional version or alias."""
 
 FunctionName: TypeAlias = Annotated[str, Field(pattern=FUNCTION_PATTERN, max_length=256)]
 Qualifier: TypeAlias = Annotated[str, Field(pattern=r"^(\$LATEST|[A-Za-z0-9_-]{1,128})$")]
 
 
 def is_qualified(function: str) -> bool:
-    """Whether a name or ARN ends in a version or an alias."""
+    """Return whether a name or ARN ends in a version or an alias."""
     return ":" in function.rpartition(":function:")[2]
 
 
 class PayloadConfig(Model):
-    """What a function gets besides the arguments, and where it gets them."""
+    """Where the arguments go in the payload, and its other members."""
 
     arguments_in: str | None = Field(
         None,
@@ -59,8 +57,7 @@ class PayloadConfig(Model):
 
 
 class HttpEventConfig(Model):
-    """The payload is an event of an HTTP API (payload format 2.0), for a
-    function that is behind one."""
+    """The payload as an event of an HTTP API (payload format 2.0), for functions behind one."""
 
     method: Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"] = Field(
         description="HTTP method."
@@ -74,8 +71,7 @@ class HttpEventConfig(Model):
 
 
 class LambdaJobConfig(JobConfig):
-    """How to follow a job that an invocation has started: further invocations poll
-    it and fetch its result."""
+    """How further invocations follow a job that an invocation has started."""
 
     poll: dict[str, Any] = Field(
         description='Payload of an invocation that tells how the job is, such as {"job": "{id}"}; '
@@ -98,7 +94,7 @@ class LambdaJobConfig(JobConfig):
 
 
 class DurableConfig(Model):
-    """The invocation starts an execution of a durable function, which is followed at AWS Lambda."""
+    """How the execution of a durable function is followed."""
 
     every_s: float = Field(
         5, description="Seconds between two looks; no worker waits meanwhile.", ge=1, le=86_400
@@ -111,7 +107,7 @@ class DurableConfig(Model):
 
 
 class LambdaCallConfig(Model):
-    """How a function is called, whoever says so."""
+    """How a function is called, declared here or described by the function."""
 
     interactive: bool = Field(
         False,
@@ -148,7 +144,7 @@ class LambdaCallConfig(Model):
 
     @property
     def cleans_up(self) -> bool:
-        """Whether what a call has begun can be ended."""
+        """Whether a job or an execution can be cancelled."""
         job, durable = self.job, self.durable
         by_payload = job is not None and job.cancel is not None
         return by_payload or (durable is not None and durable.cancel)
@@ -170,7 +166,7 @@ class LambdaCallConfig(Model):
 
 
 class LambdaToolConfig(LambdaCallConfig):
-    """One tool, which invokes a function."""
+    """A tool that invokes a function."""
 
     name: str = Field(description="Name of the tool.", pattern=NAME_PATTERN)
     title: str | None = Field(None, description="Name for people.")
@@ -228,8 +224,7 @@ class LambdaToolConfig(LambdaCallConfig):
 
 
 class LambdaBackendConfig(BackendConfig):
-    """Functions of AWS Lambda. Credentials are those of boto3: a role, a
-    profile, the environment."""
+    """Functions of AWS Lambda, with boto3's credentials."""
 
     kind: Literal["lambda"]
     function: FunctionName | None = Field(
@@ -278,7 +273,7 @@ class LambdaBackendConfig(BackendConfig):
 
     @property
     def packed_files(self) -> tuple[str, ...]:
-        """The index, where the function tells its tools."""
+        """The index, if the function describes its tools."""
         return (self.index or f"{self.name}.index",) if self.describe else ()
 
     @model_validator(mode="after")

@@ -1,11 +1,11 @@
-"""Invocations of functions: boto3's client blocks, so each runs in a thread; what goes
-wrong is a `BackendError`.
+"""Invocations of functions: boto3's client blocks, so each runs in a thread; errors are
+`BackendError`s.
 
-    throttled, not reached, not ready      the function was not begun: again, while there is time
-    answer lost, trouble inside Lambda     it may have run: again only if that does no harm
-    no answer in time                      told so; the thread ends when its connection does
+    throttled, not reached, not ready      the function was not begun: retried, while there is time
+    answer lost, trouble inside Lambda     it may have run: retried only if that does no harm
+    no answer in time                      an error; the thread ends when its connection does
 
-boto3 itself tries nothing again here: it cannot know which of these an error is.
+boto3 itself retries nothing here: it cannot tell these apart.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from roundgate.errors import BackendError, ConfigError, FunctionAway, Unavailabl
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A function."""
+    """A function to invoke."""
 
     function: str
     """Name or ARN, with the qualifier at its end if there is one."""
     region: str | None
-    """`None`: that of the environment."""
+    """`None`: the environment's."""
 
     @property
     def name(self) -> str:
-        """As people know it: without account and region."""
+        """The name without account and region."""
         return self.function.rpartition(":function:")[2]
 
 
 def target(function: str, qualifier: str | None, region: str | None) -> Target:
-    """A function by what the configuration says; an ARN knows its region itself."""
+    """Return the target of a configured function; an ARN goes before `region`."""
     parts = function.split(":")
     own = parts[3] if function.startswith("arn:") else region
     if qualifier is None or is_qualified(function):
@@ -58,7 +58,7 @@ def target(function: str, qualifier: str | None, region: str | None) -> Target:
 
 
 def target_of(tool: LambdaToolConfig, backend: LambdaBackendConfig) -> Target:
-    """The function of a tool: its own, or else the back end's."""
+    """Return the function of a tool: its own, or else the back end's."""
     if tool.function is not None:
         return target(tool.function, tool.qualifier, backend.region)
     return target(str(backend.function), tool.qualifier or backend.qualifier, backend.region)
@@ -69,23 +69,15 @@ THROTTLED: Final = frozenset(
 )
 NOT_READY: Final = frozenset(
     {
-        *(
-            "CodeArtifactUserPendingException",
-            "EFSMountTimeoutException",
-            "ENILimitReachedException",
-        ),
-        *("ENINotReadyException", "ResourceConflictException", "ResourceNotReadyException"),
-        *(
-            "SnapStartNotReadyException",
-            "SnapStartTimeoutException",
-            "S3FilesMountTimeoutException",
-        ),
-        *("SubnetIPAddressLimitReachedException", "EFSMountConnectivityException"),
-        *("S3FilesMountConnectivityException",),
+        *("CodeArtifactUserPendingException", "EFSMountConnectivityException"),
+        *("EFSMountTimeoutException", "ENILimitReachedException", "ENINotReadyException"),
+        *("ResourceConflictException", "ResourceNotReadyException", "SnapStartNotReadyException"),
+        *("S3FilesMountConnectivityException", "S3FilesMountTimeoutException"),
+        *("SnapStartTimeoutException", "SubnetIPAddressLimitReachedException"),
     }
 )
 NOT_BEGUN: Final = THROTTLED | NOT_READY
-"""After these the function has not been begun, and it may be another time."""
+"""Codes after which the function was not begun, and a retry may succeed."""
 
 _TOO_LARGE: Final = "it takes no payload of this size. Give it less at once"
 _SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
@@ -104,7 +96,7 @@ _SENTENCES: Final[Mapping[str, str]] = MappingProxyType(
         "RequestEntityTooLargeException": _TOO_LARGE,
     }
 )
-"""By code: what is wrong with the function, and the remedy."""
+"""Problem and remedy by code."""
 _CREDENTIALS: Final = frozenset(
     {
         *("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"),
@@ -115,7 +107,7 @@ _CREDENTIALS: Final = frozenset(
 
 
 def passes(refused: Refusal) -> bool:
-    """Whether another attempt may go better."""
+    """Return whether a retry may succeed."""
     if refused.code in NOT_BEGUN:
         return True
     if refused.status is not None:
@@ -124,7 +116,7 @@ def passes(refused: Refusal) -> bool:
 
 
 def pause_s(refused: Refusal, attempt: int) -> float:
-    """Seconds before the next attempt: what AWS Lambda says, else twice as long after each."""
+    """Return the seconds before the next attempt: AWS Lambda's, else twice as many after each."""
     said = refused.response.get("retryAfterSeconds")
     try:
         return max(0.05, float(said))  # type: ignore[arg-type]
@@ -133,7 +125,7 @@ def pause_s(refused: Refusal, attempt: int) -> float:
 
 
 def error_of(refused: Refusal, target: Target) -> BackendError:
-    """What the caller is told of it."""
+    """Return the error for the caller."""
     code, name = refused.code[:100], target.name
     if code in THROTTLED:
         again_s = max(1, round(pause_s(refused, 1)))
@@ -181,7 +173,7 @@ def _not_answered(refused: Refusal, name: str) -> BackendError:
 
 
 SPARE_S: Final = 5
-"""By how much a connection outlasts the time that its invocation has: the invocation ends first."""
+"""The seconds by which a connection outlasts its invocation's time-out."""
 ATTEMPTS: Final = 4
 
 log = logging.getLogger("roundgate.backends")
@@ -189,21 +181,21 @@ log = logging.getLogger("roundgate.backends")
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """One, complete."""
+    """An invocation."""
 
     target: Target
     payload: bytes = field(repr=False)
     client_context: str | None = field(default=None, repr=False)
     """In base64."""
     is_event: bool = False
-    """Whether AWS Lambda only takes it."""
+    """Whether it is asynchronous."""
     execution_name: str | None = None
-    """Of the execution that it starts of a durable function, which is started once under a name."""
+    """The name of the durable execution that it starts; AWS Lambda starts a name once."""
     is_repeatable: bool = False
-    """Whether it does no harm to invoke twice."""
+    """Whether invoking twice does no harm."""
 
     def parameters(self) -> dict[str, Any]:
-        """Of boto3's `invoke`."""
+        """Return the parameters of boto3's `invoke`."""
         given = {
             "FunctionName": self.target.function,
             "InvocationType": "Event" if self.is_event else "RequestResponse",
@@ -216,24 +208,24 @@ class Invocation:
 
 @dataclass(frozen=True, slots=True)
 class Invoked:
-    """What AWS Lambda answered."""
+    """The answer of AWS Lambda."""
 
     payload: bytes = field(repr=False)
     has_failed: bool
-    """Whether the payload is the error of a function."""
+    """Whether the payload is the function's error."""
     request_id: str
     execution_arn: str | None = None
 
 
 class Functions:
-    """Invokes functions, for as many callers at once as there may be connections."""
+    """Invokes functions, at most `max_connections` at once."""
 
     def __init__(self, max_connections: int, max_response_bytes: int) -> None:
-        """Nothing is connected yet.
+        """Connect to nothing yet.
 
         Args:
-            max_connections: invocations at once; one caller has half of them at most.
-            max_response_bytes: of an answer.
+            max_connections: invocations at once; one caller has at most half of them.
+            max_response_bytes: the limit on an answer.
         """
         self._threads = Threads(max_connections)
         self._connections = max_connections
@@ -242,16 +234,16 @@ class Functions:
         self._clock = Clock()
 
     async def invoke(self, invocation: Invocation, timeout_s: float, caller: Principal) -> Invoked:
-        """Invoke a function; returns what it said, be it an error of its own.
+        """Invoke a function; return its result or its own error.
 
         Args:
-            invocation: what is sent.
-            timeout_s: seconds within which the answer has to be here, whatever is tried again.
-            caller: whose share of the threads it takes.
+            invocation: the invocation.
+            timeout_s: seconds for all attempts.
+            caller: the caller whose share of the threads it takes.
 
         Raises:
-            FunctionAway: throttled, not reached, not ready, too slow: another time may go better.
-            BackendError: anything else that AWS Lambda refuses.
+            FunctionAway: throttled, not reached, not ready, too slow: a later call may succeed.
+            BackendError: AWS Lambda refuses it for another reason.
         """
         work = partial(self._invoke, invocation, timeout_s)
         repeatable = invocation.is_repeatable or invocation.execution_name is not None
@@ -263,7 +255,7 @@ class Functions:
     async def execution(
         self, arn: str, target: Target, timeout_s: float, caller: Principal
     ) -> dict[str, Any]:
-        """What AWS Lambda says of an execution of a durable function (`GetDurableExecution`).
+        """Return the state of a durable execution (`GetDurableExecution`).
 
         Raises:
             FunctionAway, BackendError: as `invoke`.
@@ -279,8 +271,7 @@ class Functions:
         return said
 
     async def stop(self, arn: str, target: Target, timeout_s: float, caller: Principal) -> None:
-        """Stop an execution of a durable function (`StopDurableExecution`); one that is
-        over or gone is left alone.
+        """Stop a durable execution (`StopDurableExecution`) unless it has ended.
 
         Raises:
             FunctionAway, BackendError: as `invoke`.
@@ -295,7 +286,7 @@ class Functions:
         await self._do(stop, target, timeout_s, caller, is_repeatable=True)
 
     async def aclose(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         clients, self._clients = list(self._clients.values()), {}
         for client in clients:
             await asyncio.to_thread(client.close)
@@ -314,7 +305,7 @@ class Functions:
                 for attempt in count(1):
                     begun_ms = self._clock.monotonic_ms()
                     done = await self._threads.run(partial(_tried, work), caller)
-                    _tell(target, done, self._clock.monotonic_ms() - begun_ms)
+                    _log_call(target, done, self._clock.monotonic_ms() - begun_ms)
                     if not isinstance(done, Refusal):
                         return done
                     pause = pause_s(done, attempt)
@@ -345,7 +336,7 @@ class Functions:
         return Invoked(payload, has_failed, request_id, said.get("DurableExecutionArn"))
 
     def prepare(self, region: str | None, timeout_s: float) -> None:
-        """Make the client of a region, which opens no connection.
+        """Make the client of a region without opening a connection.
 
         Raises:
             ConfigError: boto3 is not installed, or there is no region.
@@ -353,8 +344,7 @@ class Functions:
         self._client(region, timeout_s)
 
     def _client(self, region: str | None, timeout_s: float) -> Any:
-        """boto3's client, made once for a region and a time-out; two threads may both make
-        one, of which one stays."""
+        """Return boto3's client for a region and a time-out. Of two made at once, one is kept."""
         key = (region, timeout_s)
         if key not in self._clients:
             made = aws.client(
@@ -368,9 +358,8 @@ class Functions:
         return self._clients[key]
 
 
-def _tell(target: Target, done: Any, took_ms: float) -> None:
-    """A line for each call of AWS Lambda, as there is one for each HTTP request:
-    nothing of what was said."""
+def _log_call(target: Target, done: Any, took_ms: float) -> None:
+    """Log a call of AWS Lambda without its content."""
     if not log.isEnabledFor(logging.DEBUG):
         return
     status: Any = 200
@@ -383,11 +372,8 @@ def _tell(target: Target, done: Any, took_ms: float) -> None:
 
 
 def _tried(work: Callable[[], Any]) -> Any:
-    """What the work returns, or why AWS refused it; in a thread.
-
-    Raises:
-        BackendError: the gateway is not set up for it.
-    """
+    """Run the work in this thread; return its result or AWS's refusal. Raise BackendError if the
+    gateway is not configured for it."""
     try:
         return work()
     except ConfigError as error:
@@ -403,7 +389,7 @@ def _tried(work: Callable[[], Any]) -> Any:
 
 
 def _check_knows_durable(client: Any) -> None:
-    """Before anything is sent: an older boto3 knows neither the parameter nor the operation."""
+    """Raise BackendError if boto3 is too old for durable functions."""
     if not hasattr(client, "get_durable_execution"):
         raise BackendError(
             "The gateway's boto3 knows no durable functions; whoever runs it has to install a newer one"
@@ -411,8 +397,7 @@ def _check_knows_durable(client: Any) -> None:
 
 
 def _read(body: Any, limit: int) -> bytes | None:
-    """All of an answer; `None` if that is more than the limit. The last read finds
-    out whether it is whole."""
+    """Return all of an answer, or `None` if it exceeds the limit."""
     read = bytearray()
     while piece := body.read(limit + 1 - len(read)):
         read += piece

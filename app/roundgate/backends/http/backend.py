@@ -28,8 +28,9 @@ from roundgate.backends.http.config import (
     HttpToolConfig,
     ServiceConfig,
 )
+from roundgate.backends.http.credential_config import Taken
 from roundgate.backends.http.credentials import Accesses
-from roundgate.backends.http.endpoint import FRAMING, PATH_VARIABLE, Endpoint, Taken
+from roundgate.backends.http.endpoint import FRAMING, PATH_VARIABLE, Endpoint
 from roundgate.backends.http.exchanges import (
     KEYED,
     Requests,
@@ -219,7 +220,7 @@ def endpoint_of(tool: HttpToolConfig, taken: Taken | None = None) -> Endpoint:
         read_only=tool.read_only,
         destructive=tool.destructive,
         idempotent=tool.idempotent,
-        taken=taken or Taken(),
+        taken=taken or Taken(FRAMING),
         result_headers=tool.result_headers,
         max_bytes=tool.max_response_bytes,
     )
@@ -236,11 +237,9 @@ def _check_fixed(place: str, fixed: Mapping[str, str], arguments: Collection[str
 
 def _taken_by(service: ServiceConfig, tool: HttpToolConfig) -> Taken:
     """Return the names that the credential, fixed headers and fixed query parameters use."""
-    headers = FRAMING | {name.lower() for name in (*service.headers, *tool.headers)}
-    query = frozenset(tool.query)
-    if service.credential is None:
-        return Taken(headers, query)
-    return Taken(headers | service.credential.headers(), query | service.credential.queries())
+    taken = Taken() if service.credential is None else service.credential.taken()
+    fixed = {name.lower() for name in (*service.headers, *tool.headers)}
+    return Taken(taken.headers | FRAMING | fixed, taken.query | tool.query.keys())
 
 
 def _argument(

@@ -12,7 +12,7 @@ from roundgate.backends.http.credential_config import (
     Credential,
     HeaderName,
     SecretHeader,
-    fit_for_a_header,
+    check_header_value,
 )
 from roundgate.backends.http.tls import TlsConfig
 from roundgate.settings import Model, TaskMode
@@ -75,7 +75,7 @@ class TimeoutsConfig(Model):
         None, description="For the service to take each piece of the request.", gt=0
     )
     read_s: float | None = Field(
-        None, description="For each piece of the answer to come, the first included.", gt=0
+        None, description="For the whole head of the answer, then for each piece of the body.", gt=0
     )
 
     @model_validator(mode="after")
@@ -143,8 +143,8 @@ class RemoteConfig(BackendConfig):
     )
 
 
-def _fit(value: SecretStr) -> SecretStr:
-    fit_for_a_header(value.get_secret_value())
+def _checked_header(value: SecretStr) -> SecretStr:
+    check_header_value(value.get_secret_value())
     return value
 
 
@@ -155,7 +155,7 @@ def _known_body(value: Any) -> Any:
     return value
 
 
-HeaderValue: TypeAlias = Annotated[SecretStr, AfterValidator(_fit)]
+HeaderValue: TypeAlias = Annotated[SecretStr, AfterValidator(_checked_header)]
 MediaType: TypeAlias = Annotated[
     str,
     Field(

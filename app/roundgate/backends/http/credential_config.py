@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, field_validator, model_validator
 
@@ -20,66 +20,70 @@ HeaderName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~
 """An HTTP header name: a token (RFC 9110 section 5.1)."""
 
 
-def fit_for_a_header(text: str) -> None:
+def check_header_value(text: str) -> None:
     """Raise ValueError if a text cannot be the value of a header."""
-    _is_no_name(text)
+    _refuse_bare_variable(text)
     if not re.fullmatch(r"[\x20-\x7e\t]*", text):
         raise ValueError(
             "goes into an HTTP header and may only have visible ASCII characters, on one line"
         )
 
 
-def _fit_for_a_cookie(text: str) -> None:
-    fit_for_a_header(text)
+def _check_cookie_value(text: str) -> None:
+    check_header_value(text)
     if not re.fullmatch(r"[\x21\x23-\x2b\x2d-\x3a\x3c-\x5b\x5d-\x7e]+", text):
         raise ValueError('goes into a cookie and may not have blanks, quotes, ",", ";" and "\\"')
 
 
-def _on_one_line(text: str) -> None:
-    _is_no_name(text)
+def _check_user_and_password(text: str) -> None:
+    _refuse_bare_variable(text)
     if any(ord(one) < 32 or ord(one) == 127 for one in text):
         raise ValueError('has to be "user:password", on one line')
 
 
-def _not_empty(text: str) -> None:
-    _is_no_name(text)
+def _check_text(text: str) -> None:
+    _refuse_bare_variable(text)
     if not text.strip():
         raise ValueError("may not be empty")
 
 
-def _a_token(text: str) -> None:
-    fit_for_a_header(text)
+def _check_token(text: str) -> None:
+    check_header_value(text)
     if re.match(r"(?i)(bearer|token)\s", text):
         raise ValueError('is the token alone: "Bearer " is put before it')
 
 
-def _is_no_name(text: str) -> None:
+def _refuse_bare_variable(text: str) -> None:
     if re.fullmatch(r"\$[A-Z][A-Z0-9_]*", text):
         raise ValueError(f"would be sent as it stands; write ${{{text[1:]}}} for the variable")
 
 
-SecretToken: TypeAlias = Annotated[Secret, AfterValidator(checked(_a_token))]
-SecretHeader: TypeAlias = Annotated[Secret, AfterValidator(checked(fit_for_a_header))]
-SecretCookie: TypeAlias = Annotated[Secret, AfterValidator(checked(_fit_for_a_cookie))]
-UserAndPassword: TypeAlias = Annotated[Secret, AfterValidator(checked(_on_one_line))]
-SecretText: TypeAlias = Annotated[Secret, AfterValidator(checked(_not_empty))]
+SecretToken: TypeAlias = Annotated[Secret, AfterValidator(checked(_check_token))]
+SecretHeader: TypeAlias = Annotated[Secret, AfterValidator(checked(check_header_value))]
+SecretCookie: TypeAlias = Annotated[Secret, AfterValidator(checked(_check_cookie_value))]
+UserAndPassword: TypeAlias = Annotated[Secret, AfterValidator(checked(_check_user_and_password))]
+SecretText: TypeAlias = Annotated[Secret, AfterValidator(checked(_check_text))]
+
+
+_HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization"})
+
+
+class Taken(NamedTuple):
+    """Names in a request that are in use, so that no argument may have them."""
+
+    headers: frozenset[str] = frozenset()
+    """In lower case."""
+    query: frozenset[str] = frozenset()
+    cookies: frozenset[str] = frozenset()
 
 
 class CredentialConfig(Model):
     """How the gateway authenticates itself to an HTTP service; the caller's own
     token is never passed on."""
 
-    def headers(self) -> frozenset[str]:
-        """Return the request headers, in lower case, that no argument may set beside it."""
-        return frozenset({"authorization", "cookie", "proxy-authorization"})
-
-    def queries(self) -> frozenset[str]:
-        """Return the query parameters that no argument may set beside it."""
-        return frozenset()
-
-    def cookies(self) -> frozenset[str]:
-        """Return the cookies that no argument may set beside it."""
-        return frozenset()
+    def taken(self) -> Taken:
+        """Return the names that the credential uses."""
+        return Taken(_HEADERS)
 
     def secrets(self) -> Sequence[Secret]:
         """Return the secrets to redact."""
@@ -112,9 +116,9 @@ class HeaderCredential(CredentialConfig):
     header: HeaderName = Field(description="Name of a header that carries an API key.")
     value: SecretHeader = Field(description="The API key.")
 
-    def headers(self) -> frozenset[str]:
+    def taken(self) -> Taken:
         """See `CredentialConfig`."""
-        return super().headers() | {self.header.lower()}
+        return Taken(_HEADERS | {self.header.lower()})
 
 
 class QueryCredential(CredentialConfig):
@@ -123,9 +127,9 @@ class QueryCredential(CredentialConfig):
     query: str = Field(description="Name of a query parameter that carries an API key.")
     value: SecretHeader = Field(description="The API key.")
 
-    def queries(self) -> frozenset[str]:
+    def taken(self) -> Taken:
         """See `CredentialConfig`."""
-        return frozenset({self.query})
+        return Taken(_HEADERS, query=frozenset({self.query}))
 
 
 class CookieCredential(CredentialConfig):
@@ -136,9 +140,9 @@ class CookieCredential(CredentialConfig):
     )
     value: SecretCookie = Field(description="The API key.")
 
-    def cookies(self) -> frozenset[str]:
+    def taken(self) -> Taken:
         """See `CredentialConfig`."""
-        return frozenset({self.cookie})
+        return Taken(_HEADERS, cookies=frozenset({self.cookie}))
 
 
 ClientAuth: TypeAlias = Literal["basic", "post", "private_key_jwt", "tls"]
@@ -247,9 +251,9 @@ class AwsCredential(CredentialConfig):
         None, description="Its region. Unset: that of the environment.", pattern=r"^[a-z0-9-]+$"
     )
 
-    def headers(self) -> frozenset[str]:
-        """Return the headers of a signature too."""
-        return super().headers() | {"x-amz-date", "x-amz-security-token", "x-amz-content-sha256"}
+    def taken(self) -> Taken:
+        """See `CredentialConfig`."""
+        return Taken(_HEADERS | {"x-amz-date", "x-amz-security-token", "x-amz-content-sha256"})
 
 
 CREDENTIALS: Final[Mapping[str, type[CredentialConfig]]] = MappingProxyType(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from roundgate.backends.http.bodies import Argument, BodyPlan, body_of, whole_body
+from roundgate.backends.http.credential_config import Taken
 from roundgate.backends.http.messages import Answer, Outgoing, result_of, with_headers
 from roundgate.backends.http.values import in_header, in_path, pairs, path_text
 from roundgate.errors import ToolError
@@ -25,15 +26,6 @@ PATH_VARIABLE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]*)\}")
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?")
 Method: TypeAlias = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """Names in a request that are in use, and so not allowed for an argument."""
-
-    headers: frozenset[str] = FRAMING
-    """In lower case."""
-    query: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +56,7 @@ class Endpoint:
     """`readOnlyHint`; `None`: as the method implies. So for the next two."""
     destructive: bool | None = None
     idempotent: bool | None = None
-    taken: Taken = field(default_factory=Taken)
+    taken: Taken = field(default_factory=lambda: Taken(FRAMING))
     result_headers: Mapping[str, str] = field(default_factory=dict)
     """Headers of an answer, by the members of the result that they become."""
     max_bytes: int | None = None

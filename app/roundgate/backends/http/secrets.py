@@ -34,7 +34,7 @@ class Redactor:
     def __init__(self, hidden: Callable[[], frozenset[str]]) -> None:
         """Take the function that returns the secrets."""
         self._hidden = hidden
-        self._of: frozenset[str] | None = None
+        self._current: frozenset[str] | None = None
         self._plain: tuple[tuple[bytes, bytes], ...] = ()
         self._in_base64: tuple[tuple[bytes, re.Pattern[bytes]], ...] = ()
         self._escaped: Escaped | None = None
@@ -58,7 +58,7 @@ class Redactor:
 
     def _update(self) -> None:
         hidden = self._hidden()
-        if hidden == self._of:
+        if hidden == self._current:
             return
         texts = [one for one in hidden if len(one) >= MIN_CHARS]
         plain = dict(one for text in texts for one in _spellings(text))
@@ -68,7 +68,7 @@ class Redactor:
             core for text in texts for core, _ in in_base64(text) if not {"+", "/"}.isdisjoint(core)
         }
         self._escaped = Escaped([*texts, *in_base64_with_signs]) if texts else None
-        self._of = hidden
+        self._current = hidden
 
     def _without_text(self, text: str) -> str:
         return self._without(text.encode("utf-8", "replace")).decode()

@@ -149,6 +149,7 @@ class OpenApiBackend:
         names = frozenset(alternative).intersection(config.credentials)
         general = () if config.credential is None else (config.credential,)
         credentials = [config.credentials[name] for name in names] or general
+        taken = [one.taken() for one in credentials]
         output = definition.get("outputSchema")
         return Calling(
             config,
@@ -156,7 +157,7 @@ class OpenApiBackend:
             index.plan(row),
             self._service(index.servers[row.server], names),
             None if output is None else Schema.compile(output),
-            frozenset().union(*(one.queries() | one.cookies() for one in credentials)),
+            frozenset().union(*(one.query | one.cookies for one in taken)),
         )
 
     def _service(self, base_url: str, names: frozenset[str]) -> Service:

@@ -39,6 +39,9 @@ MAX_NODES: Final = 5_000_000
 MAX_ALIASED: Final = 1_000_000
 """Values that the aliases of one document may repeat."""
 SUFFIXES: Final = (".json", ".yaml", ".yml")
+TIMEOUT_S: Final = 60.0
+MAX_HOPS: Final = 50
+_NOT_SCHEMAS: Final = ("example", "examples", "default", "const", "enum")
 
 Fetch: TypeAlias = Callable[[str, int], bytes]
 """Returns the body at a URL, of so many bytes at most; raises UnreadableDocument."""
@@ -220,9 +223,6 @@ def _key(key: Any) -> str:
     return "null" if key is None else str(key)
 
 
-TIMEOUT_S: Final = 60.0
-
-
 @contextmanager
 def fetching(fetched: dict[str, bytes] | None = None) -> Iterator[Fetch]:
     """Provide a function that fetches documents, except for those in `fetched`, by URL; others are
@@ -265,10 +265,6 @@ def _fetched(client: httpx.Client, url: str, max_bytes: int) -> bytes:
         ) from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise UnreadableDocument(f"{url} cannot be fetched ({type(error).__name__})") from None
-
-
-MAX_HOPS: Final = 50
-_NOT_SCHEMAS: Final = ("example", "examples", "default", "const", "enum")
 
 
 class Place(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields
 from functools import cache, partial
 from pathlib import Path
@@ -289,22 +289,22 @@ def _digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def taken_names(config: OpenApiBackendConfig, slots: Iterable[Slot]) -> dict[str, frozenset[str]]:
+def taken_names(config: OpenApiBackendConfig, slots: Sequence[Slot]) -> dict[str, frozenset[str]]:
     """Return the names of headers, in lower case, of query parameters and of cookies that the
     gateway sends itself, and that no parameter may have."""
     general = () if config.credential is None else (config.credential,)
-    headers = {name.lower() for name in config.headers}
-    queries: set[str] = set()
-    cookies: set[str] = set()
-    for one in (*config.credentials.values(), *general):
-        headers |= one.headers()
-        queries |= one.queries()
-        cookies |= one.cookies()
-    for slot in slots:
-        headers |= {slot.header.lower()} if slot.header else set()
-        queries |= {slot.query} if slot.query else set()
-        cookies |= {slot.cookie} if slot.cookie else set()
-    return {"header": frozenset(headers), "query": frozenset(queries), "cookie": frozenset(cookies)}
+    taken = [one.taken() for one in (*config.credentials.values(), *general)]
+    return {
+        "header": frozenset(name.lower() for name in config.headers).union(
+            *(one.headers for one in taken), (one.header.lower() for one in slots if one.header)
+        ),
+        "query": frozenset[str]().union(
+            *(one.query for one in taken), (one.query for one in slots if one.query)
+        ),
+        "cookie": frozenset[str]().union(
+            *(one.cookies for one in taken), (one.cookie for one in slots if one.cookie)
+        ),
+    }
 
 
 @cache

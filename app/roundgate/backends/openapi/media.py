@@ -6,12 +6,12 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any, Final, Literal, Protocol, TypeAlias, cast
+from typing import Any, Final, Literal, TypeAlias, cast
 
 from roundgate.backends.http.bodies import FILE
 from roundgate.backends.openapi.documents import MAX_HOPS, Place, References
 from roundgate.backends.openapi.requests import Body, BodyKind, Member, Style
-from roundgate.backends.openapi.schemas import Schemas, beside_null
+from roundgate.backends.openapi.schemas import Schemas, beside_null, list_of, properties_of
 from roundgate.errors import DanglingReference, UnusableOperation
 
 NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]+")
@@ -43,17 +43,6 @@ def argument_name(name: str, taken: Iterable[str]) -> str:
         found = f"{base[: MAX_ARGUMENT - 4]}_{number}"
         number += 1
     return found
-
-
-class Documented(Protocol):
-    """The part of a document that is needed here."""
-
-    @property
-    def references(self) -> References: ...
-    @property
-    def requests(self) -> Schemas: ...
-    @property
-    def media_types(self) -> Sequence[str]: ...
 
 
 @dataclass(slots=True)
@@ -96,217 +85,189 @@ def kind_of(media_type: str) -> BodyKind:
     return "binary"
 
 
-def body_of(
-    document: Documented, uri: str, content: Content, *, required: bool, taken: set[str]
-) -> MadeBody:
-    """Return the body of an operation, in the preferred media type.
+@dataclass(frozen=True, slots=True)
+class Bodies:
+    """Reads the request bodies of one description."""
 
-    Args:
-        document: of the operation.
-        uri: of that document, for references.
-        content: its media types.
-        required: whether a request must have one.
-        taken: names of other arguments.
+    references: References
+    schemas: Schemas
+    preferred: Sequence[str]
+    """Media types, best first."""
 
-    Raises:
-        UnusableOperation: no media type is usable.
-    """
-    usable = [kind for kind in content if _MEDIA_TYPE.fullmatch(kind)]
-    if not usable:
-        raise UnusableOperation(f"the body has no usable media type: {', '.join(content)[:200]}")
-    media_type = _chosen(document, uri, content, usable)
-    uri, media = _media(document, uri, content[media_type])
-    schema = media.get("schema", {})
-    kind = kind_of(media_type)
-    if kind == "binary" or (kind == "json" and "*" in media_type and _is_file(schema)):
-        return _whole(Body("binary", media_type, required), dict(FILE), taken)
-    if kind == "text":
-        return _whole(Body("text", media_type, required), {"type": "string"}, taken)
-    body = Body(kind, "application/json" if "*" in media_type else media_type, required)
-    if kind == "json":
-        return _members(document, uri, schema, body, taken) or _converted(
-            document, uri, schema, body, taken
+    def body(self, uri: str, content: Content, *, required: bool, taken: set[str]) -> MadeBody:
+        """Return the body of an operation, in the preferred media type.
+
+        Args:
+            uri: of the document, for references.
+            content: the media types.
+            required: whether a request must have one.
+            taken: names of other arguments.
+
+        Raises:
+            UnusableOperation: no media type is usable.
+        """
+        media_type = self._chosen(uri, content)
+        uri, media = self._media(uri, content[media_type])
+        schema = media.get("schema", {})
+        kind = kind_of(media_type)
+        if kind == "binary" or (kind == "json" and "*" in media_type and _is_file(schema)):
+            return _whole(Body("binary", media_type, required), dict(FILE), taken)
+        if kind == "text":
+            return _whole(Body("text", media_type, required), {"type": "string"}, taken)
+        body = Body(kind, "application/json" if "*" in media_type else media_type, required)
+        if kind == "json":
+            return self._members(uri, schema, body, taken) or self._as_one(uri, schema, body, taken)
+        uri, schema = self._put_together(uri, schema)
+        encoding = self._encoding(uri, schema, media.get("encoding"), kind)
+        body = replace(body, encoding=encoding)
+        made = self._members(uri, schema, body, taken) or self._as_one(uri, schema, body, taken)
+        members = properties_of(schema).items()
+        return _with_files(made, {name for name, one in members if self._files(uri, one) == "many"})
+
+    def _chosen(self, uri: str, content: Content) -> str:
+        """Return the preferred media type; multipart, if it is among them, for a body with
+        files."""
+        ranked = sorted(media_types([content]), key=self._rank)
+        if not ranked:
+            raise UnusableOperation(
+                f"the body has no usable media type: {', '.join(content)[:200]}"
+            )
+        if kind_of(ranked[0]) in ("json", "form"):
+            named = [one for one in ranked if self._rank(one)[0] < len(self.preferred)]
+            multipart = [one for one in named if kind_of(one) == "multipart"]
+            if multipart and self._has_file(*self._media(uri, content[ranked[0]])):
+                return multipart[0]
+        return ranked[0]
+
+    def _rank(self, media_type: str) -> tuple[int, int]:
+        plain = media_type.partition(";")[0].strip().lower()
+        kinds = ("json", "form", "multipart", "text", "binary")
+        matches = (
+            index for index, one in enumerate(self.preferred) if fnmatchcase(plain, one.lower())
         )
-    uri, schema = _put_together(document, uri, schema)
-    encoding = _encoding(document, uri, schema, media.get("encoding"), kind)
-    body = replace(body, encoding=encoding)
-    made = _members(document, uri, schema, body, taken) or _converted(
-        document, uri, schema, body, taken
-    )
-    members = _properties(schema).items()
-    return _with_files(
-        made, {name for name, one in members if _files(document, uri, one) == "many"}
-    )
+        return next(matches, len(self.preferred)), kinds.index(kind_of(media_type))
 
+    def _has_file(self, uri: str, media: Mapping[str, Any]) -> bool:
+        uri, schema = self._put_together(uri, media.get("schema", {}))
+        return any(self._files(uri, one) is not None for one in properties_of(schema).values())
 
-def _media(document: Documented, uri: str, media: Any) -> tuple[str, Any]:
-    return document.references.follow(uri, media if isinstance(media, dict) else {})
+    def _media(self, uri: str, media: Any) -> tuple[str, Any]:
+        return self.references.follow(uri, media if isinstance(media, dict) else {})
 
-
-def _followed(document: Documented, uri: str, schema: Any) -> tuple[str, Any]:
-    """Return a schema behind its `$ref`, with the URI of its document. A dangling `$ref` is
-    returned as it is; converting the schema reports it."""
-    try:
-        return document.references.follow(uri, schema)
-    except DanglingReference:
-        return uri, schema
-
-
-def _chosen(document: Documented, uri: str, content: Content, usable: Sequence[str]) -> str:
-    """Return the preferred media type; multipart, if it is among them, for a body with files."""
-    preferred = document.media_types
-    ranked = sorted(usable, key=lambda one: _rank(one, preferred))
-    if kind_of(ranked[0]) in ("json", "form"):
-        multipart = [
-            one
-            for one in ranked
-            if kind_of(one) == "multipart" and _rank(one, preferred)[0] < len(preferred)
-        ]
-        if multipart and _has_file(document, *_media(document, uri, content[ranked[0]])):
-            return multipart[0]
-    return ranked[0]
-
-
-def _has_file(document: Documented, uri: str, media: Mapping[str, Any]) -> bool:
-    uri, schema = _put_together(document, uri, media.get("schema", {}))
-    return any(_files(document, uri, one) is not None for one in _properties(schema).values())
-
-
-def _properties(schema: Any) -> Mapping[str, Any]:
-    found = schema.get("properties") if isinstance(schema, dict) else None
-    return found if isinstance(found, dict) else {}
-
-
-def _put_together(document: Documented, uri: str, given: Any) -> tuple[str, Any]:
-    """Return the schema of a form, and the URI of its document; one plain object for `allOf` with
-    plain objects."""
-    uri, schema = _followed(document, uri, given)
-    if not isinstance(schema, dict) or not isinstance(schema.get("allOf"), list):
-        return uri, schema
-    properties: dict[str, Any] = {}
-    required: list[Any] = []
-    parts = [schema]
-    for number, part in enumerate(parts):  # the list grows
-        where, found = _followed(document, uri, part)
-        is_plain = isinstance(found, dict) and set(found) <= _PLAIN_PART
-        if not is_plain or where != uri or number > MAX_PARTS:
+    def _followed(self, uri: str, schema: Any) -> tuple[str, Any]:
+        """Return a schema behind its `$ref`, with the URI of its document. A dangling `$ref` is
+        returned as it is; converting the schema reports it."""
+        try:
+            return self.references.follow(uri, schema)
+        except DanglingReference:
             return uri, schema
-        properties |= _properties(found)
-        required += _list(found.get("required"))
-        parts += _list(found.get("allOf"))
-    return uri, {"type": "object", "properties": properties, "required": required}
 
+    def _put_together(self, uri: str, schema: Any) -> tuple[str, Any]:
+        """Return the schema of a form, and the URI of its document; one plain object for `allOf`
+        with plain objects."""
+        uri, schema = self._followed(uri, schema)
+        if not isinstance(schema, dict) or not isinstance(schema.get("allOf"), list):
+            return uri, schema
+        properties: dict[str, Any] = {}
+        required: list[Any] = []
+        parts = [schema]
+        for number, part in enumerate(parts):  # the list grows
+            where, found = self._followed(uri, part)
+            is_plain = isinstance(found, dict) and set(found) <= _PLAIN_PART
+            if not is_plain or where != uri or number > MAX_PARTS:
+                return uri, schema
+            properties |= properties_of(found)
+            required += list_of(found.get("required"))
+            parts += list_of(found.get("allOf"))
+        return uri, {"type": "object", "properties": properties, "required": required}
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+    def _as_one(self, uri: str, schema: Any, body: Body, taken: set[str]) -> MadeBody:
+        """Return the body as one argument."""
+        if body.kind == "json":
+            converted, uses = self.schemas.convert(uri, schema)
+            made = _whole(body, converted if isinstance(converted, dict) else {}, taken)
+        else:  # a form has members, which must be visible for files
+            converted, uses = self.schemas.convert(*self._followed(uri, schema))
+            members = converted if isinstance(converted, dict) else {}
+            made = _whole(body, {"type": "object", **members}, taken)
+        made.uses |= uses
+        return made
 
+    def _members(self, uri: str, schema: Any, body: Body, taken: set[str]) -> MadeBody | None:
+        """Return the members of a plain object as arguments; `None` for any other schema."""
+        uri, found = self._followed(uri, schema)
+        schema, uses = self.schemas.convert(uri, found)
+        if not isinstance(schema, dict) or not set(schema) <= _PLAIN or not properties_of(found):
+            return (
+                None  # without declared members, as of NestJS without its plugin, any are allowed
+            )
+        properties, required = schema["properties"], schema.get("required", [])
+        is_closed = schema.get("additionalProperties", False) in (False, {})
+        if schema.get("type", "object") != "object" or not is_closed or "body" in taken:
+            return None
+        if not set(required) <= set(properties) or (required and not body.required):
+            return None
+        if len(properties) > MAX_ARGUMENTS or not taken.isdisjoint(properties):
+            return None  # a model would confuse a member with a parameter of the same name
+        names: dict[str, str] = {}
+        for name in properties:
+            names[argument_name(name, taken | set(names))] = name
+        return MadeBody(
+            replace(body, members=names),
+            {
+                argument: properties[name] if isinstance(properties[name], dict) else {}
+                for argument, name in names.items()
+            },
+            [argument for argument, name in names.items() if name in required],
+            set(uses),
+        )
 
-def _rank(media_type: str, preferred: Sequence[str]) -> tuple[int, int]:
-    plain = media_type.partition(";")[0].strip().lower()
-    kinds = ("json", "form", "multipart", "text", "binary")
-    named = next(
-        (index for index, one in enumerate(preferred) if fnmatchcase(plain, one.lower())),
-        len(preferred),
-    )
-    return named, kinds.index(kind_of(media_type))
+    def _encoding(self, uri: str, schema: Any, encoding: Any, kind: str) -> dict[str, Member]:
+        found: dict[str, Member] = {}
+        for name, member in properties_of(schema).items():
+            how = encoding.get(name) if isinstance(encoding, dict) else None
+            made = self._member(*self._followed(uri, member), how, kind)
+            if made != Member():
+                found[name] = made
+        return found
+
+    def _member(self, uri: str, schema: Any, encoding: Any, kind: str) -> Member:
+        how = encoding if isinstance(encoding, dict) else {}
+        media_type = how.get("contentType")
+        if not isinstance(media_type, str) or "\n" in media_type or "\r" in media_type:
+            media_type = None
+        if kind == "multipart":
+            is_file = self._files(uri, schema) is not None
+            return Member(media_type=media_type, is_file=is_file)
+        style = how.get("style")
+        if style in ("form", "spaceDelimited", "pipeDelimited", "deepObject"):
+            explode = how.get("explode", style in ("form", "deepObject")) is True
+            return Member(cast("Style", style), explode)
+        if "explode" in how:
+            return Member("form", how["explode"] is True)
+        is_object = isinstance(schema, dict) and (
+            "properties" in schema or schema.get("type") == "object"
+        )
+        return Member(media_type=media_type or ("application/json" if is_object else None))
+
+    def _files(self, uri: str, schema: Any) -> Literal["one", "many"] | None:
+        """Return whether a member is a file, or several. One that may be null is a file too."""
+        for _ in range(MAX_HOPS):
+            uri, schema = self._followed(uri, schema)
+            if not isinstance(schema, dict) or schema.get("readOnly") is True:
+                return None
+            if _is_file(schema):
+                return "one"
+            if "items" in schema:
+                return "many" if _is_file(self._followed(uri, schema["items"])[1]) else None
+            schema = beside_null(schema)
+        return None
 
 
 def _whole(body: Body, schema: dict[str, Any], taken: set[str]) -> MadeBody:
     argument = argument_name("body", taken)
     named = replace(body, argument=argument)
     return MadeBody(named, {argument: schema}, [argument] if body.required else [])
-
-
-def _converted(
-    document: Documented, uri: str, schema: Any, body: Body, taken: set[str]
-) -> MadeBody:
-    if body.kind == "json":
-        converted, uses = document.requests.convert(uri, schema)
-        made = _whole(body, converted if isinstance(converted, dict) else {}, taken)
-    else:  # a form has members, which must be visible for files
-        converted, uses = document.requests.convert(*_followed(document, uri, schema))
-        members = converted if isinstance(converted, dict) else {}
-        made = _whole(body, {"type": "object", **members}, taken)
-    made.uses |= uses
-    return made
-
-
-def _members(
-    document: Documented, uri: str, given: Any, body: Body, taken: set[str]
-) -> MadeBody | None:
-    """Return the members of a plain object as arguments; `None` for any other schema."""
-    uri, found = _followed(document, uri, given)
-    schema, uses = document.requests.convert(uri, found)
-    if not isinstance(schema, dict) or not set(schema) <= _PLAIN or not _properties(found):
-        return None  # without declared members, as of NestJS without its plugin, any are allowed
-    properties, required = schema["properties"], schema.get("required", [])
-    is_closed = schema.get("additionalProperties", False) in (False, {})
-    if schema.get("type", "object") != "object" or not is_closed:
-        return None
-    if not set(required) <= set(properties) or (required and not body.required) or "body" in taken:
-        return None
-    if len(properties) > MAX_ARGUMENTS or not taken.isdisjoint(properties):
-        return None  # a model would confuse a member with a parameter of the same name
-    names: dict[str, str] = {}
-    for name in properties:
-        names[argument_name(name, taken | set(names))] = name
-    return MadeBody(
-        replace(body, members=names),
-        {
-            argument: properties[name] if isinstance(properties[name], dict) else {}
-            for argument, name in names.items()
-        },
-        [argument for argument, name in names.items() if name in required],
-        set(uses),
-    )
-
-
-def _encoding(
-    document: Documented, uri: str, schema: Any, encoding: Any, kind: str
-) -> dict[str, Member]:
-    found: dict[str, Member] = {}
-    for name, member in _properties(schema).items():
-        where, described = _followed(document, uri, member)
-        how = encoding.get(name) if isinstance(encoding, dict) else None
-        made = _member(document, where, described, how if isinstance(how, dict) else {}, kind)
-        if made != Member():
-            found[name] = made
-    return found
-
-
-def _member(
-    document: Documented, uri: str, described: Any, encoding: Mapping[str, Any], kind: str
-) -> Member:
-    media_type = encoding.get("contentType")
-    if not isinstance(media_type, str) or "\n" in media_type or "\r" in media_type:
-        media_type = None
-    if kind == "multipart":
-        is_file = _files(document, uri, described) is not None
-        return Member(media_type=media_type, is_file=is_file)
-    style = encoding.get("style")
-    if style in ("form", "spaceDelimited", "pipeDelimited", "deepObject"):
-        explode = encoding.get("explode", style in ("form", "deepObject")) is True
-        return Member(cast("Style", style), explode)
-    if "explode" in encoding:
-        return Member("form", encoding["explode"] is True)
-    is_object = isinstance(described, dict) and (
-        "properties" in described or described.get("type") == "object"
-    )
-    return Member(media_type=media_type or ("application/json" if is_object else None))
-
-
-def _files(document: Documented, uri: str, given: Any) -> Literal["one", "many"] | None:
-    """Return whether a member is a file, or several. One that may be null is a file too."""
-    for _ in range(MAX_HOPS):
-        uri, schema = _followed(document, uri, given)
-        if not isinstance(schema, dict) or schema.get("readOnly") is True:
-            return None
-        if _is_file(schema):
-            return "one"
-        if "items" in schema:
-            return "many" if _is_file(_followed(document, uri, schema["items"])[1]) else None
-        given = beside_null(schema)
-    return None
 
 
 def _is_file(schema: Any) -> bool:

@@ -19,9 +19,9 @@ from roundgate.backends.openapi.index import Alternative
 from roundgate.backends.openapi.media import (
     MAX_ARGUMENTS,
     NOT_IN_NAMES,
+    Bodies,
     Content,
     argument_name,
-    body_of,
     media_types,
 )
 from roundgate.backends.openapi.requests import Body, Parameter, ParameterPlace, Plan, Style
@@ -402,7 +402,9 @@ class _Arguments:
             return
         taken = set(self._properties)
         required = value.get("required") is True
-        made = body_of(self._document, uri, content, required=required, taken=taken)
+        document = self._document
+        bodies = Bodies(document.references, document.requests, document.media_types)
+        made = bodies.body(uri, content, required=required, taken=taken)
         self.body = made.body
         self._uses |= made.uses
         self._properties |= made.properties

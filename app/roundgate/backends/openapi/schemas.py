@@ -162,12 +162,8 @@ class Schemas:
             raise UnusableOperation(f"a schema is nested more than {MAX_DEPTH} levels deep")
         reference = schema.get("$ref", schema.get("$dynamicRef"))
         if isinstance(reference, str):
-            try:
-                place, _ = self.references.resolve(uri, reference)
-                pointed = self._pointing(place, uses)
-            except DanglingReference as error:
-                self._note(uri, reference, error, uses)
-                pointed = {}  # any value
+            target = self._target(uri, reference, uses)
+            pointed = {} if target is None else self._pointing(target[0], uses)
             if not self.is_old(uri):
                 return pointed | self._words(uri, schema, uses, depth, hidden)
             if isinstance(schema.get("description"), str):
@@ -181,32 +177,30 @@ class Schemas:
         uses.add(place)
         return {"$ref": f"#/$defs/{self._name(place)}"}
 
-    def _note(self, uri: str, reference: str, error: DanglingReference, uses: set[Place]) -> None:
-        """Record a dangling reference."""
-        missing = Place(uri, reference, is_missing=True)
-        self._reasons[missing] = error
-        uses.add(missing)
+    def _target(self, uri: str, reference: str, uses: set[Place]) -> tuple[Place, Any] | None:
+        """Return the place and value of a reference's target, or record that it is missing."""
+        try:
+            return self.references.resolve(uri, reference)
+        except DanglingReference as error:
+            missing = Place(uri, reference, is_missing=True)
+            self._reasons[missing] = error
+            uses.add(missing)
+            return None
 
     def _is_dangling(self, uri: str, schema: Any, uses: set[Place]) -> bool:
-        """Return whether a schema is a dangling reference, and record it."""
-        if (reference := reference_in(schema)) is None:
-            return False
-        try:
-            self.references.resolve(uri, reference)
-        except DanglingReference as error:
-            self._note(uri, reference, error, uses)
-            return True
-        return False
+        reference = reference_in(schema)
+        return reference is not None and self._target(uri, reference, uses) is None
 
     def _part(
         self, uri: str, schema: Any, uses: set[Place], depth: int, hidden: frozenset[str]
     ) -> Any:
         """Convert a member of `allOf` without the keywords that hold for the member alone."""
         if (reference := reference_in(schema)) is not None:
-            if self._is_dangling(uri, schema, uses):
+            target = self._target(uri, reference, uses)
+            if target is None:
                 return {}
-            place, target = self.references.resolve(uri, reference)
-            if _as_part(target) != target:
+            place, value = target
+            if _as_part(value) != value:
                 return self._pointing(place._replace(is_part=True), uses)
         return self._convert(uri, _as_part(schema), uses, depth, hidden)
 
@@ -280,7 +274,7 @@ class Schemas:
         return frozenset(
             name
             for where, part in self._composed(uri, schema)
-            for name, one in _members(part)
+            for name, one in properties_of(part).items()
             if not self._has(where, one)
         )
 
@@ -299,8 +293,7 @@ class Schemas:
                 with suppress(DanglingReference):
                     place, target = self.references.resolve(where, reference)
                     waiting.append((place.uri, target))
-            parts = one.get("allOf")
-            waiting += [(where, part) for part in parts] if isinstance(parts, list) else []
+            waiting += [(where, part) for part in list_of(one.get("allOf"))]
             waiting.append((where, beside_null(one)))
 
     def _tell_apart(self, uri: str, schema: Json, made: Json) -> None:
@@ -338,28 +331,34 @@ class Schemas:
         return self._patterns[pattern]
 
 
+def list_of(value: Any) -> list[Any]:
+    """Return a value that is a list; of any other an empty list."""
+    return value if isinstance(value, list) else []
+
+
+def properties_of(schema: Any) -> Mapping[str, Any]:
+    """Return the members of an object's schema."""
+    found = schema.get("properties") if isinstance(schema, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
 def beside_null(schema: Mapping[str, Any]) -> Any:
     """Return the only schema beside null in `anyOf`, `oneOf` or `allOf`; `None` if there is none,
     or several."""
     for word in ("anyOf", "oneOf", "allOf"):
-        given = schema.get(word)
-        others = (
-            [one for one in given if one != {"type": "null"}] if isinstance(given, list) else []
-        )
+        others = [one for one in list_of(schema.get(word)) if one != {"type": "null"}]
         if len(others) == 1:
             return others[0]
     return None
 
 
 def _required(schema: Mapping[str, Any]) -> list[str]:
-    names = schema.get("required")
-    return [one for one in names if isinstance(one, str)] if isinstance(names, list) else []
+    return [one for one in list_of(schema.get("required")) if isinstance(one, str)]
 
 
 def _requires(schema: Mapping[str, Any]) -> bool:
     """Return whether an object, or a member of its `allOf`, requires members."""
-    parts = schema.get("allOf")
-    objects = [schema, *(parts if isinstance(parts, list) else ())]
+    objects = [schema, *list_of(schema.get("allOf"))]
     return any(isinstance(one, dict) and _required(one) for one in objects)
 
 
@@ -380,11 +379,6 @@ def _as_part(schema: Any) -> Any:
     if isinstance(schema.get("discriminator"), dict):
         without |= {"oneOf", "anyOf"}
     return {word: value for word, value in schema.items() if word not in without}
-
-
-def _members(schema: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    members = schema.get("properties")
-    return list(members.items()) if isinstance(members, dict) else []
 
 
 def _type(given: Any) -> Any:

@@ -20,20 +20,21 @@ import roundgate
 from roundgate import declare
 from roundgate.aio import Threads
 from roundgate.auth import Principal
-from roundgate.backends import returned
 from roundgate.backends.base import Complete, Offering, Prompt, Resource, Shared, Tool
 from roundgate.backends.config import BackendConfig
 from roundgate.backends.python import modules
 from roundgate.backends.python.modules import Modules
-from roundgate.backends.returned import ToolReturn
-from roundgate.backends.signature import Signature, describe
+from roundgate.backends.signature import (
+    Signature,
+    ToolReturn,
+    completion,
+    describe,
+    prompt_messages,
+    resource_contents,
+)
 from roundgate.declare import (
     Completer,
     Declaration,
-    Options,
-    PromptDeclaration,
-    ResourceDeclaration,
-    ToolDeclaration,
     declarations_of,
 )
 from roundgate.errors import ConfigError, InvalidParams, Problem, ResourceNotFound, ToolError
@@ -106,12 +107,12 @@ class PythonBackend:
                 continue
             try:
                 callee = Callee(function, describe(function), self._threads)
-                match declaration:
-                    case ToolDeclaration():
-                        tools.append(_tool(callee, declaration))
-                    case PromptDeclaration():
-                        prompts.append(_prompt(callee, declaration))
-                    case ResourceDeclaration():
+                match declaration.decorator:
+                    case "tool":
+                        tools.append(_tool(callee, declaration.options))
+                    case "prompt":
+                        prompts.append(_prompt(callee, declaration.options))
+                    case "resource":
                         resources.append(_resource(callee, declaration))
             except Exception as error:  # pydantic alone raises half a dozen kinds
                 problems.append(self._declaration_problem(function, error))
@@ -143,19 +144,23 @@ class PythonBackend:
 
     def _faults(self, function: Callable[..., Any], declaration: Declaration) -> list[Problem]:
         """Return a problem for each option with a wrong value, at the line of the decorator."""
-        decorator, options = _DECORATORS[type(declaration)]
         try:
-            _adapter(options).validate_python(declaration.options)
+            _adapter(declaration.decorator).validate_python(declaration.options)
         except ValidationError as error:
-            found = {str(one["loc"][0]): one["msg"] for one in reversed(error.errors())}
+            found = {str(one["loc"][0]): one for one in reversed(error.errors())}
         else:
             return []
         name = getattr(function, "__name__", type(function).__name__)
         file, line = declaration.place
-        remedy = "correct it, or leave it out: see `roundgate docs reference`"
         return [
-            Problem(file, f"{name}(): @{decorator}({option}=…)", message, remedy, line)
-            for option, message in found.items()
+            Problem(
+                file,
+                f"{name}(): @{declaration.decorator}({option}=…)",
+                f"is {declaration.options[option]!r:.60}: {detail['msg']}",
+                _REMEDIES.get(detail["type"], "see `roundgate docs reference`, or leave it out"),
+                line,
+            )
+            for option, detail in found.items()
         ]
 
     def _declaration_problem(self, function: Callable[..., Any], error: Exception) -> Problem:
@@ -200,8 +205,8 @@ class Callee:
         return await value if inspect.isawaitable(value) else value
 
 
-def _tool(callee: Callee, declaration: ToolDeclaration) -> Tool:
-    signature, options = callee.signature, declaration.options
+def _tool(callee: Callee, options: Mapping[str, Any]) -> Tool:
+    signature = callee.signature
     schema, output_schema = options.get("input_schema"), options.get("output_schema")
     verbatim = None if output_schema is None else dict(output_schema)
     returns = ToolReturn.of(signature.returns, verbatim)
@@ -247,8 +252,8 @@ def _tool(callee: Callee, declaration: ToolDeclaration) -> Tool:
     )
 
 
-def _prompt(callee: Callee, declaration: PromptDeclaration) -> Prompt:
-    signature, options = callee.signature, declaration.options
+def _prompt(callee: Callee, options: Mapping[str, Any]) -> Prompt:
+    signature = callee.signature
     arguments = [
         {"name": p.name, **without_none(description=p.description), "required": p.required}
         for p in signature.parameters
@@ -263,13 +268,13 @@ def _prompt(callee: Callee, declaration: PromptDeclaration) -> Prompt:
             keywords = signature.bind(arguments)
         except ValueError as error:
             raise InvalidParams(f"Invalid params: {error}") from None
-        return returned.prompt_messages(await callee(context, keywords))
+        return prompt_messages(await callee(context, keywords))
 
     _check_names("complete", options.get("complete") or {}, [p.name for p in signature.parameters])
     return Prompt(definition, get, _completers(options.get("complete"), callee.threads))
 
 
-def _resource(callee: Callee, declaration: ResourceDeclaration) -> Resource:
+def _resource(callee: Callee, declaration: Declaration) -> Resource:
     signature, options = callee.signature, declaration.options
     if not isinstance(declaration.uri, str) or not declaration.uri.strip():
         raise TypeError("the URI of a resource has to be a text")
@@ -299,12 +304,12 @@ def _resource(callee: Callee, declaration: ResourceDeclaration) -> Resource:
             keywords = signature.bind(values)
         except ValueError:
             raise ResourceNotFound(uri) from None
-        return returned.resource_contents(await callee(context, keywords), uri, mime_type)
+        return resource_contents(await callee(context, keywords), uri, mime_type)
 
     return Resource(definition, read, _completers(options.get("complete"), callee.threads))
 
 
-def _described(callee: Callee, options: Options) -> dict[str, Any]:
+def _described(callee: Callee, options: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": options.get("name") or callee.function.__name__,
         **without_none(
@@ -331,10 +336,10 @@ def _completer(completer: Completer, threads: Threads) -> Complete:
 
     async def ask(caller: Principal, typed: str) -> Completion:
         if inspect.iscoroutinefunction(function):
-            return returned.completion(await function(typed))
+            return completion(await function(typed))
         value = await threads.run(lambda: function(typed), caller)
         # it may only have called an async function
-        return returned.completion(await value if inspect.isawaitable(value) else value)
+        return completion(await value if inspect.isawaitable(value) else value)
 
     return ask
 
@@ -386,16 +391,17 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 _USUAL: Final = "mend the module, or point `path` (a file beside gateway.yaml) or `module` (a dotted name) at another"
-_DECORATORS: Final[Mapping[type[Declaration], tuple[str, Any]]] = {
-    ToolDeclaration: ("tool", declare.ToolOptions),
-    PromptDeclaration: ("prompt", declare.PromptOptions),
-    ResourceDeclaration: ("resource", declare.ResourceOptions),
+_REMEDIES: Final = {
+    "sequence_str": 'write a list: ["a", "b"]',
+    "bool_type": "write True or False",
+    "dict_type": 'write a mapping: {"name": value}',
 }
+"""Remedies for options by pydantic's type of the error."""
 
 
 @cache
-def _adapter(options: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(options)
+def _adapter(decorator: str) -> TypeAdapter[Any]:
+    return TypeAdapter(declare.OPTIONS[decorator])
 
 
 def remedy_for(error: BaseException, config: PythonBackendConfig, base: Path) -> str:

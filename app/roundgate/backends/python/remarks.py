@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from roundgate.backends.python.backend import PythonBackendConfig, declared_in
-from roundgate.declare import Declaration, ToolDeclaration, declarations_of
+from roundgate.declare import Declaration, declarations_of
 from roundgate.errors import Problem
 from roundgate.settings import Origin
 
@@ -33,7 +33,7 @@ def remarks(
         remedy = "put @tool, @prompt or @resource in front of a function of the module"
         return [origin.problem("has nothing that is served", remedy)]
     for function, declaration in served:
-        if isinstance(declaration, ToolDeclaration):
+        if declaration.decorator == "tool":
             found += _of_tool(function, declaration)
     return found
 
@@ -76,7 +76,7 @@ def _is_ours(decorator: ast.expr) -> bool:
     return name in _DECORATORS
 
 
-def _of_tool(function: Callable[..., Any], declaration: ToolDeclaration) -> Iterator[Problem]:
+def _of_tool(function: Callable[..., Any], declaration: Declaration) -> Iterator[Problem]:
     path = f"{getattr(function, '__name__', '')}()"
     if not (declaration.options.get("description") or inspect.getdoc(function)):
         message = "has no description, and models choose by it"

@@ -1,15 +1,14 @@
-"""The deployed stack on this machine: what `template.yaml` describes, from the built
-zips, with the real parts.
+"""The deployed stack on this machine: `template.yaml` from the built zips, with the real parts.
 
-curl ──▶ front (API Gateway) ──▶ functions (Runtime Interface Emulator, awslambdaric, the zips)
-                                      │ DynamoDB Local, SQS and Secrets Manager of moto
-         poller (event source mapping) ◀── queue          schedule ──▶ worker functions
+curl ──▶ events (API Gateway) ──▶ functions (Runtime Interface Emulator, awslambdaric, the zips)
+                                      │ services: DynamoDB Local, SQS and Secrets Manager of moto
+         events (event source mapping) ◀── queue      schedule ──▶ worker functions
          lambda_api (Invoke) ◀── back ends of the kind lambda: functions of a directory
 
-What AWS does and this does not:
+Differences from AWS:
 
     scaling       AWS adds environments with the load, and polls less after failures; here both are fixed
     init phase    AWS ends it after 10 s and begins it before the invocation; here it is part of the first one
     memory, CPU   bounded by MemorySize at AWS; here by the machine
-    permissions   IAM is not evaluated; tests hold the template's policies against the calls that are made
+    permissions   IAM is not evaluated; tests compare the template's policies with the calls in the code
 """

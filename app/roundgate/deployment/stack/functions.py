@@ -1,11 +1,20 @@
-"""Lambda functions: execution environments under the Runtime Interface Emulator, as
-many as are wanted of each.
+"""Lambda functions: execution environments under the Runtime Interface Emulator.
 
-An environment runs one invocation at a time, to its end: a caller that does not wait so long
-changes nothing. One that has died is replaced when it is needed again, as AWS does it. All
-functions share the executions that the account may have at once; an invocation beyond them is
-throttled. Unlike AWS, one that finds no environment free waits for it, for there are not so many
-here; and memory is not limited.
+An environment runs one invocation at a time, to its end, even if its caller stops waiting. A dead
+environment is restarted when it is needed again, as AWS does it. All functions share the account's
+executions; an invocation beyond them is throttled. Unlike at AWS, an invocation waits for a free
+environment, and memory is not limited.
+
+The trace header of an invocation counts how often a chain of messages has invoked the same
+function, for AWS Lambda's detection of recursive loops:
+
+    invocation ──▶ _X_AMZN_TRACE_ID ──boto3──▶ X-Amzn-Trace-Id of SendMessage ──SQS──▶ AWSTraceHeader of the message
+        ▲                                                                                   │
+        └──────────────── X-Amzn-Trace-Id with a Lineage one higher ◀──── event source ─────┘
+
+boto3 passes the header on by itself. The emulator and moto's SQS do not: `runtime.py` and
+`services` do.
+https://docs.aws.amazon.com/lambda/latest/dg/invocation-recursion.html
 """
 
 from __future__ import annotations
@@ -14,8 +23,10 @@ import asyncio
 import base64
 import json
 import os
+import re
+import secrets
+import shutil
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -25,13 +36,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import httpx
 
-from roundgate.deployment.ports import reserved_port
-from roundgate.deployment.stack.loops import new_trace
-from roundgate.deployment.stack.template import Function
+from roundgate.deployment import machine
+from roundgate.deployment.template import Function
 from roundgate.errors import InvocationFailed, PayloadTooLarge, Throttled
 
 START_S = 20
@@ -39,24 +49,41 @@ MAX_PAYLOAD_BYTES = 6 * 1024 * 1024
 """Of an event, as JSON; the emulator itself refuses answers of 100 bytes more, as AWS does."""
 RUNTIME = Path(__file__).with_name("runtime.py")
 INVOCATION = "/2015-03-31/functions/function/invocations"
+MOST_IN_CHAIN: Final = 16
+"""After so many invocations in one chain AWS Lambda invokes the function no more, unless it has
+`RecursiveLoop: Allow`: the message goes to the dead-letter queue."""
+_LINEAGE: Final = re.compile(r"(?:^|;)Lineage=[0-9a-f]+:(\d+)")
+
+
+def new_trace() -> str:
+    """Return the trace header of a new chain."""
+    return f"Root=1-{secrets.token_hex(4)}-{secrets.token_hex(12)}"
+
+
+def invocations_in(trace: str | None) -> int:
+    """Return how often the chain of a trace header has invoked the function."""
+    match = _LINEAGE.search(trace or "")
+    return int(match[1]) if match else 0
+
+
+def with_count(trace: str | None, number: int) -> str:
+    """Return the trace header of the nth invocation in a chain."""
+    begun = _LINEAGE.sub("", trace) if trace else new_trace()
+    return f"{begun};Lineage=0f0f0f0f:{number}"
 
 
 @dataclass
 class Account:
-    """What the functions of an account share: how many of them may run at once."""
+    """The executions that the functions of an account share."""
 
     executions: int
     running: int = 0
     most: int = 0
-    """Of those that ran at once."""
+    """The most that ran at once."""
 
     @contextmanager
     def execution(self) -> Iterator[None]:
-        """One of them, for as long as this lasts.
-
-        Raises:
-            Throttled: there is none left.
-        """
+        """Take an execution until the block ends; raise Throttled if none is free."""
         if self.running >= self.executions:
             raise Throttled(f"{self.executions} functions run already")
         self.running += 1
@@ -69,7 +96,7 @@ class Account:
 
 @dataclass
 class Environment:
-    """One execution environment, in all its lives."""
+    """An execution environment, which may be restarted."""
 
     function: Function
     number: int
@@ -94,11 +121,10 @@ class Environment:
         return self.process is not None and self.process.poll() is None
 
     def start(self) -> None:
-        """A fresh environment; its init phase begins with the first
-        invocation, as the emulator has it.
+        """Start the process; the emulator begins the init phase with the first invocation.
 
         Raises:
-            InvocationFailed: it was killed meanwhile, or cannot be started.
+            InvocationFailed: it was ended meanwhile, or cannot be started.
         """
         with self._ending, self.log.open("ab") as sink:
             if self.is_ended:
@@ -106,13 +132,13 @@ class Environment:
             self.process = subprocess.Popen(
                 [*self._emulator(), str(self.tools.python), str(RUNTIME), self.function.handler],
                 cwd=self.code,
-                env=self.variables_of_the_process(),
+                env=self.environ(),
                 stdout=sink,
                 stderr=sink,
                 start_new_session=True,
             )
         until = time.monotonic() + START_S
-        while not answers(self.port):
+        while not machine.is_listening(self.port):
             if time.monotonic() > until or not self.is_alive:
                 raise InvocationFailed(
                     f"{self.name} did not start; its log:\n{self.log.read_text()[-2000:]}"
@@ -121,9 +147,8 @@ class Environment:
         self.starts += 1
 
     def _emulator(self) -> list[str]:
-        """Its command; both ports are held for as long as it lives."""
         self._ports.close()
-        self.port, api = (self._ports.enter_context(reserved_port()) for _ in range(2))
+        self.port, api = (self._ports.enter_context(machine.reserved_port()) for _ in range(2))
         return [
             str(self.tools.emulator),
             *("--runtime-interface-emulator-address", f"127.0.0.1:{self.port}"),
@@ -131,7 +156,8 @@ class Environment:
             *("--log-level", "error"),
         ]
 
-    def variables_of_the_process(self) -> dict[str, str]:
+    def environ(self) -> dict[str, str]:
+        """Return the variables of the process."""
         function = self.function
         return {
             "PATH": os.environ["PATH"],
@@ -148,7 +174,7 @@ class Environment:
         }
 
     def kill(self) -> None:
-        """End it, with everything in it, as a host that fails would."""
+        """Kill it with all its processes, as a failing host would."""
         if self.process is not None and self.is_alive:
             for pid in family(self.process.pid):
                 with suppress(ProcessLookupError):
@@ -156,7 +182,7 @@ class Environment:
             self.process.wait()
 
     def end(self) -> None:
-        """Kill it for good, also while it is being started in another thread."""
+        """Kill it for good, even while another thread starts it."""
         with self._ending:
             self.is_ended = True
             self._ports.close()
@@ -165,15 +191,48 @@ class Environment:
 
 @dataclass(frozen=True)
 class Tools:
-    """What environments are made with."""
+    """The programs that run environments."""
 
     emulator: Path
     python: Path
 
+    @classmethod
+    def find(cls) -> Tools:
+        """Return the programs, installed once.
+
+        Raises:
+            UsageError: one cannot be installed.
+        """
+        return cls(*machine.emulator())
+
+
+def why_not() -> str | None:
+    """Return the reason why functions cannot be run here, or None."""
+    if machine.interpreter() is None:
+        return f"the functions need Python {machine.PYTHON}"
+    return None if shutil.which("java") else "DynamoDB Local needs Java 17"
+
+
+def environments(
+    function: Function,
+    count: int,
+    code: Path,
+    tools: Tools,
+    variables: Mapping[str, str],
+    logs: Path,
+) -> list[Environment]:
+    """Return environments of a function, with a log in the folder `logs` for each."""
+    return [
+        Environment(
+            function, number, code, tools, variables, logs / f"{function.name}-{number}.log"
+        )
+        for number in range(1, count + 1)
+    ]
+
 
 @dataclass
 class Pool:
-    """The environments of one function; an invocation waits for one that is free."""
+    """The environments of a function."""
 
     environments: list[Environment]
     http: httpx.AsyncClient
@@ -191,8 +250,12 @@ class Pool:
     async def invoke(
         self, event: Any, trace: str | None = None, client_context: str | None = None
     ) -> Any:
-        """What the function returns; `trace` is the header of what led to this,
-        `client_context` is JSON.
+        """Invoke the function and return its result.
+
+        Args:
+            event: the payload, to be JSON.
+            trace: the trace header of the event's cause.
+            client_context: JSON.
 
         Raises:
             PayloadTooLarge, Throttled, InvocationFailed
@@ -209,7 +272,7 @@ class Pool:
     def _ended(self, running: asyncio.Task[Any]) -> None:
         self._running.discard(running)
         if not running.cancelled():
-            running.exception()  # whoever asked may not be there any more
+            running.exception()  # its caller may be gone
 
     async def _counted(self, payload: bytes, told: str) -> Any:
         try:
@@ -246,8 +309,8 @@ class Pool:
             raise InvocationFailed(f"{environment.name}: {type(error).__name__}") from None
         try:
             result = response.json()
-        except ValueError:  # it is the emulator who speaks, such as "Task timed out after …"
-            environment.kill()  # after a time-out or a crash of the runtime AWS begins with a fresh one
+        except ValueError:  # text of the emulator, such as "Task timed out after …"
+            environment.kill()  # as AWS does after a time-out or a crash of the runtime
             said = {"errorType": "Sandbox.Timedout", "errorMessage": response.text[:500]}
             raise InvocationFailed(f"{environment.name}: {response.text[:500]}", said) from None
         if isinstance(result, dict) and "errorMessage" in result and "errorType" in result:
@@ -257,7 +320,7 @@ class Pool:
         return result
 
     def close(self) -> None:
-        """End all of them."""
+        """End all environments."""
         for running in self._running:
             running.cancel()
         for environment in self.environments:
@@ -265,7 +328,7 @@ class Pool:
 
 
 def unpack(source: Path, directory: Path) -> Path:
-    """The code of a function, as AWS unpacks it: once, read by all its environments."""
+    """Unpack the code of a function, for all its environments."""
     directory.mkdir(parents=True)
     with zipfile.ZipFile(source) as archive:
         archive.extractall(directory)
@@ -273,8 +336,7 @@ def unpack(source: Path, directory: Path) -> Path:
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that it has begun; the emulator gives the runtime a
-    process group of its own."""
+    """Return a process and its descendants. The emulator gives the runtime a process group."""
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
     return [
         pid,
@@ -285,17 +347,3 @@ def family(pid: int) -> list[int]:
             for one in family(int(child))
         ),
     ]
-
-
-def free_port() -> int:
-    """A port that nothing listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def answers(port: int) -> bool:
-    """Whether something listens."""
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

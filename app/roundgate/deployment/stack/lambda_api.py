@@ -1,12 +1,13 @@
-"""The API of AWS Lambda, as far as a gateway needs it: `Invoke` of functions in a
-directory, each by its name.
+"""The operation `Invoke` of AWS Lambda's API, for functions in a folder, by name.
 
     functions.yaml    orders: {handler: orders.handler, timeout_s: 3, environments: 2, reserved: 2}
     orders.py         beside it
 
 boto3 finds it by `AWS_ENDPOINT_URL_LAMBDA`. An asynchronous invocation is tried three times, as AWS
-does it, but a second apart. What AWS has and this has not: versions and aliases (all are the same
-code), durable functions, permissions.
+does it, but a second apart. Not here: versions and aliases (all are the same code), durable
+functions, permissions.
+
+    python -m roundgate.deployment.stack.lambda_api functions.yaml [--port 9001]
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
-import uvicorn
 import yaml
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from roundgate.deployment.machine import reserved_port
+from roundgate.deployment.stack.events import served
 from roundgate.deployment.stack.functions import (
     MAX_PAYLOAD_BYTES,
     Account,
-    Environment,
     Pool,
     Tools,
-    free_port,
+    environments,
 )
-from roundgate.deployment.stack.template import Function
+from roundgate.deployment.template import Function
 from roundgate.errors import InvocationFailed, Throttled
 
 MAX_EVENT_BYTES: Final = 1024 * 1024
@@ -125,7 +126,7 @@ class LambdaApi:
 
 
 def identified() -> dict[str, str]:
-    """The headers of every answer."""
+    """Return the headers of every response."""
     return {"x-amzn-requestid": str(uuid.uuid4())}
 
 
@@ -136,20 +137,18 @@ def refused(
     headers: Mapping[str, str] | None = None,
     more: Mapping[str, str] | None = None,
 ) -> Response:
-    """An error of the API's own."""
+    """Return an error response of the API."""
     body = {"Type": "User", "message": message, **(more or {})}
     return JSONResponse(body, status, {"x-amzn-errortype": code, **identified(), **(headers or {})})
 
 
 def pools_of(
-    file: Path, directory: Path, tools: Tools, http: httpx.AsyncClient, more: Mapping[str, str]
+    file: Path, logs: Path, tools: Tools, http: httpx.AsyncClient, variables: Mapping[str, str]
 ) -> dict[str, Pool]:
-    """The functions of a file, each with environments and, where it says so, a concurrency of its
-    own; `more` are variables for all of them."""
+    """Return the functions of a file, each with its environments and its reserved concurrency."""
     declared: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text("utf-8"))
     pools = {}
     for name, one in declared.items():
-        count = int(one.get("environments", 2))
         function = Function(
             name=name,
             handler=one["handler"],
@@ -161,18 +160,9 @@ def pools_of(
             events={},
             allows_loops=False,
         )
-        environments = [
-            Environment(
-                function,
-                number,
-                file.parent.resolve(),
-                tools,
-                more,
-                directory / f"{name}-{number}.log",
-            )
-            for number in range(1, count + 1)
-        ]
-        pools[name] = Pool(environments, http, Account(int(one.get("reserved", 1_000))))
+        count, code = int(one.get("environments", 2)), file.parent.resolve()
+        made = environments(function, count, code, tools, variables, logs)
+        pools[name] = Pool(made, http, Account(int(one.get("reserved", 1_000))))
     return pools
 
 
@@ -185,38 +175,29 @@ async def functions_at(
     port: int | None = None,
     more: Mapping[str, str] | None = None,
 ) -> AsyncIterator[tuple[str, LambdaApi]]:
-    """The API with the functions of a file, for as long as this lasts: its URL, and itself."""
-    from roundgate.deployment.stack.stack import QuietServer, up
-
-    port = port or free_port()
+    """Serve the functions of a file; yield the URL of the API, and the API."""
     limits = httpx.Limits(max_keepalive_connections=0)
     async with httpx.AsyncClient(trust_env=False, limits=limits) as http:
         api = LambdaApi(pools_of(file, directory, tools, http, more or {}))
-        config = uvicorn.Config(api, port=port, log_level="warning", lifespan="off")
-        server = QuietServer(config)
-        serving = asyncio.create_task(server.serve())
-        try:
-            await up(server)
-            yield f"http://127.0.0.1:{port}", api
-        finally:
-            server.should_exit = True
-            api.close()
-            await serving
+        with reserved_port() as free:
+            try:
+                async with served(api, port or free):
+                    yield f"http://127.0.0.1:{port or free}", api
+            finally:
+                api.close()
 
 
 def main() -> int:
-    from roundgate.deployment.stack.stack import find_tools
-
     parser = argparse.ArgumentParser(
         prog="scripts/tools functions", description="Functions of AWS Lambda on this machine."
     )
     parser.add_argument("file", type=Path, help="what functions there are, such as functions.yaml")
     parser.add_argument("--port", type=int, help="default: any free one")
     arguments = parser.parse_args()
-    # as Ctrl-C, so that nothing stays behind
+    # as Ctrl-C, so that no process is left over
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        asyncio.run(_serve(arguments.file, arguments.port, find_tools(with_store=False)))
+        asyncio.run(_serve(arguments.file, arguments.port, Tools.find()))
     except KeyboardInterrupt:
         return 130
     return 0

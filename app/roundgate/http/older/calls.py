@@ -33,8 +33,8 @@ from roundgate.http.older.open_calls import OpenCall, OpenCalls
 from roundgate.http.older.questions import Questions
 from roundgate.http.older.sessions import Sessions
 from roundgate.http.older.stream import SessionStream
+from roundgate.methods.parts import CurrentMethods
 from roundgate.methods.rounds import Reply, RequestContext, Stream
-from roundgate.methods.table import CurrentMethods
 from roundgate.observability.correlation import Correlation, correlated
 from roundgate.observability.tracing import Span, Tracing, context_of
 from roundgate.protocol import (

@@ -40,7 +40,8 @@ from roundgate.http.older.stream import SessionStream
 from roundgate.http.older.unheard import UnheardWatch
 from roundgate.http.request import EVENT_STREAM
 from roundgate.methods import Changes
-from roundgate.methods.table import CurrentMethods, capabilities, server_info
+from roundgate.methods.parts import CurrentMethods
+from roundgate.methods.table import capabilities, server_info
 from roundgate.protocol import SESSION_HEADER as SESSION
 from roundgate.protocol import (
     SUPPORTED_VERSIONS,

@@ -8,7 +8,7 @@ from typing import Final
 from roundgate.errors import InvalidParams, ResourceNotFound
 from roundgate.http.older.caller import Caller
 from roundgate.http.older.sessions import Sessions
-from roundgate.methods.table import CurrentMethods
+from roundgate.methods.parts import CurrentMethods
 from roundgate.protocol import LOG_LEVELS, Params, Request, Uri, validate
 
 _DONE = b"{}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from roundgate.clock import Clock
 from roundgate.config import GatewayConfig
-from roundgate.methods.table import CurrentMethods, Methods, Use
+from roundgate.methods.parts import CurrentMethods, Methods, Use
 from roundgate.observability import tracing
 from roundgate.protocol import ResultFormat
 from roundgate.runtime.startup import Core

@@ -1,5 +1,5 @@
-"""What the demonstration calls: a booking that asks twice, and a trip that goes on as a
-task and asks on the way."""
+"""The tools of the demonstration: a booking that asks twice, and a trip that is a task and asks on
+the way."""
 
 import asyncio
 

@@ -1,0 +1,332 @@
+"""What an invocation sends and what it answers.
+
+It sends the payload, or an event of an HTTP API, and the client context (API `Invoke`,
+`ClientContext`), within AWS Lambda's limits. The client context tells the function about its call.
+`custom` is where the runtimes of Python and Java look:
+
+    {"custom": {"roundgate": {"tool": "orders__find", "subject": "ada", "issuer": "https://…", "client": "app",
+                              "key": "…", "exchange": 1, "traceparent": "00-…"}}}
+
+It has neither the caller's token nor anything that a token could be made of. Names of the caller
+are never cut: half of a subject could be another caller's.
+
+A function answers JSON, bytes, the response of an HTTP integration, or an error of its own:
+
+    {"total": 3}                                                     JSON, as it is
+    {"isBase64Encoded": true, "contentType": "image/png", "body": …} bytes
+    {"statusCode": 404, "headers": {…}, "body": "…"}                 as API Gateway would read it
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator, Mapping
+from http import HTTPStatus
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote
+
+from roundgate import json
+from roundgate.auth import Principal
+from roundgate.backends.aws_lambda.config import (
+    MAX_PAYLOAD_BYTES,
+    HttpEventConfig,
+    LambdaToolConfig,
+    PayloadConfig,
+)
+from roundgate.backends.aws_lambda.invoking import Target
+from roundgate.backends.http.bodies import Argument, Location
+from roundgate.backends.http.endpoint import PATH_VARIABLE, Endpoint
+from roundgate.backends.http.messages import Answer, Outgoing
+from roundgate.backends.http.secrets import SECRET_NAME, parted
+from roundgate.errors import BackendError, FunctionFailed, ParseError, ToolError
+from roundgate.observability.tracing import outgoing
+from roundgate.protocol import without_none
+
+MAX_CONTEXT_CHARS: Final = 3_583
+"""The limit on the client context in base64."""
+_MAY_BE_LEFT_OUT: Final = ("baggage", "tracestate", "traceparent")
+"""Left out in this order if the context is too long."""
+
+
+def facts(
+    tool: str, principal: Principal, key: str | None, exchange: int, meta: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the facts about a call that its function receives.
+
+    Args:
+        tool: its whole name.
+        principal: the caller.
+        key: the same for each attempt, so that a function can act once; `None` if it only looks.
+        exchange: the number in a dialogue, from 1.
+        meta: the `_meta` of the request, which may have a trace context.
+
+    Raises:
+        ToolError: a name of the caller has half a surrogate pair: encoded, it would become another
+            caller's.
+    """
+    try:
+        "".join(principal.identity).encode()
+    except UnicodeEncodeError:
+        raise ToolError(
+            "Who calls has a name that is no text; a function cannot be told it"
+        ) from None
+    return {
+        "tool": tool,
+        "subject": principal.subject,
+        "issuer": principal.issuer,
+        **without_none(client=principal.client_id or None, key=key),
+        "exchange": exchange,
+        **outgoing(meta),
+    }
+
+
+def encoded(told: Mapping[str, Any]) -> str:
+    """Return the client context for boto3: JSON in base64.
+
+    Raises:
+        ToolError: it is too long, even without the trace.
+    """
+    kept = dict(told)
+    for name in (*_MAY_BE_LEFT_OUT, None):
+        text = base64.b64encode(json.encode({"custom": {"roundgate": kept}})).decode()
+        if len(text) <= MAX_CONTEXT_CHARS:
+            return text
+        kept.pop(name or "", None)
+    raise ToolError(
+        f"Who calls takes {len(text)} characters, and a function can be told {MAX_CONTEXT_CHARS};"
+        " use a shorter subject, or set client_context: false for this back end"
+    )
+
+
+MAX_EVENT_BYTES: Final = 1_048_576
+"""The limit on an asynchronous invocation's payload (API `Invoke`: 1 MB)."""
+RESPONSES: Final = "inputResponses"
+"""A member that only payloads from the second exchange on have."""
+
+
+def payload_of(
+    config: PayloadConfig, arguments: Mapping[str, Any], told: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the payload of an invocation.
+
+    Args:
+        config: the members besides the arguments.
+        arguments: those of the call.
+        told: the facts of the client context.
+
+    Raises:
+        ToolError: an argument has the name of another member.
+    """
+    inside = {config.arguments_in: dict(arguments)} if config.arguments_in else dict(arguments)
+    more = dict(config.fixed)
+    if config.context_in is not None:
+        more[config.context_in] = dict(told)
+    if taken := sorted(inside.keys() & more.keys()):
+        raise ToolError(f"{', '.join(taken)}: is the gateway's own; leave it out")
+    return {**inside, **more}
+
+
+def bytes_of(payload: Any, *, is_event: bool) -> bytes:
+    """Encode a payload.
+
+    Raises:
+        ToolError: it is larger than AWS Lambda takes.
+    """
+    data = json.encode(payload)
+    limit = MAX_EVENT_BYTES if is_event else MAX_PAYLOAD_BYTES
+    if len(data) > limit:
+        raise ToolError(
+            f"The payload for the function has {len(data)} bytes, and AWS Lambda takes {limit} at"
+            " most, so it was not invoked. Give it less at once, or a reference to where the data is"
+        )
+    return data
+
+
+def secrets_of(config: PayloadConfig | HttpEventConfig) -> Iterator[str]:
+    """Yield the fixed texts whose names mark them as secret."""
+    fixed = config.headers if isinstance(config, HttpEventConfig) else config.fixed
+    yield from parted(_secrets(fixed, is_secret=False))
+
+
+def _secrets(value: Any, *, is_secret: bool) -> Iterator[str]:
+    match value:
+        case str() if is_secret:
+            yield value
+        case dict():
+            for name, inner in value.items():
+                named = is_secret or bool(SECRET_NAME.search(name))
+                yield from _secrets(inner, is_secret=named)
+        case list():
+            for inner in value:
+                yield from _secrets(inner, is_secret=is_secret)
+
+
+def endpoint_of(tool: LambdaToolConfig, http: HttpEventConfig) -> Endpoint:
+    """Return the endpoint that places a tool's arguments in a request.
+
+    Raises:
+        ValueError: path and arguments contradict each other.
+    """
+    variables = PATH_VARIABLE.findall(http.path)
+    elsewhere: Location = "query" if http.method in ("GET", "HEAD", "DELETE") else "body"
+    properties: Mapping[str, Any] = tool.input_schema.get("properties", {})
+    required = tool.input_schema.get("required", ())
+    placed = [
+        Argument(
+            name,
+            "path" if name in variables else elsewhere,
+            name,
+            schema,
+            required=name in required,
+        )
+        for name, schema in properties.items()
+    ]
+    return Endpoint(
+        tool.name,
+        tool.description,
+        http.method,
+        http.path,
+        placed,
+        headers={name.lower(): value for name, value in http.headers.items()},
+    )
+
+
+def http_event(outgoing: Outgoing, request_id: str, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a request as the event of an HTTP API (payload format 2.0). The facts about the call
+    stand where the claims of a Lambda authorizer would."""
+    query = outgoing.query
+    body = {} if outgoing.body is None else {"body": outgoing.body.decode()}
+    path = unquote(outgoing.path)
+    return {
+        "version": "2.0",
+        "routeKey": "$default",
+        "rawPath": path,
+        "rawQueryString": query,
+        "headers": dict(outgoing.headers),
+        **({"queryStringParameters": _joined(query)} if query else {}),
+        "requestContext": {
+            "http": {"method": outgoing.method, "path": path, "protocol": "HTTP/1.1"},
+            **({"authorizer": {"lambda": {"roundgate": dict(told)}}} if told else {}),
+            "requestId": request_id,
+            "routeKey": "$default",
+            "stage": "$default",
+        },
+        **body,
+        "isBase64Encoded": False,
+    }
+
+
+def _joined(query: str) -> dict[str, str]:
+    """Return parameters by name; repeated ones are joined by commas, as API Gateway does."""
+    found: dict[str, str] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        found[name] = f"{found[name]},{value}" if name in found else value
+    return found
+
+
+# Answers
+
+_JSON: Final = "application/json"
+_OF_A_RESPONSE: Final = frozenset(
+    {
+        *("statusCode", "statusDescription", "headers", "multiValueHeaders", "cookies", "body"),
+        "isBase64Encoded",
+    }
+)
+_MARKS: Final = (b'"statusCode"', b'"isBase64Encoded"')
+"""Members that only bytes and responses have; searching for them is cheaper than parsing."""
+_TOO_LARGE: Final = "Function.ResponseSizeTooLarge"
+MAX_CHARS: Final = 500
+"""The limit on a function's text about its failure."""
+
+
+def answer_of(payload: bytes) -> Answer:
+    """Return the payload of a successful invocation as an answer.
+
+    Raises:
+        BackendError: it is declared as base64, and is not.
+    """
+    value = _members(payload)
+    if value.get("isBase64Encoded") is True and isinstance(value.get("body"), str):
+        return _response(value, _bytes(value["body"]))
+    body = value.get("body", "")
+    if (
+        type(value.get("statusCode")) is int
+        and value.keys() <= _OF_A_RESPONSE
+        and isinstance(body, str)
+    ):
+        return _response(value, body.encode("utf-8", "replace"))
+    return Answer(200, "OK", _JSON, payload or b"null")
+
+
+def failure_of(payload: bytes, target: Target) -> FunctionFailed:
+    """Return a function's own error for the caller: type and message, without the stack."""
+    try:
+        said = json.decode(payload)
+    except ParseError:
+        said = None
+    said = said if isinstance(said, Mapping) else {}
+    kind, message = line(said.get("errorType")), line(said.get("errorMessage"))
+    if kind == "Sandbox.Timedout" or "Task timed out after" in message:
+        return FunctionFailed(
+            f"The function {target.name} ran out of its own time, and may have done a part of its "
+            f"work: {message}"
+        )
+    if kind == _TOO_LARGE:
+        return FunctionFailed(
+            f"The function {target.name} answered more than AWS Lambda returns, and may have done its "
+            f"work: {message} Ask for less, or have it answer with a reference to where the data is"
+        )
+    told = ": ".join(part for part in (kind, message) if part)
+    return FunctionFailed(f"The function {target.name} failed: {told or 'it did not say why'}")
+
+
+def _members(payload: bytes) -> Mapping[str, Any]:
+    """Return the members of an answer that may be bytes or a response."""
+    if not (payload.lstrip()[:1] == b"{" and any(mark in payload for mark in _MARKS)):
+        return {}
+    try:
+        value = json.decode(payload)
+    except ParseError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _response(value: Mapping[str, Any], body: bytes) -> Answer:
+    given = value.get("statusCode", 200)
+    status = given if type(given) is int and 100 <= given <= 599 else 502
+    try:
+        reason = HTTPStatus(status).phrase
+    except ValueError:
+        reason = ""
+    return Answer(status, reason, _content_type(value, body), body)
+
+
+def _content_type(value: Mapping[str, Any], body: bytes) -> str:
+    headers = value.get("headers")
+    named = (
+        {str(name).lower(): one for name, one in headers.items()}
+        if isinstance(headers, Mapping)
+        else {}
+    )
+    given = value.get("contentType") or named.get("content-type")
+    if isinstance(given, str):
+        return given
+    if value.get("isBase64Encoded") is True:
+        return "application/octet-stream"
+    return _JSON if body.lstrip()[:1] in (b"{", b"[") else "text/plain"
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise BackendError("The function says that its answer is base64, and it is not") from None
+
+
+def line(said: Any) -> str:
+    """Return a function's text on one line, without unprintable characters."""
+    text = " ".join(said.split()) if isinstance(said, str) else ""
+    shown = "".join(char for char in text if char.isprintable())
+    return shown if len(shown) <= MAX_CHARS else f"{shown[:MAX_CHARS]}…"

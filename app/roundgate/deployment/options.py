@@ -1,0 +1,254 @@
+"""What `roundgate deploy` is asked for: its command line, and `samconfig.toml` beside gateway.yaml.
+
+    version = 0.1
+
+    [default.deploy.parameters]
+    stack_name = "shop"
+    region = "eu-central-1"
+
+    [default.deploy.parameters.parameter_overrides]
+    LogLevel = "debug"
+
+The command line goes first. `sam` reads the file as well, for options such as tags.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import textwrap
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from roundgate.deployment.template import Template
+from roundgate.errors import UsageError
+from roundgate.settings import yaml_file
+
+OVERRIDES: Final = "--parameter-overrides"
+OF_SESSIONS: Final = ("--region", "--profile")
+"""The options that choose account and region."""
+FILES: Final = ("samconfig.toml", "samconfig.yaml", "samconfig.yml")
+"""The names that SAM looks for, in its order."""
+NO_EXECUTE: Final = "--no-execute-changeset"
+_FILE: Final = "--config-file"
+_ENVIRONMENT: Final = "--config-env"
+_IN_FILE: Final = "parameter_overrides"
+_OVERRIDE: Final = re.compile(
+    r"""\s*(?:ParameterKey=(?P<key>\w+),ParameterValue|(?P<name>\w+))="""
+    r"""(?P<value>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|.*?)(?=\s+(?:\w+=|ParameterKey=)|\s*$)""",
+    re.DOTALL,
+)
+"""One `NAME=VALUE` of a word that may have several; a value may have spaces, and quotes around
+it."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A deployment as it was asked for."""
+
+    stack: str
+    config: Path | None
+    """The gateway.yaml on the command line, if any."""
+    overrides: Mapping[str, str]
+    options: Sequence[str]
+    """For `sam deploy`, without the overrides."""
+
+    @property
+    def of_session(self) -> dict[str, str]:
+        """Region and profile, by option."""
+        pairs = zip(self.options, self.options[1:], strict=False)
+        return {name: value for name, value in pairs if name in OF_SESSIONS}
+
+
+def asked(stack: str, rest: Sequence[str]) -> Asked:
+    """Parse the command line after the stack's name.
+
+    Raises:
+        UsageError: an override is not NAME=VALUE.
+    """
+    words = list(_split(rest))
+    config = Path(words.pop(0)) if words and not words[0].startswith("-") else None
+    overrides: dict[str, str] = {}
+    options: list[str] = []
+    is_override = False
+    for text in words:
+        if text.startswith("-"):
+            is_override = text == OVERRIDES
+        if is_override and text != OVERRIDES:
+            overrides.update(_parsed_overrides(text, OVERRIDES))
+        elif not is_override:
+            options.append(text)
+    return Asked(stack, config, overrides, options)
+
+
+def _split(words: Sequence[str]) -> Iterator[str]:
+    """Yield the words; an option of ours and its value in two."""
+    for word in words:
+        option, equals, value = word.partition("=")
+        yield from (option, value) if equals and option in (OVERRIDES, *OF_SESSIONS) else (word,)
+
+
+def _parsed_overrides(text: str, place: str) -> Iterator[tuple[str, str]]:
+    """Yield name and value of each `NAME=VALUE` in a word, or of CloudFormation's long form."""
+    end = 0
+    while text[end:].strip():
+        match = _OVERRIDE.match(text, end)
+        if match is None:
+            raise UsageError(f"{place} takes NAME=VALUE, not {text[end:].strip()!r}")
+        yield match["key"] or match["name"], _unquoted(match["value"])
+        end = match.end()
+
+
+def _unquoted(value: str) -> str:
+    is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
+    return value[1:-1].replace('\\"', '"').replace("\\'", "'") if is_quoted else value
+
+
+# samconfig.toml
+
+
+def completed(asked: Asked, config: Path) -> Asked:
+    """Add what the file beside gateway.yaml says; print its parameters.
+
+    Raises:
+        UsageError: the stack has no name, or the file is wrong.
+    """
+    named, options = _taken(asked.options, _FILE)
+    environment, options = _taken(options, _ENVIRONMENT)
+    beside = (config.parent / name for name in FILES)
+    file = Path(named) if named else next((path for path in beside if path.is_file()), None)
+    if file is None and environment is not None:
+        file = config.parent / FILES[0]
+    if file is not None:
+        environment = environment or "default"
+        saved = _read(file, environment)
+        overrides = dict(_saved_overrides(saved.get(_IN_FILE), f"{file}: {_IN_FILE}"))
+        shown = (f"{name}={value}" for name, value in overrides.items())
+        print(f"{file} [{environment}]", *shown, file=sys.stderr)
+        asked = replace(
+            asked,
+            stack=asked.stack or str(saved.get("stack_name", "")),
+            overrides={**overrides, **asked.overrides},
+            options=[
+                *options,
+                *_options(saved, options),
+                *(_FILE, str(file.resolve()), _ENVIRONMENT, environment),
+            ],
+        )
+    if not asked.stack:
+        raise UsageError(
+            "which stack? Give its name, as in `roundgate deploy shop`, or stack_name in"
+            f" {config.parent / FILES[0]}"
+        )
+    return asked
+
+
+def _options(saved: Mapping[str, Any], given: Sequence[str]) -> Iterator[str]:
+    """Yield the options of the file that are needed here too, unless they are given."""
+    for option in OF_SESSIONS:
+        value = saved.get(option.removeprefix("--"))
+        if value is not None and option not in given:
+            yield from (option, str(value))
+    if saved.get("no_execute_changeset") is True and NO_EXECUTE not in given:
+        yield NO_EXECUTE
+
+
+def _taken(options: Sequence[str], name: str) -> tuple[str | None, list[str]]:
+    """Return the value of an option, and the other words."""
+    value, rest, words = None, [], iter(options)
+    for word in words:
+        if word == name:
+            value = next(words, None)
+        elif word.startswith(f"{name}="):
+            value = word.partition("=")[2]
+        else:
+            rest.append(word)
+    return value, rest
+
+
+def _read(file: Path, environment: str) -> Mapping[str, Any]:
+    """Return what the file says for `sam deploy` in an environment."""
+    if not file.is_file():
+        raise UsageError(f"there is no {file}")
+    try:
+        is_toml = file.suffix == ".toml"
+        whole = tomllib.loads(file.read_text("utf-8")) if is_toml else yaml_file.read(file).value
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from None
+    sections = {name: one for name, one in whole.items() if isinstance(one, Mapping)}
+    if environment not in sections:
+        known = ", ".join(sorted(sections)) or "none"
+        raise UsageError(f"{file} has no [{environment}]; it has {known}")
+    section = sections[environment]
+    return {
+        name: value
+        for command in ("global", "deploy")
+        for name, value in section.get(command, {}).get("parameters", {}).items()
+    }
+
+
+def _saved_overrides(value: Any, place: str) -> Iterator[tuple[str, str]]:
+    """Yield overrides in each form that SAM takes: a table, a list, `NAME=VALUE NAME=VALUE`."""
+    match value:
+        case None:
+            return
+        case Mapping():
+            yield from ((str(name), _text(one)) for name, one in value.items())
+        case str():
+            try:
+                words = shlex.split(value)
+            except ValueError:  # its message would quote a text that may be a secret's
+                raise UsageError(f"{place} has a quote that is not closed") from None
+            for word in words:
+                yield from _parsed_overrides(word, place)
+        case [*items]:
+            for item in items:
+                is_word = isinstance(item, str)
+                yield from (
+                    _parsed_overrides(item, place) if is_word else _saved_overrides(item, place)
+                )
+        case _:
+            raise UsageError(f"{place} has to be a table, such as LogLevel = 'debug'")
+
+
+def _text(value: Any) -> str:
+    """Return a value as CloudFormation writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return ",".join(map(_text, value))
+    return str(value)
+
+
+# A file to begin with
+
+_FOUND_BY_DEPLOY: Final = frozenset(
+    {"FunctionArns", "DurableFunctionArns", "SecretArns", "ParameterArns", "Release"}
+)
+"""The parameters that `roundgate deploy` finds out."""
+
+
+def commented() -> str:
+    """Return all parameters that a user may choose, with their descriptions and defaults, as
+    comments of TOML."""
+    source = Template().source
+    parameters: Mapping[str, Mapping[str, Any]] = source["Parameters"]
+    parts = []
+    for group in source["Metadata"]["AWS::CloudFormation::Interface"]["ParameterGroups"]:
+        names = [one for one in group["Parameters"] if one not in _FOUND_BY_DEPLOY]
+        if names:
+            lines = (line for name in names for line in _comment(name, parameters[name]))
+            parts.append("\n".join((f"## {group['Label']['default']}", *lines)))
+    return "\n\n".join(parts)
+
+
+def _comment(name: str, parameter: Mapping[str, Any]) -> Iterator[str]:
+    default = parameter.get("Default", "")
+    shown = default if isinstance(default, int) else f'"{default}"'
+    meaning = " ".join(str(parameter.get("Description", "")).split())
+    yield from textwrap.wrap(meaning, 110, initial_indent="# ", subsequent_indent="# ")
+    yield f"# {name} = {shown}"

@@ -1,0 +1,74 @@
+"""DynamoDB Local as measurements and tests use it: one emulator, a table for each."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from roundgate.clock import Clock
+from roundgate.deployment import machine
+from roundgate.deployment.stack.services import dynamodb_local
+from roundgate.storage.dynamodb import CONFIG, Table, create_table
+
+
+@dataclass
+class Emulator:
+    """DynamoDB Local at a URL."""
+
+    url: str
+
+    @cached_property
+    def _session(self) -> Any:
+        import boto3
+
+        return boto3.Session("test", "test", region_name="eu-central-1")
+
+    def client(self, **config: Any) -> Any:
+        """Return boto3's client; every name in `config` overrides the deployed setting."""
+        from botocore.config import Config
+
+        using = Config(**{**CONFIG, "read_timeout": 30, "proxies": {}, **config})
+        return self._session.client("dynamodb", endpoint_url=self.url, config=using)
+
+    def items(self, name: str) -> list[dict[str, Any]]:
+        """Return every row of a table."""
+        client = self.client()
+        pages = client.get_paginator("scan").paginate(TableName=name, ConsistentRead=True)
+        rows = [item for page in pages for item in page["Items"]]
+        client.close()
+        return rows
+
+    @contextmanager
+    def table(self) -> Iterator[str]:
+        """Make a table; yield its name."""
+        client, name = self.client(), f"test-{uuid.uuid4()}"
+        create_table(client, name)
+        yield name
+        client.delete_table(TableName=name)
+        client.close()
+
+    def open(self, name: str, make_client: Callable[[], Any] | None = None) -> Table:
+        """Return a table with a client of its own, as another process would have it."""
+        return Table(name, make_client or self.client, Clock())
+
+
+def why_not() -> str | None:
+    """Return the reason why the emulator cannot be run here, or None."""
+    if shutil.which("java") is None:
+        return "DynamoDB Local needs Java 17"
+    if not (machine.cache() / "dynamodb-local/.stamp").exists():
+        return "DynamoDB Local is not installed: scripts/tools dynamodb-local --install"
+    return None
+
+
+@contextmanager
+def emulator(shared: Path) -> Iterator[Emulator]:
+    """Yield the emulator of all processes that name the same directory."""
+    with dynamodb_local(shared) as url:
+        yield Emulator(url)

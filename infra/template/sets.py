@@ -1,0 +1,89 @@
+"""Sets of parameters with which template.yaml is checked."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping
+from typing import Final, TypeAlias
+
+Parameters: TypeAlias = Mapping[str, str]
+Choices: TypeAlias = Mapping[str, tuple[str, ...]]
+
+FUNCTION: Final = "arn:aws:lambda:eu-central-1:123456789012:function:orders"
+CERTIFICATE: Final = "arn:aws:acm:eu-central-1:123456789012:certificate/12345678"
+MATTERS: Final[Choices] = {
+    "PublicUrl": ("", "https://mcp.example.com"),
+    "StageName": ("$default", "prod"),
+    "ApiEndpoint": ("auto", "enabled", "disabled"),
+    "DomainName": ("", "mcp.example.com"),
+    "HostedZoneId": ("", "Z0123456789ABCDEFGHIJ"),
+    "AuthorizerIssuer": ("", "https://issuer.example"),
+    "AllowAnonymous": ("false", "true"),
+    "Architecture": ("arm64", "x86_64"),
+    "GatewayTimeout": ("29", "10"),
+    "WorkerTimeout": ("900", "300"),
+    "SnapStart": ("off", "on"),
+    "SubnetIds": ("none", "subnet-0123456789abcdef0,subnet-0123456789abcdef1"),
+    "GatewayConcurrency": ("0", "50"),
+    "FunctionArns": ("none", f"{FUNCTION},{FUNCTION}:live"),
+    "DurableFunctionArns": ("none", f"{FUNCTION}:*"),
+    "TableEncryption": ("aws-owned", "aws-managed"),
+    "ProtectTable": ("true", "false"),
+    "AlarmTopicArn": ("", "arn:aws:sns:eu-central-1:123456789012:alarms"),
+}
+"""The values of each parameter that decides which resources there are, the default first."""
+WITH_DOMAIN: Final = {"DomainName": "mcp.example.com", "CertificateArn": CERTIFICATE}
+NEEDS: Final[Mapping[str, Parameters]] = {
+    "DomainName": WITH_DOMAIN,
+    "HostedZoneId": WITH_DOMAIN,
+    "AuthorizerIssuer": {"AuthorizerAudience": "https://mcp.example.com/mcp,other"},
+    "SubnetIds": {"SecurityGroupIds": "sg-0123456789abcdef0"},
+}
+"""Parameters that a value other than the default needs, by the template's rules."""
+CANDIDATES: Final = 40
+"""Of so many random sets the best is taken."""
+
+
+def whole(chosen: Parameters, matters: Choices) -> Parameters:
+    """Add the parameters that chosen values need."""
+    others = [name for name, value in chosen.items() if value != matters[name][0]]
+    needed = {key: one for name in others for key, one in NEEDS.get(name, {}).items()}
+    return {**chosen, **needed}
+
+
+def each_alone(matters: Choices) -> Iterator[tuple[str, Parameters]]:
+    """Yield each value that is no default, as a text and with the parameters that it needs."""
+    for name, values in matters.items():
+        for value in values[1:]:
+            yield f"{name}={value}", whole({name: value}, matters)
+
+
+def every_few(matters: Choices, few: int) -> list[Parameters]:
+    """Return the defaults, and sets in which any `few` parameters have all combinations of their
+    values."""
+    draw = random.Random(20261122)  # the same sets each time
+    left = {
+        tuple(zip(names, values, strict=True))
+        for names in itertools.combinations(matters, few)
+        for values in itertools.product(*(matters[name] for name in names))
+    }
+    found = [{name: values[0] for name, values in matters.items()}]
+    left -= _covered(found[0], few)
+    while left:
+        begun = dict(min(left))
+        drawn = [
+            {
+                name: begun[name] if name in begun else draw.choice(values)
+                for name, values in matters.items()
+            }
+            for _ in range(CANDIDATES)
+        ]
+        best = max(drawn, key=lambda one: len(left & _covered(one, few)))
+        left -= _covered(best, few)
+        found.append(best)
+    return [whole(one, matters) for one in found]
+
+
+def _covered(chosen: Parameters, few: int) -> set[tuple[tuple[str, str], ...]]:
+    return set(itertools.combinations(chosen.items(), few))
