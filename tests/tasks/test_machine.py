@@ -174,6 +174,9 @@ def test_an_event_in_a_state_comes_to_what_the_table_has(name: str, state: str) 
         assert decision.reason is expected
     elif isinstance(expected, Answered):
         assert decision.result is expected
+        partly = expected is Answered.PARTLY
+        status = Status.INPUT_REQUIRED if partly else Status.WORKING
+        assert decision.record().status is status
     else:
         assert decision.record().status is expected
 
@@ -221,6 +224,43 @@ def test_entries_whose_write_was_in_doubt_are_added_once() -> None:
     assert last.puts == []
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_lease_that_ended_badly_is_a_death_of_what_ran_alone(alone: bool) -> None:
+    lapsed = replace(HELD, lease_until_ms=NOW, alone=alone)
+    for record, event in ((lapsed, EVENTS["claim alone"]), (lapsed, EVENTS["let go"])):
+        decision = apply(record, event, NOW)
+        assert isinstance(decision, Next)
+        after = decision.record()
+        assert (after.suspect, after.deaths) == (True, int(alone))
+
+
+def test_what_begins_anew_has_forgotten_all() -> None:
+    decision = apply(replace(HELD, asked=("a",)), EVENTS["restart"], NOW)
+    assert isinstance(decision, Next)
+    dropped = {drop.part for drop in decision.drops if drop.name is None}
+    assert dropped == {Part.JOURNAL, Part.ANSWER, Part.REQUEST}
+    assert {put.part for put in decision.puts} == {Part.CALL, Part.STATE}
+
+
+def test_what_goes_on_may_ask_the_same_again() -> None:
+    decision = apply(STATES["may go on"], EVENTS["go on"], NOW)
+    assert isinstance(decision, Next)
+    assert (list(decision.record().asked), list(decision.drops)) == (["a", "b"], [])
+
+
+def test_what_ends_early_is_found_by_a_sweep_if_it_is_to_be_cleaned_up() -> None:
+    for record, event in (
+        (replace(HELD, cleans_up=True), EVENTS["cancel"]),
+        (replace(HELD, cleans_up=True, expires_ms=NOW), EVENTS["expire"]),
+        (HELD, machine_finish := events.Finish(FENCE, Status.FAILED, b"{}", None, NOW)),
+    ):
+        decision = apply(record, event, NOW)
+        assert isinstance(decision, Next)
+        after = decision.record()
+        assert (after.due_ms, after.is_to_clean_up, after.attempts) == (NOW, True, 0)
+        assert after.lease_until_ms == (0 if event is machine_finish else UNTIL)
+
+
 def test_a_claim_moves_what_is_due_too_late() -> None:
     for due_ms, expected in ((UNTIL - 1, UNTIL - 1), (UNTIL, UNTIL), (END, UNTIL)):
         decision = apply(replace(NEW, due_ms=due_ms), EVENTS["claim"], NOW)
@@ -235,6 +275,8 @@ STEP: Final = st.tuples(
     st.integers(0, 17), TIME, TIME, TIME, st.booleans(), st.integers(0, 7), st.integers(0, 3)
 )
 """What happens, at which times, and how: `event_from` makes an event of it."""
+ENDS: Final = (6, 9, 15)
+"""Kinds of events after which little can happen."""
 STEPS: Final = st.lists(STEP, min_size=1, max_size=25)
 ADDED: Final = (
     NOTHING,
@@ -337,9 +379,12 @@ def lives(steps: list[Any], cleans_up: bool, check: Check) -> None:
     for kind, first, second, third, flag, keys, n in steps:
         now_ms += (0, 1, 10_000, 30_000)[keys % 4]
         before = Life(life.record, {*life.questions}, {**life.answers}, [*life.journal])
-        event = event_from(life.record, kind, (first, second, third), flag, keys, n)
-        if life.happens(event, now_ms) is not None:
-            check(before, event, life, now_ms)
+        others = [other for other in range(kind + 1, kind + 18) if other % 18 not in ENDS]
+        for one in (kind, *others):  # of what is drawn much cannot happen: then something else does
+            event = event_from(life.record, one % 18, (first, second, third), flag, keys, n)
+            if life.happens(event, now_ms) is not None:
+                check(before, event, life, now_ms)
+                break
 
 
 any_life = given(STEPS, st.booleans())
