@@ -17,8 +17,7 @@ from roundgate.lambda_worker import Function
 from roundgate.protocol.tasks import Status
 from roundgate.replay.context import Context
 from roundgate.storage.tasks import TaskRecord, TaskRef
-from roundgate.tasks.isolation import MAX_WAITING, Children, Quarantine, child_command
-from roundgate.tasks.pool import Pool
+from roundgate.tasks.pool import MAX_WAITING, Children, Pool, Quarantine, child_command
 from roundgate.tasks.stored import Claimed
 from roundgate.tasks.turn import Turn
 from tests.support.postponing import postpone

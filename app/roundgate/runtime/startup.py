@@ -131,8 +131,7 @@ class Core:
     ) -> Pool:
         """Return workers and sweep of a process that runs on. In a process of its own, suspects get
         processes and a watchdog ends one that a handler blocks."""
-        from roundgate.tasks.isolation import Children, child_command
-        from roundgate.tasks.pool import Pool
+        from roundgate.tasks.pool import Children, Pool, child_command
 
         stores, tasks = self.stores, config.tasks
         trust = self.trust(config, clock)

@@ -8,7 +8,7 @@ run twice, safe to die anywhere.
 
 A fault of the gateway (the store cannot be reached) is retried with growing pauses; if that
 does not help, the task fails. The death of a worker counts only against a task that it ran
-alone: see `tasks.isolation`.
+alone: see `tasks.pool`.
 
 **Cleanup** cancels work that a task which ended early began elsewhere, such as a service's job:
 
