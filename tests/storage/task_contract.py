@@ -365,6 +365,12 @@ class TaskStoreContract:
         assert await store.store.delete(known) is False
         assert await store.store.swap(Change(known, {"fence": 2})) == Lost(None)
         assert await store.store.read_work(REF) == (None, None)
+        for ref in (TaskRef("owner", "other"), REF):  # perhaps in the place of the deleted one
+            await store.create(new(ref))
+            await swapped(store, Change(await raw(store, ref), {"fence": 7}))
+            assert isinstance(await store.store.swap(Change(known, {"fence": 2})), Lost)
+            assert await store.store.delete(known) is False
+            assert (await raw(store, ref)).fence == 7
 
     async def test_a_swap_that_was_cut_off_has_happened_or_never_will(
         self, store: StoredTasks

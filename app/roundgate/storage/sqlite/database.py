@@ -56,7 +56,7 @@ create table once (
 create index once_by_forget on once (forget_ms);
 create table tasks (
     n integer primary key,
-    version integer not null default 1,
+    version integer not null default (abs(random() % 1000000000000)),
     owner text not null,
     id text not null,
     tool text not null,

@@ -67,6 +67,11 @@ _OPEN: Final = ", ".join(f"'{status.value}'" for status in sorted(OPEN))
 _BY_REF: Final = f"select {_HEAD} from tasks where owner = ? and id = ?"
 
 
+_IS_AS_SEEN: Final = "n = ? and version = ? and owner = ? and id = ?"
+"""The condition of every write to a row: nothing was written to it since it was read, and its
+number is not another task's by now."""
+
+
 class SqliteTasks:
     """The `TaskStore`, see there."""
 
@@ -127,8 +132,9 @@ class SqliteTasks:
         before, version = change.before, change.before.version + 1
         columns = {name: _column(value) for name, value in change.changes.items()}
         assignments = "".join(f", {name} = ?" for name in columns)
-        update = f"update tasks set version = ?{assignments} where n = ? and version = ?"
-        facts = (version, *columns.values(), before.notes, before.version)
+        # the first version is drawn, so a row that was deleted and made again is another
+        update = f"update tasks set version = ?{assignments} where {_IS_AS_SEEN}"
+        facts = (version, *columns.values(), *_as_seen(before))
 
         def write(db: sqlite3.Connection) -> TaskRecord | Lost | None:
             if db.execute(update, facts).rowcount == 0:
@@ -141,13 +147,7 @@ class SqliteTasks:
 
     async def delete(self, record: TaskRecord) -> bool:
         """See `TaskStore`."""
-        statement, facts = (
-            "delete from tasks where n = ? and version = ?",
-            (
-                record.notes,
-                record.version,
-            ),
-        )
+        statement, facts = f"delete from tasks where {_IS_AS_SEEN}", _as_seen(record)
         return await self._database.write(lambda db: db.execute(statement, facts).rowcount == 1)
 
     @property
@@ -299,6 +299,10 @@ def _to_record(row: tuple[Any, ...]) -> TaskRecord:
     values["status"] = Status(values["status"])
     values["ending"] = None if values["ending"] is None else Ending(values["ending"])
     return TaskRecord(ref=TaskRef(owner, task_id), version=version, notes=n, **values)
+
+
+def _as_seen(record: TaskRecord) -> tuple[Any, ...]:
+    return record.notes, record.version, record.ref.owner, record.ref.id
 
 
 def _column(value: Any) -> Any:
