@@ -7,11 +7,11 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
-from roundgate.errors import LeaseLost
+from roundgate.errors import LeaseLost, Unavailable
 from roundgate.protocol.tasks import OPEN, Status
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.tasks import SqliteTasks
@@ -1056,3 +1056,61 @@ async def test_a_cancellation_and_an_end_can_be_seen(store: StoredTasks) -> None
     await store.create(new(TaskRef("owner", "other")))
     await store.expire(TaskRef("owner", "other"), END)
     assert (await record(store, TaskRef("owner", "other"))).revision == 2
+
+
+# a store that does not answer
+
+
+class Deaf:
+    """A store of which the answers to some writes are lost, whether they happen or not."""
+
+    def __init__(self, store: Any, *, happens: bool) -> None:
+        self._store = store
+        self._happens = happens
+        self.lose = 0
+        """How many answers to lose."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def swap(self, change: Any) -> Any:
+        """Perform it, perhaps."""
+        if not self.lose:
+            return await self._store.swap(change)
+        self.lose -= 1
+        if self._happens:
+            await self._store.swap(change)
+        raise Unavailable("no answer")
+
+
+@pytest.mark.parametrize("happens", [True, False])
+@pytest.mark.parametrize("between", ["nothing", "a renewal", "a sweep"])
+async def test_entries_in_doubt_are_added_once(
+    store: StoredTasks, happens: bool, between: str
+) -> None:
+    deaf: Any = Deaf(store.store, happens=happens)
+    tasks, lease = StoredTasks(deaf), await working(store)
+    deaf.lose = 2
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            await tasks.checkpoint(lease, Added([b"1"], b"state"), NOW)
+    if between == "a renewal":
+        await tasks.checkpoint(lease, NOTHING, NOW, UNTIL + 1)
+    elif between == "a sweep":
+        (task,) = await tasks.due(END, 10)
+        await tasks.postpone_many([Move(task, END, 0)], NOW)
+    for entry in (b"1", b"2"):
+        await tasks.checkpoint(lease, Added([entry], b"state"), NOW)
+    claimed = await take_over(store, now_ms=UNTIL + 1)
+    assert (claimed.journal, claimed.state) == ([b"1", b"2"], b"state")
+
+
+async def test_entries_that_were_given_up_are_not_added_late(store: StoredTasks) -> None:
+    deaf: Any = Deaf(store.store, happens=False)
+    tasks, lease = StoredTasks(deaf), await working(store)
+    deaf.lose = 1
+    with pytest.raises(Unavailable):
+        await tasks.checkpoint(lease, Added([b"given up"]), NOW)
+    for entry in (b"1", b"1"):
+        await tasks.checkpoint(lease, Added([entry]), NOW)
+    assert (await take_over(store)).journal == [b"1", b"1"]

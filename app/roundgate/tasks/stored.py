@@ -13,8 +13,8 @@ returns; any other write happens once, or, if it had happened already, raises `L
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from roundgate.errors import LeaseLost
 from roundgate.protocol import Status
@@ -60,7 +60,7 @@ class _Held:
 
     def number_of(self, entries: Sequence[bytes]) -> int:
         """Return the number of a write that is about to be made."""
-        if entries and entries != self.in_doubt:
+        if entries != self.in_doubt:
             self.number, self.in_doubt = self.number + 1, entries
         return self.number
 
@@ -102,7 +102,7 @@ class Move:
 
 
 class StoredTasks:
-    """The tasks in a store."""
+    """The tasks in a store. Methods that write under a lease raise `LeaseLost` once it is lost."""
 
     def __init__(self, store: TaskStore) -> None:
         self.store = store
@@ -217,17 +217,9 @@ class StoredTasks:
         until_ms: int | None = None,
         due_ms: int | None = None,
     ) -> None:
-        """See `events.Checkpoint`.
-
-        Raises:
-            LeaseLost
-        """
-        await self._under_lease(
-            lease,
-            lambda number: events.Checkpoint(lease.fence, added, number, until_ms, due_ms),
-            now_ms,
-            added.entries,
-        )
+        """See `events.Checkpoint`."""
+        event = events.Checkpoint(lease.fence, added, 0, until_ms, due_ms)
+        await self._under_lease(lease, event, now_ms)
 
     async def suspend(
         self,
@@ -238,17 +230,9 @@ class StoredTasks:
         *,
         wake_ms: int = 0,
     ) -> None:
-        """See `events.Suspend`.
-
-        Raises:
-            LeaseLost
-        """
-        await self._under_lease(
-            lease,
-            lambda number: events.Suspend(lease.fence, added, number, requests, wake_ms),
-            now_ms,
-            added.entries,
-        )
+        """See `events.Suspend`."""
+        event = events.Suspend(lease.fence, added, 0, requests, wake_ms)
+        await self._under_lease(lease, event, now_ms)
 
     async def release(
         self,
@@ -262,18 +246,9 @@ class StoredTasks:
         declined_ms: int = 0,
         keeps_blame: bool = False,
     ) -> None:
-        """See `events.Release`.
-
-        Raises:
-            LeaseLost
-        """
+        """See `events.Release`."""
         rest = (wake_ms, due_ms, attempts, declined_ms, keeps_blame)
-        await self._under_lease(
-            lease,
-            lambda number: events.Release(lease.fence, added, number, *rest),
-            now_ms,
-            added.entries,
-        )
+        await self._under_lease(lease, events.Release(lease.fence, added, 0, *rest), now_ms)
 
     async def restart(
         self,
@@ -285,22 +260,14 @@ class StoredTasks:
         now_ms: int,
         due_ms: int,
     ) -> None:
-        """See `events.Restart`.
-
-        Raises:
-            LeaseLost
-        """
+        """See `events.Restart`."""
         event = events.Restart(lease.fence, call, journal, state, journal_version, due_ms)
-        await self._under_lease(lease, lambda number: event, now_ms)
+        await self._under_lease(lease, event, now_ms)
 
     async def park(self, lease: Lease, status_message: str, now_ms: int) -> None:
-        """See `events.Park`.
-
-        Raises:
-            LeaseLost
-        """
+        """See `events.Park`."""
         event = events.Park(lease.fence, status_message)
-        await self._under_lease(lease, lambda number: event, now_ms)
+        await self._under_lease(lease, event, now_ms)
 
     async def finish(
         self,
@@ -314,15 +281,11 @@ class StoredTasks:
         ending: Ending | None = None,
         failed_steps: Sequence[str] = (),
     ) -> None:
-        """See `events.Finish`.
-
-        Raises:
-            LeaseLost
-        """
+        """See `events.Finish`."""
         event = events.Finish(
             *(lease.fence, status, outcome, status_message, cleanup_due_ms, ending, failed_steps)
         )
-        await self._under_lease(lease, lambda number: event, now_ms)
+        await self._under_lease(lease, event, now_ms)
 
     async def let_go(
         self, ref: TaskRef, fence: int, now_ms: int, due_ms: int, *, blame: bool
@@ -333,23 +296,15 @@ class StoredTasks:
         """
         return await self._happens(ref, events.LetGo(fence, due_ms, blame), now_ms)
 
-    async def _under_lease(
-        self,
-        lease: Lease,
-        make: Callable[[int], Event],
-        now_ms: int,
-        entries: Sequence[bytes] = (),
-    ) -> None:
-        """Write under a lease.
-
-        Raises:
-            LeaseLost
-        """
+    async def _under_lease(self, lease: Lease, event: events.UnderLease, now_ms: int) -> None:
         held = lease.held
         if held is None or held.known.ref != lease.ref:
             raise LeaseLost(str(lease.ref))
         async with held.writing:  # the record is as the write before left it
-            event = make(held.number_of(entries))
+            entries: Sequence[bytes] = ()
+            if isinstance(event, events.Checkpoint | events.Suspend | events.Release):
+                entries = event.added.entries
+                event = replace(event, number=held.number_of(entries)) if entries else event
             record: TaskRecord | None = held.known
             while True:
                 decision = machine.apply(record, event, now_ms)
@@ -362,7 +317,7 @@ class StoredTasks:
                 elif record is None or decision.reason is not No.HAPPENED:
                     raise LeaseLost(str(lease.ref))
                 held.known = record
-                if entries:
+                if entries:  # another write does not tell what became of those in doubt
                     held.in_doubt = None
                 return
 
