@@ -75,35 +75,18 @@ from typing import Any, Final, TypeAlias
 from roundgate.protocol import Event as Step
 from roundgate.protocol import Status, sources, target
 from roundgate.storage import ENDING_OF, Drop, Ending, Part, Put, TaskRecord
+from roundgate.tasks import events
 from roundgate.tasks.events import (
     Added,
-    Answer,
     Answered,
-    Cancel,
     Cancelled,
-    Checkpoint,
-    Claim,
-    ClaimCleanup,
-    EndCleanup,
     Event,
-    Expire,
-    Finish,
-    GoOn,
-    LetGo,
     NewTask,
     Next,
     No,
     NotClaimed,
-    NoteRetry,
-    Park,
-    Postpone,
-    PostponeCleanup,
     Postponed,
     Refused,
-    Release,
-    Requeue,
-    Restart,
-    Suspend,
 )
 
 Decision: TypeAlias = Next | Refused
@@ -144,7 +127,7 @@ def _entries(entries: Sequence[bytes]) -> list[Put]:
 # Events of the owner
 
 
-def _answer(record: TaskRecord | None, event: Answer, now_ms: int) -> Decision:
+def _answer(record: TaskRecord | None, event: events.Answer, now_ms: int) -> Decision:
     if record is None or record.expires_ms <= now_ms:
         return Refused(Answered.UNKNOWN_TASK)
     taken = [key for key in record.asked if key in event.answers]
@@ -164,7 +147,7 @@ def _answer(record: TaskRecord | None, event: Answer, now_ms: int) -> Decision:
     )
 
 
-def _cancel(record: TaskRecord | None, event: Cancel, now_ms: int) -> Decision:
+def _cancel(record: TaskRecord | None, event: events.Cancel, now_ms: int) -> Decision:
     if record is None or record.expires_ms <= now_ms:
         return Refused(Cancelled.UNKNOWN_TASK)
     if record.status not in sources(Step.CANCEL):
@@ -175,7 +158,7 @@ def _cancel(record: TaskRecord | None, event: Cancel, now_ms: int) -> Decision:
 # Events of a worker
 
 
-def _claim(record: TaskRecord | None, event: Claim, now_ms: int) -> Decision:
+def _claim(record: TaskRecord | None, event: events.Claim, now_ms: int) -> Decision:
     reason = _why_not(record, event, now_ms)
     if record is None or reason is not None:
         return Refused(reason or NotClaimed.GONE)
@@ -195,7 +178,7 @@ def _claim(record: TaskRecord | None, event: Claim, now_ms: int) -> Decision:
     return Next(record, changes)
 
 
-def _why_not(record: TaskRecord | None, event: Claim, now_ms: int) -> NotClaimed | None:
+def _why_not(record: TaskRecord | None, event: events.Claim, now_ms: int) -> NotClaimed | None:
     """Return why a task cannot be claimed; `None` if it can."""
     if record is not None and record.is_to_clean_up:
         return NotClaimed.CLEAN_UP
@@ -218,7 +201,7 @@ def holds(record: TaskRecord, fence: int) -> bool:
     return is_the_last_claim and record.status in sources(Step.RUN) and record.lease_until_ms > 0
 
 
-def _checkpoint(record: TaskRecord, event: Checkpoint, now_ms: int) -> Decision:
+def _checkpoint(record: TaskRecord, event: events.Checkpoint, now_ms: int) -> Decision:
     if event.added.entries and event.number <= record.noted:
         return Refused(No.HAPPENED)
     changes, puts = _added(record, event.added, event.number, now_ms)
@@ -231,7 +214,7 @@ def _checkpoint(record: TaskRecord, event: Checkpoint, now_ms: int) -> Decision:
     return Next(record, changes, puts)
 
 
-def _suspend(record: TaskRecord, event: Suspend, now_ms: int) -> Decision:
+def _suspend(record: TaskRecord, event: events.Suspend, now_ms: int) -> Decision:
     changes, puts = _added(record, event.added, event.number, now_ms)
     changes |= {
         **_seen(record, now_ms),
@@ -247,7 +230,7 @@ def _suspend(record: TaskRecord, event: Suspend, now_ms: int) -> Decision:
     return Next(record, changes, [*puts, *questions], _no_questions(record))
 
 
-def _release(record: TaskRecord, event: Release, now_ms: int) -> Decision:
+def _release(record: TaskRecord, event: events.Release, now_ms: int) -> Decision:
     changes, puts = _added(record, event.added, event.number, now_ms)
     changes |= {
         **_free_until(event.wake_ms, event.due_ms),
@@ -260,7 +243,7 @@ def _release(record: TaskRecord, event: Release, now_ms: int) -> Decision:
     return Next(record, changes, puts, _no_questions(record))
 
 
-def _restart(record: TaskRecord, event: Restart, now_ms: int) -> Decision:
+def _restart(record: TaskRecord, event: events.Restart, now_ms: int) -> Decision:
     changes = {
         **_PROGRESS,
         "lease_until_ms": 0,
@@ -274,13 +257,13 @@ def _restart(record: TaskRecord, event: Restart, now_ms: int) -> Decision:
     return Next(record, changes, _work(event.call, event.journal, event.state), drops)
 
 
-def _park(record: TaskRecord, event: Park, now_ms: int) -> Decision:
+def _park(record: TaskRecord, event: events.Park, now_ms: int) -> Decision:
     changes, _ = _added(record, Added(status_message=event.status_message), 0, now_ms)
     end_ms = record.expires_ms
     return Next(record, {**changes, "lease_until_ms": 0, "wake_ms": end_ms, "due_ms": end_ms})
 
 
-def _finish(record: TaskRecord, event: Finish, now_ms: int) -> Decision:
+def _finish(record: TaskRecord, event: events.Finish, now_ms: int) -> Decision:
     changes = _ended(record, event.status, event.status_message, now_ms)
     if event.ending is not None:
         changes["ending"] = event.ending
@@ -292,7 +275,7 @@ def _finish(record: TaskRecord, event: Finish, now_ms: int) -> Decision:
     return Next(record, changes, outcome, _no_questions(record))
 
 
-def _let_go(record: TaskRecord, event: LetGo, now_ms: int) -> Decision:
+def _let_go(record: TaskRecord, event: events.LetGo, now_ms: int) -> Decision:
     if record.expires_ms <= now_ms:
         return Refused(No.LEASE_LOST)
     changes = {
@@ -308,7 +291,7 @@ def _let_go(record: TaskRecord, event: LetGo, now_ms: int) -> Decision:
 # Events of a cleanup
 
 
-def _claim_cleanup(record: TaskRecord | None, event: ClaimCleanup, now_ms: int) -> Decision:
+def _claim_cleanup(record: TaskRecord | None, event: events.ClaimCleanup, now_ms: int) -> Decision:
     if record is None or not record.is_to_clean_up or record.wake_ms > now_ms:
         return Refused(No.NOT_NOW)
     if record.lease_until_ms > event.lapsed_ms and record.fence != event.fence:
@@ -326,18 +309,18 @@ def _claim_cleanup(record: TaskRecord | None, event: ClaimCleanup, now_ms: int) 
     return Next(record, changes, _entries(event.journal), [Drop(Part.JOURNAL)])
 
 
-def _postpone_cleanup(record: TaskRecord, event: PostponeCleanup, now_ms: int) -> Decision:
+def _postpone_cleanup(record: TaskRecord, event: events.PostponeCleanup, now_ms: int) -> Decision:
     return Next(record, _free_until(event.wake_ms, event.due_ms))
 
 
-def _end_cleanup(record: TaskRecord, event: EndCleanup, now_ms: int) -> Decision:
+def _end_cleanup(record: TaskRecord, event: events.EndCleanup, now_ms: int) -> Decision:
     return Next(record, {"lease_until_ms": 0, "wake_ms": 0, **_NOT_DUE})
 
 
 # Events of the sweep
 
 
-def _go_on(record: TaskRecord | None, event: GoOn, now_ms: int) -> Decision:
+def _go_on(record: TaskRecord | None, event: events.GoOn, now_ms: int) -> Decision:
     if record is None or record.expires_ms <= now_ms or record.status not in sources(Step.GO_ON):
         return Refused(No.NOT_NOW)
     if not 0 < record.wake_ms <= now_ms:
@@ -346,7 +329,7 @@ def _go_on(record: TaskRecord | None, event: GoOn, now_ms: int) -> Decision:
     return Next(record, {**_seen(record, now_ms), **working, "unsent": False})
 
 
-def _postpone(record: TaskRecord | None, event: Postpone, now_ms: int) -> Decision:
+def _postpone(record: TaskRecord | None, event: events.Postpone, now_ms: int) -> Decision:
     if record is None or record.due_ms != event.seen_ms:
         return Refused(Postponed.MISSED)
     until_ms = record.lease_until_ms
@@ -356,7 +339,7 @@ def _postpone(record: TaskRecord | None, event: Postpone, now_ms: int) -> Decisi
     return Next(record, moved, result=Postponed.LAPSED if until_ms > 0 else Postponed.MOVED)
 
 
-def _expire(record: TaskRecord | None, event: Expire, now_ms: int) -> Decision:
+def _expire(record: TaskRecord | None, event: events.Expire, now_ms: int) -> Decision:
     if record is None or record.expires_ms > now_ms or record.status not in sources(Step.EXPIRE):
         return Refused(No.NOT_NOW)
     return _end_early(record, Step.EXPIRE, "expired", now_ms, event.due_ms)
@@ -365,7 +348,7 @@ def _expire(record: TaskRecord | None, event: Expire, now_ms: int) -> Decision:
 # Events of the operator
 
 
-def _requeue(record: TaskRecord | None, event: Requeue, now_ms: int) -> Decision:
+def _requeue(record: TaskRecord | None, event: events.Requeue, now_ms: int) -> Decision:
     if record is None or record.expires_ms <= now_ms or record.status not in sources(Step.RUN):
         return Refused(No.NOT_NOW)
     if event.fence not in (None, record.fence):
@@ -382,7 +365,7 @@ def _requeue(record: TaskRecord | None, event: Requeue, now_ms: int) -> Decision
     return Next(record, changes)
 
 
-def _note_retry(record: TaskRecord | None, event: NoteRetry, now_ms: int) -> Decision:
+def _note_retry(record: TaskRecord | None, event: events.NoteRetry, now_ms: int) -> Decision:
     if record is None or record.ending is not Ending.STEP_FAILED or record.retried_as is not None:
         return Refused(No.NOT_NOW)
     return Next(record, {"retried_as": event.as_id})
@@ -475,36 +458,34 @@ def _end_early(record: TaskRecord, step: Step, message: str, now_ms: int, due_ms
 
 _HANDLERS: Final[Mapping[type, Callable[[Any, Any, int], Decision]]] = MappingProxyType(
     {
-        Answer: _answer,
-        Cancel: _cancel,
-        Claim: _claim,
-        Checkpoint: _checkpoint,
-        Suspend: _suspend,
-        Release: _release,
-        Restart: _restart,
-        Park: _park,
-        Finish: _finish,
-        LetGo: _let_go,
-        ClaimCleanup: _claim_cleanup,
-        PostponeCleanup: _postpone_cleanup,
-        EndCleanup: _end_cleanup,
-        GoOn: _go_on,
-        Postpone: _postpone,
-        Expire: _expire,
-        Requeue: _requeue,
-        NoteRetry: _note_retry,
+        events.Answer: _answer,
+        events.Cancel: _cancel,
+        events.Claim: _claim,
+        events.Checkpoint: _checkpoint,
+        events.Suspend: _suspend,
+        events.Release: _release,
+        events.Restart: _restart,
+        events.Park: _park,
+        events.Finish: _finish,
+        events.LetGo: _let_go,
+        events.ClaimCleanup: _claim_cleanup,
+        events.PostponeCleanup: _postpone_cleanup,
+        events.EndCleanup: _end_cleanup,
+        events.GoOn: _go_on,
+        events.Postpone: _postpone,
+        events.Expire: _expire,
+        events.Requeue: _requeue,
+        events.NoteRetry: _note_retry,
     }
 )
 
 
 def apply(record: TaskRecord | None, event: Event, now_ms: int) -> Decision:
     """Decide what an event makes of a task; `None` is a task that there is not."""
-    match event:
-        case Checkpoint() | Suspend() | Release() | Restart() | Park() | Finish() | LetGo():
-            is_refused = record is None or not holds(record, event.fence)
-        case PostponeCleanup() | EndCleanup():
-            is_ours = record is not None and record.fence == event.fence
-            is_refused = record is None or not is_ours or not record.is_to_clean_up
-        case _:
-            is_refused = False
+    is_refused = False
+    if isinstance(event, events.UnderLease):
+        is_refused = record is None or not holds(record, event.fence)
+    elif isinstance(event, events.Cleaning):
+        is_ours = record is not None and record.fence == event.fence
+        is_refused = record is None or not is_ours or not record.is_to_clean_up
     return Refused(No.LEASE_LOST) if is_refused else _HANDLERS[type(event)](record, event, now_ms)
