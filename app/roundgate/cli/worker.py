@@ -1,7 +1,7 @@
 """`roundgate worker`: a process that works on tasks and serves nothing.
 
 With `--suspect` it takes one turn at one task, for another worker process
-(`app/roundgate/tasks/isolation.py`).
+(`app/roundgate/tasks/pool.py`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.runtime import startup
 from roundgate.runtime.reload import Reloader
 from roundgate.storage import TaskRef
-from roundgate.tasks.isolation import run_suspect
-from roundgate.tasks.pool import end_soon
+from roundgate.tasks.pool import end_soon, run_suspect
 
 STOP_GRACE_S: Final = 25.0
 """What a platform leaves a process between SIGTERM and SIGKILL (Kubernetes: 30 s),
