@@ -144,7 +144,7 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class Offering:
-    """Everything that one back end offers, in the order of the lists."""
+    """The offer of one back end, in the order of the lists."""
 
     tools: Sequence[Tool] = ()
     prompts: Sequence[Prompt] = ()
@@ -158,10 +158,10 @@ class Offering:
 
 
 class Backend(Protocol):
-    """One entry of `backends:`, ready to serve.
+    """A back end: one entry of `backends:`, ready to serve.
 
     A back end offers plain tools. For every kind alike, the loader selects and changes them, and
-    adds forms, approvals and bounds to their calls (`backends.shaping`).
+    adds forms, approvals and limits to their calls (`backends.shaping`).
     """
 
     async def offer(self) -> Offering:
@@ -323,7 +323,8 @@ def _requests(requests: Mapping[str, Any]) -> Mapping[str, bytes]:
 
 
 def _outcome(status: Status, task: Mapping[str, Any]) -> bytes | None:
-    """Return the outcome of a terminal task; `None` in a `Task`, which has none."""
+    """Return the outcome of a completed or failed task, or `None` if the task has none. An error
+    code that is not the protocol's becomes an internal error."""
     if status is Status.COMPLETED and "result" in task:
         result = task["result"]
         if not isinstance(result["content"], list):

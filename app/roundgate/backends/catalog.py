@@ -46,6 +46,7 @@ OFFER_S: Final = 120.0
 """Seconds within which a back end that may be missing must return its offer."""
 MAX_NAME: Final = 64
 MAX_VIEWS: Final = 256
+"""The most sets of scopes whose pages of tools a catalog caches."""
 NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
 
 

@@ -142,6 +142,8 @@ class BackendConfig(Model):
 
     @property
     def effective_prefix(self) -> str:
+        """The text in front of names: the prefix, by default the back end's name, and a separator;
+        empty if `prefix` is."""
         prefix = self.name if self.prefix is None else self.prefix
         return f"{prefix}__" if prefix else ""
 
@@ -212,6 +214,7 @@ class ViewConfig(Model):
 
     @property
     def effective_path(self) -> str:
+        """The path of the endpoint; by default `/NAME/mcp`."""
         return f"/{self.name}/mcp" if self.path is None else self.path
 
 
@@ -220,7 +223,7 @@ JsonPointer: TypeAlias = Annotated[str, Field(pattern=r"^(/.*)?$")]
 
 
 class JobConfig(Model):
-    """How to read a service's answers about a job that it has started."""
+    """The interpretation of a service's answers about a job that it has started."""
 
     variables: dict[str, JsonPointer] = Field(
         {"id": "/id"},

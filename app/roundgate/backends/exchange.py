@@ -124,7 +124,7 @@ class Job(Protocol):
 
     @property
     def config(self) -> JobConfig:
-        """How to read the service's answers."""
+        """The interpretation of the service's answers."""
 
     @property
     def has_result(self) -> bool:
@@ -384,7 +384,7 @@ class AnsweredJob:
     async def start(self) -> Any:
         try:
             answer = await self.begin()
-        except FunctionFailed as error:
+        except FunctionFailed as error:  # perhaps after it had started a job
             raise NotNow(str(error)) from None
         except (NoAnswer, FunctionAway) as error:
             if error.reached:

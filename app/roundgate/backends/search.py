@@ -32,7 +32,10 @@ from roundgate.replay import Context
 from roundgate.settings import Origin
 
 K1: Final = 1.2
+"""k₁ of BM25F: the smaller it is, the less a word's weight in a document matters beyond its
+presence."""
 B: Final = 0.75
+"""b of BM25F, from 0 to 1: the penalty for fields that are longer than the mean."""
 SYNONYM: Final = 0.5
 """The weight of a synonym, relative to the word itself."""
 TITLE: Final = 0.5
@@ -112,12 +115,12 @@ def stem(word: str) -> str:
     be a word."""
     if len(word) > 4 and word.endswith("ies"):
         word = word[:-3] + "y"
-    elif len(word) > 3 and word.endswith("s") and word[-2] not in "su":
+    elif len(word) > 3 and word.endswith("s") and word[-2] not in "su":  # not class, status
         word = word[:-1]
     for ending in _ENDINGS:
         if len(word) > len(ending) + 3 and word.endswith(ending):
             word = word[: -len(ending)]
-            if word[-1] == word[-2] and word[-1] not in "ls":
+            if word[-1] == word[-2] and word[-1] not in "ls":  # runn(ing), but call(ing), pass(ed)
                 word = word[:-1]
             break
     return word[:-1] if len(word) > 3 and word.endswith("e") else word
@@ -233,7 +236,7 @@ def with_search(
     pinned = [
         item
         for item in catalog.tool_pages.items
-        if not catalog.tools[item[0]].backend
+        if not catalog.tools[item[0]].backend  # the gateway's own, such as read_more
         or any(fnmatchcase(item[0], pattern) for pattern in config.pinned)
     ]
     items = [(tool.definition["name"], encoded(tool.definition)) for tool in own]

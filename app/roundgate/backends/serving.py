@@ -24,7 +24,7 @@ log = logging.getLogger("roundgate.backends")
 
 
 class CatalogSource(Protocol):
-    """Provides the catalog for a call. A `Catalog` provides itself."""
+    """A provider of the catalog for a call. A `Catalog` provides itself."""
 
     def use(self) -> AbstractContextManager[Catalog]:
         """Return the current catalog; its back ends stay open until the block ends."""

@@ -294,6 +294,7 @@ class _Arguments:
                     )
                 continue
             name = override.name or own
+            # a new name may be an overridden argument's, whose own turn finds a collision
             if name in properties or (name != own and name in members and name not in overrides):
                 raise ValueError(f"two arguments would be called {name!r}")
             properties[name] = _described(member, override)

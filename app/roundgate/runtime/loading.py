@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 log = logging.getLogger("roundgate.backends")
 ONE_PAGE: Final = 1_000_000_000
+"""The page size without `limits.page_size`: all entries fit on one page."""
 
 
 def load(

@@ -62,8 +62,8 @@ log = logging.getLogger("roundgate.reload")
 
 
 class Reloader:
-    """Reloads the configuration: on request and, with `watches`, when a file has changed. Also
-    tries missing back ends again."""
+    """The reload of the configuration: on request and, with `watches`, when a file has changed.
+    Missing back ends are tried again, too."""
 
     def __init__(
         self,

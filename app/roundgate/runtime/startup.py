@@ -152,6 +152,8 @@ class Core:
         )
 
     def watchdog(self, worker: Worker, config: GatewayConfig, clock: Clock) -> Watchdog | None:
+        """Return the watchdog of a worker's event loop, or `None` if no second task store can be
+        made."""
         if self.stores.again is None:
             return None
         from roundgate.tasks.pool import watchdog_of

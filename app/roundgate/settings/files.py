@@ -15,6 +15,7 @@ changes when an editor renames a new file into place. `None` if the file does no
 
 
 def stamp(file: Path) -> Stamp:
+    """Return the current state of a file."""
     try:
         found = os.stat(file)
     except OSError:

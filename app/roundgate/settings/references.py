@@ -171,7 +171,7 @@ class Secret:
 
     @property
     def text(self) -> str | None:
-        """The text, or `None` if it has references."""
+        """The secret's text, or `None` if the secret has references."""
         if self.references:
             return None
         return "".join(part for part in self.parts if isinstance(part, str))
@@ -246,7 +246,7 @@ def settings_of(value: Any, loc: Loc = ()) -> Iterator[tuple[Loc, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
-    """Resolves the references of one gateway.yaml."""
+    """A resolver of the references of one gateway.yaml."""
 
     environ: Mapping[str, str]
     placeholder: str | None

@@ -152,8 +152,8 @@ class LimitsConfig(Model):
 
 
 class StateConfig(Model):
-    """requestState: the sealed journal of a call, which travels through the client between
-    rounds."""
+    """Settings of requestState, the sealed journal of a call that travels through the client
+    between rounds."""
 
     lifetime_s: UpToADay = Field(
         900, description="Seconds within which the next round has to come."

@@ -43,6 +43,7 @@ def in_json(secret: str) -> set[str]:
 
 
 def in_digits(secret: str) -> set[str]:
+    """Return the hexadecimal digits in lower and upper case; empty for short secrets."""
     if len(secret) < MIN_CHARS_CODED:
         return set()
     return {secret.encode().hex(), secret.encode().hex().upper()}
@@ -78,6 +79,7 @@ def in_escapes(secret: str) -> str:
     """Return a pattern that matches a secret with any of its characters escaped, once or
     repeatedly, for JSON, URLs or HTML."""
     spelt = "".join(f"(?:{'|'.join(_spelt(one))})" for one in secret)
+    # the lookahead rejects most positions of a text quickly
     first = "+ " if secret[0] == " " else re.escape(secret[0])
     return rf"(?=[{first}\\%&]){spelt}"
 
