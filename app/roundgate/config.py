@@ -1,4 +1,4 @@
-"""gateway.yaml as a whole: its root model, and how a file becomes settings or a list of problems.
+"""gateway.yaml as a whole: its root model, and the validation of a file into settings or problems.
 
 file ──▶ plain values ──▶ `${…}` filled in ──▶ sections: `GatewayConfig` ──▶ ConfigFile, or every problem
                                           └──▶ entries of `backends`: the models of their kinds
@@ -47,7 +47,8 @@ _ENTRY: Final = re.compile(r"backends\[(\d+)\]")
 
 
 def _kind_of_auth(given: Any) -> str:
-    """Return the tag of a section `auth`; in brackets, as problems leave such steps out."""
+    """Return the tag of a section `auth`. It stands in angle brackets, so that problems leave it
+    out of the location."""
     match given:
         case AuthorizerConfig() | {"authorizer": _}:
             return "<authorizer>"
@@ -57,7 +58,7 @@ def _kind_of_auth(given: Any) -> str:
 
 
 class GatewayConfig(Model):
-    """The whole file. The entries of `backends` are raw: the registry reads them."""
+    """The whole file. The entries of `backends` stay raw, because the registry reads them."""
 
     server: ServerConfig = Field(
         ServerConfig.model_construct(), description="Who the gateway says it is."
@@ -111,8 +112,8 @@ class GatewayConfig(Model):
 
     @property
     def endpoints(self) -> dict[str, str]:
-        """The view at each path of an MCP endpoint, the path of `http` first; the endpoint of all
-        tools has an empty name."""
+        """The name of the view at each path of an MCP endpoint, with `http.path` first; empty for
+        the endpoint of all tools."""
         views = {view.effective_path: view.name for view in self.views}
         usual = views.pop(self.http.path, "")
         return {self.http.path: usual, **views}
@@ -122,7 +123,7 @@ class GatewayConfig(Model):
         return next((view for view in self.views if view.name == name), None)
 
     def server_of(self, view: str) -> ServerConfig:
-        """Return the section `server` with the instructions of a view."""
+        """Return the section `server`, with the view's own instructions if it has any."""
         found = self.view(view)
         if found is None or found.instructions is None:
             return self.server
@@ -145,32 +146,32 @@ class GatewayConfig(Model):
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """A valid configuration and its place."""
+    """A valid configuration, and its place."""
 
     config: GatewayConfig
     origin: Origin
     backends: Sequence[BackendConfig]
     """The back ends in the order of the file."""
     references: frozenset[Path] = frozenset()
-    """The files that `${file:…}` in it refers to."""
+    """The files that `${file:…}` in the configuration names."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The variables of its section `env`, with their values."""
+    """The variables of the section `env`, with their values."""
     positions: Sequence[int] | None = None
-    """The position of each back end in the file, if some of the file are left out."""
+    """The position of each back end in the file; `None` if no back end is left out."""
 
     def backend_origin(self, index: int) -> Origin:
-        """Return the place of a back end of `backends` in the file."""
+        """Return the place in the file of the back end at an index of `backends`."""
         return self.origin.at("backends", self.positions[index] if self.positions else index)
 
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """The problems of a file, and the rest of it."""
+    """The problems of a file, and its valid parts."""
 
     problems: Sequence[Problem]
     file: ConfigFile | None
     """The whole file if it has no problems; otherwise the valid back ends and sections. `None` if
-    nothing is left."""
+    no back end is valid."""
 
 
 def load(
@@ -179,10 +180,10 @@ def load(
     """Read and validate a configuration file (YAML, or JSON, which starts faster).
 
     Args:
-        path: of the file.
+        path: the file.
         environ: the variables that `${NAME}` refers to.
-        placeholder: stands for references to what is not here, for commands that look at the rest
-            of the file; without it they are problems.
+        placeholder: a text to use for references that cannot be resolved here, for commands that
+            look at the rest of the file. Without it, they are problems.
 
     Raises:
         ConfigError: lists every problem of the file.
@@ -194,7 +195,7 @@ def load(
 
 
 def validated(value: Mapping[str, Any], origin: Origin) -> ConfigFile:
-    """Return the configuration in plain values without references.
+    """Return the configuration in plain values that contain no references.
 
     Raises:
         ConfigError: lists every problem.
@@ -210,7 +211,7 @@ def validated(value: Mapping[str, Any], origin: Origin) -> ConfigFile:
 def inspect(
     path: Path, environ: Mapping[str, str] = os.environ, *, placeholder: str | None = None
 ) -> Inspected:
-    """Return the problems of a file, and its valid parts. Arguments are those of `load`."""
+    """Return the problems of a file, and its valid parts. Takes the arguments of `load`."""
     problems: list[Problem] = []
     try:
         located = yaml_file.read(path, repeated=problems)
@@ -222,7 +223,7 @@ def inspect(
     found: list[Problem] = []
     config = _sections(value, origin, found)
     backends = _backends(value, origin, found)
-    # a model that refuses the nothing in the place of a reference is no news
+    # Skip the model's problems with unresolved references, which are reported already.
     found = [one for one in found if one.path not in unresolved]
     problems += [*found, *_repeated_names(value, origin), *_misplaced(config, backends, origin)]
     left_out = {int(one[1]) for path in unresolved if (one := _ENTRY.match(path))}
@@ -236,8 +237,8 @@ def inspect(
 def _filled_in(
     origin: Origin, environ: Mapping[str, str], placeholder: str | None, problems: list[Problem]
 ) -> tuple[Any, dict[str, str], frozenset[Path]]:
-    """Return the file's value with its references filled in, the variables of its section `env`,
-    to which the other sections may refer, and the files that it refers to."""
+    """Return the file's value with its references filled in, the variables of its section `env`, to
+    which other sections may refer, and the files that references name."""
     value, own = origin.located.value, dict[str, str]()
     resolver = Resolver(environ, placeholder, problems)
     if not isinstance(value, dict) or "env" not in value:
@@ -250,7 +251,7 @@ def _filled_in(
 
 
 def _sections(value: Any, origin: Origin, problems: list[Problem]) -> GatewayConfig | None:
-    """Return the root model, or `None`; add its problems."""
+    """Return the root model, or `None` if it is invalid; add its problems."""
     try:
         return GatewayConfig.model_validate(value)
     except ValidationError as error:
@@ -259,7 +260,7 @@ def _sections(value: Any, origin: Origin, problems: list[Problem]) -> GatewayCon
 
 
 def _backends(value: Any, origin: Origin, problems: list[Problem]) -> dict[int, BackendConfig]:
-    """Return the valid entries of `backends` by their position; add the problems of the others."""
+    """Return the valid entries of `backends` by position; add the problems of the others."""
     entries = value.get("backends") if isinstance(value, dict) else None
     found: dict[int, BackendConfig] = {}
     for index, entry in enumerate(entries if isinstance(entries, list) else ()):
@@ -276,12 +277,12 @@ def _rest(
     backends: Mapping[int, BackendConfig],
     environment: Mapping[str, str],
 ) -> ConfigFile | None:
-    """Return the valid back ends with the valid sections, or `None` if there are none. Views,
-    search and fallback are left out, because they may be about the other back ends."""
+    """Return the valid back ends with the valid sections, or `None` if nothing usable remains.
+    Views, search and fallback are left out, because they may refer to the other back ends."""
     if not backends or not isinstance(value, dict):
         return None
     sections = {name: part for name, part in value.items() if name not in _ABOUT_BACK_ENDS}
-    for _ in range(2):  # the second time without the sections that are wrong
+    for _ in range(2):  # the second time without the invalid sections
         try:
             config = GatewayConfig.model_validate(sections)
         except ValidationError as error:
@@ -289,7 +290,7 @@ def _rest(
             sections = {name: part for name, part in sections.items() if name not in wrong}
         else:
             break
-    else:  # parts do not go together
+    else:  # valid sections contradict each other
         return None
     return ConfigFile(
         config, origin, list(backends.values()), environment=environment, positions=list(backends)
@@ -299,7 +300,8 @@ def _rest(
 def _misplaced(
     config: GatewayConfig | None, backends: Mapping[int, BackendConfig], origin: Origin
 ) -> list[Problem]:
-    """Return a problem for each reference to AWS in a setting that may be anything."""
+    """Return a problem for each reference to AWS in a setting that accepts any value, so no model
+    has refused it."""
     parts: dict[Loc, Any] = {("backends", index): one for index, one in backends.items()}
     if config is not None:
         parts[()] = config.model_copy(update={"backends": []})

@@ -1,8 +1,9 @@
-"""The decorators `@tool`, `@prompt` and `@resource`, which record options on a function and
-change nothing about it.
+"""The decorators `@tool`, `@prompt` and `@resource`, which record options on a function and leave
+it otherwise unchanged.
 
-`backends.python` finds the records when it loads a module named in gateway.yaml; there is no registry. It
-checks the values of options then, so one run of `roundgate check` names every mistake of a module.
+There is no registry: `backends.python` finds the records when it loads a module that gateway.yaml
+names. Only then are the values of options checked, so one run of `roundgate check` reports every
+mistake of a module.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Options(TypedDict, total=False):
     __pydantic_config__ = ConfigDict(strict=True, arbitrary_types_allowed=True)  # type: ignore[misc]
 
     name: Text | None
-    """The name, without the prefix of its back end; by default the function's."""
+    """The name, without the prefix of its back end; by default the function's name."""
     title: Text | None
     """The name shown to people."""
     description: Text | None
@@ -48,32 +49,33 @@ class Options(TypedDict, total=False):
 
 
 class ToolOptions(Options, total=False):
-    """The options of `@tool`; without one the function's name, docstring and signature count."""
+    """The options of `@tool`. By default, name, description and schemas come from the function."""
 
     input_schema: Mapping[str, Any] | None
     """The JSON Schema of the arguments, served verbatim; by default derived from the signature."""
     output_schema: Mapping[str, Any] | None
     """The JSON Schema of `structuredContent`; by default derived from the return annotation."""
     read_only: bool | None
-    """readOnlyHint of the tool's annotations."""
+    """`readOnlyHint` of the tool's annotations."""
     destructive: bool | None
-    """destructiveHint."""
+    """`destructiveHint` of the tool's annotations."""
     idempotent: bool | None
-    """idempotentHint."""
+    """`idempotentHint` of the tool's annotations."""
     open_world: bool | None
-    """openWorldHint."""
+    """`openWorldHint` of the tool's annotations."""
     requires: Mapping[str, Any] | None
-    """Client capabilities, shaped as the schema's `ClientCapabilities` (`{"sampling": {}}`). A
-    request that does not declare them is refused with -32021, and the function is not run."""
+    """Required client capabilities, shaped as the schema's `ClientCapabilities` (`{"sampling":
+    {}}`). A request that does not declare them gets error -32021, and the function does not run."""
     scopes: Sequence[Scope]
     """The scopes that the caller's token must grant to see and call the tool."""
     once: bool
-    """Whether a round that is repeated because its answer was lost gets the first outcome instead
-    of running again."""
+    """Whether a round runs at most once: a client that repeats it because the answer was lost gets
+    the first outcome."""
     task: TaskMode
-    """Whether a call may outlive its request (`roundgate docs tasks`): "optional" if the client
-    knows tasks; "required" refuses one that does not with -32021. A function that takes a `Context`
-    says when, with `ctx.continue_as_task()`; any other becomes a task at once."""
+    """Whether a call may outlive its request (`roundgate docs tasks`). With "optional", it may if
+    the client supports tasks; with "required", a client that does not gets error -32021. A
+    function that takes a `Context` becomes a task when it calls `ctx.continue_as_task()`, any
+    other at once."""
     unasked_answers: bool
     """Whether to accept answers that a client sends before it is asked (`roundgate docs rounds`)."""
     approval: Text | None
@@ -84,8 +86,8 @@ class PromptOptions(Options, total=False):
     """The options of `@prompt`."""
 
     complete: Mapping[str, Completer] | None
-    """Completions for arguments: `{"language": ["python", "rust"]}`, or a function of what was
-    typed."""
+    """Completions for arguments: `{"language": ["python", "rust"]}`, or a function that takes the
+    typed text."""
 
 
 class ResourceOptions(Options, total=False):
@@ -96,9 +98,9 @@ class ResourceOptions(Options, total=False):
     size: Annotated[int, Field(ge=0)] | None
     """The size of its contents in bytes, if known."""
     annotations: Annotations | None
-    """For whom the resource is, and how important it is."""
+    """The audience and the importance of the resource."""
     complete: Mapping[str, Completer] | None
-    """Completions for variables of the template, as of a prompt's arguments."""
+    """Completions for the template's variables, as for a prompt's arguments."""
 
 
 OPTIONS: Final = {"tool": ToolOptions, "prompt": PromptOptions, "resource": ResourceOptions}
@@ -117,19 +119,20 @@ class Declaration:
 
 
 def declarations_of(function: Any) -> Sequence[Declaration]:
-    """Return the declarations on a function, first applied first; empty for anything else."""
+    """Return the declarations on a function, the first applied first; empty for any other
+    object."""
     try:
         found = getattr(function, ATTRIBUTE, ())
-    except Exception:  # framework proxies have attributes only during a request
+    except Exception:  # a framework's proxy may raise outside of a request
         return ()
     return found if isinstance(found, tuple) else ()
 
 
 def _attaching(decorator: str, options: Mapping[str, Any], uri: str = "") -> Callable[[F], F]:
-    """Return the function that records a declaration on a function.
+    """Return a decorator that records a declaration on a function.
 
     Raises:
-        TypeError: the decorator has no such option.
+        TypeError: the decorator does not have one of the options.
     """
     names = list(OPTIONS[decorator].__annotations__)
     if unknown := sorted(options.keys() - set(names)):
@@ -156,7 +159,7 @@ def _attaching(decorator: str, options: Mapping[str, Any], uri: str = "") -> Cal
 
 
 def _place_of_decorator() -> tuple[str, int]:
-    """Return file and line of the first caller outside this module."""
+    """Return file and line of the innermost caller outside this module."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
@@ -171,11 +174,12 @@ def tool(function: F | None = None, /, **options: Unpack[ToolOptions]) -> F | Ca
     """Offer a function as a tool (server/tools).
 
     Args:
-        function: the function, where the decorator is used without parentheses.
+        function: the function, if the decorator is used without parentheses.
         options: see `ToolOptions`.
 
     Raises:
-        ValueError: both `unasked_answers` and `once` are set; a tool that runs once must ask its
+        TypeError: an option does not exist.
+        ValueError: both `unasked_answers` and `once` are set. A tool that runs once must ask its
             questions first.
     """
     if options.get("unasked_answers") and options.get("once"):
@@ -191,11 +195,14 @@ def prompt(function: F, /) -> F: ...
 @overload
 def prompt(**options: Unpack[PromptOptions]) -> Callable[[F], F]: ...
 def prompt(function: F | None = None, /, **options: Unpack[PromptOptions]) -> F | Callable[[F], F]:
-    """Offer a function as a prompt (server/prompts); its parameters are the prompt's arguments.
+    """Offer a function as a prompt (server/prompts). Its parameters are the prompt's arguments.
 
     Args:
-        function: the function, where the decorator is used without parentheses.
+        function: the function, if the decorator is used without parentheses.
         options: see `PromptOptions`.
+
+    Raises:
+        TypeError: an option does not exist.
     """
     attach: Callable[[F], F] = _attaching("prompt", options)
     return attach if function is None else attach(function)
@@ -205,11 +212,14 @@ def resource(uri: str, **options: Unpack[ResourceOptions]) -> Callable[[F], F]:
     """Offer a function as a resource, or as a template if `uri` has RFC 6570 variables
     (server/resources).
 
-    The template's variables are the function's parameters. It returns text, bytes, a JSON value, or
-    `TextResourceContents` and `BlobResourceContents`.
+    The template's variables are the function's parameters. The function returns text, bytes, a JSON
+    value, or `TextResourceContents` and `BlobResourceContents`.
 
     Args:
-        uri: where clients read it.
+        uri: the URI or template by which clients read the resource.
         options: see `ResourceOptions`.
+
+    Raises:
+        TypeError: an option does not exist.
     """
     return _attaching("resource", options, uri)

@@ -1,4 +1,4 @@
-"""The composition root: settings and configuration in, a FastAPI app out.
+"""The composition root: makes a FastAPI app from settings and a configuration.
 
     uvicorn --factory roundgate.main:create_app
 
@@ -7,8 +7,8 @@
     request ─▶ Guard ─▶ RequestMiddleware ─▶ MCP endpoints ─▶ FastAPI's router
 
 The MCP endpoints take and return raw bytes, so they are ASGI middleware in front of the router
-(docs/decisions/0002). Middleware, routes and dependencies that an application adds to the app are
-FastAPI's own: middleware surrounds the layers above, routes and dependencies lie behind them.
+(docs/decisions/0002). An application that adds to the app uses FastAPI's own means: its middleware
+surrounds the layers above, its routes and dependencies lie behind them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ from roundgate.runtime.startup import Stores, build_core, read_configuration
 from roundgate.settings import Settings
 
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
-"""`roundgate.observability.tracing` makes the spans: it knows methods and tools, FastAPI only paths."""
+"""FastAPI's telemetry is off: `roundgate.observability.tracing` makes the spans, because it knows
+methods and tools, and FastAPI only paths."""
 
 
 def create_app() -> FastAPI:
@@ -74,12 +75,13 @@ def build_app(
         file: the configuration.
         using: the settings of the environment.
         clock: the clock of the gateway; the system's by default.
-        stores: the stores; those that `using` names by default.
-        verifier: authenticates callers; the configured one by default.
+        stores: the stores; by default those that `using` names.
+        verifier: authenticates callers of all endpoints; by default the configured verifiers do.
         owns_process: whether the app may start child processes and end its own process.
 
     Raises:
-        ConfigError: a back end cannot be served as configured, or names collide.
+        ConfigError: the settings contradict each other, names collide, or no back end can be
+            served; with `limits.strict`, also if any back end cannot be served.
     """
     clock = clock or Clock()
     core = build_core(file, using, clock, stores)
@@ -115,7 +117,7 @@ def build_app(
 
 
 def _health_of(replica: Replica) -> Health:
-    """Describe the gateway's current state: a reload may have changed it."""
+    """Return the gateway's current health; a reload may have changed the configuration."""
     server, troubles = replica.config.server, replica.troubles()
     return Health(
         status="degraded" if troubles else "ok",

@@ -1,5 +1,5 @@
-"""Where calls go: the tools, prompts and resources behind the gateway, one
-module a kind of back end."""
+"""The back ends: the tools, prompts and resources behind the gateway, with a module or package for
+each kind."""
 
 from __future__ import annotations
 

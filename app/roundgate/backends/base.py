@@ -1,7 +1,7 @@
-"""What a back end of any kind offers: tools, prompts and resources.
+"""The offer of a back end of any kind: tools, prompts and resources.
 
-Each carries its wire definition, served verbatim, and the function that serves it. Names are
-without prefix.
+Each item has its wire definition, which is served verbatim, and the function that serves it. Names have
+no prefix.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from roundgate.replay import MAX_STATUS_CHARS, Context, Url, form_schema
 from roundgate.settings import Origin, TaskMode, WithoutTasks
 
 Returned: TypeAlias = ToolResult | TaskView
-"""A tool's result, or a task of its service that has the call from now on
-(`may_hand_over`)."""
+"""A tool's result, or a task of the tool's service that finishes the call (`may_hand_over`)."""
 CallTool: TypeAlias = Callable[[Context, dict[str, Any]], Awaitable[Returned]]
 GetPrompt: TypeAlias = Callable[[Context, dict[str, str]], Awaitable[Sequence[PromptMessage]]]
 ReadResource: TypeAlias = Callable[
@@ -50,7 +49,7 @@ class About(Protocol):
 
     @property
     def tags(self) -> Sequence[str]:
-        """The tags of its operation."""
+        """The tags of the tool's operation."""
 
     @property
     def method(self) -> str | None:
@@ -62,7 +61,7 @@ class About(Protocol):
 
     @property
     def extensions(self) -> Mapping[str, Any]:
-        """`x-` members of its description, where they are text, numbers or booleans."""
+        """The `x-` members of the tool's description that are text, numbers or booleans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,47 +84,48 @@ class Tool:
     requires: Mapping[str, Any] = field(default_factory=dict)
     """Client capabilities without which the tool is not run, shaped as `ClientCapabilities`."""
     scopes: frozenset[str] = frozenset()
-    """The scopes that the caller's token must grant to see and call it."""
+    """The scopes that the caller's token must grant to see and call the tool."""
     once: bool = False
-    """Whether a retry with the same `requestState` must not run it again."""
+    """Whether a retry with the same `requestState` must not run the tool again."""
     task: TaskMode = "forbidden"
-    """Whether a call of it becomes a task."""
+    """Whether a call becomes a task."""
     unasked_answers: bool = False
-    """Whether answers count that a client sends before it is asked anything."""
+    """Whether to accept answers that a client sends before it is asked."""
     approve: Literal["never", "always"] | None = None
-    """Whether the user must approve each call; `None`: as the back end's settings say."""
+    """Whether the user must approve each call; `None` means as in the back end's settings."""
     approval: str | None = None
     """The text above the arguments when the user approves a call; `{name}` is an argument."""
     ask_for: Sequence[str] = ()
-    """Arguments that the user is asked for with a form when a call lacks them."""
+    """The arguments that a form asks the user for if the call lacks them."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Values of arguments that a call lacks; the user is shown them before approving it."""
+    """Values for arguments that a call lacks; an approval shows them."""
     place: Sequence[str | int] = ()
     """The place of the declaration below the back end's entry in gateway.yaml, for problems."""
     is_described_remotely: bool = False
-    """Whether a service described the tool. A problem with it leaves out this tool alone."""
+    """Whether a service described the tool. A problem with it leaves out only this tool."""
     max_result: int | None = None
-    """The most characters of text that a result gives the model at once."""
+    """The most characters of text that a result gives the model at once; `None` is no limit."""
     ask_in_words: bool | None = None
-    """Whether questions become text for clients that cannot be asked; `None`: as for all tools."""
+    """Whether questions become text for clients that cannot be asked; `None` means as for all
+    tools."""
     without_tasks: WithoutTasks | None = None
-    """The substitute for tasks; `None`: as for all tools."""
+    """The substitute for tasks; `None` means as for all tools."""
     about: About = ToolAbout()
     approvable: CallTool | None = None
-    """The call with an approval question in front; the loader makes it."""
+    """The call with an approval question in front; set by the loader."""
     asks_first: bool = False
-    """Whether `call` asks for approval; the loader decides it."""
+    """Whether `call` asks for approval; set by the loader."""
     may_ask: bool = False
     """Whether some calls are known to ask the client questions other than approvals."""
     cleans_up: bool = False
-    """Whether a task that ends early is called once more to end what it began elsewhere
-    (`replay.Cleanup`)."""
+    """Whether the tool is called once more when its task ends early, to cancel the work that it
+    began elsewhere (`replay.Cleanup`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt. `definition` is the schema's `Prompt`; `complete` has a function for each argument
-    with completions."""
+    """A prompt. `definition` is the schema's `Prompt`; `complete` maps each argument with
+    completions to its function."""
 
     definition: Mapping[str, Any]
     get: GetPrompt
@@ -144,38 +144,38 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class Offering:
-    """Everything that one back end offers, in the order of the lists."""
+    """The offer of one back end, in the order of the lists."""
 
     tools: Sequence[Tool] = ()
     prompts: Sequence[Prompt] = ()
     resources: Sequence[Resource] = ()
     task_source: TaskSource | None = None
-    """The tasks of its service, if its tools may return tasks."""
+    """The tasks of the back end's service, if its tools may return tasks."""
     files: frozenset[Path] = frozenset()
-    """The files it was read from, besides gateway.yaml and Python modules."""
+    """The files behind the offer, besides gateway.yaml and Python modules."""
     left_out: Sequence[Problem] = ()
     """A problem for each part that is not offered."""
 
 
 class Backend(Protocol):
-    """One entry of `backends:`, ready to serve.
+    """A back end: one entry of `backends:`, ready to serve.
 
-    It offers plain tools. The loader selects and changes them, and puts forms, approvals and bounds
-    around their calls (`backends.shaping`), for every kind alike.
+    A back end offers plain tools. For every kind alike, the loader selects and changes them, and
+    adds forms, approvals and limits to their calls (`backends.shaping`).
     """
 
     async def offer(self) -> Offering:
-        """Return everything it offers now; called again at each reload.
+        """Return everything that the back end offers now; called again at each reload.
 
-        It may run in another event loop and thread than the calls, so a connection that it needs
-        must not outlive it.
+        The event loop and the thread may differ from those of the calls, so a connection opened
+        here must be closed here.
 
         Raises:
             ConfigError: the back end cannot be served as configured.
         """
 
     async def aclose(self) -> None:
-        """Close connections. Nothing is called afterwards."""
+        """Close connections. No method is called afterwards."""
 
 
 class NamedBackend(Backend, Protocol):
@@ -187,7 +187,7 @@ class NamedBackend(Backend, Protocol):
 
     @property
     def prefix(self) -> str:
-        """The text before the names of its tools and prompts, separator included."""
+        """The text before the names of the back end's tools and prompts, separator included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,30 +197,30 @@ class Shared:
     threads: Threads
     """The threads of plain (not async) functions."""
     modules: Modules
-    """The users' Python modules that are loaded."""
+    """The loaded Python modules of the user."""
     fetches: bool = False
-    """Whether documents may be fetched: by a command, never by a gateway that starts."""
+    """Whether documents may be fetched. Commands may fetch; a starting gateway never does."""
     fetched: dict[str, bytes] = field(default_factory=dict)
-    """The documents that have been fetched, by URL."""
+    """The fetched documents, by URL."""
     is_cold: bool = False
-    """Whether a caller waits while this process starts, as on AWS Lambda; then no service is asked.
-    """
+    """Whether a caller waits while this process starts, as on AWS Lambda. If so, `offer` asks no
+    service."""
     secrets: Secrets = field(default_factory=Secrets)
     """The texts of credentials."""
 
 
 MakeBackend: TypeAlias = Callable[[Any, Origin, Shared], Backend]
-"""Makes a back end of its settings, their place, and the shared parts; raises ConfigError. It runs
-in the thread that serves and may wait for files only; the rest belongs to `offer`."""
+"""Makes a back end from its settings, their place and the shared parts; raises ConfigError. It runs
+in the serving thread and may wait only for files; `offer` does the rest."""
 
 
 # Tasks of services
 
 
 MAX_ID_CHARS: Final = 512
-"""Characters of the service's id of a task."""
+"""The most characters of a service's id of a task."""
 MAX_REQUESTS: Final = 100
-"""Open questions of one task."""
+"""The most open questions of one task."""
 _MAX_KEY_CHARS: Final = 256
 _ERROR_CODES: Final = frozenset({-32700, -32600, -32601, -32602, -32603, -32020, -32021, -32022})
 """The protocol's codes; a service's other codes are replaced."""
@@ -231,18 +231,19 @@ class TaskSource(Protocol):
     """The tasks of one service, by the service's ids.
 
     A tool whose service makes a task of a call returns a view of that task in place of a result.
-    From then on the client asks the gateway, under an id that seals the service's, and the gateway
-    asks the source in the back end's offering. It keeps neither row nor journal:
+    The client then asks the gateway, under an id that seals the service's id, and the gateway asks
+    the source in the back end's offering. The gateway keeps neither row nor journal:
 
         tools/call ──▶ tool ──▶ service: "task 17"     the client gets an id that is 17, sealed
         tasks/get {our id} ──▶ source.get("17")        on any replica
 
-    Each method may raise `TaskNotFound`, `Unavailable` (the service cannot be asked just now) and
-    `BackendError` (its answer makes no sense). It is cancelled after some seconds.
+    Each method may raise `TaskNotFound`, `Unavailable` (the service cannot be asked now) and
+    `BackendError` (the service's answer is invalid). The gateway cancels a method that takes more
+    than some seconds.
     """
 
     async def get(self, task_id: str, principal: Principal) -> TaskView:
-        """Return the task as it is now (`task_view`)."""
+        """Return the current state of the task (`task_view`)."""
 
     async def update(
         self, task_id: str, responses: Mapping[str, Any], principal: Principal
@@ -250,13 +251,13 @@ class TaskSource(Protocol):
         """Answer questions of a task by their keys; ignore other keys."""
 
     async def cancel(self, task_id: str, principal: Principal) -> None:
-        """End the task, if it has not ended."""
+        """Cancel the task, unless it has ended."""
 
     def watch(
         self, task_id: str, principal: Principal, changed: Callable[[], None]
     ) -> Callable[[], None] | None:
         """Call `changed` in this event loop whenever the task may have changed, until the returned
-        function is called; more often than needed does no harm.
+        function is called. Additional calls do no harm.
 
         Return `None` if the service reports no changes. The task is also polled, so a lost change
         is only late.
@@ -264,13 +265,14 @@ class TaskSource(Protocol):
 
 
 def may_hand_over(context: Context) -> bool:
-    """Return whether a tool may return a task of its service: in a call that is not a task, of a
-    client that knows tasks."""
+    """Return whether a tool may return a task of its service: the call is not a task, and the
+    client supports tasks."""
     return context.task_id is None and context.supports(REQUIRED)
 
 
 def task_view(task: Any) -> TaskView:
-    """Return the view of a `Task` or `DetailedTask` in JSON; raise BackendError if it is neither."""
+    """Return the view of a `Task` or `DetailedTask` in JSON; raise BackendError if `task` is
+    neither."""
     try:
         return _task_view(task)
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError):
@@ -321,7 +323,8 @@ def _requests(requests: Mapping[str, Any]) -> Mapping[str, bytes]:
 
 
 def _outcome(status: Status, task: Mapping[str, Any]) -> bytes | None:
-    """Return the outcome of a terminal task; `None` in a `Task`, which has none."""
+    """Return the outcome of a completed or failed task, or `None` if the task has none. An error
+    code that is not the protocol's becomes an internal error."""
     if status is Status.COMPLETED and "result" in task:
         result = task["result"]
         if not isinstance(result["content"], list):
@@ -337,7 +340,7 @@ def _outcome(status: Status, task: Mapping[str, Any]) -> bytes | None:
 
 
 MAX_URL: Final = 2_048
-"""Characters of the URL of a page that a service sends a user to."""
+"""The most characters of a URL that a service sends a user to."""
 
 
 def check_request(request: Any) -> None:

@@ -1,14 +1,15 @@
-"""A bound on what a tool returns to the model: the beginning, and a cursor for the rest.
+"""A limit on the text that a tool returns to the model: the beginning, and a cursor for the rest.
 
     a tool with max_result ──▶ text of 95,000 characters ──▶ rows of the caller, for a time
                                      └─▶ the first 20,000, and "call read_more with cursor …"
     read_more {cursor}     ──▶ the next 20,000, and so on
 
-Nothing is cut off silently: what cannot be kept is said to be lost. The rows are in the store, so
-any process reads them, for the same caller at the same view, with the scopes that the tool needed.
+Nothing is cut off silently: if the rest cannot be kept, the result says so. The rows are in the
+store, so any process reads them, for the same caller at the same view, with the scopes that the
+tool needed.
 
-A caller has so many places at a view and no more. Texts are numbered, and each takes the place of
-the one that is as many numbers older:
+A caller has a fixed number of places at each view. Texts are numbered, and each replaces the text
+whose number is lower by that number of places:
 
     limits.max_kept_results 3      place 0: text 3, then 6      place 1: text 4, then 7      place 2: text 5 …
 """
@@ -33,9 +34,9 @@ from roundgate.storage import SessionStore
 
 READ_MORE: Final = "read_more"
 CHUNK: Final = 50_000
-"""Characters of one row: at most 300 KB, as JSON writes control characters."""
+"""Characters of one row: at most 300 KB of JSON, in which control characters are escaped."""
 _LONGER_S: Final = 60.0
-"""Seconds for which the last number outlives the last text."""
+"""Seconds by which the counter of texts outlives the newest text."""
 _CURSOR: Final = re.compile(
     r"(?P<id>(?P<number>[1-9][0-9]{0,14})-[\w-]{1,40})\.(?P<start>[0-9]{1,9})", re.ASCII
 )
@@ -50,7 +51,7 @@ class KeptTexts:
     limits: LimitsConfig
     view: str = ""
     checks_scopes: bool = True
-    """Whether callers are authenticated; otherwise no text needs scopes."""
+    """Whether reading a text needs its scopes; False without authentication."""
     task_s: float = 0.0
     """Seconds for which the result of a task can be read."""
 
@@ -66,8 +67,8 @@ class KeptTexts:
         kept, now_ms = text[: self.limits.max_kept_chars], self.clock.now_ms()
         longest_s = max(self.limits.kept_results_s, self.task_s)
         forget_ms = now_ms + int((longest_s if of_task else self.limits.kept_results_s) * 1000)
-        # kept for as long as any of them may be: what is numbered from 1 again
-        # must not meet what is there
+        # The counter outlives every text. If it were forgotten earlier, numbers would begin at 1
+        # again and collide with texts that are still kept.
         number = await self._rows.put(
             self._owned(owner), b"", now_ms + int((longest_s + _LONGER_S) * 1000)
         )
@@ -96,7 +97,7 @@ class KeptTexts:
         if self.checks_scopes and not owner.scopes.issuperset(scopes):
             return None
         text = text[start % CHUNK :][:size]
-        while text and len(text) < size and start + len(text) < kept:  # a part of several rows
+        while text and len(text) < size and start + len(text) < kept:  # the part spans several rows
             row = await self._chunk(owner, number, start + len(text), text_id)
             if row is None:
                 return None
@@ -109,10 +110,10 @@ class KeptTexts:
     async def _chunk(
         self, owner: Principal, number: int, at: int, text_id: str
     ) -> Sequence[Any] | None:
-        """Return the row of a text that has the character at `at`.
+        """Return the row that holds the character at `at`, or `None` if it is missing.
 
         Raises:
-            ToolError: a newer text has taken its place.
+            ToolError: a newer text has replaced this one.
         """
         row = await self._rows.read(self._key(owner, number, at // CHUNK))
         if row is None:
@@ -137,7 +138,9 @@ class KeptTexts:
 async def bounded(
     returned: Returned, limit: int, scopes: frozenset[str], context: Context
 ) -> Returned:
-    """Return at most `limit` characters of a tool's text; `scopes` are needed to read the rest."""
+    """Return the result with at most `limit` characters of its text, and keep the rest for callers
+    with `scopes`. Content other than text stays; structured content is dropped if the text is
+    cut."""
     if not isinstance(returned, ToolResult):
         return returned
     text = _text_of(returned)
@@ -162,7 +165,7 @@ async def bounded(
 
 
 def reading_tool() -> Tool:
-    """Return the tool that reads on."""
+    """Return the tool that reads the rest of long results."""
     cursor = {"type": "string", "maxLength": 100, "description": "From the end of a result."}
     definition = {
         "name": READ_MORE,
@@ -199,7 +202,7 @@ def _text_of(result: ToolResult) -> str:
 
 
 def _shown(part: TextPart) -> str:
-    """Return a part with a line that says how to read on."""
+    """Return the text of a part, followed by a line that says how to read on."""
     end = part.start + len(part.text)
     where = f"Characters {part.start:,} to {end:,} of {part.total:,}"
     if part.next_cursor is not None:

@@ -1,9 +1,9 @@
-"""The catalog: everything that is served, merged from all back ends, found by name or URI, listed
-as bytes.
+"""The catalog: everything that is served, merged from all back ends, looked up by name or URI, and
+listed as bytes.
 
 A catalog is immutable; a reload makes another one. Names get their back end's prefix, and a
-collision is an error that names both sides. Each entry of a list is serialised once; a page is a
-join.
+collision is an error that names both back ends. Each entry of a list is serialized once; a page
+joins serialized entries.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ from roundgate.settings import Origin
 log = logging.getLogger("roundgate.backends")
 
 OFFER_S: Final = 120.0
-"""Seconds in which a back end that may be missing must say what it offers."""
+"""Seconds within which a back end that may be missing must return its offer."""
 MAX_NAME: Final = 64
 MAX_VIEWS: Final = 256
+"""The most sets of scopes whose pages of tools a catalog caches."""
 NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
 
 
@@ -61,7 +62,8 @@ class ServedTool:
     _arguments: Schema | None = None
 
     def call(self, context: Context, arguments: dict[str, Any]) -> Awaitable[Returned]:
-        """Call the tool; return as much of its result as the model gets at once."""
+        """Call the tool; return at most `max_result` characters of the result's text, if a limit is
+        set."""
         if self.tool.max_result is None:
             return self.tool.call(context, arguments)
         return self._bounded_call(context, arguments, self.tool.max_result)
@@ -76,7 +78,7 @@ class ServedTool:
 
     @property
     def arguments(self) -> Schema:
-        """The compiled schema of its arguments; that of a stored definition is compiled at first
+        """The compiled schema of the tool's arguments; for a stored definition, compiled at first
         use."""
         if self._arguments is None:
             self._arguments = Schema.compile(self.tool.definition["inputSchema"])
@@ -121,21 +123,23 @@ class Catalog:
     missing: Mapping[str, Missing] = field(default_factory=dict)
     """Back ends that cannot be served just now, by name."""
     call_tool: str | None = None
-    """The tool that calls others, if search replaces the list (`roundgate.backends.search`)."""
+    """The name of the tool that calls other tools, if search replaces the list
+    (`roundgate.backends.search`)."""
     views: Mapping[str, Catalog] = field(default_factory=dict)
     """The catalog of each view, by its name (`roundgate.backends.views`)."""
     _visible: dict[frozenset[str], Pages] = field(default_factory=dict)
 
     def use(self) -> AbstractContextManager[Catalog]:
-        """Return itself: a `CatalogSource` that is never swapped."""
+        """Return this catalog: a `CatalogSource` that is never swapped."""
         return nullcontext(self)
 
     def of_view(self, name: str) -> Catalog:
-        """Return the catalog of a view; without a name, the whole."""
+        """Return the catalog of a view; the whole catalog if `name` is empty."""
         return self.views[name] if name else self
 
     def lists_that_differ(self, other: Catalog) -> frozenset[str]:
-        """Return those of "tools", "prompts" and "resources" whose lists may differ for a client."""
+        """Return which of "tools", "prompts" and "resources" may list other entries for a client
+        than `other` does."""
         mine, others = self._lists(), other._lists()
         return frozenset(name for name in mine if mine[name] != others[name])
 
@@ -154,7 +158,7 @@ class Catalog:
 
     def tool_pages_for(self, scopes: frozenset[str]) -> Pages:
         """Return the pages of the tools that a caller with these scopes sees; cached by the scopes
-        that matter."""
+        that any tool needs."""
         granted = scopes & self.all_scopes()
         if granted in self._visible:
             return self._visible[granted]
@@ -167,15 +171,15 @@ class Catalog:
         return pages
 
     def all_scopes(self) -> frozenset[str]:
-        """Return every scope that some tool needs."""
+        """Return every scope that any tool needs."""
         return frozenset().union(*(served.tool.scopes for served in self.tools.values()))
 
     def tool(self, name: str) -> ServedTool:
         """Return a tool by its name.
 
         Raises:
-            InvalidParams: there is no such tool.
-         Unavailable: its back end may be missing just now.
+            InvalidParams: the tool does not exist.
+            Unavailable: the tool's back end is missing now.
         """
         found = self.tools.get(name)
         if found is None:
@@ -186,15 +190,15 @@ class Catalog:
         return found
 
     def prompt(self, name: str) -> Prompt:
-        """Return a prompt; raise InvalidParams if there is none."""
+        """Return a prompt; raise InvalidParams if it does not exist."""
         found = self.prompts.get(name)
         if found is None:
             raise InvalidParams(f"Unknown prompt: {name[:MAX_NAME]}")
         return found
 
     def resource(self, uri: str) -> tuple[Resource, Mapping[str, Any]]:
-        """Return the resource with this URI, or the first template that matches it, with the values
-        of its variables.
+        """Return the resource with this URI, or the first template that matches the URI with the
+        values of its variables.
 
         Raises:
             ResourceNotFound: neither exists.
@@ -208,7 +212,7 @@ class Catalog:
         raise ResourceNotFound(uri)
 
     async def read_resource(self, context: Context, uri: str) -> Sequence[ResourceContents]:
-        """Return the contents at a URI; raise ResourceNotFound if there is no resource."""
+        """Return the contents at a URI; raise ResourceNotFound if no resource has it."""
         resource, values = self.resource(uri)
         return await resource.read(context, uri, values)
 
@@ -292,18 +296,18 @@ async def build(
     may_be_missing: Collection[str] = (),
     origins: Mapping[str, Origin] | None = None,
 ) -> Catalog:
-    """Ask all back ends at once, and merge what they offer.
+    """Ask all back ends concurrently for their offers, and merge them.
 
     Args:
-        backends: in the order of the lists.
-        page_size: entries on a page.
-        problems: known problems.
+        backends: the back ends, in the order of the lists.
+        page_size: the number of entries on a page.
+        problems: problems found earlier.
         missing: back ends that could not be made.
         may_be_missing: names of back ends without which the rest is served.
         origins: the places of back ends in the configuration.
 
     Raises:
-     ConfigError: lists every problem, except of back ends that may be missing.
+        ConfigError: lists every problem, except those of back ends that may be missing.
     """
     found, absent = list(problems), dict(missing or {})
     offered = await asyncio.gather(
@@ -334,7 +338,8 @@ async def _offer(
 
 
 def missing_for(name: str, prefix: str, error: Exception) -> Missing:
-    """Return a back end as missing because of an error."""
+    """Return the `Missing` of a back end that failed with `error`; log the error unless it is a
+    ConfigError."""
     if isinstance(error, ConfigError):
         return Missing(prefix, error.problems)
     log.error("a back end has failed", exc_info=error, extra={"fields": {"backend": name}})
@@ -396,10 +401,10 @@ def _merge(
 
 
 def with_reading(catalog: Catalog, origin: Origin) -> Catalog:
-    """Return the catalog with the tool `read_more`, if results of some tool may be cut.
+    """Return the catalog with the tool `read_more`, if any tool has a `max_result`.
 
     Raises:
-        ConfigError: another tool has its name.
+        ConfigError: another tool is called `read_more`.
     """
     if all(served.tool.max_result is None for served in catalog.tools.values()):
         return catalog
@@ -422,13 +427,13 @@ def with_reading(catalog: Catalog, origin: Origin) -> Catalog:
 
 
 def _called(item: P, prefix: str) -> P:
-    """Return a tool or prompt with a prefix before its name."""
+    """Return a tool or prompt with a prefix in front of its name."""
     name = prefix + item.definition["name"]
     return replace(item, definition=renamed(item.definition, name)) if prefix else item
 
 
 def _problem(origin: Origin | None, place: str, message: str, remedy: str) -> Problem:
-    """Return a problem with an offer, at the place of its back end."""
+    """Return a problem with an offer, at `place`, in the file of `origin` if that is known."""
     if origin is None:
         return Problem("gateway.yaml", place, message, remedy)
     return replace(origin.problem(message, remedy), path=place)
@@ -443,7 +448,7 @@ def serve(
 ) -> ServedTool | None:
     """Return a tool ready for calls; add a problem and return `None` if its input schema is
     unusable."""
-    # it was checked when it was compiled, and mirrors no header
+    # `roundgate compile` has checked it, and it mirrors no headers
     if isinstance(tool.definition, StoredDefinition):
         return ServedTool(name, tool, (), backend)
     schema = tool.definition["inputSchema"]

@@ -1,4 +1,4 @@
-"""Settings that back ends of several kinds have, and those of views and search."""
+"""Settings that are common to several kinds of back end, and the settings of views and search."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roundgate.settings import Model, TaskMode, WithoutTasks
 
 
 class Selector(Model):
-    """A choice of tools: those for which every given member holds. `*` stands for any text."""
+    """A selection of tools: those that match every given member. `*` stands for any text."""
 
     name: str | None = Field(None, description="Name of the tool, without prefix.")
     tag: str | None = Field(None, description="One of its tags.")
@@ -119,7 +119,7 @@ class ToolOverride(Model):
 
 
 class BackendConfig(Model):
-    """The settings of all kinds of back end; a kind derives its own model."""
+    """The settings that all kinds of back end have; each kind derives its own model."""
 
     kind: str = Field(description="The kind of back end.")
     name: str = Field(description="Unique name of the back end.", pattern=r"^[A-Za-z0-9_.-]{1,40}$")
@@ -142,17 +142,19 @@ class BackendConfig(Model):
 
     @property
     def effective_prefix(self) -> str:
+        """The text in front of names: the prefix, by default the back end's name, and a separator;
+        empty if `prefix` is."""
         prefix = self.name if self.prefix is None else self.prefix
         return f"{prefix}__" if prefix else ""
 
     @property
     def packed_files(self) -> tuple[str, ...]:
-        """Files and folders, relative to gateway.yaml, that a packed function needs."""
+        """The files and folders, relative to gateway.yaml, that a packaged function needs."""
         return ()
 
     @property
     def packed_modules(self) -> tuple[str, ...]:
-        """Dotted names of the modules that are loaded for it."""
+        """The dotted names of the modules that the back end loads."""
         module, colon, _ = self.kind.partition(":")
         return (module,) if colon else ()
 
@@ -172,13 +174,13 @@ class SearchConfig(Model):
 
 
 class ViewSelector(Selector):
-    """A choice among all tools; `name` is the whole name, with the prefix."""
+    """A selection among all tools; `name` is the whole name, with the prefix."""
 
     backend: str | None = Field(None, description="Name of its back end.")
 
 
 class ViewConfig(Model):
-    """An endpoint of its own for a part of the tools, prompts and resources."""
+    """A separate endpoint for a part of the tools, prompts and resources."""
 
     name: str = Field(
         description="Unique name of the view; tasks and calls belong to it.",
@@ -212,15 +214,16 @@ class ViewConfig(Model):
 
     @property
     def effective_path(self) -> str:
+        """The path of the endpoint; by default `/NAME/mcp`."""
         return f"/{self.name}/mcp" if self.path is None else self.path
 
 
 JsonPointer: TypeAlias = Annotated[str, Field(pattern=r"^(/.*)?$")]
-"""RFC 6901: "/job/id"; "" is the whole."""
+"""A JSON pointer (RFC 6901), such as "/job/id"; "" is the whole document."""
 
 
 class JobConfig(Model):
-    """The meaning of a service's answers about a job that it has started."""
+    """The interpretation of a service's answers about a job that it has started."""
 
     variables: dict[str, JsonPointer] = Field(
         {"id": "/id"},

@@ -1,5 +1,5 @@
-"""Definitions of tools that are kept as JSON and parsed only when more than name and hints is
-needed: parsing those of a thousand tools would take longer than the rest of a start."""
+"""Tool definitions that are kept as JSON and parsed only when more than name and hints is needed.
+Parsing a thousand of them would take longer than the rest of a start."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from roundgate.json import decode, encode
 
 
 class StoredDefinition(Mapping[str, Any]):
-    """A schema's `Tool` as JSON, checked when it was written."""
+    """A `Tool` of the schema as JSON, which was checked when it was written."""
 
     __slots__ = ("_annotations", "_name", "_rest", "_value")
 
     def __init__(
         self, name: str, annotations: Mapping[str, bool], rest: Callable[[], bytes]
     ) -> None:
-        """`rest` returns its JSON after the value of `name`, the first member: `,"description":…}`."""
+        """Store a definition. `rest` returns the JSON that follows the value of `name`, its first
+        member: `,"description":…}`."""
         self._name = name
         self._annotations = annotations
         self._rest = rest
@@ -65,8 +66,9 @@ def encoded(definition: Mapping[str, Any]) -> bytes:
 
 
 class EncodedDefinitions(Sequence[tuple[str, bytes]]):
-    """Keys, and definitions as JSON. Stored ones are assembled at first use, because a cold start
-    that answers one call lists nothing. Values without JSON are found now."""
+    """A sequence of keys with definitions as JSON. Stored definitions are assembled at first use,
+    because a cold start that answers one call lists nothing. Others are encoded immediately, so
+    a value without JSON fails at the start."""
 
     __slots__ = ("_entries", "_items")
 

@@ -1,8 +1,8 @@
 """Dialogues with back ends and jobs of back ends, independent of the transport.
 
-    dialogue   exchange 1 ──▶ asks ──▶ the client answers ──▶ exchange 2 … ──▶ the last answer
-    follow     start ──▶ values     poll … (no worker is held) … poll ──▶ over     fetch ──▶ the result
-                 └ no answer          └ an answer of no use, or the task ends early: cancel
+    dialogue   exchange 1 ──▶ questions ──▶ the client answers ──▶ exchange 2 … ──▶ the last answer
+    follow     start ──▶ values     poll … (no worker is held) … poll ──▶ ended     fetch ──▶ the result
+                 └ no answer          └ an unusable answer, or the task ends early: cancel
 
 Each exchange is a step, so a later round or another worker does not repeat it. A back end's state
 travels sealed inside the gateway's state; the client cannot read it. Answers are recorded as JSON
@@ -43,20 +43,21 @@ log = logging.getLogger("roundgate.backends")
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """The client's answers by key, and the state that came with the questions; for the second
-    exchange and later ones."""
+    """The client's answers by key, and the state that the service sent with its questions; passed
+    to every exchange after the first."""
 
     responses: Mapping[str, Any]
     state: Any
 
 
 Exchange: TypeAlias = Callable[[int, Answering | None], Awaitable[Kept]]
-"""The nth exchange, from 1: returns the result of `asked` if there are questions, else the last
-answer, without a member `inputRequests`. Raises BackendError."""
+"""Runs the nth exchange, counted from 1. Returns the result of `asked` if the service has
+questions, otherwise the last answer, which has no member `inputRequests`. Raises BackendError."""
 
 
 async def dialogue(exchange: Exchange, context: Context) -> Kept:
-    """Exchange requests and answers until there are no more questions."""
+    """Exchange requests and answers until the service has no more questions; return its last
+    answer."""
     answering: Answering | None = None
     for number in count(1):
         said: Kept = await context.step("exchange", _exchanging(exchange, number, answering))
@@ -72,17 +73,17 @@ async def dialogue(exchange: Exchange, context: Context) -> Kept:
 def _exchanging(
     exchange: Exchange, number: int, answering: Answering | None
 ) -> Callable[[], Awaitable[Kept]]:
-    """Return an exchange as a step without arguments: a credential or an endpoint may change
-    between two rounds."""
+    """Return an exchange as a step without arguments. A step's arguments must not change between
+    rounds, but a credential or an endpoint may."""
     return lambda: exchange(number, answering)
 
 
 def asked(envelope: Any) -> Kept:
-    """Return the questions of an envelope: `{"inputRequests": {key: InputRequest}, "state":
+    """Return the questions in an envelope: `{"inputRequests": {key: InputRequest}, "state":
     anything}` (`roundgate docs rounds`).
 
     Raises:
-        BackendError: the envelope is malformed, or a question cannot be shown by any client.
+        BackendError: the envelope is malformed, or no client can show one of the questions.
     """
     try:
         requests: Mapping[str, Any] = envelope["inputRequests"]
@@ -100,7 +101,8 @@ def asked(envelope: Any) -> Kept:
 
 
 def is_passing(status: int) -> bool:
-    """Return whether a status of a poll, fetch or cancel is temporary, so a retry may succeed."""
+    """Return whether the status of a poll, fetch or cancel is temporary, so that a retry may
+    succeed."""
     return status >= 500 or status in (408, 425, 429)
 
 
@@ -111,8 +113,9 @@ def is_in_doubt(status: int) -> bool:
 
 
 def is_none_left(status: int) -> bool:
-    """Return whether the status of a cancel says that there is nothing to cancel. Some services use
-    the same status for "not now" or an unknown address, so the caller polls the job to check."""
+    """Return whether the status of a cancel means that there is nothing to cancel. Some services
+    use the same status for "not now" or an unknown address, so the caller polls the job to
+    check."""
     return status in (404, 409, 410)
 
 
@@ -121,7 +124,7 @@ class Job(Protocol):
 
     @property
     def config(self) -> JobConfig:
-        """The meaning of its answers."""
+        """The interpretation of the service's answers."""
 
     @property
     def has_result(self) -> bool:
@@ -131,15 +134,15 @@ class Job(Protocol):
         """Start the job; return the service's answer as JSON.
 
         Raises:
-            NotNow: no answer says whether a job was started.
+            NotNow: it is unknown whether a job was started.
         """
 
     async def poll(self, values: Mapping[str, str]) -> tuple[Any, Kept]:
-        """Return the answer about the job as JSON, and the whole answer; raise NotNow if there is
-        none just now."""
+        """Return the service's answer about the job as JSON, and the recorded answer; raise NotNow
+        if the job cannot be polled now."""
 
     async def fetch(self, values: Mapping[str, str]) -> Kept:
-        """Return the job's result; raise NotNow if it can be fetched later."""
+        """Return the job's result; raise NotNow if a retry may succeed."""
 
     @property
     def is_cancellable(self) -> bool:
@@ -147,7 +150,7 @@ class Job(Protocol):
 
     @property
     def starts_once(self) -> bool:
-        """Whether the service recognizes a repeated start, so two starts make one job."""
+        """Whether the service recognizes a repeated start, so that two starts make only one job."""
 
     async def cancel(self, values: Mapping[str, str]) -> bool:
         """Cancel the job; safe to repeat. Return `False` if there is nothing to cancel.
@@ -158,9 +161,10 @@ class Job(Protocol):
 
 
 async def follow(job: Job, context: Context) -> Kept:
-    """Start the job, poll until it ends, and return the answer that holds its result. A task
-    survives a restart of the process; an ordinary call lasts as long as a call may, and can be
-    shed.
+    """Start the job, poll until it ends, and return the answer that holds its result.
+
+    In a task, following survives a restart of the process. An ordinary call is bound by the call's
+    timeout, and can be shed.
 
     Raises:
         BackendError: the job could not be started, or failed.
@@ -183,10 +187,10 @@ async def follow(job: Job, context: Context) -> Kept:
 
 
 def _good(known: Kept) -> Kept:
-    """Return the result of a step of `follow`.
+    """Return the recorded result of a step of `follow`.
 
     Raises:
-        BackendError: there is no job, or it failed.
+        BackendError: the job was not started, or failed.
         JobLeft: the job may still be running.
     """
     if "error" not in known:
@@ -196,11 +200,11 @@ def _good(known: Kept) -> Kept:
 
 
 async def _cancel(job: Job, context: Context, cleanup: Cleanup) -> NoReturn:
-    """Cancel the job, if there is one, in the steps of `follow`, so a replay restores their
-    results.
+    """Cancel the job, if there is one. The steps have the names that `follow` uses, so a replay
+    restores their results.
 
     Raises:
-        CleanedUp: the job is cancelled, or there is none.
+        CleanedUp: the job is cancelled, has ended, or was never started.
         NotCancelled: the cancel failed.
     """
     started = await context.step("start", lambda: _unknown_start(cleanup))
@@ -223,12 +227,12 @@ async def _cancel(job: Job, context: Context, cleanup: Cleanup) -> NoReturn:
 
 
 async def _found_again(job: Job) -> dict[str, str]:
-    """Return the values of a job whose answer to the start was lost, from a service that recognizes
-    a repeated start.
+    """Return the values of a job whose answer to the start was lost, by starting it again at a
+    service that recognizes a repeated start.
 
     Raises:
-        CleanedUp: the service does not recognize it.
-     NotCancelled: the repeated start failed; the job may still be running.
+        CleanedUp: the service does not recognize repeated starts.
+        NotCancelled: the repeated start failed; the job may still be running.
     """
     if not job.starts_once:
         raise CleanedUp("no job is known; one may have been started whose answer was lost")
@@ -278,7 +282,12 @@ async def _start(job: Job) -> Kept:
 
 
 async def _started(job: Job) -> dict[str, str]:
-    """Start the job and return the values of its variables; raise as `Job.start`."""
+    """Start the job and return the values of its variables.
+
+    Raises:
+        BackendError: the start failed, or the answer lacks a variable.
+        NotNow: it is unknown whether a job was started.
+    """
     answer = await job.start()
     try:
         found = {
@@ -290,7 +299,7 @@ async def _started(job: Job) -> dict[str, str]:
 
 
 async def _poll(job: Job, values: Mapping[str, str]) -> Kept | None:
-    """Return the answer that ends the job, or its failure; `None` while it runs or cannot be
+    """Return the answer or the failure that ends the job; `None` while the job runs or cannot be
     polled."""
     try:
         told, kept = await job.poll(values)
@@ -348,20 +357,20 @@ Ask: TypeAlias = Callable[[Values], Awaitable[Answer]]
 
 @dataclass(frozen=True, slots=True)
 class AnsweredJob:
-    """A job whose service answers each request about it: the same for HTTP services and functions.
+    """A job whose service answers each request about it; shared by HTTP services and functions.
 
-    A transport brings the functions that send the start, a poll, a fetch and a cancel.
+    A transport provides the functions that send the start, a poll, a fetch and a cancel.
     """
 
     config: JobConfig
     by: str
-    """"service" or "function", for messages."""
+    """The word for the other side in messages: "service" or "function"."""
     begin: Callable[[], Awaitable[Answer]]
     look: Ask
     result: Ask | None
-    """`None`: the last poll has the result."""
+    """Fetches the result; `None` if the last poll's answer holds it."""
     end: Ask | None
-    """`None`: the job cannot be cancelled."""
+    """Cancels the job; `None` if the service cannot."""
     starts_once: bool
 
     @property
@@ -375,7 +384,7 @@ class AnsweredJob:
     async def start(self) -> Any:
         try:
             answer = await self.begin()
-        except FunctionFailed as error:
+        except FunctionFailed as error:  # perhaps after it had started a job
             raise NotNow(str(error)) from None
         except (NoAnswer, FunctionAway) as error:
             if error.reached:

@@ -1,11 +1,11 @@
-"""Which tools have a substitute for what a client lacks, and the names of the gateway's
-own tools that go with it.
+"""The tools that have a substitute for a feature that a client lacks, and the names of the
+gateway's own tools that take part in it.
 
     a client lacks           setting           it gets
-    what a question needs    `ask_in_words`    the question as text, and a tool that takes the answers
+    questions                `ask_in_words`    the question as text, and a tool that takes the answers
     the tasks extension      `without_tasks`   the result, for which its call waits; or a handle, and tools that take it
 
-Both are off unless they are set, for all tools (`fallback`) or for one (`override`).
+Both settings are off by default. They are set for all tools (`fallback`) or for one (`override`).
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class OwnTool(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fallback:
-    """The tools with a substitute, by their names."""
+    """The tools that have a substitute, by name."""
 
     in_words: frozenset[str]
     """Tools whose questions may be asked as text."""
     waiting: frozenset[str]
-    """Tools whose callers wait for their tasks."""
+    """Tools whose calls wait for their tasks."""
     with_handles: frozenset[str]
-    """Tools whose callers get a handle of their tasks."""
+    """Tools whose callers get a handle of the task."""
     names: Mapping[OwnTool, str]
-    """The names of the gateway's own tools that are needed."""
+    """The names of those of the gateway's own tools that are served."""
 
     @classmethod
     def of(cls, catalog: Catalog, config: FallbackConfig) -> Self:
@@ -85,7 +85,7 @@ def check_names(
     """Check that no tool of any view has the name of one of the gateway's own tools.
 
     Raises:
-     ConfigError: names each collision, and the setting that ends it.
+        ConfigError: lists each collision, with the setting that resolves it.
     """
     problems = [
         problem
@@ -99,7 +99,8 @@ def check_names(
 def _named(
     catalog: Catalog, config: FallbackConfig, continue_tool: str
 ) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield the name of each of the gateway's own tools, and the setting it comes from."""
+    """Yield the name of each of the gateway's own tools, with the setting that determines the
+    name."""
     yield continue_tool, ("sessions", "continue_tool")
     for own, name in Fallback.of(catalog, config).names.items():
         yield name, ("fallback", "answer_tool" if own is OwnTool.ANSWER else "task_tool_prefix")

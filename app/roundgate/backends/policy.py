@@ -1,8 +1,8 @@
-"""Approvals and forms for tools of any back end, asked through the engine as any handler's
+"""Approvals and forms for tools of any back end, asked through the engine like any handler's
 questions.
 
-An approval shows all arguments or is refused. Each member has a line of its own, so none can hide
-behind another; a long text is shortened by itself:
+An approval shows all arguments; if it cannot, the call is refused. Each member has a line of its
+own, so none can hide behind another. A long text is shortened on its line:
 
     - path: "/home/ada/thesis.txt"
     - note: "Dear …" … "…, Ada" (6,001 characters, SHA-256 3b0c44298fc1c149)
@@ -36,18 +36,18 @@ _APPROVAL: Final = {
 
 
 def around_calls(tool: Tool, wrap: Callable[[CallTool], CallTool], **changes: Any) -> Tool:
-    """Return the tool with `wrap` around its call, with and without approval, and with other fields
-    changed."""
+    """Return the tool with `wrap` applied to its call, with and without approval, and with other
+    fields changed."""
     approvable = None if tool.approvable is None else wrap(tool.approvable)
     return replace(tool, call=wrap(tool.call), approvable=approvable, **changes)
 
 
 def with_approval(tool: Tool, backend: BackendConfig) -> Tool:
-    """Return the tool, asking the user first if the settings say so. A client that cannot ask gets
-    -32021.
+    """Return the tool, which asks for approval first if the settings say so. A client that cannot
+    be asked gets error -32021.
 
-    Otherwise the question is prepared for a view that wants it. An override wins over the tool's
-    declaration, which wins over the back end's `approve`.
+    The question is prepared in any case, because a view may require it. An override wins over the
+    tool's declaration, which wins over the back end's `approve`.
     """
     override = backend.override.get(tool.definition["name"])
     tool = replace(tool, approvable=_approved_first(tool, backend))
@@ -56,8 +56,8 @@ def with_approval(tool: Tool, backend: BackendConfig) -> Tool:
 
 
 def _approved_first(tool: Tool, backend: BackendConfig) -> CallTool:
-    """Return the tool's call with the approval question in front. It parses the definition when it
-    asks, because a start prepares this for every tool."""
+    """Return the tool's call with the approval question in front. The question parses the
+    definition only when it is asked, because every start prepares one for each tool."""
     definition, call, text = tool.definition, tool.call, tool.approval
     own = name = definition["name"]
     if (override := backend.override.get(own)) is not None:
@@ -69,7 +69,7 @@ def _approved_first(tool: Tool, backend: BackendConfig) -> CallTool:
         question = _question(backend.effective_prefix + name, text, arguments, known)
         asked = {"approve": Form(question, _APPROVAL, is_approval=True)}
         answer, run = (await context.ask(asked))["approve"], run_of(context)
-        # `tasks.service` has logged a task's decision; this code runs in each of its turns
+        # `tasks.service` logs a task's decision once; this code would repeat it in each turn
         if run.call.task_id is None and "approve" in run.journal.received:
             is_approved = answer.accepted and answer.value["approve"]
             log_decision(run.call.principal, is_approved)
@@ -83,11 +83,11 @@ def _approved_first(tool: Tool, backend: BackendConfig) -> CallTool:
 def asking_first(tool: Tool) -> Tool:
     """Return the tool with the approval question that `with_approval` has prepared.
 
-    One approval is one run: the tool is `once`. Only the answer to the question as it was shown is
-    an approval, so unasked answers are refused.
+    An approval covers one run, so the tool becomes `once`. Only an answer to the question as shown
+    is an approval, so unasked answers are refused.
 
     Raises:
-        ValueError: the tool is the gateway's own and cannot be approved.
+        ValueError: the tool is one of the gateway's own, which cannot be approved.
     """
     if tool.asks_first:
         return tool
@@ -97,7 +97,7 @@ def asking_first(tool: Tool) -> Tool:
 
 
 def is_approval(request: Mapping[str, Any]) -> bool:
-    """Whether a question on the wire asks for an approval."""
+    """Return whether a question on the wire asks for an approval."""
     params = request.get("params")
     return isinstance(params, Mapping) and params.get("requestedSchema") == _APPROVAL
 
@@ -114,8 +114,8 @@ def decision_in(response: Any) -> bool | None:
 
 
 def log_decision(principal: Principal, is_approved: bool, **ids: str | None) -> None:
-    """Log who approved or declined a call. `ids` identifies the call if it is not the one being
-    served."""
+    """Log that a caller approved or declined a call. `ids` identifies the call if it is not the one
+    being served."""
     known = {name: value for name, value in ids.items() if value is not None}
     fields = {**known, **principal.names}
     if is_approved:
@@ -135,8 +135,8 @@ def _is_to_be_approved(
 
 
 def is_destructive(tool: Tool, override: ToolOverride | None = None) -> bool:
-    """Return whether a tool may destroy something, which is the default (schema:
-    `ToolAnnotations`): `destructiveHint` is meaningful only where `readOnlyHint` is not true."""
+    """Return whether a tool may destroy something, which is the default. `destructiveHint` is
+    meaningful only if `readOnlyHint` is not true (schema: `ToolAnnotations`)."""
     hints = tool.definition.get("annotations") or {}
     read_only, destructive = hints.get("readOnlyHint"), hints.get("destructiveHint")
     if override is not None:
@@ -148,7 +148,8 @@ def is_destructive(tool: Tool, override: ToolOverride | None = None) -> bool:
 def _question(
     name: str, text: str | None, arguments: Mapping[str, Any], known: Container[str]
 ) -> str:
-    """Return the question; raise ToolError if the arguments cannot all be shown."""
+    """Return the text of the approval question; raise ToolError if not all arguments can be
+    shown."""
     own = (
         []
         if text is None
@@ -164,7 +165,7 @@ def check_approval(text: str | None, arguments: Sequence[str]) -> None:
     """Check that every `{name}` in the approval text is an argument of the tool.
 
     Raises:
-        ValueError: names the unknown arguments.
+        ValueError: lists the unknown arguments.
     """
     named = set(_VARIABLE.findall(text or ""))
     if unknown := sorted(named - set(arguments)):
@@ -174,8 +175,8 @@ def check_approval(text: str | None, arguments: Sequence[str]) -> None:
 
 
 def _filled(line: str, arguments: Mapping[str, Any], known: Container[str]) -> str:
-    """Return a line of the configured text with the values of arguments as JSON; in quotes no value
-    can pass for more of the text. All values follow below, whole."""
+    """Return a line of the configured text with argument values filled in as JSON, whose quotes
+    keep a value from passing for the text. The complete values are listed below it."""
 
     def said(found: re.Match[str]) -> str:
         name = found[1]
@@ -187,7 +188,7 @@ def _filled(line: str, arguments: Mapping[str, Any], known: Container[str]) -> s
 
 
 def with_defaults(tool: Tool, defaults: Mapping[str, Any]) -> Tool:
-    """Return the tool, called with these values where a call has none; approvals show them."""
+    """Return the tool with default values for arguments that a call lacks; approvals show them."""
     if not defaults:
         return tool
 
@@ -201,10 +202,11 @@ def with_defaults(tool: Tool, defaults: Mapping[str, Any]) -> Tool:
 
 
 def with_questions(tool: Tool, ask: Sequence[str]) -> Tool:
-    """Return the tool, asking the user with a form for those of the arguments that are missing.
+    """Return the tool, which asks the user with a form for the missing ones of the arguments `ask`.
+    If the client cannot show the form, the call fails with a ToolError that names them.
 
     Raises:
-        ValueError: an argument does not exist, or no form has its type.
+        ValueError: an argument does not exist, or no form can ask for its type.
     """
     if not ask:
         return tool
@@ -214,7 +216,7 @@ def with_questions(tool: Tool, ask: Sequence[str]) -> Tool:
         raise ValueError(
             f"ask_for names {', '.join(unknown)}, but the arguments are {', '.join(properties)}"
         )
-    form_schema(_form(properties, ask))  # a start-up error rather than one in front of a user
+    form_schema(_form(properties, ask))  # fail at start-up rather than in front of a user
     required = [name for name in schema.get("required", ()) if name not in ask]
     relaxed = {**schema, "required": required}
     name, complete = tool.definition["name"], Schema.compile(schema)
@@ -231,11 +233,11 @@ def _asking(
     async def asked(context: Context, arguments: dict[str, Any]) -> Returned:
         if missing := [argument for argument in ask if argument not in arguments]:
             form = Form(f"{name} needs {', '.join(missing)}", _form(properties, missing))
-            if not context.supports(form):  # the model may know what the user cannot be asked
+            if not context.supports(form):  # the model may know the values
                 raise ToolError(f"Missing arguments: {', '.join(missing)}")
             filled = (await context.ask({"arguments": form}))["arguments"].get()
-            # a client may send more than the form has; what the call came with is
-            # not the form's to change
+            # Take only the missing arguments: a client may send other members, which must not
+            # replace what the call came with.
             arguments = {**arguments, **{name: filled[name] for name in missing}}
         if problems := complete.problems(arguments, "arguments"):
             raise ToolError("Invalid arguments: " + "; ".join(problems))
@@ -256,16 +258,17 @@ MAX_LINES: Final = 100
 MAX_CHARS: Final = 10_000
 MAX_NAME: Final = 200
 MAX_TEXT: Final = 400
-"""Characters of a text that is shown whole."""
+"""The most characters of a text that is shown whole."""
 _BEGINNING: Final = 200
 _END: Final = 100
 _ONE_LINE: Final = 200
-"""About the characters of a list or object that is shown in one line."""
+"""Roughly the most characters of a list or object that is shown in one line."""
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,200}")
 
 
 def shown(arguments: Mapping[str, Any]) -> str:
-    """Return a line for each member; raise ToolError if they are too many or too long."""
+    """Return the arguments with a line for each value; raise ToolError if they are too many or too
+    long."""
     lines: list[str] = []
     size = 0
     for line in _lines_of_object("", arguments):
@@ -281,7 +284,8 @@ def shown(arguments: Mapping[str, Any]) -> str:
 
 
 def shown_in_line(value: Any) -> str:
-    """Return a value for a sentence: long texts are shortened, long lists and objects are counted."""
+    """Return a value for a sentence. Long texts are shortened; for long lists and objects, only
+    their size is given."""
     if isinstance(value, str) and len(value) > _ONE_LINE:
         return _shortened(value)
     if isinstance(value, (dict, list)) and _room_after(value, _ONE_LINE) < 0:
@@ -325,7 +329,8 @@ def _shortened(text: str) -> str:
 
 
 def _room_after(value: Any, room: int) -> int:
-    """Return the characters that a value leaves of `room`; stop as soon as it is negative."""
+    """Return how many of `room` characters a value leaves; stop counting once the number is
+    negative."""
     match value:
         case str():
             return room - len(value) - 2

@@ -1,9 +1,9 @@
-"""The kinds of back end: their names, models and code, and how an entry of `backends:` is read.
+"""The kinds of back end: their names, models and code, and the reading of an entry of `backends:`.
 
-`KINDS` has the gateway's own. A user's kind is a class, named by an entry point of the group
-`roundgate.backends` or by `kind: module:Class` in gateway.yaml (`roundgate docs own-kinds`). Importing
-this module loads no kind: model and code are imported when a configuration has a back end of that
-kind.
+`KINDS` holds the gateway's own kinds. A user's kind is a class, named by an entry point of the
+group `roundgate.backends` or by `kind: module:Class` in gateway.yaml (`roundgate docs own-kinds`).
+Importing this module loads no kind: model and code are imported when a configuration has a back end
+of that kind.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from roundgate.settings.problems import problems_of
 Compile: TypeAlias = Callable[[Any, Origin], str]
 """Takes the settings and their place; returns a line for the user."""
 Check: TypeAlias = Callable[[Any, Origin, dict[str, bytes]], Sequence[Problem]]
-"""Takes also the documents that have been fetched, by URL; returns problems that keep nothing from
-being served."""
+"""Takes the settings, their place, and the fetched documents by URL. Returns problems that do not
+prevent serving."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of back end, by the places `module:name` of its parts."""
+    """A kind of back end. Its parts are given as `module:name`, and imported on demand."""
 
     config: str
-    """The model of its settings, whose member `kind` is a literal with the name of the kind."""
+    """The model of the settings. Its member `kind` is a literal with the name of the kind."""
     code: str
     """The function or class that makes a back end (`roundgate.backends.base.MakeBackend`)."""
     compiler: str | None = None
@@ -50,22 +50,22 @@ class Kind:
     """The function that `roundgate check` runs for each back end of the kind."""
 
     def model(self) -> type[BackendConfig]:
-        """Import and return the model of its settings."""
+        """Import and return the model of the kind's settings."""
         model: type[BackendConfig] = _named(self.config)
         return model
 
     def compile_with(self) -> Compile | None:
-        """Import and return its compiler, if there is one."""
+        """Import and return the kind's compiler, if it has one."""
         compiler: Compile | None = None if self.compiler is None else _named(self.compiler)
         return compiler
 
     def check_with(self) -> Check | None:
-        """Import and return its checker, if there is one."""
+        """Import and return the kind's checker, if it has one."""
         checker: Check | None = None if self.checker is None else _named(self.checker)
         return checker
 
     def factory(self) -> Callable[..., Any]:
-        """Import and return the function that makes its back ends."""
+        """Import and return the function or class that makes back ends of this kind."""
         factory: Callable[..., Any] = _named(self.code)
         return factory
 
@@ -116,7 +116,7 @@ def kind_of(config: BackendConfig) -> Kind:
 
 
 def _own_place(name: str) -> str:
-    """Return `module:Class` of a user's kind, which is named so or by an entry point.
+    """Return `module:Class` of a user's kind from that text or from the name of an entry point.
 
     Raises:
         LookupError: no entry point has this name.
@@ -129,8 +129,8 @@ def _own_place(name: str) -> str:
 
 
 def _own_kind(place: str) -> Kind:
-    """Return the kind of a class with a model `Config` and perhaps static methods `compile` and
-    `remarks`.
+    """Return the kind that a class defines by its model `Config` and the optional static methods
+    `compile` and `remarks`.
 
     Raises:
         TypeError: the class is not a kind of back end. Exceptions of its module propagate.
@@ -148,10 +148,13 @@ def _own_kind(place: str) -> Kind:
 
 @contextmanager
 def failures_told(config: BackendConfig, origin: Origin) -> Iterator[None]:
-    """Report a failure of a user's kind as a problem of its entry, with the line of its code.
+    """Report an exception of a user's kind as a problem of its entry, with the line of its code.
+
+    Exceptions of the gateway's own kinds propagate, as do KeyboardInterrupt, CancelledError and
+    TimeoutError.
 
     Raises:
-        ConfigError: the code of the kind raised anything else than a `ConfigError`, or exited.
+        ConfigError: the code of the user's kind failed or exited.
     """
     try:
         yield
@@ -174,10 +177,10 @@ def read_entry(entry: Any, origin: Origin) -> BackendConfig:
 
     Args:
         entry: the entry as it is in the file.
-        origin: its place. Modules of users' kinds are found beside the file, besides `sys.path`.
+        origin: the place of the entry. Modules of users' kinds may lie beside the file.
 
     Raises:
-        ConfigError: the settings are wrong, or there is no such kind.
+        ConfigError: the settings are invalid, or the kind does not exist.
     """
     if not isinstance(entry, Mapping):
         remedy = "write a mapping: `kind: …`, `name: …`, each on a line of its own, indented"
@@ -196,7 +199,7 @@ def _own_model(name: Any, origin: Origin) -> type[BackendConfig]:
     """Return the model of a user's kind.
 
     Raises:
-        ConfigError: says why there is no such kind, or why its class cannot be used.
+        ConfigError: the kind does not exist, or its class cannot be used.
     """
     names = kind_names()
     if name is None:
@@ -214,7 +217,7 @@ def _own_model(name: Any, origin: Origin) -> type[BackendConfig]:
         return _own_kind(place).model()
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # a script that exits would take the gateway with it
+    except BaseException as error:  # SystemExit too: a script that exits must not end the gateway
         message = f"{place} is no kind of back end: {type(error).__name__}: {error}"
         remedy = (
             "correct the module, the class or `kind: module:Class`: see `roundgate docs own-kinds`"

@@ -1,12 +1,12 @@
-"""Search in place of a long list: three tools stand for the catalog, beside those that are pinned.
+"""Search in place of a long list of tools: three tools, and the pinned ones, stand for the catalog.
 
-    search_tools    words → names and what they are for, the best first
+    search_tools    words → names and purposes, the best match first
     describe_tool   a name → its description and the schema of its arguments
-    call_tool       a name and arguments → what the tool itself returns
+    call_tool       a name and arguments → the result of the tool itself
 
-A caller finds only what its scopes allow. A call through `call_tool` is a call of the tool it
-names (`roundgate.methods.extensions`): its questions, approvals, tasks, retries and
-progress are the tool's own.
+Callers find only the tools that their scopes allow. A call through `call_tool` is a call of the
+tool that it names (`roundgate.methods.extensions`), with that tool's questions, approvals, tasks,
+retries and progress.
 """
 
 from __future__ import annotations
@@ -32,12 +32,15 @@ from roundgate.replay import Context
 from roundgate.settings import Origin
 
 K1: Final = 1.2
+"""k₁ of BM25F: the smaller it is, the less a word's weight in a document matters beyond its
+presence."""
 B: Final = 0.75
+"""b of BM25F, from 0 to 1: the penalty for fields that are longer than the mean."""
 SYNONYM: Final = 0.5
-"""The weight of a synonym of a word."""
+"""The weight of a synonym, relative to the word itself."""
 TITLE: Final = 0.5
-"""The part of a score that depends on the share of the title in the query: "fork" means "Create a
-fork" rather than "Get fork settings of private repositories"."""
+"""The part of a score that depends on how much of the title the query covers: "fork" means "Create
+a fork" rather than "Get fork settings of private repositories"."""
 _PARTS: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _ENDINGS: Final = ("ation", "ion", "ing", "or", "er", "ee", "ed")
 _SAY_NOTHING: Final = """
@@ -101,23 +104,23 @@ _GROUPS: Final = (
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text or a name (`listForRepo`) without their endings and without stop
-    words."""
+    """Return the stems of the words in a text or a name (`listForRepo`), without stop words."""
     found = (part.lower() for part in _PARTS.findall(text))
     return [stem(_SPELLED.get(word, word)) for word in found if word not in _STOP]
 
 
 @lru_cache(maxsize=8_192)
 def stem(word: str) -> str:
-    """Return a word without its ending: the same for all forms of a word, and not always a word."""
+    """Return a word without its ending. The forms of a word usually share this stem, which need not
+    be a word."""
     if len(word) > 4 and word.endswith("ies"):
         word = word[:-3] + "y"
-    elif len(word) > 3 and word.endswith("s") and word[-2] not in "su":
+    elif len(word) > 3 and word.endswith("s") and word[-2] not in "su":  # not class, status
         word = word[:-1]
     for ending in _ENDINGS:
         if len(word) > len(ending) + 3 and word.endswith(ending):
             word = word[: -len(ending)]
-            if word[-1] == word[-2] and word[-1] not in "ls":
+            if word[-1] == word[-2] and word[-1] not in "ls":  # runn(ing), but call(ing), pass(ed)
                 word = word[:-1]
             break
     return word[:-1] if len(word) > 3 and word.endswith("e") else word
@@ -136,13 +139,14 @@ _SAME: Final = _same()
 
 
 class Ranking:
-    """An index of documents, which are lists of fields, the title first (BM25F):
+    """A BM25F index of documents. A document is a list of fields, the title first:
 
         tf    = Σ over fields that have the word: weight / (1 − b + b · length / mean length)
-        score = (Σ over words: idf · tf / (k₁ + tf)) · share of the title in the query
+        score = (Σ over words: idf · tf / (k₁ + tf)) · (1 − t + t · part of the title that the query covers)
 
-    Whether a field has a word counts, not how often: a repeated word in a name or description says
-    nothing more. Synonyms (`_GROUPS`) count with less weight.
+    Here b is `B`, k₁ is `K1`, and t is `TITLE`. A word counts once in a field, however often it
+    occurs: in a name or description, repetition says nothing more. Synonyms (`_GROUPS`) count with
+    the weight `SYNONYM`.
     """
 
     def __init__(self, weights: Sequence[float], documents: Iterable[Sequence[str]]) -> None:
@@ -164,7 +168,7 @@ class Ranking:
         self._wholes = [sum(map(self._rarities.__getitem__, title)) for title in self._titles]
 
     def best(self, query: str, limit: int, allowed: Callable[[int], bool]) -> list[int]:
-        """Return the numbers of the allowed documents that fit best, the best first."""
+        """Return the numbers of the allowed documents that match the query best, the best first."""
         given = dict.fromkeys(words_of(query), 1.0)
         for word in list(given):
             for other in _SAME.get(word, ()):
@@ -180,7 +184,8 @@ class Ranking:
         return list(islice((number for number in ranked if allowed(number)), limit))
 
     def _part_of_title(self, number: int, given: Mapping[str, float]) -> float:
-        """Return the share of a title in the query, from 0 to 1."""
+        """Return the part of a title that the query covers, from 0 to 1, with rare words counting
+        more."""
         said = sum(given[one] * self._rarities[one] for one in self._titles[number] if one in given)
         return said / self._wholes[number] if said else 0.0
 
@@ -191,9 +196,9 @@ CALL: Final = "call_tool"
 MAX_RESULTS: Final = 20
 MAX_QUERY: Final = 500
 _LINE: Final = 160
-"""Characters of a description in a search result."""
+"""The most characters of a description in a search result."""
 _READ: Final = 500
-"""Characters of a description that are indexed."""
+"""The most characters of a description's first line, and of the rest, that are indexed."""
 _NAME: Final = {"type": "string", "description": f"A name that {SEARCH} has returned."}
 
 
@@ -203,7 +208,7 @@ def with_search(
     """Return the catalog with search in place of its list, if it has more tools than `above`.
 
     Raises:
-        ConfigError: a tool has the name of a tool of the search, or a pinned name has no tool.
+        ConfigError: a tool has the name of one of the search tools, or no tool has a pinned name.
     """
     if config is None:
         return catalog
@@ -231,7 +236,7 @@ def with_search(
     pinned = [
         item
         for item in catalog.tool_pages.items
-        if not catalog.tools[item[0]].backend
+        if not catalog.tools[item[0]].backend  # the gateway's own, such as read_more
         or any(fnmatchcase(item[0], pattern) for pattern in config.pinned)
     ]
     items = [(tool.definition["name"], encoded(tool.definition)) for tool in own]
@@ -246,7 +251,8 @@ def with_search(
 def not_pinned(
     tools: Collection[str], missing: Collection[str], config: SearchConfig, origin: Origin
 ) -> list[Problem]:
-    """Return a problem for each pinned name without a tool; none while back ends are missing."""
+    """Return a problem for each pinned name without a tool; none while back ends are missing,
+    because the tool may be theirs."""
     if missing:
         return []
     remedy = "correct the name; `roundgate check` lists them, with their prefixes"
@@ -258,7 +264,7 @@ def not_pinned(
 
 
 class _Search:
-    """The three tools."""
+    """The three search tools."""
 
     def __init__(self, catalog: Catalog, config: SearchConfig, *, checks_scopes: bool) -> None:
         self._served = [served for served in catalog.tools.values() if served.backend]
@@ -290,7 +296,7 @@ class _Search:
         ]
 
     async def _search(self, context: Context, arguments: dict[str, Any]) -> Returned:
-        if self._ranking is None:  # reads every description: some 100 ms for a thousand tools
+        if self._ranking is None:  # in a thread: indexing takes some 100 ms for a thousand tools
             self._ranking = await asyncio.to_thread(
                 lambda: Ranking(_WEIGHTS, map(_fields, self._served))
             )
@@ -358,7 +364,7 @@ def _fields(served: ServedTool) -> tuple[str, ...]:
 
 
 def _line(served: ServedTool) -> str:
-    """Return a tool in one line: its name, its arguments, required ones first, and its purpose."""
+    """Return a line about a tool: name, arguments (optional ones in brackets), and purpose."""
     definition = served.tool.definition
     schema = definition["inputSchema"]
     needed = [name for name in schema.get("required", ()) if name in schema.get("properties", {})]

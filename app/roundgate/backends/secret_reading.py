@@ -1,11 +1,10 @@
-"""The texts of secrets: read when needed, and again when they may have changed.
+"""The texts of secrets, read when they are needed and again when they may have changed.
 
-    file                          read when the file is another than before
-    Secrets Manager, Parameters   read after REFRESH_MS, and after AGAIN_MS when a service refuses the text
+    file                          read when the file has changed
+    Secrets Manager, Parameters   read after REFRESH_MS, or after AGAIN_MS if a service refuses the text
 
-Callers that ask meanwhile wait for the one read that is under way. While a text cannot be read again,
-the earlier one serves. Texts are in this process only, and in no log. boto3 is imported at the first
-read from AWS.
+Concurrent callers share one read. While a text cannot be read again, the earlier text serves. Texts
+stay in this process and appear in no log. boto3 is imported at the first read from AWS.
 """
 
 from __future__ import annotations
@@ -39,25 +38,25 @@ from roundgate.settings.files import Stamp, stamp
 from roundgate.settings.references import STORES_AT_AWS, StoreAtAws
 
 REFRESH_MS: Final = 300_000
-"""Age at which texts from AWS are read again."""
+"""Age in milliseconds at which texts from AWS are read again."""
 AGAIN_MS: Final = 10_000
-"""Age from which a text is read again because a service has refused it, or because the last read
-failed."""
+"""Age in milliseconds from which a text is read again because a service refused it, and the pause
+after a failed read."""
 _EARLIER: Final = 4
-"""Earlier texts that are still redacted."""
+"""The number of earlier texts of a reference that are still redacted."""
 _REGION: Final = re.compile(r"arn:[a-z-]+:[a-z]+:([a-z0-9-]+):")
 
 log = logging.getLogger("roundgate.backends")
 
 
 class SecretStore(Protocol):
-    """A place where texts are kept under names."""
+    """A place that keeps texts under names."""
 
     async def read(self, name: str) -> str:
-        """Return the current text.
+        """Return the current text of a name.
 
         Raises:
-            UnresolvedReference: the text is missing, may not be read, or cannot be reached.
+            UnresolvedReference: the text is missing, must not be read, or cannot be reached.
         """
 
     async def aclose(self) -> None:
@@ -65,26 +64,26 @@ class SecretStore(Protocol):
 
 
 class Files:
-    """The file system."""
+    """The file system as a `SecretStore`."""
 
     async def read(self, name: str) -> str:
-        """Return the text of a file without the ends of line after it."""
+        """Return the text of a file without line breaks at its end; raise as `SecretStore.read`."""
         return read_file(Path(name), name)
 
     async def aclose(self) -> None:
-        """Do nothing."""
+        """Do nothing: files have no connections."""
 
 
 class AtAws:
-    """A service of AWS, with a client for each region that an ARN names and one for the region of
-    the environment."""
+    """A service of AWS, with a client for each region that an ARN names and one for the
+    environment's region."""
 
     def __init__(self, store: StoreAtAws) -> None:
         self._store = store
         self._regions: dict[str | None, aws.Aws] = {}
 
     async def read(self, name: str) -> str:
-        """Return the text with a name or ARN."""
+        """Return the text with a name or ARN; raise as `SecretStore.read`."""
         found, store = _REGION.match(name), self._store
         service = self._service(found[1] if found else None)
         try:
@@ -99,7 +98,7 @@ class AtAws:
             raise UnresolvedReference(f"{name}: {error}", remedy) from None
         except KeyError:
             raise UnresolvedReference(f"{name} is binary", "store it as a string") from None
-        except Exception as error:  # boto3's, most of them made at run time
+        except Exception as error:  # boto3 makes most of its exception classes at run time
             raise self._refused(name, error) from None
 
     async def aclose(self) -> None:
@@ -133,7 +132,7 @@ class AtAws:
 
 @dataclass(slots=True)
 class _Held:
-    """The texts of one reference."""
+    """The current and earlier texts of one reference, and the result of the last read."""
 
     text: str | None = None
     read_ms: float = -math.inf
@@ -161,10 +160,10 @@ class Secrets:
             await store.aclose()
 
     async def text(self, secret: Secret) -> str:
-        """Return the current text.
+        """Return the current text of a secret.
 
         Raises:
-            BackendError: the text cannot be read. Only the log says why.
+            BackendError: the text cannot be read. Only the log gives the reason.
         """
         try:
             return await self._text(secret, REFRESH_MS)
@@ -175,8 +174,10 @@ class Secrets:
             ) from None
 
     async def other_than(self, secret: Secret, refused: str) -> str | None:
-        """Return the text, read again if that may help, unless it is the one that a service has
-        refused."""
+        """Return the current text of a secret if it differs from `refused`, the text that a service
+        has refused. Otherwise, or if the secret cannot be read, return `None`. A text that is
+        still `refused` is read again if it is at least `AGAIN_MS` old, or if its file has
+        changed."""
         if not secret.references:
             return None
         try:
@@ -188,7 +189,7 @@ class Secrets:
         return None if text == refused else text
 
     def known(self, secrets: Iterable[Secret]) -> frozenset[str]:
-        """Return the texts that have been read, earlier ones included, for redaction."""
+        """Return the texts that have been read, including earlier ones, for redaction."""
         return frozenset(text for secret in secrets for text in self._known(secret) if text)
 
     async def problems(self, settings: BaseModel, origin: Origin) -> list[Problem]:
@@ -262,7 +263,8 @@ class Secrets:
         held.tried_ms = self._clock.monotonic_ms()
 
     def _known(self, secret: Secret) -> Iterable[str]:
-        """Yield the whole current text, and each text of each part."""
+        """Yield the whole current text, and each current or earlier text of each reference in the
+        secret."""
         if secret.text is not None:
             yield secret.text
             return
@@ -274,7 +276,7 @@ class Secrets:
                 yield from texts
 
     def _known_of(self, part: str | Reference) -> Iterable[str]:
-        """Yield the texts of a part, the current one last."""
+        """Yield the known texts of a part, the current one last."""
         if isinstance(part, str):
             yield part
             return
@@ -288,7 +290,11 @@ class Secrets:
 
 
 def _member(reference: Reference, text: str) -> str:
-    """Return the text, or the member of its JSON object that the reference names."""
+    """Return the text, or the member of its JSON object that the reference names.
+
+    Raises:
+        UnresolvedReference: the text is not an object with a text or number under that name.
+    """
     if reference.key is None:
         return text
     whole = Reference(reference.kept, reference.name)

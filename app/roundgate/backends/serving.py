@@ -1,9 +1,9 @@
-"""What is served now, and what was served before for as long as calls still use it.
+"""The current catalog, and earlier catalogs that calls still use.
 
-    swap:     old ───calls that have begun run to their end───▶ last one over: its back ends are closed
+    swap:     old ───calls that have begun run to their end───▶ after the last call, its back ends are closed
                   └▶ new: every call that begins from now on
 
-A `Snapshot` never changes. Whoever runs a call takes the one of now, once, and keeps it to the end:
+A `Snapshot` never changes. A call takes the current catalog once and keeps it to its end:
 
     with serving.use() as catalog:
         …
@@ -24,7 +24,7 @@ log = logging.getLogger("roundgate.backends")
 
 
 class CatalogSource(Protocol):
-    """Provides the catalog for a call. A `Catalog` provides itself."""
+    """A provider of the catalog for a call. A `Catalog` provides itself."""
 
     def use(self) -> AbstractContextManager[Catalog]:
         """Return the current catalog; its back ends stay open until the block ends."""
@@ -33,8 +33,8 @@ class CatalogSource(Protocol):
 class Snapshot:
     """A catalog and its back ends, with the number of calls that use them.
 
-    Every call pays for `with snapshot.use()`, so it has neither a generator nor an event until
-    `unused`.
+    Every call enters `use`, so that path is kept cheap: it needs no generator, and the event exists
+    only while `unused` waits.
     """
 
     def __init__(self, catalog: Catalog, backends: Sequence[NamedBackend]) -> None:
@@ -44,7 +44,7 @@ class Snapshot:
         self._unused: asyncio.Event | None = None
 
     def use(self) -> AbstractContextManager[Catalog]:
-        """Keep the back ends open until the block ends."""
+        """Return a context manager that keeps the back ends open within its block."""
         return self
 
     def __enter__(self) -> Catalog:
@@ -57,13 +57,13 @@ class Snapshot:
             self._unused.set()
 
     async def unused(self) -> None:
-        """Return when no call uses it."""
+        """Wait until no call uses the snapshot."""
         while self._users:
             self._unused = asyncio.Event()
             await self._unused.wait()
 
     async def aclose(self) -> None:
-        """Close the back ends; an error of one keeps no other open."""
+        """Close all back ends; an error of one is logged and does not stop the others."""
         for backend in self._backends:
             try:
                 await backend.aclose()
@@ -76,7 +76,7 @@ class Snapshot:
 
 
 class Serving:
-    """The current snapshot, and retired ones that calls still use."""
+    """The current snapshot, and earlier ones that calls still use."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.now = snapshot
@@ -88,18 +88,18 @@ class Serving:
         return self.now.catalog
 
     def use(self) -> AbstractContextManager[Catalog]:
-        """Return the current catalog, for a call."""
+        """Return the current catalog, kept open for a call."""
         return self.now.use()
 
     def swap(self, snapshot: Snapshot) -> None:
-        """Serve another snapshot. The old one is closed when its last call has ended."""
+        """Serve another snapshot, and close the old one when its last call has ended."""
         old, self.now = self.now, snapshot
         closing = asyncio.create_task(_retire(old))
         self._retiring[closing] = old
         closing.add_done_callback(self._retiring.pop)
 
     async def aclose(self) -> None:
-        """Close everything, even if calls use it."""
+        """Close all snapshots, even if calls use them."""
         old = list(self._retiring.items())
         for closing, _ in old:
             closing.cancel()
@@ -122,7 +122,7 @@ class ViewSource:
 
 
 class ToolScopes:
-    """The scopes that the current tools of a view need."""
+    """The scopes that the current tools of a view need, looked up at each iteration."""
 
     def __init__(self, serving: Serving, view: str = "") -> None:
         self._serving = serving

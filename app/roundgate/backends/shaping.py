@@ -1,10 +1,10 @@
-"""What the loader does with the tools of a back end, whatever kind it is of: it selects
-(`include`, `exclude`), changes (`override`), and puts forms and approvals around their calls.
+"""The loader's changes to the tools of any back end: selection (`include`, `exclude`), changes
+(`override`), and forms and approvals around calls.
 
-    the model ──▶ form for what is missing ──▶ arguments: names, defaults, fixed ──▶ approval ──▶ the tool
+    the model ──▶ form for missing arguments ──▶ arguments: names, defaults, fixed ──▶ approval ──▶ the tool
     the model ◀── projection: `result`, `fields` ◀──────────────────────────────────────────────────┘
 
-What the user approves is the call as it will be made, with what is fixed and hidden.
+The user approves the call as it will be made, with fixed and hidden arguments.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ HINTS: Final[Mapping[str, tuple[str, bool]]] = {
 
 
 class ConfiguredBackend:
-    """A back end under its name, with its tools shaped by its settings (`NamedBackend`)."""
+    """A back end under its name, whose tools are shaped by its settings (`NamedBackend`)."""
 
     def __init__(self, backend: Backend, config: BackendConfig, origin: Origin) -> None:
         self.name = config.name
@@ -60,7 +60,7 @@ class ConfiguredBackend:
         """Return the offering with the selected tools, changed and guarded as configured.
 
         Raises:
-            ConfigError: the back end cannot be served, or a setting fits no tool.
+            ConfigError: the back end cannot be served, or a setting does not fit its tools.
         """
         with failures_told(self._config, self._origin):
             offering: Any = await self._backend.offer()
@@ -100,7 +100,8 @@ class ConfiguredBackend:
         so the user approves the complete call.
 
         Raises:
-            ValueError: `approval` or `ask_for` names an argument that does not exist.
+            ValueError: `approval` or `ask_for` names an unknown argument, or no form can ask for
+                it.
         """
         if tool.approval is not None:
             check_approval(
@@ -116,7 +117,8 @@ class ConfiguredBackend:
         return self._origin.at(*tool.place).problem(message, remedy)
 
     def _unmatched(self, offering: Offering, chosen: Sequence[Tool]) -> list[Problem]:
-        """Return a problem for each name without a tool, and for a selection without tools."""
+        """Return a problem for each name that no tool has, and for a selection that leaves no
+        tool."""
         config, known = self._config, [tool.definition["name"] for tool in chosen]
         names = [tool.definition["name"] for tool in offering.tools]
         problems = unknown_names(config, names, known, self._origin, self.prefix)
@@ -140,10 +142,10 @@ def unknown_names(
 
     Args:
         config: the settings.
-        names: of all tools.
-        chosen: of the selected tools.
+        names: the names of all tools.
+        chosen: the names of the selected tools.
         origin: the place of the settings.
-        prefix: text that the names lack here.
+        prefix: the back end's prefix, which `names` lack; empty if they have it.
     """
     lists = f"`roundgate check` lists them, {'here without prefix' if prefix else 'with their prefixes'}"
     problems = [
@@ -165,14 +167,15 @@ def unknown_names(
 
 
 def is_selected(tool: Tool, config: BackendConfig) -> bool:
-    """Return whether a tool is included, if anything is, and not excluded."""
+    """Return whether a tool is selected: included if `include` is set, and not excluded."""
     if config.include and not any(matches(tool, one) for one in config.include):
         return False
     return not any(matches(tool, one) for one in config.exclude)
 
 
 def is_known(wanted: str, names: Collection[str], prefix: str = "") -> bool:
-    """Return whether a selector's name matches a tool, or is a pattern that may match nothing."""
+    """Return whether a selector's name matches a tool. A pattern may match none, unless it begins
+    with the prefix, which names here lack."""
     if any(fnmatchcase(name, wanted) for name in names):
         return True
     is_prefixed = prefix != "" and wanted.startswith(prefix)
@@ -180,7 +183,7 @@ def is_known(wanted: str, names: Collection[str], prefix: str = "") -> bool:
 
 
 def matches(tool: Tool, wanted: Selector) -> bool:
-    """Return whether every member of a selector holds for a tool."""
+    """Return whether a tool matches every member of a selector."""
     about = tool.about
     return (
         (wanted.name is None or fnmatchcase(tool.definition["name"], wanted.name))
@@ -212,7 +215,7 @@ def _has_extension(extensions: Mapping[str, Any], wanted: str) -> bool:
 
 
 def overridden(tool: Tool, override: ToolOverride) -> Tool:
-    """Return the changed tool.
+    """Return the tool with an override's changes.
 
     Raises:
         ValueError: an argument does not exist, a value does not fit its schema, or the projection
@@ -241,7 +244,7 @@ def overridden(tool: Tool, override: ToolOverride) -> Tool:
             changed[name] = value
     if override.scopes is not None:
         changed["scopes"] = frozenset(override.scopes)
-    if override.once:  # never the other way: one approval is one run
+    if override.once:  # an override never clears it: an approval covers one run
         changed |= {"once": True, "unasked_answers": False}
 
     def shaped_call(call: CallTool) -> CallTool:
@@ -253,15 +256,15 @@ def overridden(tool: Tool, override: ToolOverride) -> Tool:
 
 @dataclass(frozen=True, slots=True)
 class _Arguments:
-    """The arguments as the model sees them, and their conversion into the tool's."""
+    """The arguments as the model sees them, and their conversion into the tool's arguments."""
 
     schema: Mapping[str, Any]
     names: Mapping[str, str]
-    """The tool's names by the model's, where they differ."""
+    """The tool's names by the model's names, where they differ."""
     fixed: Mapping[str, Any]
     defaults: Mapping[str, Any]
     refused: frozenset[str]
-    """The tool's names that the model may not use."""
+    """The tool's names of arguments that the model must not use."""
 
     @classmethod
     def of(cls, schema: Mapping[str, Any], overrides: Mapping[str, ArgumentOverride]) -> _Arguments:
@@ -291,6 +294,7 @@ class _Arguments:
                     )
                 continue
             name = override.name or own
+            # a new name may be an overridden argument's, whose own turn finds a collision
             if name in properties or (name != own and name in members and name not in overrides):
                 raise ValueError(f"two arguments would be called {name!r}")
             properties[name] = _described(member, override)
@@ -303,7 +307,8 @@ class _Arguments:
         return cls(changed, names, fixed, defaults, frozenset(set(members) - seen))
 
     def __call__(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the tool's arguments; raise ToolError for a name that the model may not use."""
+        """Return the tool's arguments for the model's; raise ToolError for a name that the model
+        must not use."""
         if hidden := sorted(self.refused & given.keys()):
             raise ToolError(f"Invalid arguments: there are no {', '.join(hidden)}")
         return {
@@ -323,7 +328,7 @@ def _described(member: Any, override: ArgumentOverride) -> Any:
 
 
 def _checked(schema: Mapping[str, Any], name: str, value: Any) -> Any:
-    """Return a configured value; raise ValueError if the argument's schema does not allow it."""
+    """Return a configured value; raise ValueError if the argument's schema rejects it."""
     member = schema["properties"][name]
     alone = {**(member if isinstance(member, dict) else {}), "$defs": schema.get("$defs", {})}
     if problems := Schema.compile(alone).problems(value, f"arguments.{name}"):
@@ -335,14 +340,15 @@ _Project: TypeAlias = Callable[[Any], Any]
 
 
 def _projection(override: ToolOverride) -> _Project | None:
-    """Return the function that `result` or `fields` applies to a JSON value.
+    """Return the function that `result` or `fields` applies to a JSON value; `None` without a
+    projection.
 
     Raises:
-     ValueError: the expression is invalid.
+        ValueError: the expression is invalid.
     """
     if override.result is None and not override.fields:
         return None
-    import jmespath  # not needed where nothing is projected
+    import jmespath  # imported only if something is projected
 
     expression = override.result
     if expression is None:
@@ -400,7 +406,8 @@ async def _within(
 
 
 def _projected(result: ToolResult, project: _Project) -> ToolResult:
-    """Return the kept part of a result; a result without JSON stays as it is."""
+    """Return a result with only the projected part of its JSON; a result without JSON is
+    unchanged."""
     if result.structured_content is ABSENT:
         return result
     value = project(result.structured_content)

@@ -1,10 +1,10 @@
-"""A Python handler's signature ↔ JSON: the schemas of its parameters and its return value, the arguments
-of a request as keyword arguments, and its return value as a tool result, prompt messages, resource
-contents or completions.
+"""Conversion between a Python handler's signature and JSON: schemas of its parameters and return
+value, request arguments as keyword arguments, and return values as tool results, prompt
+messages, resource contents or completions.
 
-pydantic reads the parameters over a `TypedDict` made from the signature: any parameter name is fine,
-and a parameter that is not sent keeps the function's own default. Each function that converts a
-return value raises UnusableReturn for one that it cannot convert.
+pydantic reads the parameters through a `TypedDict` made from the signature. So any parameter name
+is possible, and a parameter that is not sent keeps the function's own default. Each function that
+converts a return value raises UnusableReturn if it cannot.
 """
 
 from __future__ import annotations
@@ -62,14 +62,15 @@ from roundgate.replay import Context, SyncContext
 
 
 class WithoutTitles(GenerateJsonSchema):
-    """A schema generator without titles: pydantic's repeat the names and cost a model tokens."""
+    """A schema generator without titles: pydantic's repeat the names, and cost a model tokens."""
 
     def field_title_should_be_set(self, schema: CoreSchema | Any) -> bool:
         return False
 
 
 class _WithEveryChoice(WithoutTitles):
-    """Keeps the alternatives of a union whose schemas are alike: pydantic tries each of them."""
+    """A schema generator that keeps the alternatives of a union even if their schemas are equal,
+    because pydantic tries each alternative."""
 
     def get_flattened_anyof(self, schemas: list[JsonSchemaValue]) -> JsonSchemaValue:
         return {"anyOf": schemas}
@@ -87,27 +88,28 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Signature:
-    """What `describe` has read of a function."""
+    """The description of a function, made by `describe`."""
 
     summary: str | None
     parameters: tuple[Parameter, ...]
     takes_context: str | None
-    """The parameter that gets the `Context`."""
+    """The parameter that receives the `Context`."""
     takes_any: bool
-    """Whether it has `**arguments`, which take any other argument."""
+    """Whether the function has `**arguments`, which accept any other argument."""
     is_async: bool
     returns: Any
     """The return annotation, or `Parameter.empty`."""
     _adapter: TypeAdapter[dict[str, Any]]
     _defaults: Mapping[str, Any]
     _changeable: Mapping[str, Any]
-    """Defaults that a call could change for all that come after it, by the function's own names."""
+    """Mutable defaults by the function's own names; each call gets a copy, so that it cannot change
+    them for later calls."""
 
     def input_schema(self) -> dict[str, Any]:
         """Return the JSON Schema 2020-12 of the arguments, an object.
 
         Raises:
-            TypeError: a parameter's type has none.
+            TypeError: a parameter's type has no JSON Schema.
         """
         return self._schema
 
@@ -135,11 +137,12 @@ class Signature:
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Return keyword arguments, converted to the annotated types. Lists and dicts, including
-        defaults, are copies: a handler that changes one does not change the call or its task.
+        defaults, are copies, so a handler that changes them does not change the call or its
+        task.
 
         Raises:
             ValueError: an argument is invalid (the message names each, with the reason), or
-                validation would take too many readings.
+                validation would take too many attempts.
         """
         arguments = dict(arguments)
         if self._readings.may_exceed(MAX_READINGS, arguments):
@@ -149,7 +152,7 @@ class Signature:
         try:
             bound: dict[str, Any] = self._adapter.validator.validate_python(fresh(arguments))
         except ValidationError as error:
-            if (count := error.error_count()) > _MAX_ERRORS:  # to list a million takes ten seconds
+            if (count := error.error_count()) > _MAX_ERRORS:  # listing a million takes ten seconds
                 raise ValueError(f"{count} values in them do not fit") from None
             wrong = [
                 f"{'.'.join(map(str, e['loc']))}: {e['msg']}"
@@ -165,8 +168,8 @@ class Signature:
 _TYPES: Final = "Use plain types, a pydantic model, a dataclass or a TypedDict"
 _MAX_ERRORS: Final = 1_000
 MAX_READINGS: Final = 100_000
-"""Attempts that validating one call's arguments may take, including missing members: some 50 ms,
-during which the event loop is blocked."""
+"""The most attempts that validating one call's arguments may take, including missing members: some
+50 ms, during which the event loop is blocked."""
 _CHANGEABLE: Final = (list, dict, set, bytearray)
 _CONTEXTS: Final = (Context, SyncContext)
 
@@ -175,8 +178,8 @@ def describe(function: Callable[..., Any]) -> Signature:
     """Read a function's signature, hints and docstring.
 
     Raises:
-        TypeError: it is not a function, a parameter cannot be filled by name, or its type has no
-            JSON Schema.
+        TypeError: `function` is not a function with one result, a parameter cannot be filled by
+            name, or its type has no JSON Schema.
     """
     _check_function(function)
     hints = _hints_of(function)
@@ -252,7 +255,7 @@ def _hints_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _is_context(hint: Any) -> bool:
-    """Return whether a parameter is the context, which may be optional."""
+    """Return whether an annotation is a context, which may be optional."""
     if get_origin(hint) is Annotated:
         return _is_context(get_args(hint)[0])
     options = [one for one in get_args(hint) if one is not type(None)]
@@ -262,7 +265,7 @@ def _is_context(hint: Any) -> bool:
 
 
 def _adapter(name: str, fields: dict[str, Any], closed: bool) -> TypeAdapter[dict[str, Any]]:
-    make: Any = TypedDict  # for a type checker the fields would have to be known before run time
+    make: Any = TypedDict  # type checkers want the fields to be known before run time
     arguments = make(name, fields)
     arguments.__pydantic_config__ = ConfigDict(extra="forbid" if closed else "allow")
     try:
@@ -273,7 +276,8 @@ def _adapter(name: str, fields: dict[str, Any], closed: bool) -> TypeAdapter[dic
 
 
 def _public_name(name: str, hint: Any) -> str:
-    """Return the name that callers use: `from_: Annotated[str, Field(alias="from")]` is `from`."""
+    """Return the name of a parameter for callers: `from_: Annotated[str, Field(alias="from")]` is
+    `from`."""
     notes = [note for note in getattr(hint, "__metadata__", ()) if isinstance(note, FieldInfo)]
     return next(
         (note.validation_alias for note in notes if isinstance(note.validation_alias, str)), name
@@ -283,13 +287,13 @@ def _public_name(name: str, hint: Any) -> str:
 def _can_be_copied(default: Any) -> bool:
     try:
         copy.deepcopy(default)
-    except Exception:  # whatever its parts raise: a lock, a connection
+    except Exception:  # parts such as locks or connections raise errors of any type
         return False
     return True
 
 
 def _note_default(defaults: dict[str, Any], name: str, value: Any) -> None:
-    if isinstance(value, FieldInfo):  # a function gets it as it is, not the value inside
+    if isinstance(value, FieldInfo):  # the function would receive the Field, not its default
         raise TypeError(
             f"parameter {name!r} has Field(…) as its default; write Annotated[…, Field(…)] = … instead"
         )
@@ -307,15 +311,15 @@ def _read_docstring(function: Callable[..., Any]) -> tuple[str | None, dict[str,
         return None, {}
     if "\n" not in text:
         return text, {}
-    import docstring_parser  # only for docstrings with more than one line: 30 ms that most cold starts can do without
+    import docstring_parser  # here: 30 ms that most cold starts do not need to pay
 
     try:
         parsed = docstring_parser.parse(text)
-    except Exception:  # some prose makes the parser fail, with whatever it runs into
+    except Exception:  # on some prose the parser raises errors of any type
         return text, {}
     described = {entry.arg_name: entry.description for entry in parsed.params if entry.description}
     if not described:
-        return text, {}  # as it is: the parser would drop sections such as Example
+        return text, {}  # unparsed, because the parser would drop sections such as Example
     return (parsed.description or "").strip() or None, described
 
 
@@ -325,7 +329,8 @@ BLOCKS: Final = (TextContent, ImageContent, AudioContent, ResourceLink, Embedded
 
 @dataclass(frozen=True, slots=True)
 class ToolReturn:
-    """The conversion of one tool's return values. `schema` is its `outputSchema`, if it has one."""
+    """The conversion of one tool's return values. `schema` is the tool's `outputSchema`, or
+    `None`."""
 
     adapter: TypeAdapter[Any] | None
     schema: dict[str, Any] | None
@@ -333,7 +338,7 @@ class ToolReturn:
 
     @classmethod
     def of(cls, annotation: Any, verbatim: dict[str, Any] | None) -> ToolReturn:
-        """Read a return annotation; a `verbatim` output schema wins over the derived one.
+        """Read a return annotation; a `verbatim` output schema replaces the derived one.
 
         Raises:
             ValueError: the output schema is unusable.
@@ -343,7 +348,8 @@ class ToolReturn:
         return cls(adapter, schema, None if schema is None else Schema.compile(schema))
 
     def result(self, value: Any) -> ToolResult:
-        """Return the result; its value must conform to the output schema."""
+        """Return a return value as a tool result; raise UnusableReturn unless it conforms to the
+        output schema."""
         if isinstance(value, ToolResult):
             return self._explicit(value)
         if self.checker is None and (
@@ -374,10 +380,10 @@ class ToolReturn:
 
 
 def to_json_value(value: Any, adapter: TypeAdapter[Any] | None = None) -> Any:
-    """Return a Python value as JSON would hold it."""
+    """Return a Python value as plain JSON values; raise UnusableReturn if it has no JSON."""
     try:
         if adapter is not None:
-            # no warnings: whether it is what the annotation says, the output schema decides
+            # no warnings: the output schema decides whether the value fits
             return adapter.serializer.to_python(value, mode="json", by_alias=True, warnings=False)
         return to_jsonable_python(value, by_alias=True)
     except (PydanticSerializationError, ValueError) as error:
@@ -385,7 +391,7 @@ def to_json_value(value: Any, adapter: TypeAdapter[Any] | None = None) -> Any:
 
 
 def prompt_messages(value: Any) -> Sequence[PromptMessage]:
-    """Return messages; a string or block is the user's message."""
+    """Return the messages of a prompt; a string or block becomes a message of the user."""
     messages: list[PromptMessage] = []
     for item in value if isinstance(value, (list, tuple)) else (value,):
         if isinstance(item, PromptMessage):
@@ -400,7 +406,8 @@ def prompt_messages(value: Any) -> Sequence[PromptMessage]:
 
 
 def resource_contents(value: Any, uri: str, mime_type: str | None) -> Sequence[ResourceContents]:
-    """Return explicit contents as they are, text, bytes, or anything with JSON."""
+    """Return the contents of a resource: explicit contents unchanged, text, bytes, or other values
+    as JSON."""
     explicit = (TextResourceContents, BlobResourceContents)
     if isinstance(value, explicit):
         return (value,)
@@ -422,14 +429,15 @@ def resource_contents(value: Any, uri: str, mime_type: str | None) -> Sequence[R
 
 
 def completion(value: Any) -> Completion:
-    """Return a `Completion` of itself, of a sequence of strings, or of one string."""
+    """Return a `Completion` unchanged, or made from one string or a sequence of strings."""
     if isinstance(value, Completion):
         return value
     return Completion([value] if isinstance(value, str) else list(value))
 
 
 def _blocks(value: Any) -> Sequence[Any]:
-    """Return the blocks of a content: nothing, one block or text, or several."""
+    """Return the blocks of a tool's content: none for `None`, one for a block or text, or
+    several."""
     if value is None:
         return ()
     blocks = (value,) if isinstance(value, (str, *BLOCKS)) else tuple(value)
@@ -446,7 +454,8 @@ def _blocks(value: Any) -> Sequence[Any]:
 
 
 def _is_block_list(value: Any) -> bool:
-    """Return whether a list is content: it has at least one block, and only blocks and strings."""
+    """Return whether a value is a list of content: at least one block, and otherwise only
+    strings."""
     if not isinstance(value, (list, tuple)) or not any(isinstance(item, BLOCKS) for item in value):
         return False
     return all(isinstance(item, (str, *BLOCKS)) for item in value)
@@ -456,8 +465,8 @@ _NO_SCHEMA: Final = (inspect.Parameter.empty, Any, object, None, type(None), str
 
 
 def _is_content(annotation: Any) -> bool:
-    """Return whether an annotation promises text, blocks, or nothing in particular, rather than
-    data."""
+    """Return whether an annotation promises text, blocks or nothing in particular, rather than
+    data, so that no output schema is derived."""
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if annotation in _NO_SCHEMA or annotation in BLOCKS:
@@ -480,7 +489,7 @@ def _derive(annotation: Any) -> tuple[TypeAdapter[Any] | None, dict[str, Any] | 
         adapter = TypeAdapter(annotation)
         return adapter, adapter.json_schema(mode="serialization", schema_generator=WithoutTitles)
     except (PydanticSchemaGenerationError, PydanticUserError):
-        # a type without a schema: results are still turned into JSON, only not described
+        # a type without a schema: results still become JSON, but have no output schema
         return (
             None,
             None,

@@ -1,11 +1,11 @@
-"""Views: what each endpoint of its own has of everything that is served.
+"""Views: separate endpoints, each with a part of everything that is served.
 
     all back ends ──▶ Catalog ──▶ /mcp
                          ├─ include, exclude, override ──▶ Catalog ──▶ /support/mcp
                          └─ include, exclude, override ──▶ Catalog ──▶ /admin/mcp
 
-A view is a catalog like any other, so whatever serves requests needs to know of none. It only ever
-has less: approvals that a back end asks for are asked for here too.
+A view is a catalog like any other, so the code that serves requests does not know of views. A view
+cannot remove a back end's approvals or a tool's scopes.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ def with_views(
     """Return the catalog with its views.
 
     Args:
-        catalog: of all back ends.
-        configs: the views.
-        origin: their place, for problems.
-        page_size: entries on a page.
+        catalog: the catalog of all back ends.
+        configs: the settings of the views.
+        origin: the place of those settings, for problems.
+        page_size: the number of entries on a page.
+        checks_scopes: whether callers need the scopes of tools.
 
     Raises:
         ConfigError: lists the problems of all views.
@@ -68,14 +69,14 @@ def _view(
     chosen = {
         name: served for name, served in everything.tools.items() if _is_selected(served, config)
     }
-    # the missing tools may be those that the view names
+    # the view may name tools of back ends that are missing
     unused = [] if everything.missing else _unused(everything, chosen.keys(), config, origin)
     problems += unused
     tools, items = _overridden(everything, chosen, config, origin, problems)
     view = replace(
         _others(everything, config, chosen), tools=tools, tool_pages=Pages(items, page_size)
     )
-    if unused:  # its tools are unknown
+    if unused:  # names are wrong, so the view's tools are unknown
         if config.search is not None:
             known = {*everything.tools, *tools}
             problems += not_pinned(known, everything.missing, config.search, origin.at("search"))
@@ -95,7 +96,8 @@ def _overridden(
     origin: Origin,
     problems: list[Problem],
 ) -> tuple[dict[str, ServedTool], list[tuple[str, bytes]]]:
-    """Return the tools of a view, and their entries in the list."""
+    """Return the tools of a view, and their entries in the list; add a problem for each invalid
+    override."""
     unchanged = dict(everything.tool_pages.items)
     tools: dict[str, ServedTool] = {}
     items: list[tuple[str, bytes]] = []
@@ -119,7 +121,8 @@ def _overridden(
 
 
 def _others(everything: Catalog, config: ViewConfig, chosen: Mapping[str, ServedTool]) -> Catalog:
-    """Return a view without tools."""
+    """Return the parts of a view other than its tools. Of the back ends' task sources, only those
+    of the chosen tools remain."""
     served_by = {served.backend for served in chosen.values()}
     return Catalog(
         tools={},
@@ -209,8 +212,8 @@ def _changed(
 def _unused(
     everything: Catalog, chosen: Collection[str], config: ViewConfig, origin: Origin
 ) -> list[Problem]:
-    """Return a problem for each name that no tool has, each override without effect, and an empty
-    view."""
+    """Return a problem for each name that no tool has, for each override without effect, and for an
+    empty view."""
     problems = unknown_names(config, everything.tools, chosen, origin)
     if (
         everything.tools

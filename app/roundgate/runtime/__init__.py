@@ -1,3 +1,2 @@
-"""What a gateway and a worker serve: a configuration with its back ends, catalog and stores,
-loaded at a start and again on a reload. Knows no web framework.
-"""
+"""The common runtime of a gateway and a worker: a configuration with its back ends, catalog and
+stores, loaded at a start and again on a reload. This package knows no web framework."""

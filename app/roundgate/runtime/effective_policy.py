@@ -1,7 +1,7 @@
 """The effective policy: the protection of each tool in each view, and of the gateway as a whole.
 
-It is computed from a loaded configuration and its catalog, so it covers gateway.yaml, decorators
-and OpenAPI documents alike. `losses` describes the protection that a new policy lacks.
+The policy is computed from a loaded configuration and its catalog, so it covers gateway.yaml,
+decorators and OpenAPI documents alike. `losses` lists the protection that a new policy lacks.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class ToolPolicy:
     hints: Mapping[str, bool]
     """The hints on the wire, with the protocol's defaults."""
     withheld: Mapping[str, Any]
-    """Arguments that the model cannot set, with the value that is always sent."""
+    """Arguments that the model cannot set, each with its fixed value; `None` if it has none."""
     is_projected: bool
-    """Whether results contain only selected members: `fields` or `result`."""
+    """Whether results contain only selected members (`fields` or `result`)."""
     bounds: Mapping[str, float]
     """The tool's own `timeout_s` and `max_result`."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackendPolicy:
-    """The protection of all tools of one back end, including future ones."""
+    """The protection of all tools of one back end, including tools that it may offer later."""
 
     approve: str
     selection: Sequence[str]
@@ -57,20 +57,20 @@ class EffectivePolicy:
     """The protection of a configuration."""
 
     auth: Mapping[str, Any]
-    """The section `auth`; empty if anyone may call."""
+    """The section `auth`; empty if calls need no token."""
     bounds: Mapping[str, float]
-    """The numbers of `limits`."""
+    """The numeric settings of `limits`."""
     backends: Mapping[str, BackendPolicy]
     selections: Mapping[str, Sequence[str]]
-    """`include` and `exclude` of each view."""
+    """`include` and `exclude` of each view, as text."""
     tools: Mapping[tuple[str, str, str], ToolPolicy]
-    """Tools by view ("" is the endpoint of all tools), back end, and their own name there."""
+    """Tools by view ("" is the endpoint of all tools), back end, and name in that back end."""
     missing: frozenset[str] = frozenset()
-    """The back ends that could not be served, whose tools are unknown."""
+    """The back ends that could not be served; their tools are unknown."""
 
 
 def effective_policy(file: ConfigFile, catalog: Catalog) -> EffectivePolicy:
-    """Return the protection of a configuration, given its catalog."""
+    """Return the protection of a configuration with its catalog."""
     config = file.config
     return EffectivePolicy(
         auth={} if config.auth == "none" else config.auth.model_dump(),
@@ -93,9 +93,10 @@ def effective_policy(file: ConfigFile, catalog: Catalog) -> EffectivePolicy:
 def losses(before: EffectivePolicy, after: EffectivePolicy) -> list[str]:
     """Return each protection of `before` that `after` lacks, as a sentence that names its place.
 
-    A back end that serves the tools of a removed one counts as renamed, so a half-written name
-    removes no protection; a tool that takes another's name counts as that tool. A removed back end
-    that was protected is a loss, because a later write may restore it without protection.
+    A new back end that serves tools of a removed one counts as the removed one renamed, so a
+    half-written name does not hide a loss. A tool that takes another tool's name is compared with
+    that tool. The removal of a protected back end is a loss, because a later write may restore the
+    back end without protection.
     """
     found = [f"auth: {what}" for what in _auth_losses(before.auth, after.auth)]
     found += _loosened("limits", before.bounds, after.bounds)
@@ -135,7 +136,7 @@ def _is_protected(backend: str, policy: EffectivePolicy) -> bool:
 
 
 def _renamed(before: EffectivePolicy, after: EffectivePolicy) -> dict[str, str]:
-    """Return the former name of each new back end that serves a tool of a removed one."""
+    """Return the name of a removed back end for each new one that serves a tool of it."""
     gone = {
         own: name for view, name, own in before.tools if not view and name not in after.backends
     }
@@ -164,7 +165,7 @@ def _tools(file: ConfigFile, catalog: Catalog) -> Iterator[tuple[tuple[str, str,
 
 
 def _own_name(backend: BackendConfig, name: str) -> tuple[str, ToolOverride]:
-    """Return a tool's name in its back end, and its override there."""
+    """Return a tool's name in its back end, and its override in that back end."""
     without_prefix = name.removeprefix(backend.effective_prefix)
     for own, override in backend.override.items():
         if override.name == without_prefix:
@@ -239,7 +240,8 @@ def _auth_losses(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
 
 
 def _is_selected(view: str, backend: str, policy: EffectivePolicy) -> bool:
-    """Return whether a back end's tools in a view were selected."""
+    """Return whether a selection, by the back end or the view, decided which of a back end's tools
+    were in a view. False if the back end was missing."""
     if backend not in policy.backends or backend in policy.missing:
         return False
     return bool(policy.backends[backend].selection or policy.selections.get(view))
@@ -255,7 +257,7 @@ def _loosened(place: str, before: Mapping[str, float], after: Mapping[str, float
 
 
 def _trusted(backend: BackendConfig) -> frozenset[str]:
-    """Return the origins that receive the credentials of a back end."""
+    """Return the origins that receive a back end's credentials; none without credentials."""
     has_any = any(getattr(backend, name, None) for name in ("credential", "credentials"))
     if not has_any and not any(map(SECRET_NAME.search, getattr(backend, "headers", ()))):
         return frozenset()

@@ -1,5 +1,5 @@
-"""From a configuration to a snapshot: back ends are made, asked for their offers, and merged into a
-catalog."""
+"""The loading of a configuration into a snapshot: back ends are made, asked for their offers, and
+merged into a catalog."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 log = logging.getLogger("roundgate.backends")
 ONE_PAGE: Final = 1_000_000_000
+"""The page size without `limits.page_size`: all entries fit on one page."""
 
 
 def load(
@@ -44,16 +45,16 @@ def load(
 
     Args:
         file: the configuration.
-        modules: the users' modules that are loaded already.
+        modules: the user's modules that are loaded already.
         fetches: whether documents without an index may be fetched.
-        fetched: the fetched documents by URL; receives others.
-        may_be_missing: back ends without which the rest is served (`Catalog.missing`).
-        is_cold: whether a caller waits for this start, so that no service is asked and no secret is
+        fetched: the fetched documents by URL; receives new ones.
+        may_be_missing: names of back ends without which the rest is served (`Catalog.missing`).
+        is_cold: whether a caller waits for this start. If so, no service is asked and no secret is
             read before a call needs them.
 
     Raises:
-        ConfigError: lists the problems of all other back ends, and between them; or none can be
-            served.
+        ConfigError: lists the problems of back ends that may not be missing, and of the merged
+            catalog; or those of all back ends, if none can be served.
     """
     threads, known = Threads(file.config.limits.threads), {} if fetched is None else fetched
     shared = Shared(threads, modules or Modules(), fetches, known, is_cold)
@@ -63,8 +64,8 @@ def load(
 async def load_again(
     file: ConfigFile, modules: Modules, may_be_missing: Collection[str] = ()
 ) -> Snapshot:
-    """Load a configuration beside a running server; raise as `load`. Modules are imported in this
-    thread."""
+    """Load a configuration while the server runs; raise as `load`. Modules are imported in the
+    calling thread."""
     shared = Shared(Threads(file.config.limits.threads), modules)
     return await _offered(_make(file, shared, may_be_missing), file, may_be_missing)
 
@@ -88,12 +89,13 @@ class _Made:
 
 
 def _make(file: ConfigFile, shared: Shared, may_be_missing: Collection[str]) -> _Made:
-    os.environ.update(file.environment)  # before modules are imported, which may read them
+    # before modules are imported, which may read variables
+    os.environ.update(file.environment)
     made = _Made()
     for index, entry in enumerate(file.backends):
         origin = made.origins[entry.name] = file.backend_origin(index)
         try:
-            if ":" in entry.kind:  # a module of the user's, which a reload imports anew
+            if ":" in entry.kind:  # a user's module: register it, so that a reload imports it again
                 shared.modules.named(entry.kind.partition(":")[0], file.origin.base_dir)
             make: MakeBackend = kind_of(entry).factory()
             with failures_told(entry, origin):
@@ -125,10 +127,10 @@ async def _offered(made: _Made, file: ConfigFile, may_be_missing: Collection[str
 
 
 def _arranged(served: Catalog, file: ConfigFile, page_size: int) -> Catalog:
-    """Return the catalog with views, the tool that reads on, and search.
+    """Return the catalog with views, `read_more`, and search.
 
     Raises:
-        ConfigError: lists every problem in these parts.
+        ConfigError: lists every problem of these parts.
     """
     problems: list[Problem] = []
     checks_scopes = file.config.auth != "none"
@@ -146,7 +148,7 @@ def _arranged(served: Catalog, file: ConfigFile, page_size: int) -> Catalog:
     with _collected(problems):
         served = catalog.with_reading(served, file.origin.at("backends"))
     if file.config.search is not None:
-        from roundgate.backends.search import with_search  # not needed for a list
+        from roundgate.backends.search import with_search  # imported only if it is configured
 
         place = file.origin.at("search")
         with _collected(problems):
@@ -161,7 +163,7 @@ def _arranged(served: Catalog, file: ConfigFile, page_size: int) -> Catalog:
 
 @contextmanager
 def _collected(problems: list[Problem]) -> Iterator[None]:
-    """Collect the problems of a block's ConfigError."""
+    """Add the problems of the block's ConfigError to `problems`, and suppress it."""
     try:
         yield
     except ConfigError as error:
@@ -169,6 +171,7 @@ def _collected(problems: list[Problem]) -> Iterator[None]:
 
 
 def apart(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in an event loop of a thread of its own, because this one may have a loop."""
+    """Run a coroutine in an event loop of a new thread, because this thread may have a running
+    loop."""
     with ThreadPoolExecutor(1, "offers") as thread:
         return thread.submit(asyncio.run, coroutine).result()

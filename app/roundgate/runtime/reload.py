@@ -1,8 +1,8 @@
 """Reload of the configuration without a restart: on SIGHUP, and with `serve --reload` when a file
 has changed.
 
-    trigger ──▶ gateway.yaml ──▶ modules ──▶ offers ──▶ swap         calls that run stay with the old catalog
-                     └───────────────┴──────────┴─▶ a problem        said in the log; what was served still is
+    trigger ──▶ gateway.yaml ──▶ modules ──▶ offers ──▶ swap         running calls keep the old catalog
+                     └───────────────┴──────────┴─▶ a problem        logged; the old catalog stays served
 
 Files are watched by polling every `POLL_S` (docs/decisions/0020). The sections in `RESTART` cannot
 change while a process runs; a change in them is logged and ignored.
@@ -43,26 +43,27 @@ from roundgate.settings import Origin
 from roundgate.settings.files import Stamp, stamp
 
 POLL_S: Final = 0.25
-"""Seconds between two looks at the files."""
+"""Seconds between two checks of the files."""
 HEAL_S: Final = 5.0
-"""Seconds until a missing back end is first tried again."""
+"""Seconds before a missing back end is first tried again; the pause doubles with each failure."""
 HEAL_AT_MOST_S: Final = 300.0
-"""The pause doubles up to this."""
+"""The longest pause in seconds before missing back ends are tried again."""
 SETTLE_S: Final = 0.1
-"""Seconds without a write before files are read: editors write in several steps."""
+"""Seconds without a write before files are read, because editors write in several steps."""
 CONFIRM_S: Final = 2.0
 """Seconds without a write before a change that removes protection is served."""
 RESTART: Final = ("http", "auth", "state", "tasks", "env")
-"""Sections that only a restart changes; of `views` only names, paths and scopes."""
+"""Sections that only a restart changes. Of `views`, these are names, paths and scopes."""
 
 Swap: TypeAlias = Callable[[GatewayConfig, Snapshot], None]
-"""Serves a snapshot from now on; runs in the event loop, at once."""
+"""Serves a snapshot from now on. Runs in the event loop and does not wait."""
 
 log = logging.getLogger("roundgate.reload")
 
 
 class Reloader:
-    """Loads what is served again: when it is told to and, with `watches`, when a file has changed."""
+    """The reload of the configuration: on request and, with `watches`, when a file has changed.
+    Missing back ends are tried again, too."""
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class Reloader:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Within the block, reload on SIGHUP and, if they are watched, on changed files."""
+        """Reload on SIGHUP while the block runs and, with `watches`, when files have changed."""
         with on_hangup(asyncio.get_running_loop(), self.soon):
             if self._watches:
                 self._begin(self._watch())
@@ -101,7 +102,7 @@ class Reloader:
                 await asyncio.gather(*self._running, return_exceptions=True)
 
     def soon(self) -> None:
-        """Reload in this event loop, without waiting."""
+        """Start a reload in this event loop without waiting for it."""
         self._begin(self.reload())
 
     def _begin(self, work: Coroutine[Any, Any, object]) -> None:
@@ -116,7 +117,8 @@ class Reloader:
             confirms: whether a change that removes protection must be read twice.
 
         Returns:
-            False if nothing has changed: the files cannot be served, or must be read again.
+            Whether the content is served. If not, the old catalog stays, because the files cannot
+            be served or must be read again.
         """
         async with self._one_at_a_time:
             try:
@@ -146,7 +148,7 @@ class Reloader:
             return True
 
     def _losses(self, file: ConfigFile, snapshot: Snapshot) -> list[str]:
-        """Return the served protection that a snapshot would remove."""
+        """Return the protection that is served now and that a snapshot lacks."""
         before = effective_policy(self._file, self._serving.catalog)
         return losses(before, effective_policy(file, snapshot.catalog))
 
@@ -183,7 +185,7 @@ class Reloader:
             self._begin(self._heal())
 
     async def _heal(self) -> None:
-        """Try missing back ends again, with growing pauses."""
+        """Try missing back ends again, with growing pauses, until none is missing."""
         pause_s = HEAL_S
         while self._serving.catalog.missing:
             await asyncio.sleep(pause_s)
@@ -191,14 +193,15 @@ class Reloader:
         self._heals = False
 
     async def _healed(self) -> bool:
-        """Serve back ends that failed before, if all others still can be served.
+        """Serve back ends that failed before; return whether any is served again. All others must
+        still be served.
 
         Loaded modules are kept even if their files have changed: only a reload may change other
         back ends or remove protection.
         """
         async with self._one_at_a_time:
             missing = self._serving.catalog.missing
-            importlib.invalidate_caches()  # a module may have come that was not there
+            importlib.invalidate_caches()  # a missing module may have appeared
             try:
                 snapshot = await loading.load_again(self._file, self._modules, missing.keys())
                 if snapshot.catalog.missing.keys() == missing.keys():
@@ -224,7 +227,7 @@ class Reloader:
             return True
 
     def _without_restart(self, read: ConfigFile) -> ConfigFile:
-        """Return the configuration with the current sections of `RESTART`."""
+        """Return the configuration `read` with the running values of the sections in `RESTART`."""
         kept = {name: getattr(self._file.config, name) for name in RESTART}
         if _addresses(read.config) != _addresses(self._file.config):
             kept["views"] = self._file.config.views
@@ -248,9 +251,9 @@ class Reloader:
                 if self._unconfirmed:  # SIGHUP may have served the change meanwhile
                     await self.reload(confirms=True)
             self._unconfirmed = []
-            # What changed meanwhile differs from what was seen before. What was not looked at
-            # before is as it is, but after a failure: then it has come since, and may be what was
-            # missing.
+            # Compare with the states before the reload, so that a change during it is noticed. A
+            # file that was not checked before keeps its current state. After a failure it counts
+            # as new instead, because it may be the module that was missing.
             seen = (
                 before
                 if self._has_failed
@@ -258,7 +261,7 @@ class Reloader:
             )
 
     async def _is_left_alone(self, before: Mapping[Path, Stamp]) -> bool:
-        """Return whether no file is written for `CONFIRM_S`."""
+        """Wait for `CONFIRM_S`; return False as soon as a file is written."""
         for _ in range(round(CONFIRM_S / POLL_S)):
             await asyncio.sleep(POLL_S)
             if any(before.get(file, now) != now for file, now in self._look().items()):
@@ -266,7 +269,8 @@ class Reloader:
         return True
 
     def _look(self, whatever_may_mend: bool = False) -> dict[Path, Stamp]:
-        """Return the states of the loaded files and, after a failure, of files that may mend it."""
+        """Return the states of the loaded files and, after a failure or with `whatever_may_mend`,
+        of Python files beside them, which may contain a missing module."""
         files = {
             self._path,
             *self._file.references,
@@ -281,7 +285,7 @@ class Reloader:
 
 
 def _addresses(config: GatewayConfig) -> list[tuple[str, str, list[str]]]:
-    """Return the parts of views around which a process is built."""
+    """Return the parts of views that are fixed when a process starts."""
     return [(view.name, view.effective_path, view.scopes) for view in config.views]
 
 
@@ -301,7 +305,7 @@ def _place(origin: Origin) -> str:
 
 
 def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
-    """Yield the settings that differ, as `tasks.lease_s`; a list counts as one."""
+    """Yield the names of settings that differ, such as `tasks.lease_s`; a list is one setting."""
     if isinstance(old, BaseModel) and type(old) is type(new):
         for member in type(old).model_fields:
             yield from _differences(
@@ -313,8 +317,8 @@ def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
 
 @contextmanager
 def on_hangup(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> Iterator[None]:
-    """Within the block, SIGHUP runs `action` in the loop, or ends the process as SIGTERM does if
-    the terminal is gone."""
+    """Run `action` in the loop on SIGHUP while the block runs. If the terminal is closed, SIGHUP
+    ends the process as SIGTERM does."""
     number = getattr(signal, "SIGHUP", None)
     if number is None or threading.current_thread() is not threading.main_thread():
         yield  # Windows; a test's server thread, or an embedding that owns the signals
@@ -337,8 +341,8 @@ def on_hangup(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> It
 
 
 def terminal_watch() -> Callable[[], bool]:
-    """Return a function that tells whether the current terminal has been closed; always `False`
-    under `nohup`, which ignores SIGHUP."""
+    """Return a function that returns whether the current terminal has been closed; always False
+    under `nohup`, which ignores SIGHUP, and without a terminal."""
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN or not _has_terminal():
         return lambda: False
     return lambda: not _has_terminal()

@@ -1,6 +1,6 @@
-"""The start of a gateway or a worker: configuration, back ends, catalog, stores, keys.
+"""The start of a gateway or a worker: configuration, back ends, catalog, stores and keys.
 
-`roundgate.main` builds the gateway around it; a worker needs no web framework.
+`roundgate.main` builds the gateway from these parts; a worker needs no web framework.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from roundgate.storage import OnceStore, SessionStore, TaskQueue
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tokens import Key, KeyRing, keys
 
-if TYPE_CHECKING:  # who works on tasks is imported where there are tools with tasks
+if TYPE_CHECKING:  # imported at run time only by processes that run tasks
     from roundgate.storage.sqs import SqsQueue
     from roundgate.tasks.lease import ClockTrust
     from roundgate.tasks.pool import Pool
@@ -34,13 +34,14 @@ if TYPE_CHECKING:  # who works on tasks is imported where there are tools with t
     from roundgate.tasks.worker import Worker
 
 STALL_PART: Final = 0.6
-"""Part of a lease for which a handler may block the event loop; then the process ends."""
+"""The part of a lease for which a handler may block the event loop before the watchdog ends the
+process."""
 LETTING_GO_PART: Final = 0.6
-"""Part of the rest of the lease that the watchdog may take to release the tasks."""
+"""The part of the remaining lease that the watchdog may use to release the tasks."""
 
 
 Prepares: TypeAlias = Sequence[Callable[[], None]]
-"""Make clients of AWS before the first call needs them."""
+"""Functions that make AWS clients before the first call needs them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +56,16 @@ class Stores:
     again: Callable[[], StoredTasks] | None = None
     """Makes another object on the same tasks, for another event loop."""
     clock_skew_s: float = 5.0
-    """The difference of clocks, unless the configuration sets it."""
+    """The assumed difference of clocks in seconds, unless the configuration sets it."""
     trouble: Callable[[], str | None] = lambda: None
-    """Returns why the store cannot be used, if known without asking it."""
+    """Returns the reason why the store cannot be used, if it is known without asking the store;
+    otherwise `None`."""
     id: Callable[[], str | None] = lambda: None
-    """The id shared by the processes of one file; `None` before it is opened, and for other stores.
-    """
+    """Returns the id that processes with the same SQLite file share; `None` before the file is
+    opened, and for other stores."""
 
     def prepare(self) -> None:
-        """Make the clients of AWS now, without a connection; raise ConfigError if no region is set."""
+        """Make the AWS clients now, without connecting; raise ConfigError if no region is set."""
         for prepare in self.prepares:
             prepare()
 
@@ -80,7 +82,7 @@ class Core:
     """Whether callers see the messages of unexpected exceptions."""
 
     def trust(self, config: GatewayConfig, clock: Clock) -> ClockTrust:
-        """Return the judgement of this process's clock."""
+        """Return a `ClockTrust`, which decides whether this process may act by its clock."""
         from roundgate.tasks.lease import ClockTrust
 
         skew_ms = config.tasks.skew_ms(self.stores.clock_skew_s)
@@ -89,7 +91,7 @@ class Core:
     def worker(
         self, config: GatewayConfig, clock: Clock, trust: ClockTrust | None = None
     ) -> Worker:
-        """Return what takes turns at tasks."""
+        """Return a worker that runs tasks of these stores."""
         from roundgate.tasks.worker import Worker
 
         stores, publish = self.stores, self.changes.publish
@@ -109,14 +111,14 @@ class Core:
         )
 
     def sweep(self, config: GatewayConfig, clock: Clock, trust: ClockTrust | None = None) -> Sweep:
-        """Return what finds late tasks."""
+        """Return the sweep, which finds due tasks that no worker has claimed."""
         from roundgate.tasks.sweep import Sweep
 
         stores, skew_s = self.stores, self.stores.clock_skew_s
         return Sweep(stores.tasks, stores.queue, clock, config.tasks, skew_s=skew_s, trust=trust)
 
     def texts(self, config: GatewayConfig, clock: Clock, view: str) -> KeptTexts:
-        """Return the store of long results, for callers of a view."""
+        """Return the store of long results for callers of a view."""
         return KeptTexts(
             self.stores.sessions,
             clock,
@@ -149,6 +151,8 @@ class Core:
         )
 
     def watchdog(self, worker: Worker, config: GatewayConfig, clock: Clock) -> Watchdog | None:
+        """Return the watchdog of a worker's event loop, or `None` if no second task store can be
+        made."""
         if self.stores.again is None:
             return None
         from roundgate.tasks.pool import watchdog_of
@@ -158,7 +162,7 @@ class Core:
         return watchdog_of(worker, self.stores.again, clock, limit_s=limit_s, bound_s=bound_s)
 
     async def aclose(self) -> None:
-        """Close all connections."""
+        """Close all back ends and connections."""
         await self.serving.aclose()
         await self.changes.aclose()
         await self.stores.queue.aclose()
@@ -168,7 +172,8 @@ class Core:
 
 
 def read_configuration(environ: Mapping[str, str]) -> tuple[Settings, ConfigFile]:
-    """Read the environment and its file, and configure the log.
+    """Return the settings of the environment and the configuration file that they name; configure
+    the log.
 
     Raises:
         ConfigError: lists every problem of the environment or of the file.
@@ -181,7 +186,8 @@ def read_configuration(environ: Mapping[str, str]) -> tuple[Settings, ConfigFile
 def build_core(
     file: ConfigFile, using: Settings, clock: Clock, stores: Stores | None = None
 ) -> Core:
-    """Load the configuration and make its stores; make clients now unless a caller waits.
+    """Load the configuration and make its stores. AWS clients are made immediately, unless a caller
+    waits for this start.
 
     Raises:
         ConfigError: see `build_app`.
@@ -208,7 +214,8 @@ def build_core(
 
 
 def is_private(file: ConfigFile, using: Settings) -> bool:
-    """Return whether only the developer can call: no authentication, public URL or Lambda."""
+    """Return whether only the developer can call: there is no authentication, no anonymous access
+    from elsewhere, no public URL, and no AWS Lambda."""
     return (
         file.config.auth == "none"
         and using.public_url is None
@@ -221,7 +228,7 @@ def shows_errors(file: ConfigFile, using: Settings) -> bool:
     """Return whether callers see the messages of unexpected exceptions.
 
     Raises:
-        ConfigError: they are to be shown where others may call.
+        ConfigError: the messages would be shown to others than the developer.
     """
     if using.show_errors == "on" and not is_private(file, using):
         message = "is on, and others than the developer may call: exceptions can hold secrets"
@@ -233,10 +240,11 @@ def shows_errors(file: ConfigFile, using: Settings) -> bool:
 
 
 def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
-    """Return the stores that the settings name; import only these, and open nothing yet.
+    """Return the stores that the settings name. Only their modules are imported, and no connection
+    is kept; an existing SQLite file is opened to check its version.
 
     Raises:
-        ConfigError: the settings do not go together.
+        ConfigError: the settings contradict each other, or this version cannot use the SQLite file.
     """
     _check_queue(using)
     queue = None if using.sqs_url is None else _at_sqs(using.sqs_url)
@@ -271,7 +279,7 @@ def _in_dynamodb(using: Settings, clock: Clock, shards: int, queue: TaskQueue | 
         queue or _local_queue(using, clock),
         DynamoDbSessions(table, clock),
         [table.prepare],
-        clock_skew_s=60.0,  # machines have each their own clock
+        clock_skew_s=60.0,  # processes on different machines have different clocks
     )
 
 
@@ -340,6 +348,6 @@ def _state_keys(using: Settings, clock: Clock) -> Sequence[Key]:
 
 
 def _kept_at_aws(load: Callable[[], Sequence[Key]], using: Settings, clock: Clock) -> Sequence[Key]:
-    """Return the keys; on Lambda, read them when needed and at intervals, because a function
-    outlives rotations and snapshots."""
+    """Return the keys in a store of AWS. On Lambda, read them when needed and at intervals, because
+    a function outlives rotations and snapshots."""
     return keys.Refreshed(load, clock) if using.on_lambda else load()

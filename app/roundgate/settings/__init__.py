@@ -1,6 +1,6 @@
-"""The parts that a configuration is made of, and the settings of a process.
+"""The parts of a configuration, and the settings of a process.
 
-Knows no back end: `roundgate.config` puts the whole of gateway.yaml together, above them.
+This package knows no back end; `roundgate.config` puts the whole of gateway.yaml together.
 """
 
 from __future__ import annotations

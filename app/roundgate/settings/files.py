@@ -1,4 +1,4 @@
-"""Files: detection of changes, and writing of private files."""
+"""Detection of changes to files, and opening of private files."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Final, TypeAlias
 OWNERS_ALONE: Final = 0o600
 
 Stamp: TypeAlias = tuple[int, int, int] | None
-"""Time of the last write in nanoseconds, size, and inode, which changes when an editor renames a
-new file into place. `None`: there is no such file."""
+"""The state of a file: the time of the last write in nanoseconds, the size, and the inode, which
+changes when an editor renames a new file into place. `None` if the file does not exist."""
 
 
 def stamp(file: Path) -> Stamp:
+    """Return the current state of a file."""
     try:
         found = os.stat(file)
     except OSError:
@@ -23,17 +24,17 @@ def stamp(file: Path) -> Stamp:
 
 
 def open_private(file: Path) -> int:
-    """Open a file for writing, emptied, with access for its owner only; return its descriptor.
+    """Open a file for writing, truncated and accessible to its owner only; return its descriptor.
 
     Raises:
-        OSError: the file cannot be opened, or is not a regular file, such as a link.
+        OSError: the file cannot be opened, or is not a regular file (for example a link).
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     descriptor = os.open(file, flags, OWNERS_ALONE)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError("it is no regular file")
-        os.fchmod(descriptor, OWNERS_ALONE)  # before anything secret is written
+        os.fchmod(descriptor, OWNERS_ALONE)  # restrict access before a secret is written
         os.ftruncate(descriptor, 0)
     except OSError:
         os.close(descriptor)

@@ -1,4 +1,5 @@
-"""The problems that a model finds in a part of gateway.yaml: the place, the fact, and the remedy."""
+"""Conversion of a model's validation errors into problems of gateway.yaml: the place, the fact, and
+the remedy."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from roundgate.settings.references import Deferred
 from roundgate.settings.yaml_file import Origin
 
 _IS_PYDANTICS: Final = re.compile(r"<|(literal|dict|list|tuple|function-\w+)\[")
-"""Steps that pydantic puts into a location for one of several types; the file has none."""
+"""Steps that pydantic adds to a location for the alternatives of a type. The file does not have
+them."""
 _ANYWHERE: Final = "see `roundgate docs configuration`, or `roundgate schema` for your editor"
 _MAPPING: Final = "write a mapping: `name: value`, each on a line of its own, indented"
 _BY_TYPE: Final = {
@@ -33,20 +35,20 @@ _ELSEWHERE: Final = {
     "store": "take it out: set GATEWAY_STORE",
     "mcpServers": "take it out: it is how clients are told of servers; a gateway has `backends`",
 }
-"""Settings that people look for in the file, and their places."""
+"""Settings that users expect in the file, with the place where they are set."""
 _BY_PATTERN: Final = (
     ("^https?://", "write the whole URL, such as https://api.example.com"),
     ("^/", "begin it with /"),
     ("^[A-Za-z0-9_.-]{1,", "use letters, digits, _ . and - alone, {most} at most"),
 )
-"""Remedies by the beginning of a text's pattern."""
+"""Remedies by the beginning of a setting's pattern."""
 _SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
 
 
 def problems_of(error: ValidationError, model: type[BaseModel], origin: Origin) -> list[Problem]:
     """Return the problems that `model` has found at `origin`, one for each place.
 
-    A place that fits none of several alternatives is one problem, with a message for each.
+    A place that matches none of several alternatives gets one problem, with a message for each.
     """
     found: dict[tuple[str, int | None], Problem] = {}
     for detail in error.errors(include_url=False):
@@ -64,7 +66,7 @@ def problems_of(error: ValidationError, model: type[BaseModel], origin: Origin) 
 
 
 def misplaced(place: Origin) -> Problem:
-    """Return the problem of a reference to AWS in a setting that takes none."""
+    """Return the problem of a reference to AWS in a setting that does not accept one."""
     return place.problem(
         "cannot be kept at AWS",
         "use ${secret:…} and ${ssm:…} in `credential`, `credentials` and `headers` of a back end;"
@@ -106,7 +108,7 @@ def _remedy_for_unknown(loc: Sequence[str | int], model: type[BaseModel]) -> str
 
 
 def _models_at(loc: Sequence[str | int], model: type[BaseModel]) -> Sequence[type[BaseModel]]:
-    """Return the models that a place below `model` may have."""
+    """Return the models that the setting at `loc`, below `model`, may have."""
     models: Sequence[type[BaseModel]] = (model,)
     for step in loc:
         fields = [one.model_fields[str(step)] for one in models if step in one.model_fields]
@@ -130,7 +132,7 @@ def _remedy_for_pattern(pattern: str) -> str:
 
 
 def _seconds(loc: Sequence[str | int], value: Any) -> float | None:
-    """Return the seconds in a text such as `5m`, for a setting in seconds."""
+    """Return the seconds in a text such as `5m`; `None` if the setting is not in seconds."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(ms|s|min|m|h|d)", str(value))
     if found is None or not str(loc[-1]).endswith("_s"):
         return None

@@ -1,7 +1,7 @@
-"""The settings of a process: variables of the environment, read once at start-up.
+"""The settings of a process: environment variables, read once at start-up.
 
-gateway.yaml says what is served; a variable is for what differs between two places that serve the same
-file.
+gateway.yaml says what is served. A variable is for a setting that differs between deployments of
+the same file.
 """
 
 from __future__ import annotations
@@ -44,44 +44,50 @@ _PATTERNS: Final = {
         "use local, or sqs:// and the URL of the queue without https://",
     ),
 }
-"""For each field a pattern, the message and the remedy."""
+"""A pattern, a message and a remedy by field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of the environment, one field a variable (`roundgate docs configuration`)."""
+    """The settings in the environment, one field for each variable (`roundgate docs
+    configuration`)."""
 
     config: Path = Path("gateway.yaml")
-    """GATEWAY_CONFIG: the file that says what is served."""
+    """GATEWAY_CONFIG: the path of gateway.yaml."""
     public_url: str | None = None
-    """GATEWAY_PUBLIC_URL: where clients reach the gateway; its host and origin are then allowed."""
+    """GATEWAY_PUBLIC_URL: the URL of the gateway for clients. Its host and origin are then
+    allowed."""
     listen: Mode = "auto"
-    """GATEWAY_LISTEN: serve subscriptions/listen; auto is on except on AWS Lambda."""
+    """GATEWAY_LISTEN: whether to serve subscriptions/listen. auto: except on AWS Lambda."""
     log_level: str = "info"
-    """GATEWAY_LOG_LEVEL: debug, info, warning or error; info writes a line a request."""
+    """GATEWAY_LOG_LEVEL: debug, info, warning or error. info writes a line for each request."""
     log_format: LogFormat = "auto"
-    """GATEWAY_LOG_FORMAT: text, json, or auto: text on a terminal, JSON anywhere else."""
+    """GATEWAY_LOG_FORMAT: text, json or auto. auto: text on a terminal, otherwise JSON."""
     show_errors: Mode = "auto"
-    """GATEWAY_SHOW_ERRORS: callers see the messages of unexpected exceptions; auto does so for serve
-    on loopback alone."""
+    """GATEWAY_SHOW_ERRORS: whether callers see the messages of unexpected exceptions. auto: only
+    with `serve` on loopback."""
     state_keys: str | None = field(default=None, repr=False)
-    """GATEWAY_STATE_KEYS: base64 keys of 32 bytes, comma-separated, for requestState; the
-    first seals, all open."""
+    """GATEWAY_STATE_KEYS: 32-byte keys for requestState, in base64, separated by commas. The first
+    key seals; all open."""
     state_keys_secret: str | None = None
-    """GATEWAY_STATE_KEYS_SECRET: the AWS Secrets Manager secret that holds the same text."""
+    """GATEWAY_STATE_KEYS_SECRET: a secret of AWS Secrets Manager with the text of
+    GATEWAY_STATE_KEYS."""
     state_keys_kms: str | None = None
-    """GATEWAY_STATE_KEYS_KMS: data keys encrypted by AWS KMS, base64, comma-separated."""
+    """GATEWAY_STATE_KEYS_KMS: data keys encrypted by AWS KMS, in base64, separated by commas."""
     store: str = DEFAULT_STORE
-    """GATEWAY_STORE: the store of tasks and other rows: sqlite:///path, or dynamodb://table."""
+    """GATEWAY_STORE: the store of tasks and other rows: sqlite:///path or dynamodb://table."""
     queue: str = "local"
-    """GATEWAY_QUEUE: how workers hear of tasks: local (a table of a SQLite file), or sqs://url."""
+    """GATEWAY_QUEUE: the queue that tells workers of tasks: local (a table of a SQLite file) or
+    sqs://url."""
     worker: Mode = "auto"
-    """GATEWAY_WORKER: work on tasks in the serving process; auto does so with a local queue, except
+    """GATEWAY_WORKER: whether the serving process also runs tasks. auto: with a local queue, except
     on AWS Lambda."""
     allow_anonymous: bool = False
-    """GATEWAY_ALLOW_ANONYMOUS: serve without authentication at addresses that others can reach."""
+    """GATEWAY_ALLOW_ANONYMOUS: whether to serve without authentication at addresses that others can
+    reach."""
     reload: bool = False
-    """GATEWAY_RELOAD: watch gateway.yaml and the files that it loads, and serve their changes."""
+    """GATEWAY_RELOAD: whether to watch gateway.yaml and the files that it loads, and serve their
+    changes."""
     on_lambda: bool = False
     """Whether this is an AWS Lambda function (AWS_LAMBDA_FUNCTION_NAME is set there)."""
     on_demand: bool = False
@@ -90,8 +96,9 @@ class Settings:
 
     @property
     def sqlite_path(self) -> Path:
-        """The file behind `store`, below the folder of gateway.yaml unless it is absolute. Beside a
-        table, the file of the local queue and keys, under the table's name."""
+        """The SQLite file. It is relative to the folder of gateway.yaml, unless the path is
+        absolute. With a DynamoDB table, this file has the table's name and is for the local
+        queue and the keys."""
         table = self.dynamodb_table
         name = self.store.removeprefix(SQLITE)
         if table is not None:
@@ -100,12 +107,12 @@ class Settings:
 
     @property
     def dynamodb_table(self) -> str | None:
-        """The table behind `store`, if it is one."""
+        """The name of the DynamoDB table in `store`, or `None`."""
         return self.store.removeprefix(DYNAMODB) if self.store.startswith(DYNAMODB) else None
 
     @property
     def sqs_url(self) -> str | None:
-        """The URL of a queue of SQS: https unless `sqs://http://…` says otherwise."""
+        """The URL of the SQS queue, or `None`; https unless `queue` is `sqs://http://…`."""
         if not self.queue.startswith(SQS):
             return None
         url = self.queue.removeprefix(SQS)
@@ -113,7 +120,7 @@ class Settings:
 
     @property
     def works(self) -> bool:
-        """Whether the serving process works on tasks too."""
+        """Whether the serving process also runs tasks."""
         return self.worker == "on" or (
             self.worker == "auto" and self.queue == "local" and not self.on_lambda
         )
@@ -125,10 +132,10 @@ class Settings:
 
 
 def from_environment(environ: Mapping[str, str]) -> Settings:
-    """Return the settings of environment variables; an empty variable counts as unset.
+    """Return the settings in environment variables; an empty variable counts as unset.
 
     Raises:
-        ConfigError: lists every variable that is wrong, with its possible values.
+        ConfigError: lists every invalid variable, with its possible values.
     """
     given: dict[str, Any] = {
         one.name: value for one in fields(Settings) if (value := environ.get(_variable(one.name)))
@@ -152,7 +159,7 @@ def _variable(field_name: str) -> str:
 
 
 def _problem(name: str, value: str) -> Problem | None:
-    """Return the problem of a field's text, if there is one."""
+    """Return the problem of a field's text, or `None`."""
     if name in _CHOICES and value not in _CHOICES[name]:
         message, remedy = f"is {value!r}", f"use one of {', '.join(_CHOICES[name])}"
     elif name in _PATTERNS and not re.fullmatch(_PATTERNS[name][0], value):

@@ -1,4 +1,4 @@
-"""Redaction of secrets from texts, however they are spelt: in recordings and reports."""
+"""Redaction of secrets in recordings and reports, in all their spellings."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import TypeAlias
 from roundgate.settings.spellings import in_base64, in_escapes, in_json, spellings
 
 Piece: TypeAlias = tuple[str, bool]
-"""A part of a text, and whether it is a placeholder."""
+"""A part of a text, and whether this part is a placeholder."""
 _Pattern: TypeAlias = tuple[str, re.Pattern[str], Callable[[str], str]]
-"""A text that each match contains, the pattern, and the placeholder of a match."""
+"""A text that each match contains, as a fast test (empty if there is none), the pattern, and a
+function from a match to its placeholder."""
 
 
 class Redactor:
-    """Replaces secrets by placeholders, longer secrets first."""
+    """A redactor, which replaces secrets by placeholders, longer secrets first."""
 
     def __init__(self) -> None:
         self._placeholders: dict[str, str] = {}
@@ -24,8 +25,8 @@ class Redactor:
         self._patterns: list[_Pattern] | None = None
 
     def add(self, secret: str, placeholder: str) -> None:
-        """Replace a secret from now on: as it is, escaped for JSON (twice), URLs, HTML or Python,
-        in hexadecimal digits, and in base64."""
+        """Replace a secret from now on: plain, escaped for JSON (once or twice), URLs, HTML or
+        Python, in hexadecimal digits, and in base64."""
         if secret in self._placeholders:
             return
         self._placeholders[secret] = placeholder
@@ -40,11 +41,11 @@ class Redactor:
         return sorted(self._forms, key=lambda form: (-len(form), form))
 
     def text(self, text: str) -> str:
-        """Return a text with placeholders."""
+        """Return a text with each secret replaced by its placeholder."""
         return "".join(piece for piece, _ in self.pieces(text))
 
     def pieces(self, text: str) -> list[Piece]:
-        """Return the parts of a text with placeholders."""
+        """Return the parts of a text, in which placeholders replace secrets."""
         pieces = [(text, False)]
         for core, pattern, placeholder_of in self._compiled():
             if core in text:
@@ -71,7 +72,8 @@ def _always(placeholder: str) -> Callable[[str], str]:
 def split(
     pieces: list[Piece], pattern: re.Pattern[str], placeholder_of: Callable[[str], str | None]
 ) -> list[Piece]:
-    """Return the parts of a text with a placeholder for each match that has one."""
+    """Return the parts of a text, with a placeholder for each match that `placeholder_of` gives
+    one."""
     result: list[Piece] = []
     for text, is_placeholder in pieces:
         at = 0

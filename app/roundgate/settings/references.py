@@ -1,4 +1,4 @@
-"""The language of `${…}` in configurations, and the secrets that it stands for.
+"""The references `${…}` in configurations, and the secrets that they stand for.
 
     ${NAME}   ${NAME:-default}            a variable of the environment; ${env:NAME} is the same
     ${file:PATH}                          the text of a file
@@ -6,10 +6,10 @@
     ${ssm:NAME}      ${ssm:NAME#KEY}      a parameter of AWS Systems Manager, decrypted
     $${                                   a plain ${
 
-`parts` reads the language for everything that has references: gateway.yaml, its section `env`, suites,
-parameters of the stack. `fill_in` resolves variables and files in gateway.yaml. What may change while
-the gateway runs becomes a `Secret`, which holds references and not their texts:
-`roundgate.backends.secret_reading` reads them when they are needed.
+`parts` parses the references of gateway.yaml and its section `env`, of suites, and of the stack's
+parameters. `Resolver.fill_in` resolves variables and files in gateway.yaml. A value that may change
+while the gateway runs becomes a `Secret`, which holds references instead of texts;
+`roundgate.backends.secret_reading` reads the texts when they are needed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from roundgate.errors import ConfigError, ParseError, Problem, UnresolvedReferen
 from roundgate.settings.yaml_file import Loc, Origin
 
 Kept: TypeAlias = Literal["secret", "ssm", "file"]
-"""AWS Secrets Manager, AWS Systems Manager Parameter Store, the file system."""
+"""The place of a text: AWS Secrets Manager, AWS Systems Manager Parameter Store, the file
+system."""
 _EXPRESSION: Final = re.compile(
     r"(?P<escape>\$\$\{)"
     r"|\$\{(?:(?P<source>env|file|secret|ssm):)?(?P<name>(?:[^}:]|:(?!-))+)"
@@ -40,19 +41,19 @@ _OWN_NAME: Final = re.compile(r"(?!GATEWAY_|AWS_|LAMBDA_)[A-Za-z][A-Za-z0-9_]{0,
 
 
 class Expression(NamedTuple):
-    """One `${…}`."""
+    """A reference `${…}`."""
 
     source: str
-    """`env`, `file`, `secret`, `ssm`; empty without a source."""
+    """`env`, `file`, `secret` or `ssm`; empty for `${NAME}`."""
     name: str
     default: str | None
 
     @property
     def kept(self) -> Reference | None:
-        """The reference to AWS; `None` for another source.
+        """The reference to AWS; `None` for other sources.
 
         Raises:
-            UnresolvedReference: it is not written as a name and a key.
+            UnresolvedReference: the text is not a name or `NAME#KEY`, or has a default.
         """
         if self.source not in ("secret", "ssm"):
             return None
@@ -63,10 +64,10 @@ class Expression(NamedTuple):
 
 
 def parts(text: str) -> list[str | Expression]:
-    """Return the plain texts and the references of a string in their order, without empty texts.
+    """Return the plain texts and the references of a string, in order, without empty texts.
 
     Raises:
-        UnresolvedReference: `${` begins something that is not a reference.
+        UnresolvedReference: a `${` does not begin a reference.
     """
     found: list[str | Expression] = []
     end = 0
@@ -92,7 +93,8 @@ def _not_a_reference() -> UnresolvedReference:
 
 
 def expressions(value: Any) -> Iterator[Expression]:
-    """Yield the references in the strings of a value, such as a file; skip malformed strings."""
+    """Yield the references in all strings of a value, such as a file's content; skip malformed
+    strings."""
     for _, text in settings_of(value):
         if isinstance(text, str) and "${" in text:
             try:
@@ -102,7 +104,7 @@ def expressions(value: Any) -> Iterator[Expression]:
 
 
 def kept_at_aws(value: Any) -> Iterator[Reference]:
-    """Yield the references to AWS in the strings of a value."""
+    """Yield the references to AWS in all strings of a value; skip malformed ones."""
     for one in expressions(value):
         try:
             if (reference := one.kept) is not None:
@@ -112,7 +114,7 @@ def kept_at_aws(value: Any) -> Iterator[Reference]:
 
 
 def is_kept_at_aws(text: str) -> bool:
-    """Return whether a text is one reference to AWS and nothing else."""
+    """Return whether a text is a single reference to AWS and nothing else."""
     return bool(list(kept_at_aws(text))) and len(parts(text)) == 1
 
 
@@ -121,34 +123,36 @@ def is_kept_at_aws(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The place of a text that is read when it is needed."""
+    """A reference to a text that is read when it is needed."""
 
     kept: Kept
     name: str
-    """Name or ARN; of a file its path."""
+    """The name or ARN; for a file, the path."""
     key: str | None = None
-    """The member of the JSON object that the text is."""
+    """The member to take, if the text is a JSON object."""
 
     def __str__(self) -> str:
         return f"{self.kept}:{self.name}{'' if self.key is None else f'#{self.key}'}"
 
 
 Parts: TypeAlias = tuple[str | Reference, ...]
-"""Texts and references, in the order in which they make a value."""
+"""The texts and references whose concatenation is a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """A string of gateway.yaml with references that are not read yet; only a `Secret` takes it."""
+    """A string of gateway.yaml with references that are not read yet; only a `Secret` accepts
+    it."""
 
     parts: Parts = field(repr=False)
     problem: Problem | None = field(default=None, repr=False)
-    """Why a file could not be read. The back end with this `Secret` has the same problem later;
-    the others are served."""
+    """The problem of a file that could not be read. Later, it becomes a problem of the back end
+    with this `Secret`; other back ends are served."""
 
 
 class FromFiles(str):
-    """A string of gateway.yaml with the contents of files; a `Secret` reads them again."""
+    """A string of gateway.yaml with files' contents filled in. A `Secret` made from it reads the
+    files again."""
 
     __slots__ = ("parts",)
     parts: Parts
@@ -156,24 +160,25 @@ class FromFiles(str):
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A setting that only a service may read."""
+    """A setting whose text is for a service alone: it is not shown or logged."""
 
     parts: Parts = field(repr=False)
     check: Callable[[str], None] = field(default=lambda _: None, repr=False, compare=False)
-    """Raises ValueError for a text that cannot be used."""
+    """Raises ValueError for an unusable text."""
     first: str | None = field(default=None, repr=False, compare=False)
-    """The contents of files when the configuration was read, until they are checked."""
+    """The text as of the reading of the configuration, if it is from files; dropped once it is
+    checked."""
 
     @property
     def text(self) -> str | None:
-        """The text, if all of it is in the configuration."""
+        """The secret's text, or `None` if the secret has references."""
         if self.references:
             return None
         return "".join(part for part in self.parts if isinstance(part, str))
 
     @property
     def references(self) -> tuple[Reference, ...]:
-        """The references in it."""
+        """The references in the secret."""
         return tuple(part for part in self.parts if isinstance(part, Reference))
 
     def __str__(self) -> str:
@@ -208,8 +213,8 @@ def _secret_from(value: Any) -> Secret:
 
 
 def checked(check: Callable[[str], None]) -> Callable[[Secret], Secret]:
-    """Return a function for `pydantic.AfterValidator` that checks a text in the configuration at
-    once, and any other when it is read."""
+    """Return a function for `pydantic.AfterValidator` that applies `check` to a text. A text that
+    is known is checked at once; others are checked when they are read."""
 
     def fit(secret: Secret) -> Secret:
         known = secret.text if secret.first is None else secret.first
@@ -221,7 +226,7 @@ def checked(check: Callable[[str], None]) -> Callable[[Secret], Secret]:
 
 
 def settings_of(value: Any, loc: Loc = ()) -> Iterator[tuple[Loc, Any]]:
-    """Yield each setting without members in a part of the configuration, with its place."""
+    """Yield each setting that has no members, in a part of the configuration, with its place."""
     match value:
         case BaseModel():
             for name, about in type(value).model_fields.items():
@@ -241,15 +246,16 @@ def settings_of(value: Any, loc: Loc = ()) -> Iterator[tuple[Loc, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
-    """Resolves the references of one gateway.yaml."""
+    """A resolver of the references of one gateway.yaml."""
 
     environ: Mapping[str, str]
     placeholder: str | None
-    """Stands for what is missing here, which is then no problem, and for what AWS keeps."""
+    """Replaces references that cannot be resolved here, which are then no problems, and references
+    to AWS."""
     problems: list[Problem]
     """Receives a problem for each reference that cannot be resolved."""
     files: set[Path] = field(default_factory=set)
-    """Receives the files that are referred to."""
+    """Receives the files that references name."""
 
     def fill_in(self, value: Any, origin: Origin) -> Any:
         """Return a part of the file with its references filled in.
@@ -270,8 +276,8 @@ class Resolver:
     def environment(self, section: Any, origin: Origin) -> dict[str, str]:
         """Return the variables of a section `env` with their values.
 
-        A variable of the process wins. A reference to AWS must be the whole value, here or in the
-        process's variable, and is read now.
+        A variable of the process wins. A reference to AWS must be the whole value, in the file or
+        in the process's variable, and is read immediately.
         """
         found: dict[str, str] = {}
         for name, own in section.items() if isinstance(section, dict) else ():
@@ -326,10 +332,11 @@ class Resolver:
         return made
 
     def _now(self, one: Expression, origin: Origin) -> tuple[str, Reference | None]:
-        """Return the text of a reference, and its place if the text may change or is not read here.
+        """Return the text of a reference, and a `Reference` if the text may change or is not read
+        here.
 
         Raises:
-            UnresolvedReference: the reference leads to nothing.
+            UnresolvedReference: the reference cannot be resolved.
         """
         if (kept := one.kept) is not None:
             return ("", kept) if self.placeholder is None else (self.placeholder, None)
@@ -358,7 +365,7 @@ class Resolver:
             what = f"is no JSON object with the member {key}" if key else "is not a text"
             remedy = "correct the reference, or what is kept there"
             self.problems.append(place.problem(f"{name} {what}", remedy))
-        except Exception as error:  # boto3's, most of them made at run time
+        except Exception as error:  # boto3 makes most of its exception classes at run time
             code = getattr(error, "response", {}).get("Error", {}).get("Code", type(error).__name__)
             remedy = "correct its name or the region, create it, or allow to read it; here, set the variable"
             self.problems.append(place.problem(f"{name} cannot be read from AWS: {code}", remedy))
@@ -372,12 +379,12 @@ class StoreAtAws(NamedTuple):
     title: str
     """The service's name in messages."""
     action: str
-    """The action that a role needs."""
+    """The IAM action that a role needs."""
     operation: str
     arguments: Callable[[str], dict[str, Any]]
-    """Makes the arguments of the operation from the name of a text."""
+    """Makes the operation's arguments from the name of a text."""
     text: Callable[[Any], str]
-    """Takes the text from the operation's answer; raises KeyError if it has none."""
+    """Returns the text in the operation's answer; raises KeyError if it has none."""
 
 
 STORES_AT_AWS: Final[Mapping[str, StoreAtAws]] = {
@@ -398,7 +405,7 @@ STORES_AT_AWS: Final[Mapping[str, StoreAtAws]] = {
         lambda answer: str(answer["Parameter"]["Value"]),
     ),
 }
-"""By the source of a reference."""
+"""The services, by the source of a reference."""
 
 
 def _of_file(one: Expression, origin: Origin) -> Reference:
@@ -406,10 +413,10 @@ def _of_file(one: Expression, origin: Origin) -> Reference:
 
 
 def read_file(file: Path, name: str) -> str:
-    """Return the text of a file without the ends of line after it.
+    """Return the text of a file without line breaks at its end.
 
     Raises:
-        UnresolvedReference: the file cannot be read; `name` identifies it in the message.
+        UnresolvedReference: the file cannot be read. The message calls it `name`.
     """
     try:
         return file.read_text("utf-8").rstrip("\r\n")
@@ -420,10 +427,10 @@ def read_file(file: Path, name: str) -> str:
 
 
 def own_name(name: str) -> str:
-    """Return the name of a variable that gateway.yaml declares.
+    """Return the name of a variable that gateway.yaml declares, unchanged.
 
     Raises:
-        ValueError: it is not a name of a variable, or the gateway's own, or AWS Lambda's.
+        ValueError: `name` is not a variable's name, or is reserved for the gateway or AWS.
     """
     if _OWN_NAME.fullmatch(name) is None:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The sections of gateway.yaml: one frozen model each. `roundgate schema` exports the
+"""The sections of gateway.yaml, each a frozen model. `roundgate schema` exports their
 descriptions."""
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 TaskMode: TypeAlias = Literal["forbidden", "optional", "required"]
-"""Whether a tool's call becomes a task: never; if the client can; always, and a client that cannot is
-refused."""
+"""Whether a tool's call becomes a task: never; if the client supports tasks; or always, and other
+clients are refused."""
 
 WithoutTasks: TypeAlias = Literal["none", "wait", "tools"]
-"""The substitute for tasks of a client that does not know them: none; the result, for which its call
-waits; a handle, and tools that take it."""
+"""The substitute for clients that do not support tasks: none; the result, for which the call waits;
+or a handle, and tools that take it."""
 
 
 Count: TypeAlias = Annotated[int, Field(ge=1)]
@@ -24,7 +24,7 @@ UpToADay: TypeAlias = Annotated[float, Field(gt=0, le=86_400)]
 
 
 class Model(BaseModel):
-    """Base of all models: frozen, and a misspelt setting is an error."""
+    """The base of all models. Instances are frozen, and an unknown setting is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, defer_build=True)
 
@@ -47,7 +47,7 @@ class ServerConfig(Model):
 
 
 class HttpConfig(Model):
-    """The HTTP edge."""
+    """The HTTP server: endpoint, hosts, origins, limits and timeouts."""
 
     path: str = Field(
         "/mcp", description="Path of the MCP endpoint.", pattern=r"^/[A-Za-z0-9_./-]*[A-Za-z0-9_-]$"
@@ -115,11 +115,11 @@ class HttpConfig(Model):
 Algorithm: TypeAlias = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 ]
-"""Asymmetric algorithms only: with a shared secret every verifier could also sign."""
+"""Asymmetric algorithms only: with a shared secret, every verifier could also sign."""
 
 
 class LimitsConfig(Model):
-    """Bounds on work."""
+    """Limits on calls, threads, pages and long results."""
 
     call_timeout_s: UpToADay = Field(
         60, description="Seconds after which a call ends with an error."
@@ -152,8 +152,8 @@ class LimitsConfig(Model):
 
 
 class StateConfig(Model):
-    """requestState: what a call remembers between its rounds, sealed, on its way through the
-    client."""
+    """Settings of requestState, the sealed journal of a call that travels through the client
+    between rounds."""
 
     lifetime_s: UpToADay = Field(
         900, description="Seconds within which the next round has to come."
@@ -172,7 +172,7 @@ class StateConfig(Model):
 
 
 class SessionsConfig(Model):
-    """Sessions of clients that speak a revision before 2026-07-28."""
+    """Sessions of clients that use a protocol revision before 2026-07-28."""
 
     lifetime_s: float = Field(
         604_800, description="Seconds after which a session ends.", ge=60, le=31_536_000
@@ -188,8 +188,8 @@ class SessionsConfig(Model):
 
 
 class FallbackConfig(Model):
-    """Substitutes for clients that cannot be asked or know no tasks; `override` sets them for one
-    tool."""
+    """Substitutes for clients that cannot be asked or do not support tasks; `override` sets them
+    for one tool."""
 
     ask_in_words: bool = Field(
         False,
@@ -290,11 +290,12 @@ class TasksConfig(Model):
 
     @property
     def share(self) -> int:
-        """The tasks of one owner that a process works on at once."""
+        """The most tasks of one owner that a process runs at once."""
         return max(1, self.concurrency // 2)
 
     def skew_ms(self, of_store_s: float) -> int:
-        """Return the difference of clocks in milliseconds; `of_store_s` seconds unless it is set."""
+        """Return the allowed difference of clocks in milliseconds; by default `of_store_s`, in
+        seconds."""
         return int((of_store_s if self.clock_skew_s is None else self.clock_skew_s) * 1000)
 
 
@@ -335,7 +336,7 @@ class JwtAuthConfig(CallersConfig):
 
 
 class AuthorizerConfig(CallersConfig):
-    """Callers that an authorizer of API Gateway in front has verified; on AWS Lambda only."""
+    """Callers whose tokens an API Gateway authorizer in front has verified; on AWS Lambda only."""
 
     authorizer: Literal["api-gateway"] = Field(
         description="Who has verified the token: the authorizer of the API."
@@ -353,7 +354,8 @@ class AuthorizerConfig(CallersConfig):
 
 
 class CacheHint(Model):
-    """How long and by whom a result may be kept (server/utilities/caching)."""
+    """The time for which, and the callers for whom, a result may be cached
+    (server/utilities/caching)."""
 
     ttl_ms: int = Field(
         0, description="Milliseconds for which a client may consider the result fresh.", ge=0
@@ -364,7 +366,7 @@ class CacheHint(Model):
 
 
 class CachingConfig(Model):
-    """Caching hints on the six results that carry them."""
+    """Caching hints for the six results that carry them."""
 
     discover: CacheHint = Field(CacheHint(ttl_ms=3_600_000), description="server/discover")
     tools: CacheHint = Field(CacheHint(ttl_ms=300_000), description="tools/list")
@@ -378,7 +380,8 @@ class CachingConfig(Model):
     @model_validator(mode="before")
     @classmethod
     def _keep_the_rest(cls, given: Any) -> Any:
-        """Keep a hint's own default for the half that is not given: `read` stays private."""
+        """Fill in the half of a hint that is not given from the default of its field, so `read`
+        stays private."""
         if not isinstance(given, dict):
             return given
         defaults = {name: field.default.model_dump() for name, field in cls.model_fields.items()}
@@ -389,7 +392,7 @@ class CachingConfig(Model):
 
 
 class PackageConfig(Model):
-    """Additional content of the functions' packages."""
+    """Additional files in the packages of functions."""
 
     include: list[str] = Field(
         [],

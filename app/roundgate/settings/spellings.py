@@ -1,7 +1,8 @@
-"""The spellings of a secret where it may be repeated: in JSON, URLs, HTML, hexadecimal digits and
-base64.
+"""The spellings of a secret wherever it may be repeated: in JSON, URLs, HTML, hexadecimal digits
+and base64.
 
-Reports, cassettes and services' answers are searched for them; only a whole secret is redacted.
+Reports, cassettes and services' answers are searched for these spellings. Only a whole secret is
+redacted.
 """
 
 from __future__ import annotations
@@ -16,44 +17,49 @@ from typing import Final
 from urllib.parse import quote, quote_plus
 
 MIN_CHARS_CODED: Final = 8
-"""Shorter secrets would be found by chance in hexadecimal digits and base64."""
+"""The shortest secret to search for in hexadecimal digits and base64, where shorter ones would
+match by chance."""
 _CHARACTER: Final = r"(?:[A-Za-z0-9+/_-]|%2[BbFf])?"
-"""A character of base64, as it is or in a URL."""
+"""The pattern of an optional base64 character, plain or escaped in a URL."""
 _PADDING: Final = r"(?:=|%3[Dd]){0,2}"
 
 
 def spellings(secret: str) -> set[str]:
-    """Return the secret as it is, in JSON, in URLs and in hexadecimal digits; search also for
-    `in_base64` and `in_escapes`."""
+    """Return the secret plain, in JSON, in URLs and in hexadecimal digits. `in_base64` and
+    `in_escapes` return patterns for its other spellings."""
     return {secret, *in_json(secret), *in_urls(secret), *in_digits(secret)}
 
 
 def in_urls(secret: str) -> set[str]:
-    """Return the spellings in a path, a query or a form, with escapes in capital and small letters."""
+    """Return the spellings in a path, a query or a form, with upper-case and lower-case escapes."""
     usual = {quote(secret, safe=""), quote(secret), quote_plus(secret)}
     return usual | {re.sub("%..", lambda found: found[0].lower(), one) for one in usual}
 
 
 def in_json(secret: str) -> set[str]:
-    """Return the spellings in a JSON string, also with unnecessary escapes."""
+    """Return the spellings in a JSON string, including those with unnecessary escapes."""
     usual = {json.dumps(secret, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)}
     return usual | {one.replace("/", "\\/") for one in usual}
 
 
 def in_digits(secret: str) -> set[str]:
+    """Return the hexadecimal digits in lower and upper case; empty for short secrets."""
     if len(secret) < MIN_CHARS_CODED:
         return set()
     return {secret.encode().hex(), secret.encode().hex().upper()}
 
 
 def in_base64(secret: str) -> Iterator[tuple[str, str]]:
-    """What surely stands in base64 that has a secret somewhere in it, with a
-    pattern of all of it there.
+    """Yield base64 texts, of which every encoding of data with the secret contains one; each with a
+    pattern that also matches the characters that depend on the secret in part.
 
-    Three bytes are four characters. At which of the three the secret begins decides about the
-    characters, and those at either end are of its neighbours too:
+    Three bytes are encoded as four characters. The offset of the secret within its three bytes
+    decides which characters those are. A character at either end may depend on neighbouring bytes,
+    too (`?`):
 
         secret at byte 0   SSSS SSSS SS??     at 1   ?SSS SSSS S???     at 2   ??SS SSSS SSSS
+
+    Yields nothing for secrets shorter than `MIN_CHARS_CODED`.
     """
     if len(secret) < MIN_CHARS_CODED:
         return
@@ -70,22 +76,23 @@ _URL_SAFE: Final = str.maketrans("+/", "-_")
 
 
 def in_escapes(secret: str) -> str:
-    """Return a pattern that matches a secret with any characters escaped, once or repeatedly, for
-    JSON, URLs or HTML."""
+    """Return a pattern that matches a secret with any of its characters escaped, once or
+    repeatedly, for JSON, URLs or HTML."""
     spelt = "".join(f"(?:{'|'.join(_spelt(one))})" for one in secret)
+    # the lookahead rejects most positions of a text quickly
     first = "+ " if secret[0] == " " else re.escape(secret[0])
     return rf"(?=[{first}\\%&]){spelt}"
 
 
 class Escaped:
-    """The secrets to find in escaped form, in bytes."""
+    """A search for secrets in escaped form, in bytes."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         self._secrets = sorted((one for one in secrets if one), key=len, reverse=True)
         self._signs = _signs("".join(self._secrets))
 
     def replaced(self, data: bytes, placeholder: bytes) -> bytes:
-        """Return the bytes with a placeholder for each secret."""
+        """Return the bytes with each secret replaced by a placeholder."""
         if any(first in data and sign.search(data) for first, sign in self._signs):
             return self._pattern.sub(placeholder, data)
         return data
@@ -96,8 +103,8 @@ class Escaped:
 
 
 def _signs(secrets: str) -> list[tuple[bytes, re.Pattern[bytes]]]:
-    """Return fast patterns, one of which matches any text with an escaped character of a secret;
-    each with its first byte."""
+    """Return fast patterns, each with its first byte. Any text with an escaped character of a
+    secret matches one of them."""
     characters = sorted({*secrets, *"\\%&"})
     units = "|".join(_hex(one.encode("utf-16-be", "replace")[:2]) for one in characters)
     bytes_ = "|".join(_hex(one.encode("utf-8", "replace")[:1]) for one in characters)

@@ -1,8 +1,8 @@
-"""A YAML or JSON file as plain values whose places are known, so a problem can name its line.
+"""A YAML or JSON file as plain values with known places, so a problem can name its line.
 
-An alias (`*name`) repeats a whole value, so a few lines can stand for any number of values. `check_cost`
-bounds that before any value is made: PyYAML's parser reports events in time proportional to the text,
-while the later stages, composing and constructing, are recursive and follow each alias.
+An alias (`*name`) repeats a whole value, so a few lines can stand for any number of values.
+`check_cost` limits this number before any value is made: PyYAML's parser reports events in time
+proportional to the text, but composing and constructing are recursive and follow each alias.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ Loc: TypeAlias = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The content of a file. `lines` maps a location to its line; JSON files have no lines."""
+    """The content of a file. `lines` maps a location to its line; it is empty for JSON files."""
 
     file: Path
     value: Any
     lines: Mapping[Loc, int]
 
     def line(self, loc: Sequence[str | int]) -> int | None:
-        """Return the line of a location, or of the nearest location around it that has one."""
+        """Return the line of a location, or of the nearest enclosing location that has one."""
         around = (tuple(loc[:length]) for length in range(len(loc), -1, -1))
         return next((self.lines[one] for one in around if one in self.lines), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A place in a configuration file; makes the problems that are found there."""
+    """A place in a configuration file. Makes problems at this place."""
 
     located: Located
     loc: Loc = ()
 
     @property
     def base_dir(self) -> Path:
-        """The directory of the file, from which relative paths in it start."""
+        """The directory of the file, to which relative paths in the file refer."""
         return self.located.file.resolve().parent
 
     def at(self, *steps: str | int) -> Origin:
@@ -62,7 +62,7 @@ _REMEDY: Final = "give the path of a gateway.yaml: roundgate serve PATH, or GATE
 MAX_BYTES: Final = 32 * 1024 * 1024
 MAX_VALUES: Final = 5_000_000
 MAX_ALIASED: Final = 50_000
-"""Values that the aliases of one file may repeat."""
+"""The most values that the aliases of one file may repeat."""
 
 
 def read(
@@ -75,9 +75,11 @@ def read(
     """Parse a file. Dates stay text, because JSON has no dates.
 
     Args:
-        remedy: the remedy to report if there is no such file.
-        has_aliases: whether the file may use a value twice (`*name`).
-        repeated: receives duplicate keys, which are then no error; the last value counts.
+        path: the file; JSON if its name ends with `.json`, otherwise YAML.
+        remedy: the remedy to report if the file cannot be opened.
+        repeated: receives a problem for each duplicate key; the last value counts. Without this
+            list, duplicate keys are an error.
+        has_aliases: whether the file may repeat a value (`*name`).
 
     Raises:
         ConfigError: the file cannot be read, is too large, is not YAML or JSON, or repeats a key.
@@ -107,7 +109,7 @@ def _read_json(path: Path, text: bytes) -> Located:
 
 
 def _read_yaml(path: Path, text: bytes, noted: list[Problem] | None, max_aliased: int) -> Located:
-    import yaml  # a JSON file needs no PyYAML
+    import yaml  # here, because a JSON file needs no PyYAML
 
     class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
         yaml_implicit_resolvers: ClassVar = {
@@ -120,7 +122,7 @@ def _read_yaml(path: Path, text: bytes, noted: list[Problem] | None, max_aliased
         check_cost(text, max_values=MAX_VALUES, max_aliased=max_aliased)
         loader = Loader(text)
         node = loader.get_single_node()
-        # before the values are made, which writes what `<<` refers to into the nodes
+        # before construct_document, which copies the mapping that `<<` refers to into the nodes
         places = list(_places((), node, 1)) if node is not None else []
         value = {} if node is None else loader.construct_document(node)
     except YamlTooCostly as error:
@@ -152,7 +154,7 @@ def _read_yaml(path: Path, text: bytes, noted: list[Problem] | None, max_aliased
 
 
 def _mending(text: bytes, what: str, mark: Any) -> str:
-    """Return the remedy for a syntax error, by the parser's message and its mark."""
+    """Return the remedy for a syntax error, from the parser's message and its mark."""
     if "cannot start any token" in what:
         lines = text.decode("utf-8", "replace").splitlines()
         sign = lines[mark.line][mark.column : mark.column + 1] if mark.line < len(lines) else ""
@@ -169,7 +171,7 @@ _SYNTAX: Final = {
     "unacceptable character": "save the file as UTF-8",
     "unexpected end of stream": "close the quotes, or the bracket, that begin a text and do not end it",
 }
-"""Remedies by words of the parser's message."""
+"""Remedies by words in the parser's message."""
 
 
 def _places(loc: Loc, node: Any, line: int) -> Iterator[tuple[Loc, int]]:
@@ -195,7 +197,7 @@ def dotted(loc: Sequence[str | int]) -> str:
 
 MAX_DEPTH: Final = 200
 MAX_NUMBER: Final = 400
-"""The most characters of a number: the time to read one grows with the square of its length."""
+"""The most characters of a number: the time to read it grows with the square of its length."""
 _NUMBER: Final = re.compile(r"[-+]?(?:0[xX][0-9a-fA-F_]+|[0-9_.:eE+-]+)")
 
 
@@ -203,7 +205,7 @@ def check_cost(text: bytes, *, max_values: int, max_aliased: int) -> None:
     """Check that a YAML text can be read at an acceptable cost.
 
     Args:
-        text: the text.
+        text: the YAML text.
         max_values: the limit on values and keys, including those that aliases repeat.
         max_aliased: the limit on values and keys that aliases repeat; 0 forbids aliases.
 
@@ -219,7 +221,7 @@ def check_cost(text: bytes, *, max_values: int, max_aliased: int) -> None:
 
 
 class _Counter:
-    """A counter of the values of a text, event by event."""
+    """A counter of a text's values. It takes the parser's events one by one."""
 
     def __init__(self, max_values: int, max_aliased: int) -> None:
         self._max_values = max_values
@@ -255,7 +257,7 @@ class _Counter:
             raise YamlTooCostly("has an alias (*name)", line)
         if any(anchor == one for one, _ in self._open):
             raise YamlTooCostly(f"contains itself: *{anchor} is within &{anchor}", line)
-        size = self._sizes.get(anchor, 0)  # an undefined anchor is an error of the composer
+        size = self._sizes.get(anchor, 0)  # the composer reports an undefined anchor
         self._values += size
         self._aliased += size
         if self._aliased > self._max_aliased:

@@ -1,1 +1,1 @@
-"""Python functions as tools, prompts and resources: the kind python."""
+"""The kind `python`: Python functions as tools, prompts and resources."""

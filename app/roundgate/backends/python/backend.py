@@ -1,5 +1,5 @@
-"""Python functions as tools, prompts and resources: the functions of a module that have the
-decorators of `declare`."""
+"""The back end of the kind `python`: the functions of a module with the decorators of `declare`, as
+tools, prompts and resources."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from roundgate.settings import Origin
 
 
 class PythonBackendConfig(BackendConfig):
-    """A module whose functions wear @tool, @prompt and @resource."""
+    """A module whose functions have the decorators @tool, @prompt and @resource."""
 
     kind: Literal["python"]
     path: str | None = Field(None, description="Python file, relative to gateway.yaml.")
@@ -62,7 +62,7 @@ class PythonBackendConfig(BackendConfig):
 
     @property
     def module_name(self) -> str:
-        """Its name in `sys.modules`."""
+        """The module's name in `sys.modules`."""
         return self.module or f"roundgate_backend_{self.name}"
 
     @property
@@ -84,11 +84,11 @@ class PythonBackend:
     """The back end of one module. Plain functions run in threads, async ones in the event loop."""
 
     def __init__(self, config: PythonBackendConfig, origin: Origin, shared: Shared) -> None:
-        """Import the module in the thread that serves, because its objects may belong to a thread
+        """Import the module, in the serving thread because its objects may belong to a thread
         (sqlite3).
 
         Raises:
-            ConfigError: it cannot be imported.
+            ConfigError: the module cannot be imported.
         """
         self._config = config
         self._origin = origin
@@ -96,7 +96,12 @@ class PythonBackend:
         self._module = self._import(shared.modules)
 
     async def offer(self) -> Offering:
-        """Return what the module declares, in the order of its definitions."""
+        """Return the module's declared tools, prompts and resources, in the order of their
+        definitions.
+
+        Raises:
+            ConfigError: lists every declaration that is wrong.
+        """
         tools: list[Tool] = []
         prompts: list[Prompt] = []
         resources: list[Resource] = []
@@ -114,7 +119,7 @@ class PythonBackend:
                         prompts.append(_prompt(callee, declaration.options))
                     case "resource":
                         resources.append(_resource(callee, declaration))
-            except Exception as error:  # pydantic alone raises half a dozen kinds
+            except Exception as error:  # pydantic alone raises half a dozen types
                 problems.append(self._declaration_problem(function, error))
         if problems:
             raise ConfigError(problems)
@@ -129,21 +134,20 @@ class PythonBackend:
                 return loaded.named(str(self._config.module), base)
             return loaded.of_file(base / self._config.path, self._config.module_name)
         except KeyboardInterrupt:
-            raise  # somebody's Ctrl-C
-        except (
-            BaseException
-        ) as error:  # a script that exits, or ends a test, would take the gateway with it
+            raise  # Ctrl-C ends the gateway
+        # SystemExit too: a script that exits, or ends a test, must not end the gateway
+        except BaseException as error:
             problem = self._origin.problem(
                 f"cannot be imported: {type(error).__name__}: {error}{_place(error)}",
                 remedy_for(error, self._config, base),
             )
-            at = innermost(error)  # the user's own line, wherever it was imported from
+            at = innermost(error)  # the user's own line, even in a module that this one imports
             raise ConfigError(
                 [problem if at is None else replace(problem, file=at[0], line=at[1])]
             ) from error
 
     def _faults(self, function: Callable[..., Any], declaration: Declaration) -> list[Problem]:
-        """Return a problem for each option with a wrong value, at the line of the decorator."""
+        """Return a problem for each option with an invalid value, at the line of the decorator."""
         try:
             _adapter(declaration.decorator).validate_python(declaration.options)
         except ValidationError as error:
@@ -174,8 +178,8 @@ class PythonBackend:
 
 
 def declared_in(module: ModuleType) -> Iterator[tuple[Callable[..., Any], Declaration]]:
-    """Yield the decorated functions of a module with their declarations, in the order of the
-    module."""
+    """Yield the decorated functions of a module, each with its declarations, in the module's
+    order."""
     seen: set[int] = set()
     for value in list(vars(module).values()):
         if id(value) not in seen:
@@ -193,7 +197,8 @@ class Callee:
     threads: Threads
 
     async def __call__(self, context: Context, keywords: dict[str, Any]) -> Any:
-        """Return its value; `keywords` are bound already."""
+        """Call the function with `keywords`, which are bound already; return its value. A parameter
+        for the context is filled in."""
         if self.signature.is_async:
             if self.signature.takes_context:
                 keywords[self.signature.takes_context] = context
@@ -201,7 +206,7 @@ class Callee:
         if self.signature.takes_context:
             keywords[self.signature.takes_context] = SyncContext(context)
         value = await self.threads.run(lambda: self.function(**keywords), context.principal)
-        # it may only have called an async function
+        # a plain function may return the coroutine of an async one
         return await value if inspect.isawaitable(value) else value
 
 
@@ -227,7 +232,7 @@ def _tool(callee: Callee, options: Mapping[str, Any]) -> Tool:
     }
 
     task = options.get("task", "forbidden")
-    # without a context it cannot say when
+    # without a context the function cannot call `continue_as_task` itself
     becomes_task_at_once = signature.takes_context is None and task != "forbidden"
 
     async def call(context: Context, arguments: dict[str, Any]) -> ToolResult:
@@ -338,7 +343,7 @@ def _completer(completer: Completer, threads: Threads) -> Complete:
         if inspect.iscoroutinefunction(function):
             return completion(await function(typed))
         value = await threads.run(lambda: function(typed), caller)
-        # it may only have called an async function
+        # a plain function may return the coroutine of an async one
         return completion(await value if inspect.isawaitable(value) else value)
 
     return ask
@@ -350,9 +355,10 @@ def _check_names(what: str, given: Mapping[str, Any], known: Sequence[str]) -> N
 
 
 def _place(error: BaseException) -> str:
-    """Return the place in a user's module where an import failed, as ` (tools.py:12)`."""
+    """Return the place in a user's module where an import failed, as ` (tools.py:12)`; empty if the
+    error's text has the place."""
     if isinstance(error, SyntaxError):
-        return ""  # its text has the place already
+        return ""  # the error's text has the place
     frames = traceback.extract_tb(error.__traceback__)
     ours = max(
         index
@@ -372,9 +378,9 @@ _ASKING: Final = frozenset({"elicit", "elicit_url", "sample", "roots", "ask", "r
 
 
 def may_ask(function: Callable[..., Any]) -> bool:
-    """Return whether a function that takes a context names one of its asking methods.
+    """Return whether a function uses the name of one of `Context`'s asking methods.
 
-    The functions that it calls are not examined. A function that checks `ctx.supports` can do
+    The functions that it calls are not examined. A function that checks `ctx.supports` can work
     without an answer, so it does not count.
     """
     code = getattr(inspect.unwrap(function), "__code__", None)
@@ -383,7 +389,7 @@ def may_ask(function: Callable[..., Any]) -> bool:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Yield the names of attributes in a function and in those defined within it."""
+    """Yield the global names and attributes that a function and the functions defined in it use."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -396,7 +402,7 @@ _REMEDIES: Final = {
     "bool_type": "write True or False",
     "dict_type": 'write a mapping: {"name": value}',
 }
-"""Remedies for options by pydantic's type of the error."""
+"""Remedies for wrong options, by the type of pydantic's error."""
 
 
 @cache
@@ -405,7 +411,7 @@ def _adapter(decorator: str) -> TypeAdapter[Any]:
 
 
 def remedy_for(error: BaseException, config: PythonBackendConfig, base: Path) -> str:
-    """Return the remedy for a failed import."""
+    """Return the remedy for a failed import of a back end's module."""
     said = str(error)
     match error:
         case TypeError() if "unexpected keyword argument" in said and "(@" in said:

@@ -1,15 +1,15 @@
 """The user modules that one configuration has loaded, and their reload.
 
-    renewed ──▶ nothing has changed: the modules stay, and keep what they hold in memory
-            └─▶ a source has changed: all of them leave `sys.modules`, and are imported again as they are asked for
-                    └─▶ that fails: those of before are put back, as if nothing had been tried
+    renewed ──▶ no source has changed: the modules stay, with what they hold in memory
+            └─▶ a source has changed: all of them leave `sys.modules`, and are imported again on demand
+                    └─▶ that fails: the earlier modules are put back
 
 User modules are those beside gateway.yaml and beside the files that it names, including subfolders.
 Installed packages and the standard library are never reloaded. User modules are reloaded together,
 because their dependencies are unknown. A running call keeps its functions and their globals.
 
 A file is one module in a process, however it is imported: `path: tools.py` serves the module that
-`import tools` gave to a test or to a neighbour, and is what `import tools` gives later.
+`import tools` has given to a test or a neighbouring module, and later imports get the same module.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from roundgate.settings.files import Stamp, stamp
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 _STANDARD: Final = Path(sysconfig.get_path("stdlib"))
 _EXECUTED: Final[WeakKeyDictionary[ModuleType, Stamp]] = WeakKeyDictionary()
-"""The state of each file when `Modules` executed it, in any configuration."""
+"""The state of each module's file when a `Modules`, of any configuration, executed it."""
 
 
 class Modules:
@@ -39,19 +39,19 @@ class Modules:
 
     def __init__(self) -> None:
         self._named: dict[str, ModuleType] = {}
-        """The modules that the configuration names."""
+        """The modules that the configuration names, by their names in `sys.modules`."""
         self._stamps: dict[Path, Stamp] = {}
         self._roots: set[Path] = set()
         self._before: frozenset[str] | None = None
-        """The modules that were loaded before any of the users'."""
+        """The names of the modules that were loaded before any user module."""
 
     @property
     def directories(self) -> frozenset[Path]:
-        """The directories of sources, where others may be added."""
+        """The directories of the sources, in which new modules may appear."""
         return frozenset(self._roots | {file.parent for file in self._stamps})
 
     def files(self) -> frozenset[Path]:
-        """Return the loaded sources, also of modules that running functions have imported."""
+        """Return the loaded sources, including modules that running functions have imported."""
         self._note(0)
         return frozenset(self._stamps)
 
@@ -60,8 +60,8 @@ class Modules:
         return frozenset(file for file in self.files() if stamp(file) != self._stamps[file])
 
     def named(self, name: str, base: Path) -> ModuleType:
-        """Import a module by its dotted name, also from the directory `base`. Its exceptions
-        propagate."""
+        """Import a module by its dotted name, also from the directory `base`. The module's
+        exceptions propagate."""
         began_ns = self._begin(base)
         prepend_path(base)
         module = self._named[name] = importlib.import_module(name)
@@ -71,11 +71,11 @@ class Modules:
         return module
 
     def of_file(self, file: Path, name: str) -> ModuleType:
-        """Return the module of a Python file; execute the file as module `name` unless it is
-        imported.
+        """Return the module of a Python file. Execute the file as module `name` unless it is
+        already imported.
 
         Raises:
-            FileNotFoundError: there is no such file. Exceptions of the module propagate.
+            FileNotFoundError: the file does not exist. The module's exceptions propagate.
         """
         loaded = self._named.get(name)
         if loaded is not None and loaded.__file__ == str(file):
@@ -91,8 +91,9 @@ class Modules:
 
     @contextmanager
     def renewed(self) -> Iterator[None]:
-        """Within the block, import changed modules again. If the block raises, restore all modules."""
-        importlib.invalidate_caches()  # a finder may remember a directory as it was
+        """Open a block in which the user modules are loaded again. If a source has changed, unload
+        all of them first; if the block raises, restore them."""
+        importlib.invalidate_caches()  # a finder may have cached a directory's earlier content
         changed, kept = self.changed(), dict(self._ours())
         named, stamps = self._named, self._stamps
         self._named, self._stamps = dict(named), dict(stamps)
@@ -118,8 +119,9 @@ class Modules:
         return time.time_ns()
 
     def _note(self, began_ns: int) -> None:
-        """Record the state of sources. One that was written after the import began counts as
-        changed, because it may have been read before."""
+        """Record the state of sources that are new. A source that was written after the import
+        began, at `began_ns`, counts as changed, because an earlier state may have been read. 0
+        skips this check."""
         for module in self._named.values():
             self._note_file(module, began_ns)
         for _, module in self._ours():
@@ -138,7 +140,7 @@ class Modules:
         before = self._before or frozenset()
         named = {id(module) for module in self._named.values()}
         for name, module in list(sys.modules.items()):
-            if id(module) in named:  # under every name it has
+            if id(module) in named:  # yielded under each of its names
                 if _source(module) is not None:
                     yield name, module
             elif (
@@ -152,7 +154,8 @@ class Modules:
 
 
 def _source(module: ModuleType) -> Path | None:
-    """Return the Python file of a module, unless it is an installed one."""
+    """Return the Python file of a module; `None` if it has none, is installed, or belongs to the
+    standard library."""
     file = getattr(module, "__dict__", {}).get("__file__")
     if not isinstance(file, str) or not file.endswith(".py"):
         return None
@@ -161,8 +164,8 @@ def _source(module: ModuleType) -> Path | None:
 
 
 def _imported(file: Path) -> ModuleType | None:
-    """Return the module that this file already is, under any name, or `None` if there is none or
-    the file has changed. A module made by `import` wins over one that `_execute` made."""
+    """Return the module of this file, under any name; `None` if the file is not imported or has
+    changed since `_execute`. A module that `import` made wins over one that `_execute` made."""
     ours: ModuleType | None = None
     for name, module in list(sys.modules.items()):
         source = getattr(module, "__dict__", {}).get("__file__")
@@ -178,8 +181,8 @@ def _imported(file: Path) -> ModuleType | None:
 
 
 def _execute(file: Path, name: str) -> ModuleType:
-    """Execute a file as a module under a name, and under the name by which its neighbours import
-    it. Its exceptions propagate."""
+    """Execute a file as the module `name`, and also under its stem if `import STEM` would find this
+    file. The module's exceptions propagate."""
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise FileNotFoundError(f"{file.name} in {file.parent} is no Python file")
@@ -216,12 +219,14 @@ def _is_found(file: Path) -> bool:
 
 
 def _forget_bytecode(file: Path) -> None:
-    """Delete cached bytecode, which Python trusts if size and second of the source are the same."""
+    """Delete cached bytecode: Python would use it if the source's size and the second of its last
+    write are unchanged."""
     with suppress(OSError, NotImplementedError):
         Path(importlib.util.cache_from_source(str(file))).unlink()
 
 
 def prepend_path(directory: Path) -> None:
-    """Let a tool module import its neighbours, as a script could."""
+    """Add a directory to `sys.path`, so a module there can import its neighbours, as a script
+    can."""
     if str(directory) not in sys.path:
         sys.path.insert(0, str(directory))

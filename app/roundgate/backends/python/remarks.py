@@ -1,4 +1,5 @@
-"""Remarks of `roundgate check` on a module: what can be served and is hardly meant."""
+"""The remarks of `roundgate check` on a module: parts that can be served but are probably
+mistakes."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ def _methods(
 
 
 def _hidden(module: ModuleType) -> Iterator[Problem]:
-    """Yield a problem for each tool whose name a later function takes."""
+    """Yield a problem for each decorated function that a later function of the same name
+    replaces."""
     file = Path(str(module.__file__))
     lines: dict[str, int] = {}
     for node in ast.parse(file.read_bytes()).body:
@@ -100,7 +102,7 @@ def _fits(default: Any, hint: Any) -> bool:
         TypeAdapter(hint).validate_python(default)
     except ValidationError:
         return False
-    except Exception:  # a type without a schema of its own is no matter of its default
+    except Exception:  # the type has no schema, which is not the default's fault
         return True
     return True
 
