@@ -1,6 +1,6 @@
 """Functions for calls in rounds, for programs that send the requests themselves.
 
-    envelope ─▶ recognize_input_required ─▶ collect_responses ─▶ build_retry_params ─▶ the next request
+    envelope ─▶ recognize_input_required ─▶ collect_responses ─▶ build_retry_params ─▶ next request
 
 Names and rules follow mcptest's page on elicitation, which was written before the revision was
 final. The page's form of a round (requests and responses as arrays, without `resultType`) is

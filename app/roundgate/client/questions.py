@@ -12,7 +12,7 @@ an answer against the schema of the question and turns it into the result to sen
 
 The argument `answers=` of a client or a call is one of these, and becomes an `Answers`:
 
-    {"confirm": {"go": True}}            by the key of a question, else by the names of a form's fields
+    {"confirm": {"go": True}}            by a question's key, else by the names of a form's fields
     lambda question: …                   a function, plain or async; `None` is no answer
     [first, second]                      sources; the first that has an answer counts
     by_schema({"type": "boolean"}, True) every form field whose schema has these members

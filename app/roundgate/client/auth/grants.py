@@ -6,7 +6,7 @@ identity (RFC 7523), and enterprise-managed authorization (an identity assertion
 RFC 7523). The login is the authorization code grant with PKCE, with a callback on this machine
 (RFC 8252):
 
-    browser ──▶ authorization server: who are you, may this client …? ──▶ http://127.0.0.1:port/callback?code=…
+    browser ──▶ authorization server: login and consent ──▶ http://127.0.0.1:port/callback?code=…
     client ──▶ token endpoint: the code, with the verifier that only this client knows
 """
 

@@ -1,5 +1,5 @@
-"""OAuth for MCP servers: discovery of the authorization server (RFC 9728, RFC 8414, OpenID Connect),
-scopes, the token endpoint, refresh, step-up, and storage. Subclasses obtain the first token.
+"""OAuth for MCP servers: discovery (RFC 9728, RFC 8414, OpenID Connect), scopes, token endpoint,
+refresh, step-up, and storage. Subclasses obtain the first token.
 
 Documents are fetched without credentials, and used only under the specification's conditions: the
 resource must contain the server's endpoint, the issuer must be the issuer whose document was
