@@ -1,5 +1,5 @@
-"""A client of MCP servers of any revision: calls through their rounds, tasks to their end, and the
-sources of answers.
+"""A client for MCP servers of any protocol revision. It answers the questions of a call, follows
+tasks, and reports changes.
 
     from roundgate.client import Client
 

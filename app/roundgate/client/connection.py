@@ -1,8 +1,8 @@
-"""The agreement of a client with a server: revision, session, cached results, listed tools. Drives
-the generators of `flows`.
+"""The connection of a client to one server: negotiated revision, cached results, listed tools. It
+runs the generators of `flows`.
 
-The revision is negotiated before the first request, and again when an older server has forgotten
-the session.
+The revision is negotiated before the first request, and again if an older server has forgotten the
+session.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MAX_LOGGED: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """The options of one call, as `Client.call` has them."""
+    """The options of one call; see `Client.call`."""
 
     answers: AnswersLike = None
     max_rounds: int | None = None
@@ -56,7 +56,7 @@ class CallOptions:
 
 
 class Connection:
-    """One client at one server."""
+    """The connection of one client to one server."""
 
     def __init__(
         self,
@@ -68,12 +68,15 @@ class Connection:
         answers: Answers,
         clock: Clock,
     ) -> None:
-        """Send nothing yet. `info` and `capabilities` are the client's; `versions` may be spoken,
-        the newest first; `answers` are asked after those of a call."""
+        """Prepare the connection without sending anything.
+
+        `info` and `capabilities` describe the client. `versions` are the revisions that it may
+        speak, newest first. `answers` is tried after the answers of a call.
+        """
         self.link = link
         self.limits = link.limits
         self.server: ServerInfo | None = None
-        """The server's description of itself, `None` until the revision is known."""
+        """The server's description of itself; `None` until the revision is known."""
         self.cache = Cache(clock, link.limits.max_cached)
         self.tools = ToolList(self)
         self._info = info
@@ -87,7 +90,8 @@ class Connection:
         self._connecting = asyncio.Lock()
 
     async def connect(self) -> ServerInfo:
-        """Find the revision to speak, unless it is known, and return the server's description."""
+        """Negotiate the revision, unless it is known, and return the server's description of
+        itself."""
         if self.server is None:
             async with self._connecting:
                 if self.server is None:
@@ -106,9 +110,15 @@ class Connection:
         answers: AnswersLike = None,
         on_task: Callable[[TaskState], Any] | None = None,
     ) -> T:
-        """Run a flow until it returns, and return its value. `listener` is of each request,
-        `answers` are asked before those of the client, and `on_task` is called with each state of
-        the task that the flow follows. Raise the `ClientError` that a flow does not catch."""
+        """Run a flow and return its value.
+
+        `listener` handles notifications and questions during each request. `answers` is tried
+        before the answers of the client. `on_task` is called with each state of the task that the
+        flow follows.
+
+        Raises:
+            ClientError: an error that the flow raises or does not catch.
+        """
         outcome: Any = None
         error: Exception | None = None
         try:
@@ -136,12 +146,12 @@ class Connection:
             return stop.value  # type: ignore[no-any-return]
 
     async def items(self, method: str, name: str) -> list[Json]:
-        """Return all items of a list, page after page."""
+        """Return the items of all pages of a list."""
         await self.connect()
         return await self.drive(every_page(method, name, self.limits))
 
     async def request(self, method: str, params: Json) -> Json:
-        """Send any request, unless its result is cached, and return the result."""
+        """Return the result of any request, from the cache if it is fresh."""
         return await self._send(method, params, method in _REPEATABLE, NO_LISTENER)
 
     async def _send(
@@ -152,7 +162,8 @@ class Connection:
         listener: Listener,
         version: str | None = None,
     ) -> Json:
-        """Send a request; with `version`, one of the negotiation itself."""
+        """Return the result of a request, from the cache if it is fresh. `version` is set for
+        requests of the negotiation, which are sent before the connection exists."""
         if version is None:
             await self.connect()
             if (cached := self.cache.get(method, params)) is not None:
@@ -167,8 +178,8 @@ class Connection:
         return result
 
     async def _send_in_new_session(self, method: str, params: Json, listener: Listener) -> Json:
-        """Send a request again that an older server did not act on, because it forgot the
-        session."""
+        """Start a new session and send the request again: the server forgot the old session and did
+        not act on the request. Raise `BadAnswer` if it forgets the new session as well."""
         self.link.session_id = None
         await self.link.end_session()
         self.server = self.link.version = None
@@ -183,8 +194,8 @@ class Connection:
     async def _answer(
         self, questions: Sequence[Question], answers: AnswersLike, request_state: str | None = None
     ) -> dict[str, Json]:
-        """Return responses from the answers of a call, then those of the client. Raise `BadAnswer`
-        if the server asks for something that the client did not declare."""
+        """Return responses by key, from the answers of a call or else of the client. Raise
+        `BadAnswer` if the client did not declare a question's kind."""
         for question in questions:
             self._refuse_undeclared(question)
         sources = self._answers if answers is None else Answers(answers, self._answers)
@@ -198,8 +209,8 @@ class Connection:
             )
 
     def listener(self, options: CallOptions, target: str, headers: Headers = ()) -> Listener:
-        """Return the listener of a call's requests. `target` is the tool, prompt or resource, for
-        questions about it; `headers` repeat arguments."""
+        """Return the listener of a call's requests. `target` is the tool, prompt or resource that
+        its questions name; `headers` repeat arguments."""
         on_progress, on_log = options.on_progress, options.on_log
         meta: Json = {}
         token = self._clock.new_id() if on_progress is not None else None
@@ -234,7 +245,7 @@ class Connection:
             except Unanswered:
                 if question.kind is not Kind.ROOTS:
                     raise
-                # Some servers ask for roots whatever is called: without an answer, there are none.
+                # Some servers ask for roots in every call. A client without an answer has none.
                 return {"result": {"roots": []}}
             return {"result": responses[question.key]}
 
@@ -251,7 +262,8 @@ def _progress(params: Json) -> Progress:
 
 
 async def within(work: Coroutine[Any, Any, T], timeout_s: float | None, what: str) -> T:
-    """Await work, and raise `TimedOut` if it takes longer; `None` waits without a limit."""
+    """Return the result of `work`. Raise `TimedOut`, which names `what`, after `timeout_s` seconds;
+    `None` sets no limit."""
     if timeout_s is None:
         return await work
     try:
@@ -262,10 +274,10 @@ async def within(work: Coroutine[Any, Any, T], timeout_s: float | None, what: st
 
 
 class Cache:
-    """Fresh results by method and params (server/utilities/caching), with the least recently used
-    dropped first.
+    """A cache of results by method and params (server/utilities/caching). The least recently used
+    result is dropped first.
 
-    A client has one set of credentials, so `cacheScope` makes no difference.
+    A client has a single set of credentials, so `cacheScope` makes no difference.
     """
 
     def __init__(self, clock: Clock, size: int) -> None:
@@ -274,7 +286,7 @@ class Cache:
         self._results: OrderedDict[tuple[str, bytes], tuple[float, Json]] = OrderedDict()
 
     def get(self, method: str, params: Json) -> Json | None:
-        """Return a fresh result, `None` if there is none."""
+        """Return a cached result; `None` if there is none or it has expired."""
         if method not in _CACHEABLE:
             return None
         key = method, encode(params)
@@ -288,7 +300,8 @@ class Cache:
         return result
 
     def put(self, method: str, params: Json, result: Json) -> None:
-        """Keep a result for its `ttlMs`; never one of a request with answers or a state."""
+        """Keep a result for its `ttlMs`, at most 24 h. The result of a request with answers or a
+        state is never kept."""
         ttl_ms = result.get("ttlMs")
         if (
             method not in _CACHEABLE
@@ -305,7 +318,7 @@ class Cache:
             self._results.popitem(last=False)
 
     def take(self, method: str, params: Json) -> None:
-        """Forget the results that a notification is about."""
+        """Remove the results that a notification invalidates."""
         if method == "notifications/resources/updated":
             self._results.pop(("resources/read", encode({"uri": params.get("uri")})), None)
         elif method.endswith("/list_changed"):
@@ -313,22 +326,22 @@ class Cache:
             self.clear(*(name for name in _LISTS if name.startswith(subject)))
 
     def clear(self, *methods: str) -> None:
-        """Forget the results of these methods."""
+        """Remove the results of these methods."""
         for key in [key for key in self._results if key[0] in methods]:
             del self._results[key]
 
 
 class ToolList:
-    """The tools of one server, as they were last listed, without those that must not be used."""
+    """The latest list of a server's tools, without the tools that must not be used."""
 
     def __init__(self, connection: Connection) -> None:
         self.rejected: dict[str, str] = {}
-        """Listed tools that must not be used, with the reason."""
+        """The reason why each listed tool must not be used, by the tool's name."""
         self._connection = connection
         self._tools: dict[str, Tool] | None = None
 
     async def read(self) -> list[Tool]:
-        """Ask the server for its tools, page after page."""
+        """Read all pages of the list and return the usable tools; log the newly rejected ones."""
         items = await self._connection.items("tools/list", "tools")
         tools: dict[str, Tool] = {}
         rejected: dict[str, str] = {}
@@ -344,7 +357,7 @@ class ToolList:
         return list(tools.values())
 
     async def read_once(self) -> None:
-        """Ask for the tools if that was never done. A server without a list has none."""
+        """Read the list, unless it was read before. A server that refuses to list has no tools."""
         if self._tools is None:
             try:
                 await self.read()
@@ -352,21 +365,25 @@ class ToolList:
                 self._tools = {}
 
     async def read_again(self) -> None:
-        """Ask for the tools even if the list is cached."""
+        """Read the list from the server even if it is cached."""
         self._connection.cache.clear("tools/list")
         await self.read()
 
     def known(self, name: str) -> Tool | None:
-        """Return a tool that was listed, `None` if it was not. Raise `ClientError` if it must not
-        be used."""
+        """Return a tool from the latest list; `None` if it is not listed. Raise `ClientError` if
+        the tool must not be used."""
         tool = (self._tools or {}).get(name)
         if tool is None and name in self.rejected:
             raise ClientError(f"The tool {name!r} must not be used: {self.rejected[name]}")
         return tool
 
     async def find(self, name: str) -> Tool:
-        """Return a tool by its name; ask for the list if it is not known. Raise `ClientError` if
-        there is none, with similar names."""
+        """Return a tool by its name; read the list if the tool is not known.
+
+        Raises:
+            ClientError: the server has no such tool (the error lists similar names), or the tool
+                must not be used.
+        """
         if self._tools is None or name not in self._tools:
             await self.read()
         if (tool := self.known(name)) is not None:

@@ -1,9 +1,9 @@
-"""The pieces of a call in rounds, for programs that send the requests themselves.
+"""Functions for calls in rounds, for programs that send the requests themselves.
 
-    envelope ─▶ recognize_input_required ─▶ collect_responses ─▶ build_retry_params ─▶ the next request
+    envelope ─▶ recognize_input_required ─▶ collect_responses ─▶ build_retry_params ─▶ next request
 
-Names and rules are those of mcptest's page on elicitation, which was written before the revision
-was final. Its shape of a round (requests and responses as arrays, without `resultType`) is
+Names and rules follow mcptest's page on elicitation, which was written before the revision was
+final. The page's form of a round (requests and responses as arrays, without `resultType`) is
 recognized, but produced only with `dialect=ARRAY`.
 """
 
@@ -27,14 +27,14 @@ STANDARD: Final = "standard"
 ARRAY: Final = "array"
 
 InputResponseFixture: TypeAlias = Mapping[str, Any]
-"""Answers by the id of their request, as `response_to` takes them; bare values in the array
-dialect."""
+"""Answers by the id of their request, in a form that `response_to` accepts; in the array dialect,
+bare values."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputRequest:
-    """One request for input. `kind` is a question's (`form`, …), in the array dialect a type such
-    as `string`."""
+    """One request for input. `kind` is the kind of the question (`form`, …); in the array dialect,
+    a type such as `string`."""
 
     id: str
     kind: str
@@ -53,7 +53,7 @@ class InputResponse:
 
 @dataclass(frozen=True, slots=True)
 class InputRequiredResult:
-    """A result that asks for input. `description` is of the array dialect."""
+    """A result that asks for input. Only the array dialect has a `description`."""
 
     input_requests: tuple[InputRequest, ...]
     request_state: str | None
@@ -69,11 +69,11 @@ def recognize_input_required(
     envelope: Any,
     limits: Limits = Limits(),  # noqa: B008 — frozen
 ) -> InputRequiredResult | None:
-    """Return the round in a JSON-RPC response, `None` if there is none, or only half a round of the
-    array dialect.
+    """Return the round in a JSON-RPC response; `None` if the response does not ask for input, or
+    has an incomplete round of the array dialect.
 
     Raises:
-        BadAnswer: it says `resultType: "input_required"` and breaks the protocol's rules.
+        BadAnswer: the response has `resultType: "input_required"` and breaks the protocol.
     """
     result = envelope.get("result") if isinstance(envelope, Mapping) else None
     if not isinstance(result, dict):
@@ -111,7 +111,7 @@ def _read_array_dialect(result: Json) -> InputRequiredResult | None:
 def collect_responses(
     requests: Sequence[InputRequest], fixture: InputResponseFixture
 ) -> list[InputResponse]:
-    """Return the answers of a fixture, without optional ones that it does not have.
+    """Return the fixture's answer to each request; skip optional requests without an answer.
 
     Raises:
         Unanswered: a required answer is missing.
@@ -137,9 +137,10 @@ def build_retry_params(
     responses: Sequence[InputResponse],
     dialect: Dialect = STANDARD,
 ) -> Json:
-    """Return the params of the next request: the first request's, the answers, and the state.
+    """Return the params of the next request: the `original` params, the answers, and the state.
 
-    Members that an earlier round added are removed. Params that are no object count as none.
+    Answers and state of an earlier round are removed. An `original` that is not a mapping counts as
+    empty.
     """
     params: Json = dict(original) if isinstance(original, Mapping) else {}
     for name in ("inputResponses", "requestState"):
@@ -162,13 +163,14 @@ async def run_elicitation_chain(
     *,
     dialect: Dialect = STANDARD,
 ) -> Any:
-    """Answer rounds from a fixture until a response asks for nothing, and return that response.
-    `next_response` sends params.
+    """Answer rounds from a fixture, and return the first response that does not ask for input.
+    `next_response` sends params and returns the response.
 
     Raises:
         TooManyRounds: the server still asks after `max_rounds` rounds.
-        BadAnswer: it asks in another dialect.
-        Unanswered, AnswerInvalid: as `collect_responses`.
+        BadAnswer: the server breaks the protocol, or asks in another dialect.
+        Unanswered: a required answer or `next_response` is missing.
+        AnswerInvalid: an answer does not fit its question.
     """
     response = initial_response
     for _ in range(max_rounds):

@@ -1,14 +1,15 @@
-"""The steps of a client as generators without I/O: they yield effects and are sent the outcomes.
+"""The protocol logic of the client as generators without I/O. They yield effects and receive the
+outcomes:
 
-    Send      a JSON-RPC request         is sent its result; an error is thrown in
-    Tell      a notification             is sent `None`
-    Ask       questions                  is sent the responses by key
-    Pause     milliseconds to wait       is sent `None`
-    Show      the state of a task        is sent `None`
+    Send      a JSON-RPC request         receives its result, or its error as an exception
+    Tell      a notification             receives `None`
+    Ask       questions                  receives the responses by key
+    Pause     milliseconds to wait       receives `None`
+    Show      the state of a task        receives `None`
 
-The driver does all I/O: the connection over HTTP, or a test with a list of replies.
+A driver performs the I/O: `Connection.drive` over HTTP, or a test from a list of replies.
 
-Revision 2025-11-25 has tasks of its own, which it calls experimental (basic/utilities/tasks):
+Revision 2025-11-25 has experimental tasks of its own (basic/utilities/tasks):
 
     tools/call {…, "task": {}}   ──▶  {"task": {"taskId": …, "status": "working", "pollInterval": 1000, "ttl": …}}
     tasks/get {"taskId": …}      ──▶  {"taskId": …, "status": …}
@@ -44,7 +45,7 @@ VERSIONS: Final = (LATEST, *LEGACY)
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """A request. `may_repeat` says that sending it twice does no harm; `version` overrides the
+    """A request to send. `may_repeat` is true if sending it twice is safe; `version` overrides the
     connection's revision."""
 
     method: str
@@ -55,7 +56,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """A notification."""
+    """A notification to send."""
 
     method: str
     version: str
@@ -63,7 +64,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Questions to answer; `request_state` continues the call afterwards."""
+    """Questions to answer. `request_state` is the state with which the call continues."""
 
     questions: Sequence[Question]
     request_state: str | None
@@ -71,14 +72,14 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A wait."""
+    """A wait of `ms` milliseconds."""
 
     ms: float
 
 
 @dataclass(frozen=True, slots=True)
 class Show:
-    """A state of a task that was read."""
+    """The latest state of a task, for `on_task`."""
 
     task: TaskState
 
@@ -90,7 +91,7 @@ Flow: TypeAlias = Generator[Effect, Any, T]
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of a call: its result, the number of requests, and the task that it became."""
+    """A finished call: its result, the number of its rounds, and its task if it became one."""
 
     result: Json
     rounds: int
@@ -109,8 +110,8 @@ class InputRequired:
 
 
 def read_input_required(result: Json, limits: Limits) -> InputRequired | None:
-    """Return the questions in a result, `None` if it does not ask. Raise `BadAnswer` if it says
-    that it asks, and asks nothing or too much."""
+    """Return the questions and the state in a result; `None` if it does not ask for input. Raise
+    `BadAnswer` if both are missing, or if one is malformed or beyond a limit."""
     if result.get("resultType", "complete") != "input_required":
         return None
     requests, state = result.get("inputRequests"), result.get("requestState")
@@ -141,19 +142,23 @@ def call(
     max_rounds: int | None = None,
     detach: bool = False,
 ) -> Flow[Finished]:
-    """Make a request through its rounds (basic/patterns/mrtr), and through its task if it becomes
+    """Send a request, through its rounds (basic/patterns/mrtr), and follow its task if it becomes
     one.
 
     Each round sends the original params with the answers and the state of the last round only.
-    With `detach` a task is returned as it was created, with an empty result.
+    With `detach`, a task is returned as it was created, with an empty result.
 
     Raises:
-        TooManyRounds, BadAnswer, and the errors that are thrown in.
+        TooManyRounds: the server still asks after `max_rounds` rounds.
+        TaskEnded: the task failed or was cancelled.
+        BadAnswer: the server broke the protocol.
+        ClientError: an error that the driver throws in.
     """
     rounds = max_rounds or limits.max_rounds
     round_params: Json = params
     for number in range(1, rounds + 1):
-        # A server must take the same state and answers twice: the response may have been lost.
+        # Repeating a state is safe: servers must accept the same state and answers twice, because
+        # the response may have been lost.
         is_repeatable = may_repeat or "requestState" in round_params
         result: Json = yield Send(method, round_params, is_repeatable)
         kind = result.get("resultType", "complete")
@@ -182,12 +187,12 @@ def call(
 _SHORTEST_POLL_MS: Final = 20
 _USUAL_POLL_MS: Final = 1_000
 _PATIENCE_MS: Final = 120_000
-"""For how long a task may repeat answered questions: a server may process answers after it has
-acknowledged them."""
+"""How long a task may repeat answered questions: a server may acknowledge answers before it
+processes them."""
 
 
 def poll_ms(task: TaskState, limits: Limits) -> float:
-    """Return when to poll a task again: the server's interval, within bounds."""
+    """Return the time until a task's next poll, in ms: the server's interval, within bounds."""
     interval_ms = _USUAL_POLL_MS if task.poll_interval_ms is None else task.poll_interval_ms
     return min(max(interval_ms, _SHORTEST_POLL_MS), limits.max_poll_s * 1_000)
 
@@ -195,11 +200,12 @@ def poll_ms(task: TaskState, limits: Limits) -> float:
 def follow(
     task_id: str, limits: Limits, known: TaskState | None = None, target: str = ""
 ) -> Flow[Json]:
-    """Poll a task until it ends, with its questions answered, and return the result of its call.
+    """Poll a task until it ends, answer its questions, and return the result of its call.
 
     Raises:
-        TaskEnded: it failed or was cancelled.
-        BadAnswer, and the errors that are thrown in.
+        TaskEnded: the task failed or was cancelled.
+        BadAnswer: the server broke the protocol, or ignores answers.
+        ClientError: an error that the driver throws in.
     """
     answered: set[str] = set()
     ignored_ms = 0.0
@@ -225,7 +231,7 @@ def follow(
                 )
             questions = [Question.read(key, request, target) for key, request in new.items()]
             responses = yield Ask(questions, None)
-            # Sending them again does no harm: the server ignores keys that were answered.
+            # Repeating the answers is safe: the server ignores keys that were answered.
             yield Send("tasks/update", {"taskId": task_id, "inputResponses": responses}, True)
             answered |= new.keys()
             ignored_ms = 0.0
@@ -244,8 +250,8 @@ def _outcome(task: TaskState) -> Json:
     """Return the result of a task that is over.
 
     Raises:
-        TaskEnded: it failed or was cancelled.
-        BadAnswer: it completed without a result.
+        TaskEnded: the task failed or was cancelled.
+        BadAnswer: the task completed without a result.
     """
     if task.status == "completed":
         if task.result is None:
@@ -264,14 +270,14 @@ def _cancelled(task: TaskState) -> TaskEnded:
 
 
 def rpc_error(error: Any) -> RpcError:
-    """Return a JSON-RPC error object as an exception. Raise `BadAnswer` if it is none."""
+    """Return the exception for a JSON-RPC error object. Raise `BadAnswer` if it is malformed."""
     if is_error(error):
         return RpcError(error["code"], error["message"][:2_000], error.get("data"))
     raise BadAnswer("The server sent an error without a code and a message")
 
 
 def is_error(error: Any) -> bool:
-    """Return whether this is the `error` of a JSON-RPC response."""
+    """Return whether a value is a valid `error` of a JSON-RPC response."""
     return (
         isinstance(error, dict)
         and isinstance(error.get("code"), int)
@@ -283,7 +289,7 @@ def is_error(error: Any) -> bool:
 
 
 def has_older_tasks(server: ServerInfo) -> bool:
-    """Return whether a server can run calls of tools as tasks of 2025-11-25."""
+    """Return whether a server can run tool calls as tasks of revision 2025-11-25."""
     capability: object = server.capabilities
     for name in ("tasks", "requests", "tools", "call"):
         capability = capability.get(name) if isinstance(capability, dict) else None
@@ -291,26 +297,29 @@ def has_older_tasks(server: ServerInfo) -> bool:
 
 
 def wants_older_task(tool: Tool | None, *, detach: bool) -> bool:
-    """Return whether to call a tool as a task: if it must be, or if it may be and the caller does
-    not wait."""
+    """Return whether to call a tool as a task: if the tool requires it, or allows it and the caller
+    does not wait (`detach`)."""
     execution = tool.raw.get("execution") if tool is not None else None
     support = execution.get("taskSupport") if isinstance(execution, dict) else None
     return support == "required" or (support == "optional" and detach)
 
 
 def read_older_task(raw: Json, task_id: str | None = None) -> TaskState:
-    """Read `task` of a created task, or `tasks/get`. Raise `BadAnswer` if it is no task, or another
-    than `task_id`."""
+    """Read the `task` of a created task, or the result of `tasks/get`. Raise `BadAnswer` if it is
+    malformed or has another id than `task_id`."""
     renamed = {"pollIntervalMs": raw.get("pollInterval"), "ttlMs": raw.get("ttl")}
     state = {key: value for key, value in raw.items() if key not in ("result", "error")}
     return TaskState.read({**state, **renamed, "inputRequests": None}, task_id)
 
 
 def call_as_older_task(params: Json, limits: Limits, *, detach: bool) -> Flow[Finished]:
-    """Call a tool as a task and follow it to its end; with `detach`, return it as it was created.
+    """Call a tool as a task and follow the task to its end. With `detach`, the task is returned as
+    it was created.
 
     Raises:
-        TaskEnded, BadAnswer, and the errors that are thrown in.
+        TaskEnded: the task failed or was cancelled.
+        BadAnswer: the server broke the protocol.
+        ClientError: an error that the driver throws in.
     """
     created: Json = yield Send("tools/call", {**params, "task": {}}, False)
     task = read_older_task(member(created, "task", dict, "a task that was created"))
@@ -319,11 +328,12 @@ def call_as_older_task(params: Json, limits: Limits, *, detach: bool) -> Flow[Fi
 
 
 def follow_older(task_id: str, limits: Limits, known: TaskState | None = None) -> Flow[Json]:
-    """Poll a task until it ends, and return the result of its call.
+    """Poll a task until it ends or asks, and return the result of its call.
 
     Raises:
-        TaskEnded: it failed or was cancelled.
-        BadAnswer, and the errors that are thrown in.
+        TaskEnded: the task failed or was cancelled.
+        BadAnswer: the server broke the protocol.
+        ClientError: an error that the driver throws in.
     """
     params = {"taskId": task_id}
     task = known or read_older_task((yield Send("tasks/get", params, True)), task_id)
@@ -331,7 +341,7 @@ def follow_older(task_id: str, limits: Limits, known: TaskState | None = None) -
         yield Show(task)
         if task.status == "cancelled":
             raise _cancelled(task)
-        # Its questions come on the stream of the request for its result.
+        # The server asks on the stream of `tasks/result`, so request the result now.
         if task.is_over or task.status == "input_required":
             break
         yield Pause(poll_ms(task, limits))
@@ -355,8 +365,9 @@ _MAX_PROBES: Final = 3
 def negotiate(
     info: Json, capabilities: Json, versions: Sequence[str] = VERSIONS
 ) -> Flow[ServerInfo]:
-    """Find the revision to speak (basic/versioning): by `server/discover`, then by `initialize`.
-    Raise `NoCommonVersion` if the server speaks none of `versions`."""
+    """Negotiate the revision by `server/discover`, then by `initialize` (basic/versioning), and
+    return the server's description of itself. Raise `NoCommonVersion` if the server speaks none of
+    `versions`."""
     modern = [version for version in versions if is_modern(version)]
     legacy = [version for version in versions if not is_modern(version)]
     supported: Sequence[str] = ()
@@ -375,7 +386,7 @@ def negotiate(
             if not _is_of_older_servers(error.status):
                 raise
         except BadAnswer:
-            pass  # no message of this revision; the error of the handshake is more helpful
+            pass  # not a message of this revision; the older handshake fails with a better error
         except TimedOut as error:
             if not error.was_sent:
                 raise
@@ -394,8 +405,8 @@ def negotiate(
 
 
 def _is_of_older_servers(status: int) -> bool:
-    """Return whether an older server answers unknown requests with this status, rather than because
-    of the caller or its own health."""
+    """Return whether an HTTP status can mean that an older server does not know the request. Other
+    statuses concern the caller or the state of the server."""
     return status == 501 or (400 <= status < 500 and status not in (401, 403, 407, 408, 429))
 
 
@@ -439,8 +450,8 @@ _LONGEST_CURSOR: Final = 64 * 1024
 
 
 def every_page(method: str, name: str, limits: Limits) -> Flow[list[Json]]:
-    """Return all items of a list, page after page (server/utilities/pagination). Raise `BadAnswer`
-    if a page is malformed, a cursor repeats, or the list is beyond a limit."""
+    """Return the items of all pages of a list (server/utilities/pagination). Raise `BadAnswer` if a
+    page is malformed, a cursor repeats, or the list exceeds a limit."""
     items: list[Json] = []
     cursors: set[str] = set()
     params: Json = {}

@@ -1,7 +1,7 @@
-"""What outlives a request: tasks, and streams of changes.
+"""Tasks and streams of changes, which outlive a request.
 
-A handle of a task is the server's URL with the task's id behind `#task=`. It is no secret: without
-the credentials of the caller who started the task it opens nothing.
+The handle of a task is the server's URL followed by `#task=` and the task's id. It is not secret:
+using it takes the credentials of the caller who started the task.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MARK: Final = "#task="
 
 
 def handle_of(url: str, task_id: str) -> str:
-    """Return the handle of a task: `https://host/mcp#task=786512e2`."""
+    """Return the handle of a task, such as `https://host/mcp#task=786512e2`."""
     return f"{url}{_MARK}{quote(task_id, safe='')}"
 
 
@@ -44,7 +44,7 @@ def split_handle(handle: str) -> tuple[str, str]:
     """Return the URL of the server and the id of the task.
 
     Raises:
-        WrongHandle: it is no handle.
+        WrongHandle: the handle is malformed.
     """
     url, mark, task_id = handle.partition(_MARK)
     if not mark or not task_id or not url.startswith(("http://", "https://")):
@@ -53,7 +53,8 @@ def split_handle(handle: str) -> tuple[str, str]:
 
 
 class Task:
-    """A task that was started or resumed. If its call ended at once, it is over and has no id."""
+    """A task that was started or resumed. If the call ended without a task, `is_over` is true and
+    `id` is empty."""
 
     def __init__(
         self,
@@ -90,12 +91,13 @@ class Task:
         timeout_s: float | None = None,
         on_task: Callable[[TaskState], Any] | None = None,
     ) -> CallResult:
-        """Wait for the result; questions are answered from `answers`, then from the client's.
+        """Wait for the task's end and return its result. Questions are answered from `answers`, or
+        else from the client's answers.
 
         Raises:
             TaskEnded: the task failed or was cancelled.
-            Unanswered: a question has no answer. The task stays as it is.
-            TimedOut: `timeout_s` passed. The task goes on.
+            Unanswered: a question has no answer. The task keeps waiting for one.
+            TimedOut: `timeout_s` seconds passed. The task continues.
         """
         if self._result is None:
             self._result = await self._follow(answers, timeout_s, on_task)
@@ -114,7 +116,7 @@ class Task:
             self.state = state
             return on_task(state) if on_task is not None else None
 
-        # Questions that were seen may have been answered since.
+        # Do not start from a state with questions: they may have been answered since.
         known = None if self.state and self.state.status == "input_required" else self.state
         listener = connection.listener(CallOptions(answers), self._target)
         if is_older:
@@ -127,7 +129,7 @@ class Task:
         return CallResult.read(await within(work, timeout_s, "the task"), 1)
 
     async def get(self) -> TaskState:
-        """Poll the task once."""
+        """Request the state of the task once and return it."""
         result = await self._connection.request("tasks/get", {"taskId": self.id})
         server = await self._connection.connect()
         read = TaskState.read if server.is_modern else read_older_task
@@ -135,7 +137,8 @@ class Task:
         return self.state
 
     async def update(self, answers: Mapping[str, Any]) -> None:
-        """Answer questions by key, each as `response_to` takes it.
+        """Send answers by key, each in a form that `response_to` accepts. The answer to an unknown
+        key is sent unchanged.
 
         Raises:
             AnswerInvalid: an answer does not fit its question.
@@ -151,7 +154,8 @@ class Task:
         await self._connection.request("tasks/update", params)
 
     async def cancel(self) -> None:
-        """Ask the server to end the task, which it may not: `wait` or `get` tell how it ended."""
+        """Ask the server to cancel the task. The server may refuse: `wait` or `get` tell how the
+        task ended."""
         await self._connection.request("tasks/cancel", {"taskId": self.id})
 
     def __repr__(self) -> str:
@@ -171,8 +175,8 @@ _LOOK_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One notification. `was_interrupted` says that the stream broke before it, so changes may have
-    been missed."""
+    """One notification. `was_interrupted` is true if the stream broke before the notification, so
+    changes may have been missed."""
 
     method: str
     params: Json
@@ -180,19 +184,19 @@ class Change:
 
     @property
     def task(self) -> TaskState | None:
-        """The task in a `notifications/tasks`."""
+        """The task in a `notifications/tasks`; `None` in other notifications."""
         return TaskState.read(self.params) if self.method == "notifications/tasks" else None
 
 
 class Subscription:
-    """A stream of changes, reopened when it breaks (basic/patterns/subscriptions). On an older
-    server it is the stream of the session, and resources are subscribed to one by one.
+    """A stream of changes, reopened when it breaks (basic/patterns/subscriptions). An older server
+    reports changes on the session's stream, and each resource is subscribed to separately.
 
     async with client.listen(tools=True) as changes:
         async for change in changes:
             print(change.method, change.params)
 
-    `acknowledged` is what the server agreed to report.
+    `acknowledged` holds the kinds of changes that the server agreed to report.
     """
 
     def __init__(self, connection: Connection, wanted: Json) -> None:
@@ -213,7 +217,8 @@ class Subscription:
         return self
 
     async def _acknowledgement(self) -> None:
-        """Wait for the first message, which is no change."""
+        """Wait for the acknowledgement, the first message of the stream. Raise `TimedOut` after
+        `request_s` seconds, or `BadAnswer` if a change arrives first."""
         limit = self._connection.limits.request_s
         try:
             async with asyncio.timeout(limit):
@@ -263,7 +268,7 @@ class Subscription:
             except (ConnectionLost, TimedOut):
                 if not was_opened:
                     raise
-            except TryLater as error:  # as behind a proxy during a deployment
+            except TryLater as error:  # for example from a proxy during a deployment
                 if not was_opened:
                     raise HttpRefused(error.status, str(error)) from None
             if not was_opened:

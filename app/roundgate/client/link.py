@@ -1,12 +1,11 @@
-"""One server, reached over Streamable HTTP: JSON-RPC requests out, results and notifications in, in
-either era.
+"""JSON-RPC requests to one server over Streamable HTTP, in revisions with and without sessions.
 
-`Link` knows the form of a request in each revision, which requests may be sent again, and the
-session of an older server. `connection` decides which requests to send.
+`Link` formats requests for each revision, sends lost requests again, and keeps the session of an
+older server. `Connection` decides which requests to send.
 
-A server of an older revision may ask on the stream of a request (`OlderRequest`) or on the
-session's (`SessionStream`), which not all servers have. A broken stream resumes after the last
-event that arrived.
+An older server asks questions on the stream of a request (`OlderRequest`) or on the stream of the
+session (`SessionStream`), which not every server has. A broken stream resumes after the last event
+that arrived.
 """
 
 from __future__ import annotations
@@ -51,11 +50,11 @@ _FIRST_WAIT_S: Final = 0.25
 _LONGEST_WAIT_S: Final = 30.0
 _MAX_ANSWERING: Final = 32
 _MAX_SILENT: Final = 2
-"""The number of streams in a row that may end without an event before a request fails."""
+"""The most streams in a row that may end without an event; one more fails the request."""
 
 
 class Link:
-    """The way from one client to one server."""
+    """The sender of one client's requests to one server."""
 
     def __init__(
         self,
@@ -69,18 +68,21 @@ class Link:
         headers: Headers = (),
         observer: Observer | None = None,
     ) -> None:
-        """Send nothing yet. `info` and `capabilities` are the client's; `headers` are the user's,
-        and go with each request; the owner of `transport` closes it."""
+        """Prepare the link without sending anything.
+
+        `info` and `capabilities` describe the client. `headers` are sent with every request. The
+        caller closes `transport`.
+        """
         self.transport = transport
         self.limits = limits
         self.version: str | None = None
-        """The revision that is spoken, `None` until it is negotiated."""
+        """The negotiated revision; `None` before the negotiation."""
         self.session_id: str | None = None
         self.reader = Reader(limits, observer)
         self.session_stream = SessionStream(self)
         self.pending: list[OlderRequest] = []
-        """Requests to an older server, oldest first: the last one answers the questions on the
-        session's stream."""
+        """The running requests to an older server, oldest first. The newest answers the questions
+        on the session's stream."""
         self._sender = Sender(url, transport, auth, headers)
         self._info = info
         self._capabilities = capabilities
@@ -98,11 +100,17 @@ class Link:
     ) -> Json:
         """Send a request and return its result.
 
-        A lost request is sent again, with a new id and the same params, if the server cannot have
-        received it, or if `may_repeat`.
+        A lost request is sent again, up to twice and with a new id, if the server cannot have
+        received it or `may_repeat` is true. With `may_repeat`, it is also sent again if the server
+        asks to retry later.
 
         Raises:
-            RpcError, HttpRefused, BadAnswer, ConnectionLost, TimedOut: as their names say.
+            RpcError: the server answered with an error.
+            HttpRefused: the server answered with an HTTP status and no JSON-RPC message.
+            BadAnswer: the server broke the protocol.
+            SessionOver: an older server has forgotten the session.
+            ConnectionLost: the connection failed.
+            TimedOut: a time limit passed.
         """
         spoken = version or self._version()
         for retry in range(_RETRIES + 1):
@@ -128,13 +136,13 @@ class Link:
         await self._deliver({"jsonrpc": "2.0", "method": method}, version, method)
 
     async def answer(self, request_id: Any, answer: Json) -> None:
-        """Send the answer to a request of an older server."""
+        """Send the response to a request that an older server made."""
         message: Json = {"jsonrpc": "2.0", "id": request_id, **answer}
         await self._deliver(message, self._version(), "an answer")
 
     async def stream(self, method: str, params: Json) -> AsyncGenerator[Json, None]:
-        """Send a request whose answer is a stream, and yield each message on it, with the response
-        if it comes."""
+        """Send a request whose answer is a stream, and yield each message on the stream, including
+        the response if it arrives."""
         version = self._version()
         message = self._message(method, params, version, NO_LISTENER)
         response = await self.post(message, version, NO_LISTENER)
@@ -153,8 +161,9 @@ class Link:
     async def resumed_stream(
         self, last_id: str | None = None, is_open: asyncio.Event | None = None
     ) -> AsyncGenerator[ServerEvent, None]:
-        """Yield the events of an older server's stream: of the session's, or of the one that had the
-        event `last_id`, which resumes. `is_open` is set once the server has begun to answer."""
+        """Yield the events of an older server's stream: of the session's stream, or with `last_id`,
+        of the stream that had this event, from there on. `is_open` is set once the server has begun
+        to answer. Raise `HttpRefused` if the server offers no stream."""
         headers = [("Accept", "text/event-stream"), _IDENTITY]
         if last_id is not None:
             # in UTF-8, as browsers send it (WHATWG HTML, "Server-sent events")
@@ -175,14 +184,14 @@ class Link:
             await response.close()
 
     async def through(self, work: Coroutine[Any, Any, T], listener: Listener) -> T:
-        """Run work that sends several requests to an older server, with `listener` answering all
-        questions on the session's stream meanwhile."""
+        """Return the result of `work`, which sends several requests to an older server. Meanwhile,
+        `listener` answers all questions on the session's stream."""
         async with asyncio.timeout(None) as timeout:
             request = OlderRequest(self, listener, timeout)
             return await request.until_done(work, self.session_stream.standing)
 
     async def end_session(self) -> None:
-        """Tell an older server that its session is over, whatever it answers."""
+        """End the session at an older server; ignore errors."""
         await self.session_stream.close()
         if self.session_id is None:
             return
@@ -222,7 +231,8 @@ class Link:
             raise TimedOut(f"No answer to {what} within {limit:g} s (limit request_s)") from None
 
     async def _deliver(self, message: Json, version: str, what: str) -> None:
-        """Send a message that is answered by a status alone."""
+        """Send a message that is answered by a status alone. Raise `HttpRefused` unless it is
+        2xx."""
         async with self._in_time(what):
             response = await self.post(message, version, NO_LISTENER)
             is_accepted = 200 <= response.status < 300
@@ -233,7 +243,8 @@ class Link:
             raise HttpRefused(response.status, text)
 
     async def post(self, message: Json, version: str, listener: Listener) -> HttpResponse:
-        """POST a message in a revision; the caller closes the response."""
+        """Send a message in the form of a revision and return the response, which the caller
+        closes."""
         headers = [messages.ACCEPT_BOTH, messages.SENDS_JSON, _IDENTITY]
         if is_modern(version):
             headers += messages.of_request(message["method"], message["params"], version)
@@ -251,7 +262,7 @@ class Link:
             yield "Mcp-Session-Id", self.session_id
 
     async def json_result(self, response: HttpResponse, request_id: Any) -> Json:
-        """Return the result in a response that is one JSON object, as `Reader.json_result`."""
+        """Return the result in a response that is one JSON object; see `Reader.json_result`."""
         in_session = self.session_id is not None
         return await self.reader.json_result(
             response, request_id, in_session=in_session, sent=self._sender.sent
@@ -287,21 +298,20 @@ class SessionStream:
         self._link = link
         self._reading: asyncio.Task[None] | None = None
         self.taps: set[asyncio.Queue[Json]] = set()
-        """Queues of notifications; a full queue misses some."""
+        """Queues that receive each notification; a full queue loses it."""
         self.standing: list[OlderRequest] = []
-        """Calls of several requests, oldest first; they answer questions before any single
-        request."""
+        """Calls of several requests, oldest first. The newest answers the questions on this stream,
+        before `Link.pending` does."""
 
     @property
     def is_open(self) -> bool:
-        """Whether it is being read, or about to be again."""
+        """Whether the stream is being read or will be reopened."""
         return self._reading is not None and not self._reading.done()
 
     async def open(self) -> None:
-        """Begin to read.
+        """Start to read, and wait until the stream is open: earlier questions on it may be lost.
 
-        The first call waits a moment until the stream is open, because earlier questions on it may
-        be lost. Some servers send no head before the first event.
+        The wait ends after 1 s, because some servers send no response head before the first event.
         """
         is_settled = asyncio.Event()
         self._reading = asyncio.create_task(self._read(is_settled))
@@ -352,9 +362,9 @@ class SessionStream:
 
 
 class OlderRequest:
-    """A request of a revision in which servers ask on streams and streams can be resumed, or work
-    of several such requests. Its time limit stops while a question is open, because a person may be
-    thinking."""
+    """A request to an older server, or work that consists of several. It answers questions on
+    streams and resumes broken streams. Its time limit is suspended while a question is open,
+    because a person may be thinking."""
 
     def __init__(self, link: Link, listener: Listener, time_limit: asyncio.Timeout) -> None:
         self._link = link
@@ -373,7 +383,8 @@ class OlderRequest:
         return await self.until_done(self._exchange(message, version), self._link.pending)
 
     async def until_done(self, work: Coroutine[Any, Any, T], among: list[OlderRequest]) -> T:
-        """Run work until it ends or a question fails; meanwhile, list this request in `among`."""
+        """Return the result of `work`, or raise the error of a question that failed. Meanwhile,
+        `among` includes this request."""
         exchange = asyncio.ensure_future(work)
         among.append(self)
         try:
@@ -422,7 +433,7 @@ class OlderRequest:
             if silent > _MAX_SILENT:
                 text = "The stream of the request ended, and does not go on"
                 raise ConnectionLost(text, was_sent=True)
-            # To the millisecond: servers count an earlier request as an error.
+            # Wait as long as `retry` asks for: servers count an earlier request as an error.
             await asyncio.sleep(min(self._retry_ms, 60_000) / 1_000)
             events = self._link.resumed_stream(self._last_id)
 
@@ -442,8 +453,8 @@ class OlderRequest:
         return None
 
     def ask(self, message: Json) -> None:
-        """Answer a request of the server in the background, once, however often it is sent.
-        A violation of the protocol ends the request."""
+        """Answer a request of the server in the background; ignore a repeated one. If the server
+        breaks the protocol or asks too much, this request fails with `BadAnswer`."""
         limits, request_id = self._link.limits, message["id"]
         if not isinstance(request_id, str | int) or isinstance(request_id, bool):
             problem = "sent a request whose id is neither text nor a number"

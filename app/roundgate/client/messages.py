@@ -1,7 +1,7 @@
-"""JSON-RPC messages: requests and their headers out, results and events in. Without I/O of its own.
+"""JSON-RPC messages: construction of requests and their headers, parsing of results and events.
 
-Requests follow basic/index, "Request metadata", and streamable-http, "Request Metadata"; events
-WHATWG HTML, section 9.2.
+Requests follow basic/index, "Request metadata", and streamable-http, "Request Metadata". Events
+follow WHATWG HTML, section 9.2.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _NAMED_BY: Final = {
 
 
 def envelope(version: str, info: Json, capabilities: Json) -> Json:
-    """Return the members that `_meta` of each request has:
+    """Return the members of `_meta` that every request has:
     `{"io.modelcontextprotocol/protocolVersion": "2026-07-28", …}`.
 
     Args:
-        version: the revision that the request is written in.
-        info: `clientInfo`: name and version of the client.
-        capabilities: `clientCapabilities`; `{}` supports nothing optional.
+        version: the revision of the request.
+        info: `clientInfo`, the client's name and version.
+        capabilities: `clientCapabilities`; `{}` declares nothing optional.
     """
     return {
         META + "protocolVersion": version,
@@ -70,15 +70,16 @@ def message(method: str, params: Mapping[str, Any], request_id: int | str, meta:
 
 
 def headers_of(message: Json) -> list[tuple[str, str]]:
-    """Return the headers of a request, without those of HTTP itself and `Mcp-Param-*` (see
-    `of_arguments`)."""
+    """Return the headers of a request, without the `Mcp-Param-*` headers (see `of_arguments`) and
+    the headers that every HTTP client adds, such as `Host`."""
     params = message["params"]
     version: str = params["_meta"][META + "protocolVersion"]
     return [ACCEPT_BOTH, SENDS_JSON, *of_request(message["method"], params, version)]
 
 
 def of_request(method: str, params: Mapping[str, Any], version: str) -> list[tuple[str, str]]:
-    """Return the headers with the revision, the method, and the name that a request is about."""
+    """Return the headers with the revision, the method, and the tool, prompt, resource or task that
+    a request names."""
     headers = [("MCP-Protocol-Version", version), ("Mcp-Method", method)]
     if (member := _NAMED_BY.get(method)) is not None:
         headers.append(("Mcp-Name", encode_value(str(params.get(member, "")))))
@@ -104,8 +105,8 @@ def of_arguments(tool: Tool, arguments: Mapping[str, Any]) -> Headers:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """The handlers and extras of a request. `on_request` answers an older server's questions;
-    `meta` is added to `_meta`, such as a progress token or a log level."""
+    """The handlers and additions of a request. `on_request` answers an older server's questions.
+    `meta` is added to `_meta`, for example a progress token; `headers` to the HTTP headers."""
 
     on_notification: Callable[[str, Json], Any] | None = None
     on_request: Callable[[Any, str, Json], Awaitable[Json]] | None = None
@@ -113,7 +114,7 @@ class Listener:
     headers: Headers = ()
 
     async def notify(self, message: Json) -> None:
-        """Pass a notification on."""
+        """Call `on_notification` with a notification."""
         params = message.get("params", {})
         if self.on_notification is not None and isinstance(params, dict):
             done = self.on_notification(str(message["method"]), params)
@@ -133,8 +134,8 @@ _LONGEST_EVENT_ID: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class ServerEvent:
-    """One event. `id` is the last id of the stream, `retry_ms` the value of a `retry` field before
-    the event."""
+    """One event. `id` is the latest id on the stream, `retry_ms` the value of the event's `retry`
+    field."""
 
     data: bytes
     id: str | None
@@ -142,7 +143,7 @@ class ServerEvent:
 
 
 class EventReader:
-    """Parses Server-Sent Events from the bytes of one stream, as they arrive."""
+    """A parser of the Server-Sent Events of one stream, fed with bytes as they arrive."""
 
     def __init__(self, max_event: int) -> None:
         self._max = max_event
@@ -155,7 +156,8 @@ class EventReader:
         self._last_id: str | None = None
 
     def feed(self, data: bytes) -> list[ServerEvent]:
-        """Return the events that `data` completes. Raise `BadAnswer` if an event is too long."""
+        """Return the events that `data` completes. Raise `BadAnswer` if an event has more than
+        `max_event` bytes."""
         if not self._has_started:
             self._start += data
             if len(self._start) < len(_BOM) and _BOM.startswith(self._start):
@@ -168,7 +170,7 @@ class EventReader:
             self._ended_with_cr = False
         events: list[ServerEvent] = []
         start = 0
-        # Only new data is searched: a line that comes byte by byte is not read again each time.
+        # Only new data is searched, so a line that arrives byte by byte is not scanned repeatedly.
         for end in _LINE_END.finditer(data):
             line = data[start : end.start()]
             if self._line_so_far:
@@ -200,6 +202,7 @@ class EventReader:
 
     def _dispatch(self) -> ServerEvent | None:
         event = ServerEvent(bytes(self._data[:-1]), self._last_id, self._retry_ms)
+        # Unlike a browser, report a block without data if it sets the reconnection time.
         is_event = self._has_data or self._retry_ms is not None
         self._data.clear()
         self._has_data, self._retry_ms = False, None
@@ -215,7 +218,8 @@ class EventReader:
 # -- responses -------------------------------------------------------------------------------------
 
 Observer: TypeAlias = Callable[[str, Json, int | None], None]
-"""Sees each message: "sent" or "received", the message, the HTTP status of a response."""
+"""A function that is called with each message: "sent" or "received", the message, and the HTTP
+status of a received body, otherwise `None`."""
 
 _LONGEST_RETRY_AFTER_S: Final = 30
 _LONGEST_SESSION_ID: Final = 8_192
@@ -223,7 +227,7 @@ _TRY_LATER_STATUSES: Final = frozenset({429, 502, 503, 504})
 
 
 class Reader:
-    """Reads the responses of one server, and shows each message to the observer."""
+    """A reader of one server's responses, which passes each message to the observer."""
 
     def __init__(self, limits: Limits, observer: Observer | None = None) -> None:
         self._limits = limits
@@ -234,13 +238,13 @@ class Reader:
     ) -> Json:
         """Return the result in a response that is one JSON object.
 
-        `in_session` says that the request named a session of an older server: then 404 means that
-        the session has ended. Errors do not repeat `sent`, the headers of the request.
+        `in_session` is true if the request named a session of an older server: then 404 means that
+        the session has ended. Errors do not repeat credentials in `sent`, the request's headers.
 
         Raises:
             RpcError: the server answered with an error.
             SessionOver: the server has forgotten the session.
-            TryLater: the server, or a proxy in front, asks to retry later.
+            TryLater: the server, or a proxy in front of it, asks to retry later.
             HttpRefused: the server refused the request without a JSON-RPC message.
             BadAnswer: the response is anything else.
         """
@@ -273,7 +277,7 @@ class Reader:
         return result_of(answer, request_id)
 
     async def events(self, response: HttpResponse) -> AsyncGenerator[ServerEvent, None]:
-        """Yield the events of a stream as they come."""
+        """Yield the events of a stream as they arrive."""
         refuse_compressed(response)
         reader = EventReader(self._limits.max_message)
         async with aclosing(response.chunks()) as chunks:
@@ -282,8 +286,9 @@ class Reader:
                     yield event
 
     def message(self, data: bytes, status: int | None = None) -> Json | None:
-        """Return the message in a body with the `status` of its response, or in an event; `None` if
-        it is empty. Raise `BadAnswer` if it is no JSON object."""
+        """Return the message in the data of a body or an event; `None` if the data is empty.
+        `status` is the HTTP status of a body. Raise `BadAnswer` if the data is not a JSON
+        object."""
         if not data.strip():
             return None
         try:
@@ -324,8 +329,8 @@ def is_stream(response: HttpResponse) -> bool:
 
 
 def _is_response(message: Json, *, any_error: bool) -> bool:
-    """Return whether this is a JSON-RPC response. A proxy in front of the server may send an
-    `error` of another shape, which `any_error` accepts."""
+    """Return whether a message is a JSON-RPC response. `any_error` accepts every form of `error`.
+    Otherwise a malformed `error` may come from a proxy and does not count."""
     if "method" in message:
         return False
     return "result" in message or ("error" in message and (any_error or is_error(message["error"])))
@@ -350,8 +355,8 @@ def _refusal(status: int, reason: str) -> HttpRefused:
 
 
 def session_id_of(response: HttpResponse) -> str | None:
-    """Return the id of a new session, `None` if the server keeps none. Raise `BadAnswer` if it is
-    not visible ASCII (2025-11-25, "Session Management")."""
+    """Return the id of a new session; `None` if the server keeps no session. Raise `BadAnswer` if
+    the id is not visible ASCII (2025-11-25, "Session Management") or too long."""
     session_id = response.headers.get("mcp-session-id")
     if session_id is None:
         return None

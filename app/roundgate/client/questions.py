@@ -1,20 +1,20 @@
 """Questions that a server asks during a call, and the sources of their answers.
 
-A `Question` is one entry of `inputRequests`, or a request of an older server. `response_to` turns
-an answer into the result that is sent, checked against the schema of the question:
+A `Question` is one entry of `inputRequests`, or a request of an older server. `response_to` checks
+an answer against the schema of the question and turns it into the result to send:
 
-    question     answers that it takes
+    question     accepted answers
     form         an object; a bare value if the form has one field; `ACCEPT` for its defaults
-    URL          `True` or `ACCEPT` once it was opened
+    URL          `True` or `ACCEPT` once the page was opened, `False` to decline
     sampling     text, or a whole `CreateMessageResult`
     roots        a list of URIs, or of objects with `uri` and `name`
-    any          `DECLINE`, `CANCEL` (of forms and URLs), or an object with `action`
+    form, URL    also `DECLINE`, `CANCEL`, or an object with `action`
 
-Whatever a caller passes as `answers=` becomes an `Answers`:
+The argument `answers=` of a client or a call is one of these, and becomes an `Answers`:
 
-    {"confirm": {"go": True}}            by the key of a question, else by the names of a form's fields
-    lambda question: …                   a function, plain or async; `None` leaves it to the next source
-    [first, second]                      the first that knows an answer
+    {"confirm": {"go": True}}            by a question's key, else by the names of a form's fields
+    lambda question: …                   a function, plain or async; `None` is no answer
+    [first, second]                      sources; the first that has an answer counts
     by_schema({"type": "boolean"}, True) every form field whose schema has these members
     defaults                             forms whose required fields all have defaults
 """
@@ -37,7 +37,7 @@ _ROOTS: Final = "roots/list"
 
 
 class Kind(StrEnum):
-    """The kind of answer that a question wants."""
+    """The kind of a question."""
 
     FORM = "form"
     URL = "url"
@@ -61,7 +61,7 @@ _ACTIONS: Final = frozenset(action.value for action in Action)
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One question. `target` is the tool, prompt or resource that asks, `round` counts from 1."""
+    """One question. `target` is the tool, prompt or resource that asks; `round` counts from 1."""
 
     key: str
     kind: Kind
@@ -75,7 +75,7 @@ class Question:
 
     @property
     def url(self) -> str | None:
-        """The page that a URL question sends the user to."""
+        """The page that a URL question sends the user to; `None` for other questions."""
         return self.params["url"] if self.kind is Kind.URL else None
 
     @property
@@ -105,13 +105,14 @@ class Question:
 
     @property
     def defaults(self) -> Json:
-        """The fields of a form that have a default, with it."""
+        """The default values of a form's fields, by name."""
         return {
             name: schema["default"] for name, schema in self.fields.items() if "default" in schema
         }
 
     def problems(self, content: Any) -> list[str]:
-        """Return the problems of a form's content, a sentence each; none if it fits."""
+        """Return the problems of a form's content, one sentence each; empty if the content fits.
+        Raise `BadAnswer` if the question's schema cannot be used."""
         from roundgate.protocol import Schema
 
         try:
@@ -122,7 +123,7 @@ class Question:
             ) from None
 
     def is_declared_in(self, capabilities: Mapping[str, Any]) -> bool:
-        """Return whether a client with these capabilities may be asked this."""
+        """Return whether a client with these capabilities may be asked this question."""
         if self.kind in (Kind.SAMPLING, Kind.ROOTS):
             return self.kind.value in capabilities
         modes = capabilities.get("elicitation")
@@ -135,7 +136,7 @@ class Question:
         """Read an entry of `inputRequests`.
 
         Raises:
-            BadAnswer: it is no question of the protocol.
+            BadAnswer: the entry is not a question of the protocol.
         """
         method = request.get("method") if isinstance(request, dict) else None
         params = request.get("params", {}) if isinstance(request, dict) else None
@@ -146,7 +147,7 @@ class Question:
         return cls(key, _kind(key, method, params), params, target, round_)
 
     def as_json(self) -> Json:
-        """Return the question for people and programs that answer it elsewhere."""
+        """Return the question as JSON, for people and programs that answer it elsewhere."""
         methods = {Kind.SAMPLING: _SAMPLING, Kind.ROOTS: _ROOTS}
         method = methods.get(self.kind, _ELICITATION)
         return {"key": self.key, "method": method, "params": self.params}
@@ -178,10 +179,10 @@ def _kind(key: str, method: str, params: Json) -> Kind:
 
 
 def response_to(question: Question, answer: Any) -> Json:
-    """Return the result that answers a question, as it is sent.
+    """Return the result to send as the answer to a question.
 
     Raises:
-        AnswerInvalid: the answer does not fit.
+        AnswerInvalid: the answer does not fit its question.
     """
     if question.kind is Kind.SAMPLING:
         return _sampled(question, answer)
@@ -254,14 +255,14 @@ AnswersLike: TypeAlias = "Answers | Mapping[str, Any] | Answerer | Sequence[Any]
 
 
 class Answers:
-    """Sources of answers, asked in turn."""
+    """Sources of answers, tried in order."""
 
     def __init__(self, *sources: AnswersLike) -> None:
         self._sources = [_source(source) for source in sources if source is not None]
 
     @classmethod
     def of(cls, answers: AnswersLike) -> Answers:
-        """Return any source as `Answers`."""
+        """Return `answers` as an `Answers`."""
         return answers if isinstance(answers, Answers) else cls(answers)
 
     @property
@@ -275,7 +276,7 @@ class Answers:
         ]
 
     async def __call__(self, question: Question) -> Any:
-        """Return the first answer of any source, `None` if no source has one."""
+        """Return the answer of the first source that has one; `None` if no source has one."""
         for source in self._sources:
             answer = source(question)
             if inspect.isawaitable(answer):
@@ -321,15 +322,15 @@ class _ByKey:
 
 
 def _fills(question: Question, values: Json) -> bool:
-    """Return whether values and defaults are all that a form needs."""
+    """Return whether each required field of a form has a value or a default."""
     return question.required == [
         name for name in question.required if name in values or name in question.defaults
     ]
 
 
 def by_schema(pattern: Mapping[str, Any], value: Any) -> Answerer:
-    """Return a source that answers a form with `value` if every field that needs a value has a
-    default or all members of `pattern`."""
+    """Return a source that answers forms: `value` for each field whose schema has all members of
+    `pattern`. It does not answer if another required field has no default."""
 
     def answer(question: Question) -> Json | None:
         if question.kind is not Kind.FORM:
@@ -342,7 +343,7 @@ def by_schema(pattern: Mapping[str, Any], value: Any) -> Answerer:
 
 
 def defaults(question: Question) -> Any:
-    """Answer a form with the defaults of its schema, if they suffice."""
+    """Return `ACCEPT` for a form whose defaults are a valid answer, otherwise `None`."""
     if question.kind is Kind.FORM and not question.problems(question.defaults):
         return ACCEPT
     return None
@@ -354,7 +355,7 @@ async def answer_all(
     """Return a response to each question, by key.
 
     Raises:
-        Unanswered: some have no answer; the error has all open questions.
+        Unanswered: a question has no answer. The error has all open questions and `request_state`.
         AnswerInvalid: an answer does not fit its question.
     """
     responses: dict[str, Json] = {}

@@ -1,8 +1,9 @@
-"""One HTTP request and its response: credentials, redirects, refusals and their reasons.
+"""HTTP requests to one server: credentials, redirects, refusals and their reasons.
 
 The reason of a refusal comes from a JSON-RPC error, from the JSON of frameworks and OAuth, from
-plain text, or from the challenge. It is one short line. It never repeats a request header that may
-be a credential, nor eight consecutive letters and digits of one, whatever stands between them.
+plain text, or from the challenge. It is one short line. It is withheld if it repeats a request
+header that may be a credential, or eight consecutive letters and digits of one; other characters
+between them are ignored.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _READ_S: Final = 5
 _LONGEST_REASON: Final = 300
 _SHORTEST_SECRET: Final = 6
 _LONGEST_QUOTE: Final = 8
-"""The number of a credential's letters and digits that make a text secret. Servers often quote the
-beginning or end of a key."""
+"""A text that repeats so many consecutive letters and digits of a credential is secret: servers
+often quote the beginning or end of a key."""
 _MEMBERS: Final = (
     "error_description",
     "message",
@@ -54,12 +55,12 @@ _PUBLIC: Final = frozenset(
 
 
 class Sender:
-    """Sends requests to one server."""
+    """A sender of HTTP requests to one server."""
 
     def __init__(
         self, url: Url, transport: Transport, auth: Auth | None, headers: Headers = ()
     ) -> None:
-        """Send to `url`, with the user's `headers` and the credentials of `auth`."""
+        """Prepare to send to `url`, with the user's `headers` and the credentials of `auth`."""
         self.sent: Headers = ()
         """The headers of the last request, which errors must not repeat."""
         self._url = url
@@ -68,13 +69,14 @@ class Sender:
         self._headers = tuple(headers)
 
     async def send(self, method: str, headers: Headers, body: bytes | None) -> HttpResponse:
-        """Send a request, again with new credentials if they were refused, and on along a redirect.
+        """Send a request and return its response. A request with refused credentials is sent again
+        with new ones; redirects within the server are followed.
 
         Raises:
             AuthorizationFailed: the server refuses access.
-            HttpRefused: it redirects to somewhere else, or in a circle.
-            ClientError: the request cannot be sent as it is.
-            ConnectionLost, TimedOut: by the transport.
+            HttpRefused: the server redirects to another one, or in a circle.
+            ClientError: a header of the request is invalid.
+            ConnectionLost, TimedOut, BadAnswer: see `Transport.send`.
         """
         url = self._url
         attempts = redirects = 0
@@ -92,8 +94,8 @@ class Sender:
                 return response
 
     async def send_once(self, method: str, headers: Headers) -> HttpResponse:
-        """Send a request without a body, and return its response, whatever it is. Raises as `send`
-        if there is none."""
+        """Send a request without a body and return its response, whatever the status. Raise as
+        `send` does if there is no response."""
         own = await self._own_headers(method, headers)
         return await self._send(HttpRequest(method, self._url, own))
 
@@ -130,7 +132,8 @@ class Sender:
 
 
 def _redirected(response: HttpResponse, url: Url, redirects: int) -> Url:
-    """Return the URL of a redirect within the server that keeps the request as it is."""
+    """Return the URL of a redirect within the server that keeps method and body. Raise
+    `HttpRefused` for any other redirect."""
     target = redirect_target(url, response.headers.get("location", ""))
     if target is None or target.origin != url.origin or response.status not in (307, 308):
         # without its query, which may be confidential
@@ -146,7 +149,7 @@ def _redirected(response: HttpResponse, url: Url, redirects: int) -> Url:
 
 
 def redirect_target(url: Url, location: str) -> Url | None:
-    """Return the URL of a `Location` header in a response from `url`, `None` if it is malformed."""
+    """Return the URL of a `Location` header in a response from `url`; `None` if it is malformed."""
     try:
         return Url.parse(f"{url.root}{location}" if location.startswith("/") else location)
     except ClientError:
@@ -155,12 +158,12 @@ def redirect_target(url: Url, location: str) -> Url | None:
 
 async def reason_of(response: HttpResponse, sent: Headers = ()) -> str:
     """Return ": " and the server's reason for refusing a request with the headers `sent`, or an
-    empty string. The body is still unread."""
+    empty string. Reads the beginning of the body."""
     return reason_in(await _beginning(response), response, sent)
 
 
 def reason_in(body: bytes, response: HttpResponse, sent: Headers = ()) -> str:
-    """Return ": " and the reason from a body that has been read, or an empty string."""
+    """Return ": " and the server's reason as in `reason_of`, from a body that has been read."""
     text = _reason_in_body(body, media_type_of(response))
     if not text:
         challenge = challenge_parameters(response.headers.get("www-authenticate", ""))
@@ -171,7 +174,8 @@ def reason_in(body: bytes, response: HttpResponse, sent: Headers = ()) -> str:
 
 
 async def _beginning(response: HttpResponse) -> bytes:
-    """Return at most `_MAX_BODY` bytes of an uncompressed body, as far as they arrive in time."""
+    """Return at most `_MAX_BODY` bytes of an uncompressed body that arrive within `_READ_S`
+    seconds; empty if the body is compressed."""
     if is_compressed(response):
         return b""
     body = b""
@@ -222,7 +226,7 @@ def _repeats_a_secret(line: str, sent: Headers) -> bool:
 
 
 def _secrets(sent: Headers) -> Iterable[str]:
-    """Yield the words of headers that may be credentials, without their scheme."""
+    """Yield the words of headers that may be credentials, without the authentication scheme."""
     for name, value in sent:
         if name.lower() not in _PUBLIC:
             words = value.split()

@@ -1,4 +1,4 @@
-"""The client: one server, its credentials, its revision, and every request to it.
+"""The public client of one server, with a method for every request.
 
 async with Client("https://host/mcp", auth=Bearer(token)) as client:
     result = await client.call("refund", order=7, answers={"confirm": {"go": True}})
@@ -62,10 +62,10 @@ _HEADER_MISMATCH: Final = -32020
 class Client:
     """A client of one server. Nothing is sent before the first request.
 
-    `auth` is one of `roundgate.client.auth`, or a bearer token as text. `answers` are asked after
-    those of each call. `versions` are the revisions that it may speak, newest first. `http` is an
-    `httpx.AsyncClient` to send through instead of one of its own. `observer` sees every message.
-    One client may be used by many tasks at once.
+    `auth` is an `Auth` of `roundgate.client.auth`, or a bearer token as text. `answers` is tried
+    after the answers of a call. `versions` are the revisions that the client may speak, newest
+    first. `http` is an `httpx.AsyncClient` to send through instead of the client's own. `observer`
+    is called with every message. Several asyncio tasks may share one client.
     """
 
     def __init__(
@@ -118,7 +118,8 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
-        """Close every connection; an older server is told that the session is over."""
+        """End the session at an older server and close the transport. A client passed as `http`
+        stays open."""
         try:
             await self._link.end_session()
         finally:
@@ -126,28 +127,28 @@ class Client:
 
     @property
     def server(self) -> ServerInfo | None:
-        """The server's description of itself, once `connect` or a request has asked for it."""
+        """The server's description of itself; `None` until `connect` or the first request."""
         return self._connection.server
 
     @property
     def rejected(self) -> Mapping[str, str]:
-        """Listed tools that must not be used, with the reason."""
+        """The reason why each listed tool must not be used, by the tool's name."""
         return self._connection.tools.rejected
 
     # -- the server --------------------------------------------------------------------------------
 
     async def connect(self) -> ServerInfo:
-        """Find the revision to speak, unless it is known, and return the server's description of
+        """Negotiate the revision, unless it is known, and return the server's description of
         itself."""
         return await self._connection.connect()
 
     async def request(self, method: str, params: Mapping[str, Any] | None = None) -> Json:
-        """Send any request and return its result as it came."""
+        """Return the raw result of any request, from the cache if it is fresh."""
         return await self._connection.request(method, dict(params or {}))
 
     async def ping(self) -> float:
-        """Return the time of a round trip in milliseconds. Revisions without `ping` ask for the
-        server's description."""
+        """Return the time of a round trip in milliseconds. In revisions without `ping`, it is
+        measured with `server/discover`."""
         server = await self.connect()
         start_ms = self._clock.monotonic_ms()
         method = "server/discover" if server.is_modern else "ping"
@@ -157,29 +158,29 @@ class Client:
     # -- lists -------------------------------------------------------------------------------------
 
     async def tools(self) -> list[Tool]:
-        """Return the tools that may be called, page after page. The others are in `rejected`, and
-        logged."""
+        """Return all usable tools. The others are logged and listed in `rejected`."""
         return await self._connection.tools.read()
 
     async def tool(self, name: str) -> Tool:
         """Return one tool by its name.
 
         Raises:
-            ClientError: there is none, with similar names.
+            ClientError: the server has no such tool (the error lists similar names), or the tool
+                must not be used.
         """
         return await self._connection.tools.find(name)
 
     async def prompts(self) -> list[Prompt]:
-        """Return the prompts, page after page."""
+        """Return all prompts."""
         return [Prompt.read(raw) for raw in await self._connection.items("prompts/list", "prompts")]
 
     async def resources(self) -> list[Resource]:
-        """Return the resources, page after page."""
+        """Return all resources."""
         items = await self._connection.items("resources/list", "resources")
         return [Resource.read(raw) for raw in items]
 
     async def resource_templates(self) -> list[Resource]:
-        """Return the templates of resources, page after page."""
+        """Return all resource templates."""
         items = await self._connection.items("resources/templates/list", "resourceTemplates")
         return [Resource.read(raw, is_template=True) for raw in items]
 
@@ -202,15 +203,16 @@ class Client:
         input_responses: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> CallResult:
-        """Call a tool, through its rounds and its task if it becomes one; arguments as keywords or
-        a mapping.
+        """Call a tool and return its result, after its rounds and its task if it becomes one.
+        Arguments are keywords or a mapping.
 
-        `timeout_s` bounds the whole call, with the time in which people think. With `request_state`
-        (of `Unanswered`, say) and `input_responses` a call continues that another process began.
-        Cancelling the call closes its stream; a task that it has become goes on.
+        `timeout_s` limits the whole call, including the time in which people think.
+        `request_state` (of `Unanswered`, for example) and `input_responses` continue a call that
+        another process began. Cancelling the call closes its stream; if it has become a task, the
+        task continues.
 
         Raises:
-            ClientError: see `roundgate.errors`. A tool that fails is a result with `is_error`.
+            ClientError: see `roundgate.errors`. A tool that fails returns a result with `is_error`.
         """
         options = CallOptions(
             answers, max_rounds, timeout_s, on_progress, on_log, log_level, on_task
@@ -237,10 +239,10 @@ class Client:
         log_level: str = "info",
         **more: Any,
     ) -> Task:
-        """Call a tool and return as soon as it is a task; questions before that are answered from
+        """Call a tool and return as soon as the call is a task. Earlier questions are answered from
         `answers`.
 
-        If the server answers without a task, the returned one is over already.
+        If the server answers without a task, the returned task is already over.
         """
         options = CallOptions(answers, max_rounds, timeout_s, on_progress, on_log, log_level)
         params: Json = {"name": tool, "arguments": {**(arguments or {}), **more}}
@@ -251,10 +253,10 @@ class Client:
         return Task(self._connection, self.url, result=result, target=tool)
 
     def resume(self, handle: str) -> Task:
-        """Return a task that was started before, by its handle or its id.
+        """Return a task that was started earlier, by its handle or its id.
 
         Raises:
-            WrongHandle: it belongs to another server.
+            WrongHandle: the handle is malformed or belongs to another server.
         """
         task_id = handle
         if "#task=" in handle:
@@ -267,13 +269,13 @@ class Client:
     async def prompt(
         self, name: str, arguments: Mapping[str, str] | None = None, *, answers: AnswersLike = None
     ) -> PromptResult:
-        """Fill in a prompt, through its rounds."""
+        """Return a prompt with its arguments filled in, after its rounds."""
         params = {"name": name, "arguments": dict(arguments or {})}
         finished = await self._through_rounds("prompts/get", params, name, answers)
         return PromptResult.read(finished.result, finished.rounds)
 
     async def read(self, uri: str, *, answers: AnswersLike = None) -> ReadResult:
-        """Read a resource, through its rounds."""
+        """Return the contents of a resource, after its rounds."""
         finished = await self._through_rounds("resources/read", {"uri": uri}, uri, answers)
         return ReadResult.read(finished.result, finished.rounds)
 
@@ -284,8 +286,8 @@ class Client:
         value: str,
         context: Mapping[str, str] | None = None,
     ) -> Completion:
-        """Complete an argument of a prompt or template; `ref` is `{"type": "ref/prompt", "name":
-        …}` or the like."""
+        """Return suggested values for an argument of a prompt or a resource template. `ref` is, for
+        example, `{"type": "ref/prompt", "name": …}`."""
         params: Json = {"ref": dict(ref), "argument": {"name": argument, "value": value}}
         if context:
             params["context"] = {"arguments": dict(context)}
@@ -300,7 +302,7 @@ class Client:
         uris: Sequence[str] = (),
         tasks: Sequence[str] = (),
     ) -> Subscription:
-        """Report changes at the server as they happen: `async with client.listen(tools=True) as
+        """Return a subscription to changes at the server: `async with client.listen(tools=True) as
         changes`."""
         wanted = {
             "toolsListChanged": tools,
@@ -317,7 +319,7 @@ class Client:
         connection, tools = self._connection, self._connection.tools
         name, arguments = params["name"], params["arguments"]
         if server.is_modern or has_older_tasks(server):
-            # The tool's schema decides about the call's headers, and whether it has to be a task.
+            # The listed tool decides which headers the call has, and whether it must be a task.
             await tools.read_once()
         if options.on_log is not None and not server.is_modern:
             await self._set_log_level(server, options.log_level)
@@ -344,14 +346,14 @@ class Client:
             try:
                 return await within(work, options.timeout_s, name)
             except RpcError as error:
-                # The schema may have changed (streamable-http, "Client Behavior").
+                # The tool's schema may have changed (streamable-http, "Client Behavior").
                 if error.code != _HEADER_MISMATCH or attempt == 2:
                     raise
             await tools.read_again()
         raise AssertionError("the second attempt returns or raises")
 
     async def _set_log_level(self, server: ServerInfo, level: str) -> None:
-        """Set the lowest log level of an older server's session, once."""
+        """Set the lowest log level of an older server's session, unless it is already set."""
         if "logging" in server.capabilities and self._log_level != (server, level):
             await self.request("logging/setLevel", {"level": level})
             self._log_level = server, level

@@ -26,14 +26,13 @@ _DEFAULT_PORTS: Final = {"https": 443, "http": 80}
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one client; sizes in bytes (of a state: characters), times in seconds. Each bound
-    ends in an error that names it.
+    """Limits of one client: sizes in bytes (`max_state` in characters), times in seconds. An error
+    names the limit that caused it.
 
-    `idle_s` is how long a request may wait for the whole head of its answer, and then for more data;
-    `request_s` is how long it may take in all.
-    Neither counts the time in which a person thinks about a question. `keep_alive_s` is how long an
-    idle connection is used again: less than the 5 s of common servers, which would close it as the
-    request is sent.
+    `idle_s` is how long a request may wait for the head of its response, and then for more data.
+    `request_s` limits the whole request, without the time in which people think about questions.
+    `keep_alive_s` is how long an idle connection is reused. It is less than 5 s, because common
+    servers then close an idle connection, possibly while a request is being sent.
     """
 
     connect_s: float = 10.0
@@ -53,7 +52,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """The URL of a request."""
+    """An http or https URL."""
 
     scheme: str
     host: str
@@ -62,7 +61,7 @@ class Url:
 
     @classmethod
     def parse(cls, text: str) -> Url:
-        """Parse an absolute http or https URL; a fragment is dropped. Raise `ClientError` if it is
+        """Parse an absolute http or https URL; drop its fragment. Raise `ClientError` if the URL is
         malformed, or has a user name or password in it."""
         try:
             parts = urlsplit(text)
@@ -86,7 +85,7 @@ class Url:
 
     @property
     def origin(self) -> tuple[str, str, int]:
-        """The scheme, host and port, which URLs of one server share."""
+        """The scheme, host and port."""
         return self.scheme, self.host, self.port
 
     @property
@@ -101,8 +100,8 @@ class Url:
 
     @property
     def is_confidential(self) -> bool:
-        """Whether nobody on the network reads what is sent: https, or this machine by one of its
-        usual names. Other spellings of loopback are not trusted with credentials."""
+        """Whether requests are safe from being read on the network: https, or this machine by one
+        of its usual names. Other spellings of loopback are not trusted with credentials."""
         return self.scheme == "https" or self.host in ("localhost", "127.0.0.1", "::1")
 
     def __str__(self) -> str:
@@ -110,7 +109,8 @@ class Url:
 
 
 def _ascii_host(name: str) -> str:
-    """Return a host as requests have it, names in other letters in their IDNA form."""
+    """Return a host in ASCII, with an international name in its IDNA form. Raise `ClientError` if
+    the host is invalid."""
     try:
         host = name if name.isascii() else name.encode("idna").decode("ascii")
     except UnicodeError:
@@ -132,7 +132,7 @@ class HttpRequest:
 
 
 class HttpResponse(Protocol):
-    """A response whose body is still to come. Closing it cancels the request."""
+    """A response whose body has not been read yet."""
 
     @property
     def status(self) -> int: ...
@@ -144,22 +144,25 @@ class HttpResponse(Protocol):
         """Yield the body as it arrives.
 
         Raises:
-            ConnectionLost: it ended too early.
-            TimedOut: nothing came for `idle_s`.
+            ConnectionLost: the body ended too early.
+            TimedOut: no data arrived for `idle_s` seconds.
         """
 
     async def close(self) -> None:
-        """Release the connection; cancel the request if the body is not whole."""
+        """Release the connection; this cancels the request if the body is incomplete."""
 
 
 class Transport(Protocol):
-    """Sends requests."""
+    """A sender of HTTP requests."""
 
     async def send(self, request: HttpRequest) -> HttpResponse:
-        """Send a request and return once the head of its response is there.
+        """Send a request and return its response once the head has arrived.
 
         Raises:
-            ConnectionLost, TimedOut, BadAnswer: as their names say.
+            ConnectionLost: there is no connection, or it ended too early.
+            TimedOut: `connect_s` or `idle_s` passed.
+            BadAnswer: the response is not valid HTTP.
+            ClientError, ValueError: the request cannot be sent.
         """
 
     async def close(self) -> None:
@@ -167,7 +170,7 @@ class Transport(Protocol):
 
 
 def media_type_of(response: HttpResponse) -> str:
-    """Return the content type without parameters, such as `application/json`; else ""."""
+    """Return the content type without parameters, such as `application/json`; "" without one."""
     return response.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
@@ -187,8 +190,8 @@ async def read_body(response: HttpResponse, limit: int) -> bytes:
     """Return the whole body.
 
     Raises:
-        BadAnswer: it is longer than `limit`, or compressed.
-        ConnectionLost, TimedOut: it did not come.
+        BadAnswer: the body has more than `limit` bytes, or is compressed.
+        ConnectionLost, TimedOut: the body did not arrive whole.
     """
     refuse_compressed(response)
     parts: list[bytes] = []
@@ -202,7 +205,7 @@ async def read_body(response: HttpResponse, limit: int) -> bytes:
 
 
 class HttpxTransport:
-    """Sends through httpx: a client of its own, or one that its owner closes."""
+    """A transport through httpx. It closes its own client, but not a client that it was given."""
 
     def __init__(
         self,
@@ -211,11 +214,11 @@ class HttpxTransport:
         tls: ssl.SSLContext | None = None,
         http: httpx.AsyncClient | None = None,
     ) -> None:
-        """Open no connection yet.
+        """Prepare the transport without opening a connection.
 
         Args:
-            limits: bounds of time, connections and sizes.
-            tls: settings of TLS; `None` trusts the authorities of certifi, or those that
+            limits: limits of time, connections and sizes.
+            tls: TLS settings; `None` trusts the authorities of certifi, or of the file that
                 `SSL_CERT_FILE` names.
             http: the client to send through, for proxies, HTTP/2 or an app in this process.
         """
@@ -230,7 +233,7 @@ class HttpxTransport:
 
         timeout = httpx.Timeout(self._limits.idle_s, connect=self._limits.connect_s, pool=None)
         headers = [("Host", request.url.authority), *request.headers]
-        # These are all headers: none of the client's defaults, and no cookies.
+        # Build the request without the httpx client, which would add default headers and cookies.
         built = httpx.Request(
             request.method,
             str(request.url),

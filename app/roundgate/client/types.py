@@ -1,6 +1,6 @@
-"""Values that clients get: each is read from its JSON, and refused with a reason if malformed.
+"""The values that a client returns. Reading malformed JSON raises `BadAnswer` with the reason.
 
-Every value keeps the object that it was read from as `raw`.
+A value that is read from an object keeps the object as `raw`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TYPE_NAMES: Final = {
 
 
 def member(raw: Mapping[str, Any], name: str, kind: type[T], what: str) -> T:
-    """Return a required member. Raise `BadAnswer` if it is missing, or of another type."""
+    """Return a required member. Raise `BadAnswer` if it is missing or has another type."""
     value = raw.get(name)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
         actual = _TYPE_NAMES.get(type(value), "a number")
@@ -46,12 +46,12 @@ def member(raw: Mapping[str, Any], name: str, kind: type[T], what: str) -> T:
 
 
 def optional(raw: Mapping[str, Any], name: str, kind: type[T], what: str) -> T | None:
-    """Return a member that may be missing or null. Raise `BadAnswer` if it is of another type."""
+    """Return a member that may be missing or null. Raise `BadAnswer` if it has another type."""
     return None if raw.get(name) is None else member(raw, name, kind, what)
 
 
 def objects(raw: Mapping[str, Any], name: str, what: str) -> list[Json]:
-    """Return a required list of objects. Raise `BadAnswer` if it is something else."""
+    """Return a required list of objects. Raise `BadAnswer` if the member is anything else."""
     items: list[Any] = member(raw, name, list, what)
     if not all(isinstance(item, dict) for item in items):
         raise BadAnswer(
@@ -67,7 +67,7 @@ def is_modern(version: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """The server's description of itself, and the revision that is spoken with it."""
+    """The server's description of itself, and the negotiated revision."""
 
     name: str
     version: str
@@ -79,12 +79,12 @@ class ServerInfo:
 
     @property
     def is_modern(self) -> bool:
-        """Whether the spoken revision has no sessions (2026-07-28 and later)."""
+        """Whether the negotiated revision has no sessions (2026-07-28 and later)."""
         return is_modern(self.protocol_version)
 
     @property
     def has_tasks(self) -> bool:
-        """Whether the server supports the extension for tasks."""
+        """Whether the server supports the extension for tasks (`TASKS`)."""
         extensions = self.capabilities.get("extensions")
         tasks = extensions.get(TASKS) if isinstance(extensions, dict) else None
         return isinstance(tasks, dict)
@@ -108,7 +108,7 @@ class ServerInfo:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A listed tool. `param_headers` are the arguments that are repeated in headers."""
+    """A listed tool. `param_headers` describes the arguments that are repeated in headers."""
 
     name: str
     title: str | None
@@ -121,7 +121,7 @@ class Tool:
 
     @property
     def may_be_repeated(self) -> bool:
-        """Whether the server says that a second call does no more than the first."""
+        """Whether the server declares the tool read-only or idempotent."""
         hints = ("readOnlyHint", "idempotentHint")
         return any(self.annotations.get(hint) is True for hint in hints)
 
@@ -130,7 +130,7 @@ class Tool:
         """Read an item of `tools/list`.
 
         Raises:
-            BadAnswer: it has no name or no schema.
+            BadAnswer: the name or the input schema is missing, or a member has another type.
             ValueError: an `x-mcp-header` annotation breaks the rules, so the tool must not be used.
         """
         schema: Json = member(raw, "inputSchema", dict, "a tool")
@@ -156,7 +156,7 @@ def _mirrored_arguments(schema: Json) -> Sequence[ParamHeader]:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A listed prompt; `arguments` are objects with `name`, `description`, `required`."""
+    """A listed prompt. `arguments` are objects with `name`, `description` and `required`."""
 
     name: str
     title: str | None
@@ -177,7 +177,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A listed resource or template; `uri` is the URI or the URI template."""
+    """A listed resource or template. `uri` is the URI or the URI template."""
 
     uri: str
     name: str
@@ -202,7 +202,7 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """A tool's result. `rounds` is the number of requests: 1 if nothing was asked."""
+    """A tool's result. `rounds` is the number of rounds: 1 if the tool asked nothing."""
 
     content: list[Json]
     structured: Any
@@ -220,7 +220,7 @@ class CallResult:
 
     @property
     def text(self) -> str:
-        """The text blocks, joined with line ends."""
+        """The text blocks, joined by line feeds."""
         return "\n".join(
             str(block.get("text", "")) for block in self.content if block.get("type") == "text"
         )
@@ -260,7 +260,7 @@ class ReadResult:
 
     @property
     def text(self) -> str:
-        """The texts, joined with line ends."""
+        """The texts, joined by line feeds."""
         return "\n".join(str(part["text"]) for part in self.contents if "text" in part)
 
 
@@ -287,7 +287,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """The state of a task. `requests` are its open questions by key, `result` or `error` its
+    """The state of a task. `requests` are its open questions by key; `result` or `error` is its
     outcome."""
 
     task_id: str
@@ -306,14 +306,15 @@ class TaskState:
 
     @property
     def lacks_outcome(self) -> bool:
-        """Whether the task ended and its outcome is still to be fetched: `CreateTaskResult` has no
-        place for it."""
+        """Whether the task ended and its outcome must still be requested: `CreateTaskResult` has no
+        member for it."""
         return self.is_over and self.status != "cancelled" and self.result is self.error is None
 
     @classmethod
     def read(cls, raw: Json, task_id: str | None = None) -> TaskState:
-        """Read a `CreateTaskResult`, a `tasks/get`, or the params of `notifications/tasks`. Raise
-        `BadAnswer` if it is no task, or another than `task_id`."""
+        """Read a `CreateTaskResult`, a result of `tasks/get`, or the params of
+        `notifications/tasks`. Raise `BadAnswer` if it is malformed or has another id than
+        `task_id`."""
         own_id: str = member(raw, "taskId", str, "a task")
         if not 0 < len(own_id) <= _LONGEST_TASK_ID or task_id not in (None, own_id):
             raise BadAnswer("The server answered with another task than the one that was asked for")
@@ -346,7 +347,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """A log message of a server, about one request."""
+    """A log message of the server about one request."""
 
     level: str
     logger: str | None

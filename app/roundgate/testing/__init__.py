@@ -1,4 +1,5 @@
-"""Tools for testing handlers: a gateway in the test's process, crashes, a clock, a fake context."""
+"""Tools for testing handlers: a gateway in the test's process, crash tests, a clock, and a context
+without a gateway."""
 
 from __future__ import annotations
 

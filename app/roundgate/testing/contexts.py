@@ -3,8 +3,8 @@
     with fake_context(answers={"confirm": {"go": True}}) as ctx:
         assert await refund(ctx, order=7) == "refunded"
 
-It runs the real engine, but questions are answered at once, so the handler runs only once, and the
-clock advances when the handler waits for nothing else.
+The context runs the real engine, but questions are answered at once, so the handler runs only once.
+The clock advances when the handler waits for nothing else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CAPABILITIES: Final[Mapping[str, Any]] = {
     "sampling": {"tools": {}},
     "roots": {},
 }
-"""The default client capabilities: everything."""
+"""The default client capabilities: every kind of question."""
 
 
 @contextmanager
@@ -39,18 +39,18 @@ def fake_context(
     clock: VirtualClock | None = None,
     task_id: str | None = None,
 ) -> Iterator[Context]:
-    """Return a context for one call of an async handler, in the event loop that runs the block.
+    """Yield a context for one call of an async handler. The block must run in an event loop.
 
     Args:
         answers: answers to questions, as for `roundgate.client`.
         principal: the caller.
-        capabilities: what the client declares.
-        clock: its clock.
-        task_id: the id of the task that the call has become, if it has.
+        capabilities: the client's capabilities.
+        clock: the clock; by default a new `VirtualClock`.
+        task_id: the id of the call's task; `None` if the call is not a task.
 
     Raises:
-        Unanswered: no answer was given for a question. Raised where the handler asks.
-        AnswerInvalid: an answer does not fit its question.
+        Unanswered: a question has no answer. Raised where the handler asks.
+        AnswerInvalid: an answer does not fit its question. Raised where the handler asks.
     """
     call = Call(
         principal=principal,
@@ -69,7 +69,7 @@ def fake_context(
 
 
 class AnsweredRun(Run):
-    """A run whose questions are answered as soon as all its branches wait."""
+    """A run whose questions are answered as soon as all of its branches wait."""
 
     def __init__(self, call: Call, answers: Answers, journal: Journal | None = None) -> None:
         super().__init__(call, journal or Journal())
@@ -89,9 +89,10 @@ class AnsweredRun(Run):
             super().come_to_rest()
 
     async def park(self, branch: Branch) -> None:  # type: ignore[override]
-        """Wait until every branch has come to rest, then continue in the same run."""
+        """Wait until the branch can continue, in the same run instead of a new one. Raise `Suspend`
+        if the handler is in the low-level form."""
         await self.quiescence.park(branch)
-        if self.decides_by_state:  # the low-level form starts again to receive its answers
+        if self.decides_by_state:  # the low-level form receives its answers in a new run
             self.stop(Stop.SUSPENDED)
             raise Suspend
 
@@ -104,7 +105,7 @@ class AnsweredRun(Run):
         failed: Exception | None = None
         try:
             self.journal.receive(await answer_all(asked, self._answers))
-        except Exception as error:  # raised where it is asked
+        except Exception as error:  # raised where the handler asks
             failed = error
         self.requests.clear()
         for one in self._parked:

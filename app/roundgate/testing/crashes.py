@@ -1,11 +1,11 @@
-"""Crash tests of a call: its process dies at each possible moment, and each run is compared.
+"""Crash tests of a call: its process dies at each possible moment, and the outcomes are compared.
 
-    step charge   begins ──── has run ──── is remembered          a process may die at each of the three
-    round 1       ─────────────────────────────────── answered    and the answer of each round may be lost
+    step charge   begins ──── has run ──── is remembered          a process may die at all three
+    round 1       ─────────────────────────────────── answered    each round's answer may be lost
 
-The client sends the request again, as clients do; a task continues on another worker. Each such
-call must do the same as one that is never replayed, and nothing outside of a step, because it would
-be done again. Other processes replay the call as well (`replays`).
+After a crash, the client sends the request again, and a task continues on another worker. Each of
+these calls must behave like a call without replay. Effects outside of steps are reported, because a
+replay repeats them. The call is also replayed in other processes (`replays`).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ Moment: TypeAlias = Literal["begins", "has run", "is remembered"]
 Crash: TypeAlias = Literal["everywhere"] | tuple[str, Moment]
 
 _UNKNOWN: Final = ("ended without a known outcome", "it is not known whether it took effect")
-"""Errors of a `once` tool and of an `at_most_once` step."""
+"""Texts in the errors of a `once` tool and of an `at_most_once` step with an unknown outcome."""
 MAX_MOMENTS: Final = 1_000
-"""The most crash points of one call."""
+"""The most crash points that one test tries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A crash point: a moment of a step, by its place, or of an answer."""
+    """A crash point: a step's place and its moment, or a request whose answer is lost."""
 
     what: str
     moment: str
@@ -50,20 +50,22 @@ class Point:
 
 
 class Watched:
-    """One call while it is watched: its crash points, at one of which its process dies."""
+    """The record of one call: crash points, steps, and effects. The call's process dies at one of
+    the crash points, or at none."""
 
     def __init__(self, dies_at: int | None, observe: Callable[[], Any] | None = None) -> None:
-        """`dies_at` is the number of a crash point, from 0; `None` for none."""
+        """Begin a record. `dies_at` is the number of the crash point, from 0, or `None`; `observe`
+        returns the effects so far, as a collection or a number."""
         self.points: list[Point] = []
         self.outside: list[str] = []
-        """Effects outside of steps, in words."""
+        """Descriptions of the effects outside of steps."""
         self.steps: set[str] = set()
-        """The steps that ran: place, kind and function."""
+        """The place, kind and function of each step that ran."""
         self.errors: list[NondeterminismError] = []
         self.last_run: Run | None = None
         self.is_open = False
-        """Whether the call's effects may depend on timing: something was cut, or its outcome is
-        unknown."""
+        """Whether the call's effects may depend on timing: a step was cancelled by its handler, or
+        has an unknown outcome."""
         self.upgrade: ConfigFile | None = None
         self.has_died = False
         self.begins_upgraded = False
@@ -73,19 +75,19 @@ class Watched:
 
     @property
     def file(self) -> ConfigFile | None:
-        """The configuration served now, if it is not the first one."""
+        """The configuration to serve now; `None` for the first one."""
         return self.upgrade if self.has_died or self.begins_upgraded else None
 
     def reaches(self, what: str, moment: str) -> bool:
-        """Record a crash point; return whether the process dies there."""
+        """Record a crash point, and return whether the process dies there."""
         dies = len(self.points) == self._dies_at
         self.points.append(Point(what, moment))
         self.has_died = self.has_died or dies
         return dies
 
     def look(self, before: str | None) -> None:
-        """Record effects since the last look, which came before `before`; `None` if a step had
-        them."""
+        """Read the current effects; record the new ones as effects outside of a step, before the
+        event `before`. With `None`, the new ones belong to a step and are not recorded."""
         size = self._size()
         if before is not None and size > self._seen:
             self.outside.append(
@@ -114,7 +116,7 @@ class Watched:
 
 
 class Steps(StepWatch):
-    """The steps of one instance, for a watched call."""
+    """A watch of the steps of one instance, which kills the instance at the call's crash point."""
 
     def __init__(self, watched: Watched, life: Life) -> None:
         self._watched = watched
@@ -146,7 +148,7 @@ class Steps(StepWatch):
 
 @dataclass
 class _Record:
-    """The record of one call: its ending, and the questions with the texts that were shown."""
+    """The outcome of one call: its ending, and the texts of its questions by key."""
 
     watched: Watched
     ending: Ending
@@ -155,12 +157,12 @@ class _Record:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether the call ended with the error that its outcome is unknown."""
+        """Whether the call ended with an error that says that the outcome is unknown."""
         text = "" if self.result is None or not self.result.is_error else self.result.text
         return any(error in text for error in _UNKNOWN)
 
     def asked_again(self) -> list[str]:
-        """Return the questions that were answered and then asked in other words."""
+        """Return descriptions of the questions that were answered and then asked in other words."""
         return [
             f"question {key} was answered, and is asked again because it reads differently:"
             f" {texts[0]!r}, then {texts[-1]!r}"
@@ -169,7 +171,7 @@ class _Record:
         ]
 
     def differences(self, reference: _Record) -> list[str]:
-        """Return the differences from a call that is never replayed, in words."""
+        """Return descriptions of the differences from a call without replay."""
         if self.ending != reference.ending:
             return [f"{self.ending} instead of: {reference.ending}"]
         if self.watched.is_open or reference.watched.is_open:
@@ -185,12 +187,12 @@ class _Record:
 
 
 Play: TypeAlias = Callable[[Watched, AnswersLike], Awaitable[CallResult]]
-"""Makes the call at a new gateway that is watched."""
+"""A function that makes the call at a new gateway and records it."""
 
 
 @dataclass
 class CrashTest:
-    """A call that has to end the same way wherever its process dies; see `Gateway.call`."""
+    """A test that a call ends the same way wherever its process dies; see `Gateway.call`."""
 
     setup: Setup
     now_ms: int
@@ -204,11 +206,12 @@ class CrashTest:
     reset: Callable[[], Any] | None
 
     async def survive(self) -> CallResult:
-        """Return the result of the call.
+        """Make the call without a crash and once per crash point; return the result of the first.
 
         Raises:
+            NondeterminismError: the handler took another path in a replay of the first call.
             Diverged: a run ended differently, or had effects outside of steps.
-            ValueError: there is no such crash point, or there are too many.
+            ValueError: the named crash point does not exist, or there are too many.
         """
         with collecting_effects() as effects:
             first = await self._played(Watched(None, self.observe))
@@ -284,7 +287,7 @@ class CrashTest:
             await done
 
     async def _reference(self, watched: Watched) -> _Record | None:
-        """Return the record of the call without replay, or `None` if it cannot be determined."""
+        """Return the outcome of the call without replay; `None` if it cannot be determined."""
         if watched.last_run is None:  # a tool without a handler
             return None
         await self._begin()
@@ -308,11 +311,11 @@ class CrashTest:
 def _recording(
     answers: AnswersLike, asked: dict[str, list[str]]
 ) -> Callable[[Question], Awaitable[Any]]:
-    """Return a source of answers that records the texts of the questions, by key."""
+    """Return a source of answers that records the texts of answered questions in `asked`."""
     source = Answers.of(answers)
 
     async def answer(question: Question) -> Any:
-        key = question.key.partition("~")[0]  # another attempt has another one
+        key = question.key.partition("~")[0]  # without the number of the attempt
         response = await source(replace(question, key=key))
         if response is not None:
             asked.setdefault(key, []).append(question.message or repr(question.params))

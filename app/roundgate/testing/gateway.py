@@ -1,12 +1,12 @@
-"""A whole gateway in the process of a test, called by a client over the protocol.
+"""A whole gateway in the test's process, called by a client over the protocol.
 
     async with Gateway("gateway.yaml") as gateway:
         result = await gateway.call("refund", order=7, answers={"confirm": {"go": True}})
         assert result.value == "refunded"
 
 As in a deployment, each request reaches a new instance, and each turn of a task runs on another
-worker. Instances share only a memory, and the clock advances when everything waits: a `ctx.sleep`
-of a day takes no time.
+worker. Instances share only a database in memory. The clock advances when everything waits: a
+`ctx.sleep` of a day takes no time.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from roundgate.tokens import keys
 
 ORIGIN: Final = "http://127.0.0.1"
 _IDLE_TURNS: Final = 3
-"""Looks at a task, in a row, at which nothing had happened and nothing was due."""
+"""How often in a row `advance` may find no work and no future event before it raises."""
 _ISSUER: Final = "https://issuer.test"
 _errors: Final[ContextVar[list[NondeterminismError] | None]] = ContextVar("errors", default=None)
-"""Receives the divergences of the current call's handler."""
+"""The list that receives the nondeterminism errors of the current call's handler."""
 
 
 class Gateway:
-    """A gateway and its callers. Enter it (`async with`) in the event loop in which it is used."""
+    """A gateway and its callers. Enter it (`async with`) in the event loop that uses it."""
 
     def __init__(
         self,
@@ -56,22 +56,23 @@ class Gateway:
         clock: VirtualClock | None = None,
         **sections: Any,
     ) -> None:
-        """Make a gateway; entering it loads the sources.
+        """Prepare a gateway; entering it loads the sources.
 
         Args:
             sources: a gateway.yaml, or else Python files, modules and functions that are served
-                under their own names; by default the gateway.yaml of this directory.
-            environ: variables for references in gateway.yaml, beside those of the process.
-            scopes: the default caller's; all that any tool needs, unless given.
-            fresh: whether each request and each turn of a task runs on a new instance.
-            clock: its clock.
-            sections: sections of gateway.yaml, unless that is a source: `limits={"threads": 4}`.
+                under their own names; by default the gateway.yaml of the working directory.
+            environ: variables for references in gateway.yaml, in addition to the process's.
+            scopes: the default caller's scopes; by default all that the tools and `auth` need.
+            fresh: whether each request runs on a new instance. Each turn of a task always does.
+            clock: the clock; by default a new `VirtualClock`.
+            sections: sections of gateway.yaml, such as `limits={"threads": 4}`; only without a
+                gateway.yaml among the sources.
         """
         self._setup = Setup(sources or ("gateway.yaml",), environ or {}, sections)
         self._scopes = scopes
         self._fresh = fresh
         self.clock = clock or VirtualClock()
-        """`gateway.clock.skip(3600)` lets an hour pass."""
+        """The clock of all instances and clients: `gateway.clock.skip(3600)` lets an hour pass."""
         self._using = Settings(worker="off", state_keys=keys.new_key(), public_url=ORIGIN)
         self._callers = _Callers()
         self._memory = Memory(self.clock)
@@ -122,10 +123,11 @@ class Gateway:
         """Return a client of the gateway.
 
         Args:
-            subject: the caller; the default caller unless given.
-            scopes: the caller's scopes.
-            client_id: the client through which it calls.
-            options: those of `roundgate.client.Client` except `auth`, `clock` and `transport`.
+            subject: the caller's subject; `None` is the default caller.
+            scopes: the caller's scopes; ignored for the default caller.
+            client_id: the caller's client id; ignored for the default caller.
+            options: further arguments of `roundgate.client.Client`, except `auth`, `clock` and
+                `transport`.
         """
         auth = None if subject is None else self._callers.add(subject, scopes, client_id)
         made = Client(
@@ -151,7 +153,7 @@ class Gateway:
         reset: Callable[[], Any] | None = None,
         **more: Any,
     ) -> CallResult:
-        """Call a tool, through its rounds and its task, if it becomes one.
+        """Call a tool and return its result, after its rounds and its task if it becomes one.
 
         Args:
             tool: the tool's name.
@@ -160,16 +162,17 @@ class Gateway:
             crash: `"everywhere"` repeats the call once per crash point and lost answer, and
                 compares each run with a run without replay and with replays in other processes.
                 `("charge", "begins" | "has run" | "is remembered")` is one crash point of a step.
-            upgrade: sources that are served once the process has died, at each crash point.
-            observe: returns the tool's effects so far, as something with a length or as a number,
-                to find effects outside of steps.
-            reset: called before each run, to restore the world.
+            upgrade: sources that are served after the process has died, at each crash point.
+            observe: a function that returns the tool's effects so far, as a collection or a
+                number; finds effects outside of steps.
+            reset: a function, called before each run, that undoes the tool's effects.
             more: further arguments of the tool.
 
         Raises:
             NondeterminismError: the handler took another path in a later run.
             Diverged: a run ended differently, or had effects outside of steps.
-            ClientError: the call failed; a tool that fails is a result with `is_error`.
+            ClientError: the call failed. A tool that fails returns a result with `is_error`.
+            NothingGoesOn: nothing will ever continue the call's task.
         """
         given = {**(arguments or {}), **more}
         if crash is None and not upgrade:
@@ -237,10 +240,10 @@ class Gateway:
         """Call a tool and return as soon as it is a task."""
         return await self._client.start(tool, {**(arguments or {}), **more}, answers=answers)
 
-    # what goes on behind the requests
+    # tasks and instances
 
     async def work(self) -> int:
-        """Run every task that has something to do now; return the number of turns."""
+        """Run the task of each message in the queue, and return the number of turns."""
         async with self._working:
             turns = 0
             stores = self._memory.stores(Life())
@@ -251,13 +254,14 @@ class Gateway:
             return turns
 
     async def advance(self, seconds: float) -> None:
-        """Run tasks: what they have to do now, or else the next event.
+        """Run the tasks that are due. If there are none, advance the clock to the next event, and
+        run the tasks that are due then.
 
         Args:
-            seconds: how far the clock advances if nothing is due.
+            seconds: how far the clock advances if there is no event, or an overdue one.
 
         Raises:
-            NothingGoesOn: nothing will ever happen.
+            NothingGoesOn: no event is left, at several calls in a row.
         """
         if await self.work():
             self._idle_turns = 0
@@ -273,7 +277,7 @@ class Gateway:
         self._idle_turns = 0
         if next_ms > self.clock.now_ms():
             self.clock.move_to(next_ms)
-        else:  # it is late already, and whoever sees to it has yet to come
+        else:  # overdue, and not in the queue yet: let time pass until the sweep finds it
             self.clock.skip(seconds)
         if not await self.work():
             core = build_core(self._file, self._using, self.clock, self._memory.stores(Life()))
@@ -301,7 +305,7 @@ class Gateway:
             await self._leave(life, core)
 
     async def _leave(self, life: Life, core: Core) -> None:
-        """Close an instance. What a dead one left behind still uses it."""
+        """Close an instance; if it is dead, only at the end, because its work still uses it."""
         if life.died.is_set():
             self._left.append(core)
         else:
@@ -312,7 +316,8 @@ class Gateway:
             await self._living(life, app(scope, receive, send))
 
     async def _living(self, life: Life, work: Any) -> None:
-        """Do the work of an instance until it dies; then its work neither goes on nor ends."""
+        """Run the work of an instance until the work ends or the instance dies. The work of a dead
+        instance stays pending until the gateway is left."""
         watch: StepWatch = _Noting() if self._watch is None else Steps(self._watch, life)
         token = WATCH.set(watch)
         try:
@@ -371,7 +376,7 @@ class Gateway:
 
 
 class _Noting(StepWatch):
-    """Records divergences of the current call's handler."""
+    """A watch that records the nondeterminism errors of the current call's handler."""
 
     def run_ended(self, run: Run) -> None:
         errors = _errors.get()
@@ -380,14 +385,14 @@ class _Noting(StepWatch):
 
 
 class _Callers:
-    """A verifier that takes the names of known callers as tokens."""
+    """A verifier that accepts the tokens of known callers; no token is the default caller."""
 
     def __init__(self) -> None:
         self.default = LOCAL
         self._known: dict[str, Principal] = {}
 
     def add(self, subject: str, scopes: Sequence[str], client_id: str) -> str:
-        """Add a caller; return its token."""
+        """Add a caller and return its token."""
         token = f"{subject}-{len(self._known)}"
         self._known[token] = replace(
             self.default, subject=subject, client_id=client_id, scopes=frozenset(scopes)
@@ -406,7 +411,7 @@ class _Callers:
 
 
 class _Paced(Clock):
-    """The gateway's clock as its clients see it: while a client waits, tasks go on."""
+    """The gateway's clock for its clients: while a client sleeps, tasks run."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -422,7 +427,8 @@ class _Paced(Clock):
 
 
 def _too_late(due_ms: int | None, created_ms: int, expires_ms: int) -> str:
-    """Return the problem of a task that would go on after its expiry; empty if there is none."""
+    """Return the problem of a task that would continue only after its expiry; empty if it continues
+    before."""
     if due_ms is None or due_ms < expires_ms:
         return ""
     due_s, ttl_s = (due_ms - created_ms) // 1000, (expires_ms - created_ms) // 1000
@@ -433,7 +439,7 @@ def _too_late(due_ms: int | None, created_ms: int, expires_ms: int) -> str:
 
 
 async def _take(core: Core, message: Message, file: GatewayConfig, clock: Clock) -> None:
-    """Handle a message as a worker does."""
+    """Claim and run the task of a message, as a worker does."""
     worker = core.worker(file, clock)
     claimed = await worker.claim(message.ref)
     await core.stores.queue.delete([message])

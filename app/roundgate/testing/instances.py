@@ -1,7 +1,7 @@
-"""What the instances of a gateway in a test share: configuration, stores and clock.
+"""The parts that the instances of a test's gateway share: configuration, stores and clock.
 
-The stores are those of SQLite on a database without a file. The clock advances when a test says so,
-or when everything waits.
+The stores are the SQLite stores on a database in memory. The clock advances when a test advances
+it, or when everything waits.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ _LOOK_S: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What a test serves: sources, environment variables and sections of gateway.yaml."""
+    """The configuration of a test's gateway: sources, environment variables and sections of
+    gateway.yaml."""
 
     sources: Sequence[Source]
     environ: Mapping[str, str]
@@ -56,8 +57,8 @@ class Setup:
         """Return the configuration.
 
         Raises:
-            ConfigError: something is wrong with a gateway.yaml or the sections.
-            TypeError: the sources do not go together.
+            ConfigError: the gateway.yaml or a section is invalid.
+            TypeError: a gateway.yaml is combined with other sources or sections.
         """
         first = self.sources[0]
         if isinstance(first, str | Path) and Path(first).suffix != ".py":
@@ -99,7 +100,7 @@ class Memory:
         self._connection: sqlite3.Connection | None = None
 
     def stores(self, life: Life) -> Stores:
-        """Return the stores of one instance, which it reaches while it lives."""
+        """Return the stores of one instance, which block once the instance is dead."""
         database = _MemoryDatabase(self, life)
         return Stores(
             SqliteOnce(database, self._clock),
@@ -120,7 +121,7 @@ class Memory:
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """The only connection; another one would have a database of its own."""
+        """The only connection to the database: a second one would open a database of its own."""
         if self._connection is None:
             self._connection = connect_in_memory()
         return self._connection
@@ -132,31 +133,31 @@ class Memory:
 
 
 class Life:
-    """The life of one gateway or worker. A dead one reaches no store any more."""
+    """The life of one instance: a gateway or a worker. A dead instance cannot use the stores."""
 
     def __init__(self) -> None:
         self.died = asyncio.Event()
         self._is_buried = asyncio.Event()
 
     async def die(self) -> None:
-        """Die, and never return."""
+        """Mark the instance as dead, and never return."""
         self.died.set()
         await asyncio.Future[None]()
 
     async def reach(self) -> None:
-        """Return if the instance lives. If it is dead, raise `CancelledError` once the test is
-        over, so that its remaining work ends."""
+        """Return if the instance is alive. Otherwise wait for `bury` and raise `CancelledError`, so
+        that the remaining work ends."""
         if self.died.is_set():
             await self._is_buried.wait()
             raise asyncio.CancelledError
 
     def bury(self) -> None:
-        """Let the work that the instance left behind end."""
+        """End the remaining work of a dead instance."""
         self._is_buried.set()
 
 
 class _MemoryDatabase(Database):
-    """The database of one instance. It uses no threads, so a test has no races of its own."""
+    """The database of one instance. It uses no threads, so a test causes no races."""
 
     def __init__(self, memory: Memory, life: Life) -> None:
         super().__init__(Path(":memory:"), durable=False)
@@ -171,23 +172,24 @@ class _MemoryDatabase(Database):
         return await self.read(lambda db: transacted(db, work))
 
     async def aclose(self) -> None:
-        """Keep the memory, which outlives the instance."""
+        """Do nothing: the memory outlives the instance."""
 
 
 class VirtualClock(Clock):
-    """Advances only while everything waits: an hour of `ctx.sleep` takes no time.
+    """A clock that advances only while everything waits: an hour of `ctx.sleep` takes no time.
 
-    It starts at the present moment. Code that reads another clock (`time.time()`,
+    The clock starts at the present. Code that reads another clock (`time.time()`,
     `datetime.now()`) sees real time.
     """
 
     def __init__(self, now_ms: int | None = None) -> None:
-        """`now_ms` is the first moment, in milliseconds since the epoch; by default the present."""
+        """Start the clock at `now_ms`, in milliseconds since the epoch; by default at the
+        present."""
         self._now_ms = super().now_ms() if now_ms is None else now_ms
         self._begun_ms = self._now_ms
         self._timers: list[tuple[int, int, _Timer]] = []
         self.at_work: Callable[[], int] = lambda: 0
-        """Returns how many instances of a gateway are working now."""
+        """A function that returns how many instances of a gateway are working now."""
         self._numbers = count()
 
     def now_ms(self) -> int:
@@ -197,22 +199,23 @@ class VirtualClock(Clock):
         return float(self._now_ms - self._begun_ms)
 
     def skip(self, seconds: float) -> None:
-        """Let time pass; call what becomes due, earliest first."""
+        """Advance the clock, and fire the timers that become due, earliest first."""
         until_ms = self._now_ms + round(seconds * 1000)
         while (due_ms := self._next_ms()) is not None and due_ms <= until_ms:
             self._fire()
         self._now_ms = until_ms
 
     def move_to(self, at_ms: int) -> None:
-        """Let time pass until a moment, in milliseconds since the epoch, unless that is past."""
+        """Advance the clock to `at_ms`, in milliseconds since the epoch, unless that is past."""
         if at_ms > self._now_ms:
             self.skip((at_ms - self._now_ms) / 1000)
 
     async def sleep(self, seconds: float) -> None:
-        """Wait until so much of this clock's time has passed.
+        """Wait for some time of this clock.
 
-        In a handler, that is once all of it waits. Elsewhere it passes at once, unless another
-        instance is at work, for which the caller may be waiting.
+        In a handler, the clock advances once the whole handler waits. Elsewhere it advances at
+        once. If another instance is working, which the caller may be waiting for, the clock stays
+        and the caller waits up to 10 ms of real time.
         """
         if here.get() is None and seconds > 0:
             if self.at_work() > 1:
@@ -236,7 +239,7 @@ class VirtualClock(Clock):
         return timer
 
     def pass_time(self) -> bool:
-        """Advance to the next timer; return whether there is one."""
+        """Advance to the next timer and fire it; return whether there was one."""
         if self._next_ms() is None:
             return False
         self._fire()

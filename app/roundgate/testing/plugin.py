@@ -4,8 +4,8 @@
         async with gateway:
             assert (await gateway.call("refund", order=7)).value == "refunded"
 
-`gateway` serves the nearest gateway.yaml, beside the test or in a directory above it, or the one
-named by `roundgate_config` in pytest's configuration.
+`gateway` serves the file that `roundgate_config` names in pytest's configuration, or else the
+nearest gateway.yaml, beside the test or in a directory above it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def virtual_clock() -> VirtualClock:
-    """The clock of the `gateway` fixture."""
+    """Return the clock of the `gateway` fixture."""
     from roundgate.testing.instances import VirtualClock
 
     return VirtualClock()
@@ -34,7 +34,7 @@ def virtual_clock() -> VirtualClock:
 
 @pytest.fixture
 def gateway(request: pytest.FixtureRequest, virtual_clock: VirtualClock) -> Gateway:
-    """A gateway; enter it with `async with`."""
+    """Return a gateway, which the test enters with `async with`."""
     from roundgate.testing.gateway import Gateway
 
     named = str(request.config.getini("roundgate_config"))

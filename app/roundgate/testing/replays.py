@@ -1,20 +1,20 @@
 """Reference runs of a call: one without replay, and replays in other processes.
 
-`truth` runs the handler once from beginning to end: questions are answered in place, sleeps pass in
-place, and the turn never ends early. A handler in the low-level form still starts again after its
-questions, as designed.
+`truth` runs the handler once from beginning to end: questions are answered and sleeps pass in the
+same run, and the turn never ends early. A handler in the low-level form still starts again after
+its questions, as designed.
 
 `findings_elsewhere` replays the recorded call in other processes, with another hash seed, clock,
 time zone and environment, and nothing in memory but imports:
 
     test's process      call ── record ──▶ journal ──┬──────────────▶ compare
-    other processes                                  └▶ replay ── ending, and what is new there
+    other processes                                  └▶ replay ── ending and differences
 
 The journal holds all results of the call, so a replay runs no step: a step without a recorded
-result is refused. Run as a module, this is the other process.
+result is refused. The other process runs this file as a module.
 
-`collecting_effects` lists what handlers do outside of steps to files, connections and processes, as
-Python's audit events tell (PEP 578). It cannot see what only changes memory.
+`collecting_effects` lists the effects of handlers outside of steps on files, connections and
+processes, from Python's audit events (PEP 578). Changes in memory are not detected.
 """
 
 from __future__ import annotations
@@ -63,13 +63,14 @@ from roundgate.testing.instances import Life, Memory, Setup, Source, VirtualCloc
 from roundgate.tokens import keys
 
 MAX_RUNS: Final = 100
-"""The most runs of one handler that restarts or is in the low-level form."""
+"""The most runs of a handler that restarts or is in the low-level form."""
 OTHERS: Final[Sequence[Mapping[str, str]]] = (
     {"PYTHONHASHSEED": "1", "TZ": "<+14>-14"},
     {"PYTHONHASHSEED": "2", "TZ": "<-12>+12"},
 )
 """The environments of the other processes. Their time zones never show the same hour."""
 WITHIN_S: Final = 120.0
+"""How long a replay in another process may take, in seconds."""
 LATER_S: Final = 30 * 3600.0
 """How far the clock of another process is ahead, in seconds."""
 _KEPT: Final = frozenset(
@@ -77,7 +78,7 @@ _KEPT: Final = frozenset(
 )
 """The environment variables that a replay keeps, besides those that begin with PYTHON."""
 _REFERENCE: Final = re.compile(r"(?<=the server's log has the details under reference )[\w-]{22}")
-"""The reference with which the log identifies an unexpected error: different each time."""
+"""The reference of an unexpected error in the log, different each time."""
 
 
 # How a call ended, comparable between runs and processes
@@ -112,11 +113,11 @@ def without_reference(text: str) -> str:
 def _ending_of_outcome(
     outcome: Completed[Returned] | Failed | Suspended | Restarted, tool: str, clock: Clock
 ) -> Ending:
-    """Return the ending of a handler, as its caller would see it."""
+    """Return the ending of a handler's call, as its caller would see it."""
     if not isinstance(outcome, Completed | Failed):
         return Ending("went on", None)
     if isinstance(outcome, Completed) and not isinstance(outcome.value, ToolResult):
-        return Ending("went on", None)  # also as a task of its service
+        return Ending("went on", None)  # as a task of the service
     try:
         result = tool_result(outcome, tool, clock)
     except ProtocolError as error:
@@ -128,7 +129,7 @@ def _ending_of_outcome(
 
 
 _effects: list[str] | None = None
-"""Receives effects while a test collects them."""
+"""The list that receives effects; `None` unless a test collects them."""
 _is_hooked = False
 _EVENTS: Final = {
     "os.remove": "removes {0!r}",
@@ -143,7 +144,8 @@ _EVENTS: Final = {
 
 @contextmanager
 def collecting_effects() -> Iterator[list[str]]:
-    """Within the block, add the effects of handlers outside of steps to the list, in words."""
+    """Yield a list that receives descriptions of handlers' effects outside of steps, until the block
+    ends."""
     global _effects, _is_hooked
     if not _is_hooked:
         sys.addaudithook(_collect)  # audit hooks cannot be removed
@@ -166,8 +168,8 @@ def _refuse(event: str, args: tuple[Any, ...]) -> None:
 
 
 def _effect(event: str, args: tuple[Any, ...]) -> str | None:
-    """Return the effect of an audit event in words; `None` if it has none, or if the current code
-    is no handler's."""
+    """Return a description of an audit event's effect; empty or `None` if it has none, or if no
+    handler is running outside of a step."""
     if not isinstance(here.get(), Branch):
         return None
     return _writing(*args) if event == "open" else _EVENTS.get(event, "").format(*args)
@@ -199,7 +201,8 @@ async def _serving(file: ConfigFile, clock: Clock) -> AsyncIterator[Core]:
 async def truth(
     setup: Setup, now_ms: int, tool: str, arguments: Mapping[str, Any], call: Call, answers: Answers
 ) -> Ending:
-    """Return the ending of a call that begins at `now_ms` and whose handler is never replayed."""
+    """Return the ending of a call without replay. The call begins at `now_ms`, in milliseconds
+    since the epoch."""
     file, clock = setup.load(), VirtualClock(now_ms)
     async with _serving(file, clock) as core:
         with core.serving.use() as catalog:
@@ -238,10 +241,14 @@ async def _run(served: ServedTool, run: Run, arguments: Mapping[str, Any]) -> An
 async def findings_elsewhere(
     setup: Setup, tool: str, arguments: Mapping[str, Any], run: Run, expected: Ending
 ) -> list[str]:
-    """Return the differences when other processes replay a run, in words.
+    """Replay a run in other processes, and return descriptions of the differences.
 
-    Returns no differences if they cannot load a source, because it is a function inside another, or
-    if sections hold Python objects.
+    The list is empty if the other processes cannot load a source, such as a function inside another
+    one, or if arguments or sections hold Python objects.
+
+    Raises:
+        RuntimeError: a process failed.
+        TimeoutError: a process took longer than `WITHIN_S`.
     """
     sources = [_written(source) for source in setup.sources]
     call = run.call
@@ -293,10 +300,11 @@ def _written(source: Source) -> list[str] | None:
 
 
 async def _ask(facts: bytes, environ: Mapping[str, str]) -> Any:
-    """Replay a call in another process; return its ending and its differences.
+    """Replay a call in another process, and return its ending and the differences.
 
     Raises:
         RuntimeError: the process failed.
+        TimeoutError: the process took longer than `WITHIN_S`.
     """
     path = os.pathsep.join(filter(None, sys.path))
     process = await asyncio.create_subprocess_exec(
@@ -323,7 +331,7 @@ async def _ask(facts: bytes, environ: Mapping[str, str]) -> Any:
 
 
 class _NothingNew(StepWatch):
-    """Refuses every step that an earlier run has not done."""
+    """A watch that refuses every step without a recorded result."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -341,10 +349,11 @@ class _NothingNew(StepWatch):
 
 
 class _Replay(Run):
-    """A run in a process without the test's fakes, whose functions have other names."""
+    """A run that ignores the names of step functions: the fakes of a test have other names, and
+    this process does not have them."""
 
     def is_same(self, before: str, now: str | None) -> bool:
-        """Return whether kind and arguments are the recorded ones, whatever the function."""
+        """Return whether a step's kind and arguments are the recorded ones."""
         return now is not None and _without_function(before) == _without_function(now)
 
 
@@ -397,10 +406,11 @@ def _call(facts: Mapping[str, Any], clock: Clock) -> Call:
 
 
 def main() -> None:
-    """Read a recorded call, replay it, and write the result."""
+    """Read a recorded call from standard input, replay it, and write its ending and the differences
+    to standard output."""
     facts = json.load(sys.stdin)
     sys.path[:] = facts["path"]
-    with redirect_stdout(sys.stderr):  # of handlers that print
+    with redirect_stdout(sys.stderr):  # a handler may print
         result = asyncio.run(_replay(facts))
     json.dump(result, sys.stdout)
 

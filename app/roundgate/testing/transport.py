@@ -12,7 +12,7 @@ from roundgate.errors import ConnectionLost
 from roundgate.testing.crashes import Watched
 
 _MAX_RESENDS: Final = 50
-"""The most times that a request which is answered with 503 is sent again."""
+"""How often a request that is answered with 503 is sent again, at most."""
 _WITH_EFFECTS: Final = ("tools/call", "tasks/update")
 Serve: TypeAlias = Callable[
     [dict[str, Any], Callable[..., Any], Callable[..., Any]], Awaitable[None]
@@ -21,10 +21,11 @@ Serve: TypeAlias = Callable[
 
 
 class AsgiTransport:
-    """Sends each request of a client to an instance.
+    """A transport that sends each request of a client to an instance.
 
-    If a call is watched, a request whose answer is lost because its instance died is sent again, as
-    callers would do. Such answers are collected first: half an answer cannot be taken back.
+    In a crash test, a request whose answer is lost because its instance died is sent again, as
+    callers would do. Its answer is read whole before any part is passed on, because a part could
+    not be taken back.
     """
 
     def __init__(self, serve: Serve, watched: Watched | None) -> None:
@@ -33,7 +34,7 @@ class AsgiTransport:
         self._answers = 0
 
     async def send(self, request: HttpRequest) -> _Response:
-        """Send a request and return once the head of its response is there.
+        """Send a request and return its response once the head has arrived.
 
         Raises:
             ConnectionLost: the instance died first. An error of the app is raised unchanged.
@@ -68,7 +69,7 @@ class AsgiTransport:
 
 
 class _Response:
-    """The response of an app, while it is made."""
+    """The response of an app, while the app produces it."""
 
     def __init__(self, request: HttpRequest, serve: Serve) -> None:
         self.status = 0
@@ -82,7 +83,7 @@ class _Response:
         self._running.add_done_callback(self._end)
 
     async def begun(self) -> _Response:
-        """Return the response once its head is there; see `AsgiTransport.send` for errors."""
+        """Return this response once its head has arrived; see `AsgiTransport.send` for errors."""
         try:
             await self._begun.wait()
         except BaseException:
@@ -100,14 +101,14 @@ class _Response:
             self._raise()
 
     async def collect(self) -> None:
-        """Wait for the whole body; `chunks` then yields it."""
+        """Read the whole body, which `chunks` then yields."""
         body = b"".join([part async for part in self.chunks()])
         self._parts = asyncio.Queue()
         self._parts.put_nowait(body)
         self._parts.put_nowait(None)
 
     async def close(self) -> None:
-        """Hang up, and wait until the app has noticed."""
+        """Disconnect from the app, and wait up to 5 s until it has ended."""
         self._gone.set()
         await asyncio.wait([self._running], timeout=5)
         self._running.cancel()
@@ -121,7 +122,7 @@ class _Response:
         self._begun.set()
         self._parts.put_nowait(None)
         if not running.cancelled():
-            running.exception()  # raised to the reader of the response
+            running.exception()  # marks it as retrieved: `_raise` raises it to the reader
 
     async def _receive(self) -> dict[str, Any]:
         if (body := self._body) is not None:

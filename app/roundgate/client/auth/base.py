@@ -1,5 +1,5 @@
-"""The parts that all ways to authenticate share: the interface, a bearer token, challenges, the
-storage of tokens, and proofs of possession."""
+"""The parts that all ways to authenticate share: the interface, challenges, token storage, and
+proofs of possession. Also the simplest way, a bearer token."""
 
 from __future__ import annotations
 
@@ -41,19 +41,20 @@ class Refusal:
 
 
 class Auth(Protocol):
-    """Adds credentials to requests to one server. The client calls it for that server's origin
-    only."""
+    """A source of credentials for one server. The client asks it only for requests to that server's
+    origin."""
 
     async def headers(self, method: str, url: Url) -> Sequence[tuple[str, str]]:
         """Return the headers that authenticate a request; empty until credentials are available."""
 
     async def renew(self, refusal: Refusal) -> bool:
         """Return whether to send a refused request again, with other credentials. Raise
-        `AuthorizationFailed` if there are no other credentials, with the reason."""
+        `AuthorizationFailed` with the reason if other credentials cannot be obtained."""
 
 
 class Bearer:
-    """A token that was issued elsewhere. Only to https, or to this machine, unless `allow_http`."""
+    """A bearer token that was issued elsewhere. It is sent only over https or to this machine,
+    unless `allow_http` is true."""
 
     def __init__(self, token: str, *, allow_http: bool = False) -> None:
         if not token or not token.isascii() or not token.isprintable() or " " in token:
@@ -84,7 +85,8 @@ def refuse_plain(url: Url) -> None:
 
 
 def challenge_parameters(challenge: str) -> dict[str, str]:
-    """Return the parameters of a `WWW-Authenticate` header; the first value of each counts."""
+    """Return the parameters of a `WWW-Authenticate` header by lower-case name. If one is repeated,
+    its first value counts."""
     parameters: dict[str, str] = {}
     for name, quoted, bare in _PARAMETER.findall(challenge[:8_192]):
         parameters.setdefault(name.lower(), re.sub(r"\\(.)", r"\1", quoted) or bare)
@@ -95,7 +97,7 @@ def challenge_parameters(challenge: str) -> dict[str, str]:
 
 
 class TokenStorage(Protocol):
-    """Keeps one secret text for each key. Raises `ClientError` if it cannot."""
+    """A storage of secret texts by key. Its methods raise `ClientError` if they fail."""
 
     async def load(self, key: str) -> str | None: ...
     async def save(self, key: str, secret: str) -> None: ...
@@ -103,7 +105,7 @@ class TokenStorage(Protocol):
 
 
 class InMemory:
-    """Keeps tokens for as long as this process lives."""
+    """A storage of tokens for the life of this process."""
 
     def __init__(self) -> None:
         self._secrets: dict[str, str] = {}
@@ -119,7 +121,7 @@ class InMemory:
 
 
 class SystemKeyring:
-    """Keeps tokens in the keyring of the system, through the package `keyring`
+    """A storage of tokens in the system's keyring, through the package `keyring`
     (`pip install roundgate[keyring]`)."""
 
     def __init__(self, service: str = "roundgate") -> None:
@@ -135,7 +137,7 @@ class SystemKeyring:
 
     @property
     def works(self) -> bool:
-        """Whether this machine has a keyring. It may still be locked."""
+        """Whether this machine has a keyring, which may be locked."""
         from keyring.backends.fail import Keyring
 
         return not isinstance(self._keyring.get_keyring(), Keyring)
@@ -151,10 +153,11 @@ class SystemKeyring:
             await self._in_thread(lambda: self._keyring.delete_password(self._service, key))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Run in a thread, because a keyring may ask its user first.
+        """Run `work` in a thread, because a keyring may prompt its user.
 
         Raises:
-            ClientError: the keyring failed; without its text, which may hold a secret.
+            ClientError: there is no keyring, or it failed. The error omits the keyring's own text,
+                which may hold a secret.
         """
         if not self.works:
             raise ClientError(
@@ -174,8 +177,8 @@ class SystemKeyring:
 
 
 class ProofKey:
-    """A key pair for DPoP (RFC 9449), and the last nonce of each server. Tokens that are bound to
-    it are useless without it."""
+    """A key pair for DPoP (RFC 9449), and the latest nonce of each server. A token that is bound to
+    the key is useless without it."""
 
     def __init__(self, clock: Clock, pem: str | None = None) -> None:
         from cryptography.hazmat.primitives.asymmetric import ec
@@ -190,7 +193,7 @@ class ProofKey:
 
     @property
     def pem(self) -> str:
-        """The private key, to be kept with the token that is bound to it."""
+        """The private key in PEM, to be stored with the token that is bound to it."""
         from cryptography.hazmat.primitives import serialization
 
         pem: bytes = self._key.private_bytes(
@@ -201,7 +204,7 @@ class ProofKey:
         return pem.decode()
 
     def proof(self, method: str, url: Url, token: str | None = None) -> str:
-        """Return a proof for one request."""
+        """Return a DPoP proof for one request, made with `token` if there is one."""
         import jwt
         from jwt.algorithms import ECAlgorithm
 

@@ -1,12 +1,12 @@
-"""Ways to obtain a first token: client credentials, a workload's own JWT, an identity that an
-enterprise vouches for, and a login in the browser.
+"""The grants that obtain a first token: client credentials, a workload's own JWT, an identity from
+an enterprise's provider, and a login in the browser.
 
 The first three are extensions of the protocol (ext-auth): `oauth-client-credentials`, workload
 identity (RFC 7523), and enterprise-managed authorization (an identity assertion, RFC 8693 and
 RFC 7523). The login is the authorization code grant with PKCE, with a callback on this machine
 (RFC 8252):
 
-    browser ──▶ authorization server: who are you, may this client …? ──▶ http://127.0.0.1:port/callback?code=…
+    browser ──▶ authorization server: login and consent ──▶ http://127.0.0.1:port/callback?code=…
     client ──▶ token endpoint: the code, with the verifier that only this client knows
 """
 
@@ -43,11 +43,11 @@ _TOKEN_EXCHANGE: Final = "urn:ietf:params:oauth:grant-type:token-exchange"  # no
 
 
 class ClientCredentials(OAuth):
-    """A client that acts on its own behalf and authenticates with a secret or a private key
+    """The credentials of a client that acts on its own behalf: a secret or a private key
     (`private_key_jwt`).
 
     `issuer` is the authorization server that registered the client. The secret is sent to no other
-    server, whichever the MCP server names. `None` trusts the first issuer that the MCP server
+    server, even if the MCP server names one. `None` trusts the first issuer that the MCP server
     names; use it only if that server may hold the secret itself.
     """
 
@@ -96,8 +96,8 @@ def _scope(stored: Stored) -> dict[str, str]:
 
 
 class WorkloadIdentity(OAuth):
-    """A workload that authenticates with a JWT of its platform. `assertion` is the JWT, or a
-    function that returns a fresh one; `issuer` is as for `ClientCredentials`."""
+    """The credentials of a workload: a JWT of its platform. `assertion` is the JWT, or a function
+    that returns a fresh JWT; `issuer` is as for `ClientCredentials`."""
 
     def __init__(
         self,
@@ -119,9 +119,9 @@ class WorkloadIdentity(OAuth):
 
 
 class EnterpriseIdentity(OAuth):
-    """A user identified by an enterprise's identity provider. The provider's ID token is exchanged
-    for an assertion, and the assertion for an access token. `issuer` is as for
-    `ClientCredentials`."""
+    """The credentials of a user from an enterprise's identity provider. The provider exchanges its
+    ID token for an assertion, and the authorization server the assertion for an access token.
+    `issuer` is as for `ClientCredentials`."""
 
     def __init__(
         self,
@@ -169,11 +169,12 @@ _DONE: Final = b"<!doctype html><title>Roundgate</title><p>You can close this wi
 
 
 class BrowserLogin(OAuth):
-    """A user who logs in. `open_url` opens a URL in the user's browser; `login_s` is how long a
-    login may take.
+    """The credentials of a user who logs in with a browser. `open_url` opens a URL in the user's
+    browser; `login_s` limits the time of a login, in seconds.
 
-    The client is identified by its metadata document (`client_metadata_url`), a registered
-    `client_id`, or a registration on the spot, by what the authorization server takes.
+    The client is identified by `client_id` if there is one, else by its metadata document
+    (`client_metadata_url`) if the authorization server supports that, else by a dynamic
+    registration.
     """
 
     _wants_refresh = True
@@ -244,7 +245,8 @@ class BrowserLogin(OAuth):
             async with asyncio.timeout(self._login_s):
                 while True:
                     answer = await queries.get()
-                    # Any program on this machine can call the callback: the state tells ours.
+                    # Any program on this machine can call the callback, but only the answer to
+                    # this login has its state.
                     if hmac.compare_digest(answer.get("state", "").encode(), state.encode()):
                         return answer
         except TimeoutError:
@@ -253,7 +255,8 @@ class BrowserLogin(OAuth):
     async def _identify(
         self, fetch: Fetcher, server: Server, stored: Stored, redirect: str, port: int
     ) -> None:
-        """Set the registration; one that is made on the spot is kept with its port."""
+        """Set the client's registration. A dynamic registration is stored with its port, and used
+        again if the callback has the same port."""
         has_documents = server.document.get("client_id_metadata_document_supported") is True
         if self._client_id is not None:
             stored.registration = {"client_id": self._client_id, "client_secret": self._secret}
@@ -301,8 +304,8 @@ class BrowserLogin(OAuth):
 
 
 def _code(answer: dict[str, str], server: Server) -> str:
-    """Return the code of an authorization response, after a check of its issuer (RFC 9207
-    section 2.4)."""
+    """Return the code of an authorization response. Raise `AuthorizationFailed` if the login was
+    refused or the issuer is wrong (RFC 9207 section 2.4)."""
     issuer = answer.get("iss")
     names_issuer = server.document.get("authorization_response_iss_parameter_supported") is True
     if issuer is None and names_issuer:
@@ -320,7 +323,7 @@ def _code(answer: dict[str, str], server: Server) -> str:
 async def _open_browser(url: str) -> None:
     import webbrowser
 
-    # A text browser blocks until it ends, while the callback has to answer it.
+    # In a thread, because a text browser blocks until it ends, and the callback must answer it.
     if not await asyncio.to_thread(webbrowser.open, url):
         raise ClientError("There is no browser here", Remedy.BROWSER)
 
@@ -329,7 +332,8 @@ async def _open_browser(url: str) -> None:
 async def _callback(
     port: int, last_port: Any
 ) -> AsyncGenerator[tuple[int, asyncio.Queue[dict[str, str]]], None]:
-    """Serve the callback on this machine; yield its port and the queries of its calls."""
+    """Serve the callback on this machine; yield its port, and a queue with the query of each call.
+    Raise `ClientError` if the port cannot be used."""
     queries: asyncio.Queue[dict[str, str]] = asyncio.Queue(16)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -350,11 +354,11 @@ async def _callback(
             )
             await writer.drain()
         except (OSError, ValueError, EOFError, asyncio.LimitOverrunError, TimeoutError):
-            pass  # the caller is no browser
+            pass  # the peer is not a browser
         finally:
             writer.close()
 
-    # With the last port the last registration can be used again.
+    # On the last port, the last registration can be used again.
     for choice in (port or (last_port if isinstance(last_port, int) else 0), port):
         try:
             server = await asyncio.start_server(serve, "127.0.0.1", choice, limit=_MAX_HEAD)

@@ -1,13 +1,12 @@
-"""OAuth for MCP servers: discovery of the authorization server (RFC 9728, RFC 8414, OpenID Connect),
-scopes, the token endpoint, refresh, step-up, and storage. Subclasses obtain the first token.
+"""OAuth for MCP servers: discovery (RFC 9728, RFC 8414, OpenID Connect), scopes, token endpoint,
+refresh, step-up, and storage. Subclasses obtain the first token.
 
-Documents are fetched without credentials, and believed only as the specification says: the resource
-must be the server, the issuer must be the one whose document was requested, and endpoints are https
-(or on this machine).
+Documents are fetched without credentials, and used only under the specification's conditions: the
+resource must contain the server's endpoint, the issuer must be the issuer whose document was
+requested, and endpoints must be https (or on this machine).
 
-Everything that belongs to a token is stored with it: issuer, requested scopes, registration, key.
-If the MCP server names another issuer, nothing of the old one is used again (client-registration,
-"Authorization Server Binding").
+A token is stored with its issuer, requested scopes, registration and key. If the MCP server names
+another issuer, none of this is used again (client-registration, "Authorization Server Binding").
 """
 
 from __future__ import annotations
@@ -56,12 +55,13 @@ def failed(text: str, status: int = 401) -> AuthorizationFailed:
 
 @dataclass(frozen=True, slots=True)
 class Fetcher:
-    """Sends requests to authorization servers."""
+    """A sender of requests to authorization servers."""
 
     transport: Transport
 
     async def get(self, url: Url) -> Json | None:
-        """Return a document, `None` if there is none."""
+        """Return a JSON document; `None` if the server answers with status 4xx. Raise
+        `AuthorizationFailed` for any other failure of the server."""
         try:
             return await self._send("GET", url)
         except OAuthRefused as error:
@@ -70,12 +70,14 @@ class Fetcher:
             raise failed(f"{url.authority} answered with HTTP status {error.status}") from None
 
     async def post_form(self, url: Url, form: dict[str, str], headers: Headers = ()) -> Json:
-        """POST a form. Raises `OAuthRefused` if it is refused."""
+        """Send a form and return the JSON response. Raise `OAuthRefused` if the status is not
+        2xx."""
         kind = ("Content-Type", "application/x-www-form-urlencoded")
         return await self._send("POST", url, [kind, *headers], urlencode(form).encode())
 
     async def post_json(self, url: Url, document: Json) -> Json:
-        """POST a JSON document. Raises `OAuthRefused` if it is refused."""
+        """Send a JSON document and return the JSON response. Raise `OAuthRefused` if the status is
+        not 2xx."""
         kind = ("Content-Type", "application/json")
         return await self._send("POST", url, [kind], json.dumps(document).encode())
 
@@ -117,20 +119,20 @@ class Server:
     """Whether the MCP server is on this machine, so that its authorization server may be, too."""
 
     def endpoint(self, name: str) -> Url | None:
-        """Return an endpoint, `None` if the server has none. Raise `AuthorizationFailed` if it is
-        not encrypted."""
+        """Return an endpoint; `None` if the server has none. Raise `AuthorizationFailed` if its URL
+        is not safe (`safe_url`)."""
         value = self.document.get(name)
         return safe_url(value, name, self.is_near) if isinstance(value, str) else None
 
     def supports(self, name: str, value: str) -> bool:
-        """Return whether a list of the metadata has a value."""
+        """Return whether the list `name` of the metadata contains `value`."""
         values = self.document.get(name)
         return isinstance(values, list) and value in values
 
 
 def safe_url(value: str, what: str, is_near: bool = True) -> Url:
-    """Return a URL that secrets may go to. Only a server on this machine (`is_near`) may name URLs
-    on it. Raise `AuthorizationFailed` if it is malformed, or plain http to another machine."""
+    """Return a URL that secrets may be sent to. Raise `AuthorizationFailed` if it is malformed,
+    plain http to another machine, or on this machine although the server is not (`is_near`)."""
     subject = f"The {what} of the authorization server is"
     try:
         url = Url.parse(value)
@@ -145,12 +147,12 @@ def safe_url(value: str, what: str, is_near: bool = True) -> Url:
 
 async def discover(fetch: Fetcher, server: Url, challenge: dict[str, str]) -> Server:
     """Return the authorization server of an MCP server that has refused a request. Raise
-    `AuthorizationFailed` if there is none that can be believed."""
+    `AuthorizationFailed` if its metadata is missing or breaks a condition of this module."""
     is_near = is_this_machine(str(server))
     document = await _resource_metadata(fetch, server, challenge, is_near)
     scopes: tuple[str, ...] = ()
     if document is None:
-        # in revision 2025-03-26 the server was its own authorization server
+        # In revision 2025-03-26 the server was its own authorization server.
         issuer, resource = server.root, str(server)
     else:
         resource = _checked_resource(document, server)
@@ -181,8 +183,8 @@ async def _resource_metadata(
 
 
 def _checked_resource(document: Json, server: Url) -> str:
-    """Return the resource that tokens are for: the server, or a resource that contains its
-    endpoint."""
+    """Return the resource that tokens are for. Raise `AuthorizationFailed` unless it contains the
+    server's endpoint."""
     resource = document.get("resource")
     try:
         url = Url.parse(resource) if isinstance(resource, str) else None
@@ -219,7 +221,7 @@ async def _issuer_metadata(fetch: Fetcher, issuer: str, is_near: bool) -> Json:
 
 
 def text_member(document: Json, name: str, what: str) -> str:
-    """Return a required text. Raises `BadAnswer` if it is missing."""
+    """Return a required text. Raise `BadAnswer` if it is missing, empty or no text."""
     value: Any = document.get(name)
     if not isinstance(value, str) or not value:
         raise BadAnswer(f"The authorization server sent {what} without {name!r}")
@@ -231,7 +233,7 @@ def text_member(document: Json, name: str, what: str) -> str:
 
 @dataclass(slots=True)
 class Stored:
-    """A token for one server, and everything that belongs to it."""
+    """A token for one server, and the data that is stored with it."""
 
     issuer: str
     access_token: str = ""
@@ -253,7 +255,8 @@ class Stored:
 
 
 class OAuth:
-    """The base of the grants. `dpop=None` binds tokens to a key if the authorization server can."""
+    """The base class of the grants. `dpop` says whether to bind tokens to a key; `None` does so if
+    the authorization server supports it."""
 
     _wants_refresh = False
 
@@ -320,10 +323,10 @@ class OAuth:
     # -- for subclasses ----------------------------------------------------------------------------
 
     async def _grant(self, fetch: Fetcher, server: Server, stored: Stored) -> Json:
-        """Return a token response.
+        """Obtain a token and return the response of the token endpoint.
 
         Raises:
-            OAuthRefused, AuthorizationFailed: there is none.
+            OAuthRefused, AuthorizationFailed: no token was granted.
         """
         raise NotImplementedError
 
@@ -334,8 +337,8 @@ class OAuth:
         return secret_authentication(server, self._client_id, self._secret)
 
     def _pin(self, server: Server) -> None:
-        """Bind the credentials to an authorization server: the configured one, else the first.
-        Raise `AuthorizationFailed` if they are bound to another."""
+        """Bind the credentials to an authorization server, unless they are bound already. Raise
+        `AuthorizationFailed` if they are bound to another server."""
         if self._issuer not in (None, server.issuer):
             raise failed(
                 f"The server names the authorization server {server.issuer[:200]!a}, and the "
@@ -347,7 +350,8 @@ class OAuth:
     async def _token(
         self, fetch: Fetcher, server: Server, stored: Stored, form: dict[str, str]
     ) -> Json:
-        """Request a token for the resource, with the client's authentication and a proof."""
+        """Request a token for the resource and return the response. The request has the client's
+        authentication, and a DPoP proof if the token is to be bound to a key."""
         endpoint = server.endpoint("token_endpoint")
         if endpoint is None:
             raise failed("The authorization server has no token endpoint")
@@ -395,8 +399,8 @@ class OAuth:
         return True
 
     def _scopes(self, server: Server, challenge: dict[str, str], stored: Stored) -> list[str]:
-        """Return the scopes to request (authorization, "Scope Selection Strategy"): never fewer
-        than before."""
+        """Return the scopes to request (authorization, "Scope Selection Strategy"), including all
+        that were requested before."""
         needed = challenge.get("scope", "").split() or self._wanted or server.scopes
         scopes = dict.fromkeys([*stored.scopes, *self._wanted, *needed])
         if scopes and self._wants_refresh and server.supports("scopes_supported", _OFFLINE):
@@ -413,7 +417,7 @@ class OAuth:
         try:
             return await self._token(fetch, server, stored, form)
         except OAuthRefused:
-            return None  # it has expired, too: the user has to log in again
+            return None  # the refresh token has expired too: a new grant is needed
 
     def _take(self, stored: Stored, response: Json) -> None:
         stored.access_token = text_member(response, "access_token", "a token")
@@ -465,8 +469,8 @@ class OAuth:
 def secret_authentication(
     server: Server, client_id: str | None, secret: str | None, method: str | None = None
 ) -> tuple[dict[str, str], Headers]:
-    """Return the form members and headers that identify a client with or without a secret: by the
-    method of its registration, else by one that the server supports."""
+    """Return the form members and headers that identify a client with or without a secret. `method`
+    is the method of its registration; `None` selects a method that the server supports."""
     supported: Any = server.document.get("token_endpoint_auth_methods_supported")
     methods = supported if isinstance(supported, list) else ["client_secret_basic"]
     if method is None:
