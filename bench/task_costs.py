@@ -25,10 +25,11 @@ from roundgate.protocol import TextContent, ToolResult
 from roundgate.replay import Context, Journal
 from roundgate.runtime import loading
 from roundgate.settings import TasksConfig
-from roundgate.storage import Claimed, TaskQueue, TaskRef, TaskStore
+from roundgate.storage import TaskQueue, TaskRef
 from roundgate.storage.dynamodb import DynamoDbTasks
 from roundgate.storage.sqlite import Database, SqliteQueue
 from roundgate.tasks import TaskCall, Tasks, owner_of
+from roundgate.tasks.stored import Claimed, StoredTasks
 from roundgate.tasks.worker import Worker
 
 SIZES: Mapping[str, int] = {"2 KB": 2_000, "300 KB": 300_000}
@@ -81,7 +82,7 @@ class OneTool:
 class Shop:
     """The service of a gateway and a worker, over the same store and queue."""
 
-    def __init__(self, store: TaskStore, queue: TaskQueue, clock: Clock) -> None:
+    def __init__(self, store: StoredTasks, queue: TaskQueue, clock: Clock) -> None:
         config, catalog = TasksConfig(), loading.apart(build([OneTool()], page_size=1))
         self.queue = queue
         self.tasks = Tasks(store, queue, clock, config)
@@ -109,7 +110,9 @@ def samples(emulator: Emulator, folder: Path) -> Iterator[Sample]:
 
 async def _measured(emulator: Emulator, table: str, path: Path, size: int) -> Meter:
     meter, clock = Meter(), Clock()
-    store = DynamoDbTasks(emulator.open(table, lambda: meter.watched(emulator.client())))
+    store = StoredTasks(
+        DynamoDbTasks(emulator.open(table, lambda: meter.watched(emulator.client())))
+    )
     queue = SqliteQueue(Database(path, durable=False), clock)
     shop = Shop(meter.wrapped(store, "store_calls"), meter.wrapped(queue, "queue_calls"), clock)
     await _story(meter, shop, size)

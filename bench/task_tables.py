@@ -22,10 +22,12 @@ from roundgate.auth import LOCAL
 from roundgate.clock import Clock
 from roundgate.json import encode
 from roundgate.protocol import Status
-from roundgate.storage import NOTHING, Claimed, NewTask, TaskRef, TaskStore
+from roundgate.storage import TaskRef
 from roundgate.storage.dynamodb import BATCH, SHARDS, DynamoDbTasks
 from roundgate.storage.sqlite import Database, SqliteTasks
 from roundgate.tasks import TaskCall, owner_of
+from roundgate.tasks.events import NOTHING, NewTask
+from roundgate.tasks.stored import Claimed, StoredTasks
 
 OWNER = owner_of(LOCAL)
 DAY_MS = 86_400_000
@@ -53,12 +55,12 @@ class Filled:
         """The row in which it is shown."""
         return f"{self.store}, {self.count:,} open tasks"
 
-    def open(self) -> TaskStore:
+    def open(self) -> StoredTasks:
         """Its store, as one more process would have it."""
         if self.dynamodb is not None:
             emulator, table = self.dynamodb
-            return DynamoDbTasks(emulator.open(table))
-        return SqliteTasks(Database(self.folder / "gateway.sqlite3"))
+            return StoredTasks(DynamoDbTasks(emulator.open(table)))
+        return StoredTasks(SqliteTasks(Database(self.folder / "gateway.sqlite3")))
 
 
 def sqlite(folder: Path, count: int) -> Filled:
@@ -84,7 +86,7 @@ def dynamodb(folder: Path, count: int, emulator: Emulator, table: str) -> Filled
 
 
 async def _fill_sqlite(database: Database, count: int) -> None:
-    store = SqliteTasks(database)
+    store = StoredTasks(SqliteTasks(database))
     await _put_first(store)
     await database.write(lambda db: _copy(db, count))
     await store.aclose()
@@ -105,7 +107,7 @@ def _copy(db: sqlite3.Connection, count: int) -> None:
 
 
 async def _fill_dynamodb(emulator: Emulator, table: str, count: int) -> None:
-    store = DynamoDbTasks(emulator.open(table))
+    store = StoredTasks(DynamoDbTasks(emulator.open(table)))
     await _put_first(store)
     await store.aclose()
     client = emulator.client()
@@ -132,7 +134,7 @@ def _copies(client: Any, table: str, numbers: range) -> Iterator[dict[str, Any]]
         yield head | {name: {"S": value} for name, value in own.items()}
 
 
-async def _put_first(store: TaskStore) -> None:
+async def _put_first(store: StoredTasks) -> None:
     """What the load looks at, and the first of the open tasks."""
     for number in range(FILLED - 1):
         await store.create(_completed(_ref(number), "done"))
@@ -142,7 +144,7 @@ async def _put_first(store: TaskStore) -> None:
         await store.create(_completed(TaskRef(OWNER, f"large-{number}"), LARGE_RESULT))
 
 
-async def _put_asking(store: TaskStore, ref: TaskRef) -> None:
+async def _put_asking(store: StoredTasks, ref: TaskRef) -> None:
     now_ms = Clock().now_ms()
     await store.create(_new(ref, now_ms))
     claimed = await store.claim(ref, now_ms, now_ms + 30_000)

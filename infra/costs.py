@@ -226,11 +226,13 @@ def _task(writes: Writes, turns: int, assumed: Assumed, measured: Measured) -> U
         turns + assumed.polls,
         turns + assumed.resends,
     )  # a call or an answer before each turn
+    # a claim, an answer and a sweep read the head before they write it
+    changes = 2 * turns - 1 + 2 * assumed.resends
     return Units(
         requests=requests,
         turns=sent,
         writes=writes.together,
-        reads=assumed.polls * measured.poll_reads,
+        reads=assumed.polls * measured.poll_reads + changes,
         messages=3 * sent,  # sent, received, deleted
         log_bytes=requests * (REQUEST_LOG_BYTES + TASK_NAME_BYTES) + sent * TURN_LOG_BYTES,
     )

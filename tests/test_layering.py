@@ -286,8 +286,9 @@ NOT_FOR_PYTHON_TOOLS = {
     "roundgate.http.older.sessions",
     "roundgate.protocol.v2025",
     "roundgate.storage.sqs",
-    "roundgate.tasks.checkpointer",
+    "roundgate.tasks.running",
     "roundgate.tasks.pool",
+    "roundgate.tasks.turn",
     "roundgate.tasks.watchdog",
     "roundgate.tasks.worker",
 }

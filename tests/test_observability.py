@@ -40,7 +40,7 @@ def test_every_metric_is_in_the_documentation() -> None:
 
 
 def test_every_outcome_of_a_turn_is_in_the_documentation() -> None:
-    from roundgate.tasks.ending import Turn
+    from roundgate.tasks.turn import Turn
 
     table = PAGE.partition("### A turn")[2].partition("###")[0]
     told = {

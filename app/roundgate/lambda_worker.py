@@ -24,8 +24,8 @@ with kept():  # collecting garbage among all modules takes 4 % of a cold start
     from roundgate.observability import metrics
     from roundgate.runtime import startup
     from roundgate.storage import TaskRef
-    from roundgate.tasks.ending import Turn
     from roundgate.tasks.sweep import Sweep
+    from roundgate.tasks.turn import Turn
     from roundgate.tasks.worker import Worker
 
 Event: TypeAlias = dict[str, Any]

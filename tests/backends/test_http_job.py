@@ -22,7 +22,7 @@ from roundgate.main import build_app
 from roundgate.runtime.startup import Stores, make_stores
 from roundgate.storage.tasks import TaskRecord, TaskRef
 from roundgate.tasks.call import owner_of
-from roundgate.tasks.ending import Turn
+from roundgate.tasks.turn import Turn
 from tests.support import wire
 from tests.support.asgi import client, config_of, stoppable
 from tests.support.clocks import SkippingClock

@@ -43,8 +43,10 @@ from roundgate.storage.queue import Message
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
-from roundgate.storage.tasks import NewTask, TaskRef, TaskStore
+from roundgate.storage.tasks import TaskRef
 from roundgate.tasks import sweep as sweep_module
+from roundgate.tasks.events import NewTask
+from roundgate.tasks.stored import StoredTasks
 from roundgate.tasks.sweep import Sweep
 from tests.support.dynamodb import ROOT, Emulator, emulator, why_not
 from tests.support.proxy import Proxy
@@ -145,7 +147,7 @@ async def drain(path: Path, count: int, *, is_blind: bool) -> Drained:
         )
         return Workshop(
             catalog_of(quick=quick),
-            SqliteTasks(Database(path, durable=False)),
+            StoredTasks(SqliteTasks(Database(path, durable=False))),
             queue,
             Clock(),
             CONFIG,
@@ -184,7 +186,7 @@ async def _one_task(shop: Workshop) -> float:
     return time.monotonic() - begun
 
 
-async def _watch(store: TaskStore, count: int, begun: float) -> list[tuple[float, int]]:
+async def _watch(store: StoredTasks, count: int, begun: float) -> list[tuple[float, int]]:
     """How many were left, second by second."""
     seen: list[tuple[float, int]] = []
     left = count
@@ -293,9 +295,9 @@ async def _make_late(kind: str, place: str, table: str, count: int) -> None:
     await store.aclose()
 
 
-def _store(kind: str, place: str, table: str, calls: Counter[str]) -> TaskStore:
+def _store(kind: str, place: str, table: str, calls: Counter[str]) -> StoredTasks:
     if kind == "sqlite":
-        return SqliteTasks(Database(Path(place), durable=False))
+        return StoredTasks(SqliteTasks(Database(Path(place), durable=False)))
     running = Emulator(place)
 
     def make_client() -> Any:
@@ -305,7 +307,7 @@ def _store(kind: str, place: str, table: str, calls: Counter[str]) -> TaskStore:
         )
         return client
 
-    return DynamoDbTasks(running.open(table, make_client))
+    return StoredTasks(DynamoDbTasks(running.open(table, make_client)))
 
 
 class Nowhere:

@@ -16,6 +16,7 @@ from typing import Any
 
 from roundgate.auth.principal import LOCAL
 from roundgate.settings import TasksConfig
+from roundgate.tasks.stored import StoredTasks
 from tests.replay.test_any_branches import check, doubled, expected_of
 from tests.replay.test_any_limits import check_limits
 from tests.support import dynamodb
@@ -82,7 +83,9 @@ async def on_dynamodb(seed: int, files: Files, emulator: Any, table: str) -> Non
     client = emulator.client()
     try:
         _, queue = shared.stores()
-        await as_task(seed, DynamoDbTasks(emulator.open(table, lambda: client)), queue, clock)
+        await as_task(
+            seed, StoredTasks(DynamoDbTasks(emulator.open(table, lambda: client))), queue, clock
+        )
     finally:
         client.close()
         await shared.aclose()

@@ -22,10 +22,12 @@ from roundgate.clock import Clock
 from roundgate.errors import Unavailable
 from roundgate.runtime.startup import make_stores
 from roundgate.settings.process import from_environment
-from roundgate.storage import Cancelled, NewTask, TaskRef
+from roundgate.storage import TaskRef
 from roundgate.storage.dynamodb import DynamoDbTasks
 from roundgate.storage.sqlite import Database, SqliteTasks
 from roundgate.tasks.call import owner_of
+from roundgate.tasks.events import Cancelled, NewTask
+from roundgate.tasks.stored import StoredTasks
 from tests.support.command import roundgate
 from tests.support.dynamodb import Emulator
 from tests.support.jobs import JOBS
@@ -297,14 +299,14 @@ async def test_a_store_that_goes_away_while_tasks_are_changed_leaves_none_untold
 ) -> None:
     async with tasked(tmp_path, *JOBS, works=False) as idle:
         made = [await idle.begin("dig") for _ in range(3)]
-    cancel = SqliteTasks.cancel
+    cancel = StoredTasks.cancel
 
-    async def away(store: SqliteTasks, one: TaskRef, message: str, now_ms: int) -> Cancelled:
+    async def away(store: StoredTasks, one: TaskRef, message: str, now_ms: int) -> Cancelled:
         if one.id == made[1]:
             raise Unavailable("the store is away")
         return await cancel(store, one, message, now_ms)
 
-    monkeypatch.setattr(SqliteTasks, "cancel", away)
+    monkeypatch.setattr(StoredTasks, "cancel", away)
     status, out, err = await operator("cancel", *map(ref, made))
     assert status == 1
     assert out.splitlines() == [f"{ref(made[n])} is cancelled" for n in (0, 2)]
@@ -499,7 +501,7 @@ async def test_open_tasks_are_counted(tmp_path: Path, operator: Operator) -> Non
 
 async def test_a_count_that_is_capped_says_at_least(tmp_path: Path, operator: Operator) -> None:
     database = Database(tmp_path / "gateway.sqlite3")
-    store, now_ms = SqliteTasks(database), Clock().now_ms()
+    store, now_ms = StoredTasks(SqliteTasks(database)), Clock().now_ms()
     for number in range(2):
         await store.create(_new_task(number, now_ms))
     assert "at least" not in (await operator("count"))[1]
@@ -558,7 +560,7 @@ async def test_tasks_in_every_part_of_the_index_are_listed(
     refs = [TaskRef(OWNER, f"task-{n}") for n in range(40)]
     with dynamodb.table() as name:
         table = dynamodb.open(name)
-        store, now_ms = DynamoDbTasks(table, shards=20), Clock().now_ms()
+        store, now_ms = StoredTasks(DynamoDbTasks(table, shards=20)), Clock().now_ms()
         for one in refs:
             await store.create(NewTask(one, "tool", b"{}", now_ms, now_ms + 10**6, now_ms))
         await store.aclose()

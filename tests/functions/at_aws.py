@@ -20,8 +20,9 @@ from roundgate.auth.principal import LOCAL
 from roundgate.clock import Clock
 from roundgate.runtime import startup
 from roundgate.settings import process as settings
-from roundgate.storage.tasks import Claimed, TaskRef
+from roundgate.storage.tasks import TaskRef
 from roundgate.tasks.call import owner_of
+from roundgate.tasks.stored import Claimed
 from roundgate.tokens import keys
 from tests.functions.conftest import Functions, LambdaContext, recorded
 from tests.support import moto_server

@@ -510,6 +510,7 @@ def test_every_module_that_uses_a_store_is_known_to_belong_to_a_function_or_to_n
         (
             "claim",
             {
+                "dynamodb:GetItem",
                 "dynamodb:UpdateItem",
                 "dynamodb:BatchGetItem",
                 "dynamodb:Query",
@@ -517,7 +518,15 @@ def test_every_module_that_uses_a_store_is_known_to_belong_to_a_function_or_to_n
             },
         ),
         ("count_open", {"dynamodb:Query index"}),
-        ("purge", {"dynamodb:DeleteItem", "dynamodb:Query", "dynamodb:BatchWriteItem"}),
+        (
+            "purge",
+            {
+                "dynamodb:GetItem",
+                "dynamodb:DeleteItem",
+                "dynamodb:Query",
+                "dynamodb:BatchWriteItem",
+            },
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -30,8 +30,10 @@ from roundgate.json import encode
 from roundgate.observability import JsonFormatter
 from roundgate.protocol import v2025
 from roundgate.runtime.startup import Stores, make_stores
-from roundgate.storage.tasks import NOTHING, Claimed, NewTask, TaskRef
+from roundgate.storage.tasks import TaskRef
 from roundgate.tasks.call import owner_of
+from roundgate.tasks.events import NOTHING, NewTask
+from roundgate.tasks.stored import Claimed
 from tests.support import wire
 from tests.support.functions import EVERYTHING
 from tests.support.jobs import dig

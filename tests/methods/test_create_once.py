@@ -22,13 +22,15 @@ from roundgate.clock import Clock
 from roundgate.errors import Unavailable
 from roundgate.runtime.startup import Stores, make_stores
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
-from roundgate.storage.tasks import NewTask
+from roundgate.tasks.events import NewTask
+from roundgate.tasks.stored import StoredTasks
 from tests.support import wire
 from tests.support.asgi import STATE_KEY, Client
 from tests.support.dynamodb import Emulator
 from tests.support.rounds import REFUSAL, accept, retry, valid_input_required
 from tests.support.server import Server, running
 from tests.support.task_client import DECLARED, TaskClient, task_settings, tasked, valid_created
+from tests.support.tasks import as_stored
 
 KEY = "roundgate/idempotencyKey"
 YES = accept(go=True)
@@ -128,7 +130,7 @@ class Doubtful:
 def doubting(directory: Path, **troubles: Any) -> tuple[Stores, Doubtful]:
     made = make_stores(task_settings(directory), Clock())
     doubtful = Doubtful(made.tasks, **troubles)
-    return Stores(made.once, doubtful, made.queue, made.sessions), doubtful
+    return Stores(made.once, as_stored(doubtful), made.queue, made.sessions), doubtful
 
 
 def rows(directory: Path) -> int:
@@ -193,8 +195,8 @@ async def test_so_it_does_in_dynamodb(
 ) -> None:
     with dynamodb.table() as table:
         made = make_stores(task_settings(tmp_path), Clock())
-        doubtful = Doubtful(DynamoDbTasks(dynamodb.open(table)), **troubles)
-        stores = Stores(made.once, doubtful, made.queue, made.sessions)
+        doubtful = Doubtful(StoredTasks(DynamoDbTasks(dynamodb.open(table))), **troubles)
+        stores = Stores(made.once, as_stored(doubtful), made.queue, made.sessions)
         params: dict[str, Any] = {"name": name, "arguments": {"what": "cake"}}
         async with tasked(tmp_path, *orders.tools(), stores=stores) as ann:
             created, doubts = await until_created(ann, params, **{KEY: "k"})

@@ -17,7 +17,8 @@ from roundgate.clock import Clock
 from roundgate.errors import Unavailable
 from roundgate.runtime.startup import Stores, make_stores
 from roundgate.storage.queue import Message
-from roundgate.storage.tasks import NewTask, TaskRef
+from roundgate.storage.tasks import TaskRef
+from roundgate.tasks.events import NewTask
 from tests.support import wire
 from tests.support.clocks import SkippingClock
 from tests.support.rounds import CAPABILITIES, accept, retry, valid_input_required
@@ -29,6 +30,7 @@ from tests.support.task_client import (
     tasked,
     valid_created,
 )
+from tests.support.tasks import as_stored
 
 
 class Name(BaseModel):
@@ -456,8 +458,8 @@ class Recorder:
     def __init__(self, directory: Path) -> None:
         self._made = make_stores(task_settings(directory), Clock())
         self.seen: list[str] = []
-        told = _Told(self._made.tasks, self), _Told(self._made.queue, self)
-        self.stores = Stores(self._made.once, *told, self._made.sessions)
+        tasks, queue = _Told(self._made.tasks, self), _Told(self._made.queue, self)
+        self.stores = Stores(self._made.once, as_stored(tasks), queue, self._made.sessions)
 
 
 @dataclass

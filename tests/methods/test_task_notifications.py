@@ -32,6 +32,7 @@ from tests.support.task_client import (
     tasked,
     valid_task,
 )
+from tests.support.tasks import as_stored
 
 UNKNOWN = "AAAAAAAAAAAAAAAAAAAAAA"
 NOTIFICATION = "notifications/tasks"
@@ -261,7 +262,7 @@ class Counting:
         self.reads: Counter[str] = Counter()
         self.down = False
         self._inner: Any = made.tasks
-        self.stores = Stores(made.once, self, made.queue, made.sessions)
+        self.stores = Stores(made.once, as_stored(self), made.queue, made.sessions)
 
     async def read(self, ref: Any, now_ms: int) -> Any:
         self.reads[ref.id] += 1

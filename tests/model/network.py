@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 from roundgate.errors import LeaseLost, Unavailable
 from roundgate.storage.queue import Message
 from roundgate.storage.sqlite.database import SCHEMA, Database
-from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.sqlite.writing import transacted
-from roundgate.storage.tasks import Lease, TaskRef
+from roundgate.storage.tasks import TaskRef
+from roundgate.tasks.stored import Lease, StoredTasks
 
 if TYPE_CHECKING:
     from tests.model.processes import Process
@@ -74,10 +74,10 @@ class Remote(Database):
 
 
 def _told(name: str) -> Any:
-    """A method of the store that writes under a lease, and says so."""
-    real = getattr(SqliteTasks, name)
+    """A method that writes under a lease, and says so."""
+    real = getattr(StoredTasks, name)
 
-    async def method(self: SqliteTasks, lease: Lease, *args: Any, **kwargs: Any) -> Any:
+    async def method(self: StoredTasks, lease: Lease, *args: Any, **kwargs: Any) -> Any:
         token = under.set(lease)
         try:
             return await real(self, lease, *args, **kwargs)
@@ -87,8 +87,8 @@ def _told(name: str) -> Any:
     return method
 
 
-class ToldTasks(SqliteTasks):
-    """The real store; the network knows which lease a request belongs to."""
+class ToldTasks(StoredTasks):
+    """The real tasks; the network knows which lease a request belongs to."""
 
     checkpoint = _told("checkpoint")
     suspend = _told("suspend")

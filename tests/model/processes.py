@@ -11,9 +11,10 @@ from typing import Any, Final
 from roundgate.backends.catalog import Catalog
 from roundgate.clock import Clock
 from roundgate.settings import TasksConfig
-from roundgate.storage.tasks import Lease
+from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.tasks.pool import Pool
 from roundgate.tasks.service import Tasks
+from roundgate.tasks.stored import Lease
 from roundgate.tasks.sweep import Sweep
 from roundgate.tasks.worker import Worker
 from tests.model.network import Post, Queue, Remote, ToldTasks, Weather, database, request
@@ -70,7 +71,7 @@ class Process:
         self.loop = ProcessLoop(self.world)
         self.clock = ModelClock(self.world, name)
         self.clock.set(shared.any_offset_s())
-        self.store = ToldTasks(Remote(self, shared.db))
+        self.store = ToldTasks(SqliteTasks(Remote(self, shared.db)))
         self.queue = Queue(self, shared.post)
         self.tasks = Tasks(self.store, self.queue, self.clock, shared.config)
         self.world.loops.append(self.loop)

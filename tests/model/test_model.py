@@ -14,11 +14,12 @@ import pytest
 
 from roundgate.protocol.tasks import Event, sources
 from roundgate.storage.sqlite import tasks as sqlite_tasks
-from roundgate.storage.sqlite.tasks import SqliteTasks
-from roundgate.storage.tasks import Claimed
-from roundgate.tasks.checkpointer import Checkpointer
+from roundgate.storage.tasks import TaskRecord, Work
+from roundgate.tasks import machine, stored
 from roundgate.tasks.lease import Moment
+from roundgate.tasks.stored import StoredTasks
 from roundgate.tasks.sweep import Sweep
+from roundgate.tasks.turn import Carrier
 from roundgate.tasks.worker import Worker
 from tests.model.explore import PROFILES, Ran, run
 from tests.model.world import Wrong
@@ -61,28 +62,29 @@ class Mutant:
     noticed: str
 
 
-def _holds_without_fence(lease: Any, row: Any) -> bool:
-    return row["status"] in sources(Event.RUN) and row["lease_until_ms"] > 0
+def _holds_without_fence(record: TaskRecord, fence: int) -> bool:
+    return record.status in sources(Event.RUN) and record.lease_until_ms > 0
 
 
-def _holds_without_status(lease: Any, row: Any) -> bool:
-    return bool(row["fence"] == lease.fence)
+def _holds_without_status(record: TaskRecord, fence: int) -> bool:
+    return record.fence == fence
 
 
-def _attempt_without_doubt(row: Any, noted: Any, added: Any) -> int:
-    number: int = noted.attempt(added.entries, None)
+def _number_without_doubt(self: Any, entries: Any) -> int:
+    self.number += 1
+    number: int = self.number
     return number
 
 
-_claimed = sqlite_tasks._claimed
+_work = sqlite_tasks._work
 
 
-def _claimed_without_tail(db: Any, ref: Any, row: Any) -> Claimed:
-    claimed = _claimed(db, ref, row)
-    return replace(claimed, journal=claimed.journal[:-1])
+def _work_without_tail(db: Any, record: TaskRecord) -> Work:
+    work = _work(db, record)
+    return replace(work, journal=work.journal[:-1])
 
 
-async def _admit_without_look(self: Checkpointer) -> None:
+async def _admit_without_look(self: Carrier) -> None:
     """A step begins whatever has become of the lease."""
 
 
@@ -91,10 +93,10 @@ async def _claim_without_skew(self: Worker, ref: Any, *, alone: bool = False) ->
     return await self._store.claim(ref, now_ms, now_ms + self._lease_ms, alone=alone)
 
 
-_claim = SqliteTasks.claim
+_claim = StoredTasks.claim
 
 
-async def _claim_with_blame(self: SqliteTasks, *args: Any, **kwargs: Any) -> Any:
+async def _claim_with_blame(self: StoredTasks, *args: Any, **kwargs: Any) -> Any:
     return await _claim(self, *args, **{**kwargs, "alone": True})
 
 
@@ -105,7 +107,7 @@ async def _claim_beside_others(self: Worker, ref: Any, *, alone: bool = False) -
 _real_claim = Worker.claim
 
 
-async def _resume_without_row(self: Checkpointer) -> None:
+async def _resume_without_row(self: Carrier) -> None:
     self._time.renewed(Moment.now(self._clock))
 
 
@@ -115,36 +117,36 @@ async def _sweep_nothing(self: Sweep) -> int:
 
 MUTANTS = {
     "no fence in the condition": Mutant(
-        sqlite_tasks,
-        "_holds",
+        machine,
+        "holds",
         _holds_without_fence,
         "stops",
         "has been claimed since|is remembered twice|twice though",
     ),
     "no status in the condition": Mutant(
-        sqlite_tasks, "_holds", _holds_without_status, "cancels", "is over and was changed"
+        machine, "holds", _holds_without_status, "cancels", "is over and was changed"
     ),
     "doubtful writes are written again": Mutant(
-        sqlite_tasks, "_attempt", _attempt_without_doubt, "answers", "is remembered twice"
+        stored._Held, "number_of", _number_without_doubt, "answers", "is remembered twice"
     ),
     "the tail of the journal is not looked at": Mutant(
         sqlite_tasks,
-        "_claimed",
-        _claimed_without_tail,
+        "_work",
+        _work_without_tail,
         "stops",
         "begins though it is remembered|is gone|failed with|not over",
     ),
     "no look at the lease before a step": Mutant(
-        Checkpointer, "admit", _admit_without_look, "stops", "which is somebody else's"
+        Carrier, "admit", _admit_without_look, "stops", "which is somebody else's"
     ),
     "a lapsed lease is taken without regard to clocks": Mutant(
         Worker, "claim", _claim_without_skew, "clocks", "took a lease that held"
     ),
     "innocents are blamed": Mutant(
-        SqliteTasks, "claim", _claim_with_blame, "poison", "does not run alone|failed with"
+        StoredTasks, "claim", _claim_with_blame, "poison", "does not run alone|failed with"
     ),
     "a worker that went on does not ask the row": Mutant(
-        Checkpointer, "_renew_in_time", _resume_without_row, "stops", "which is somebody else's"
+        Carrier, "_renew_in_time", _resume_without_row, "stops", "which is somebody else's"
     ),
     "nobody sweeps": Mutant(Sweep, "sweep", _sweep_nothing, "everything", "not over"),
 }

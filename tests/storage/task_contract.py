@@ -1,5 +1,6 @@
-"""What every task store must do: a suite that the test of each store
-inherits. See app/roundgate/storage/tasks.py.
+"""What every task store promises: a suite that the test of each store inherits. See
+app/roundgate/storage/tasks.py. What the machine makes of events on a store is in
+tests/tasks/test_stored.py.
 
 A test of a store gives the fixture `reopen`: it makes a store on the same data,
 as another process would.
@@ -8,7 +9,7 @@ as another process would.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -17,35 +18,39 @@ import pytest
 from roundgate.auth.principal import LOCAL
 from roundgate.errors import LeaseLost, NotRetryable, Unavailable
 from roundgate.json import decode, encode
-from roundgate.protocol.tasks import OPEN, Status
+from roundgate.protocol.tasks import Status
 from roundgate.replay.journal import Answered as AnsweredEntry
 from roundgate.replay.journal import Asked, Entry, Finished, Raised, from_row, row
 from roundgate.storage import TaskQueue
 from roundgate.storage.tasks import (
-    NOTHING,
     SHARD_AT_MOST_MS,
-    Added,
-    Answered,
-    Cancelled,
-    Claimed,
+    Change,
+    Drop,
     Ending,
-    Lease,
-    Move,
-    NewTask,
-    NotClaimed,
+    Lost,
     OpenTask,
-    Postponed,
+    Part,
+    Put,
     TaskRecord,
     TaskRef,
-    TaskStore,
     Wanted,
     Work,
 )
 from roundgate.tasks import TaskCall
+from roundgate.tasks.events import (
+    NOTHING,
+    Added,
+    Answered,
+    Cancelled,
+    NewTask,
+    NotClaimed,
+    Postponed,
+)
 from roundgate.tasks.operating import retry
+from roundgate.tasks.stored import Claimed, Lease, Move, StoredTasks
 from tests.support.postponing import postpone
 
-Reopen = Callable[[], TaskStore]
+Reopen = Callable[[], StoredTasks]
 
 NOW: Final = 1_800_000_000_000
 END: Final = NOW + 3_600_000
@@ -70,7 +75,7 @@ class Sent:
 class DiesBeforeItNotes:
     """A store that is away when the retry of a task is to be noted."""
 
-    def __init__(self, store: TaskStore) -> None:
+    def __init__(self, store: StoredTasks) -> None:
         self._store = store
 
     def __getattr__(self, name: str) -> Any:
@@ -81,7 +86,7 @@ class DiesBeforeItNotes:
         raise Unavailable("away")
 
 
-def as_store(store: Any) -> TaskStore:
+def as_store(store: Any) -> StoredTasks:
     """A double as the store that it stands for."""
     return store  # type: ignore[no-any-return]
 
@@ -111,14 +116,14 @@ def ids(tasks: Sequence[OpenTask | TaskRecord]) -> list[str]:
     return [task.ref.id for task in tasks]
 
 
-async def record(store: TaskStore, ref: TaskRef = REF, now_ms: int = NOW) -> TaskRecord:
+async def record(store: StoredTasks, ref: TaskRef = REF, now_ms: int = NOW) -> TaskRecord:
     found = await store.read(ref, now_ms)
     assert found is not None
     return found
 
 
 async def claim(
-    store: TaskStore, ref: TaskRef = REF, now_ms: int = NOW, until_ms: int = UNTIL, **facts: Any
+    store: StoredTasks, ref: TaskRef = REF, now_ms: int = NOW, until_ms: int = UNTIL, **facts: Any
 ) -> Claimed:
     claimed = await store.claim(ref, now_ms, until_ms, **facts)
     assert isinstance(claimed, Claimed), claimed
@@ -126,20 +131,20 @@ async def claim(
 
 
 async def take_over(
-    store: TaskStore, ref: TaskRef = REF, now_ms: int = UNTIL, until_ms: int = END
+    store: StoredTasks, ref: TaskRef = REF, now_ms: int = UNTIL, until_ms: int = END
 ) -> Claimed:
     """The claim of a task whose lease has lapsed."""
     return await claim(store, ref, now_ms, until_ms, alone=True)
 
 
-async def working(store: TaskStore, ref: TaskRef = REF, **facts: Any) -> Lease:
+async def working(store: StoredTasks, ref: TaskRef = REF, **facts: Any) -> Lease:
     """A new task that a worker has."""
     await store.create(new(ref, **facts))
     return (await claim(store, ref)).lease
 
 
 async def asking(
-    store: TaskStore, requests: Mapping[str, bytes], ref: TaskRef = REF, **facts: Any
+    store: StoredTasks, requests: Mapping[str, bytes], ref: TaskRef = REF, **facts: Any
 ) -> Lease:
     """A new task that waits for answers, and the lease that is over."""
     lease = await working(store, ref, **facts)
@@ -147,7 +152,7 @@ async def asking(
     return lease
 
 
-async def blamed(store: TaskStore) -> Lease:
+async def blamed(store: StoredTasks) -> Lease:
     """A task with which two workers have died that had nothing else, and one that had; and that has failed before."""
     lease = await working(store)
     await store.release(
@@ -169,11 +174,11 @@ async def blamed(store: TaskStore) -> Lease:
     return lease
 
 
-async def asleep(store: TaskStore) -> None:
+async def asleep(store: StoredTasks) -> None:
     await store.release(await working(store), NOTHING, NOW, wake_ms=END - 1, due_ms=END - 1)
 
 
-async def over(store: TaskStore, status: Status, ref: TaskRef = REF) -> None:
+async def over(store: StoredTasks, status: Status, ref: TaskRef = REF) -> None:
     if status is Status.CANCELLED:
         await store.create(new(ref))
         await store.cancel(ref, "cancelled", NOW)
@@ -181,7 +186,7 @@ async def over(store: TaskStore, status: Status, ref: TaskRef = REF) -> None:
         await store.finish(await working(store, ref), status, b"outcome", "over", NOW)
 
 
-async def begun(store: TaskStore, state: str) -> Lease | None:
+async def begun(store: StoredTasks, state: str) -> Lease | None:
     """A task that may have begun something elsewhere; the lease, if a worker has it."""
     if state == "new":
         await store.create(new(cleans_up=True))
@@ -197,7 +202,7 @@ async def begun(store: TaskStore, state: str) -> Lease | None:
 
 
 async def clean_up(
-    store: TaskStore,
+    store: StoredTasks,
     ref: TaskRef,
     now_ms: int = NOW,
     *,
@@ -210,142 +215,195 @@ async def clean_up(
     )
 
 
-UNDER_A_LEASE: Final[Mapping[str, Callable[[TaskStore, Lease], Awaitable[None]]]] = {
-    "checkpoint": lambda store, lease: store.checkpoint(
-        lease, Added([b"late"], b"late", "late"), NOW, END
-    ),
-    "checkpoint without entries": lambda store, lease: store.checkpoint(lease, NOTHING, NOW, END),
-    "suspend": lambda store, lease: store.suspend(lease, Added([b"late"]), {"late": b"late"}, NOW),
-    "release": lambda store, lease: store.release(
-        lease, Added([b"late"], b"late"), NOW, wake_ms=SOON, due_ms=SOON
-    ),
-    "restart": lambda store, lease: store.restart(lease, b"late", [b"late"], b"late", 9, NOW, SOON),
-    "park": lambda store, lease: store.park(lease, "late", NOW),
-    "finish": lambda store, lease: store.finish(lease, Status.COMPLETED, b"late", "late", NOW),
-    "finish with much": lambda store, lease: store.finish(
-        lease, Status.COMPLETED, blob(400_000), "late", NOW
-    ),
-}
-"""Every write that a worker does."""
+async def raw(store: StoredTasks, ref: TaskRef = REF) -> TaskRecord:
+    """The record as the store has it."""
+    found = await store.store.head(ref)
+    assert found is not None
+    return found
 
 
-async def _claimed_again(store: TaskStore) -> Lease:
-    lease = await working(store)
-    await take_over(store)
-    return lease
+async def swapped(store: StoredTasks, change: Change) -> TaskRecord:
+    """The record after a swap that happens."""
+    after = await store.store.swap(change)
+    assert isinstance(after, TaskRecord)
+    return after
 
 
-async def _asking(store: TaskStore) -> Lease:
-    return await asking(store, {"a": b"?"})
-
-
-async def _answered(store: TaskStore) -> Lease:
-    lease = await asking(store, {"a": b"?"})
-    await store.answer(REF, {"a": b"!"}, NOW, SOON)
-    return lease
-
-
-async def _released(store: TaskStore) -> Lease:
-    lease = await working(store)
-    await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)
-    return lease
-
-
-async def _finished(store: TaskStore) -> Lease:
-    lease = await working(store)
-    await store.finish(lease, Status.FAILED, b"first", None, NOW)
-    return lease
-
-
-async def _cancelled(store: TaskStore) -> Lease:
-    lease = await working(store)
-    await store.cancel(REF, "cancelled", NOW)
-    return lease
-
-
-async def _expired(store: TaskStore) -> Lease:
-    lease = await working(store)
-    await store.expire(REF, END)
-    return lease
-
-
-async def _let_go(store: TaskStore) -> Lease:
-    lease = await working(store)
-    await store.let_go(REF, lease.fence, NOW, SOON, blame=True)
-    return lease
-
-
-async def _restarted(store: TaskStore) -> Lease:
-    lease = await working(store)
-    await store.restart(lease, b"call", [], b"{}", 1, NOW, SOON)
-    return lease
-
-
-async def _parked(store: TaskStore) -> Lease:
-    lease = await working(store)
-    await store.park(lease, "parked", NOW)
-    return lease
-
-
-async def _requeued(store: TaskStore) -> Lease:
-    lease = await working(store)
-    await store.requeue(REF, NOW, SOON)
-    return lease
-
-
-async def _requeued_and_claimed(store: TaskStore) -> Lease:
-    lease = await _requeued(store)
-    await claim(store)
-    return lease
-
-
-async def _never_claimed(store: TaskStore) -> Lease:
-    lease = await working(store, TaskRef("owner", "other"))
-    await store.create(new())
-    return Lease(REF, 0, lease.notes)
-
-
-async def _never_created(store: TaskStore) -> Lease:
-    lease = await working(store)
-    return replace(lease, ref=TaskRef("owner", "unknown"))
-
-
-LOST: Final[Mapping[str, Callable[[TaskStore], Awaitable[Lease]]]] = {
-    "claimed again": _claimed_again,
-    "asking": _asking,
-    "asking and answered": _answered,
-    "released": _released,
-    "finished": _finished,
-    "cancelled": _cancelled,
-    "expired": _expired,
-    "let go": _let_go,
-    "restarted": _restarted,
-    "parked": _parked,
-    "requeued": _requeued,
-    "requeued and claimed": _requeued_and_claimed,
-    "never claimed": _never_claimed,
-    "never created": _never_created,
-}
-"""Every way in which a lease is no more."""
-
-BLAME: Final = ("suspect", "deaths", "attempts", "declined_ms", "alone")
 SIZES: Final = [0, 1, 4096, 4097, 30_000, 360_000]
 
 
 class TaskStoreContract:
-    """What is kept of a task, and the writes that move it on."""
+    """Records, their values, and the indexes on them."""
 
     @pytest.fixture
-    def store(self, reopen: Reopen) -> TaskStore:
+    def store(self, reopen: Reopen) -> StoredTasks:
         return reopen()
 
     @pytest.fixture
-    def stores(self, reopen: Reopen) -> list[TaskStore]:
+    def stores(self, reopen: Reopen) -> list[StoredTasks]:
         return [reopen() for _ in range(4)]
+
+    # swap
+
+    async def test_a_swap_writes_the_fields_that_it_names(self, store: StoredTasks) -> None:
+        values: dict[str, Any] = {
+            "status": Status.COMPLETED,
+            "status_message": "x" * 9_000,
+            "updated_ms": NOW + 1,
+            "revision": 7,
+            "fence": 3,
+            "lease_until_ms": UNTIL,
+            "wake_ms": SOON,
+            "due_ms": SOON,
+            "attempts": 2,
+            "deaths": 1,
+            "suspect": True,
+            "alone": True,
+            "declined_ms": NOW,
+            "journal_version": 4,
+            "resends": 5,
+            "cleans_up": True,
+            "unsent": True,
+            "noted": 9,
+            "ending": Ending.STEP_FAILED,
+            "failed_steps": ("a b", "c"),
+            "retried_as": "other",
+        }
+        await store.create(new())
+        before = await raw(store)
+        known = before
+        for name, value in values.items():
+            known = await swapped(store, Change(known, {name: value}))
+            found = await raw(store)
+            assert getattr(known, name) == getattr(found, name) == value
+            assert (found, found.version) == (known, known.version)
+        back = {name: getattr(before, name) for name in values}
+        assert await swapped(store, Change(known, back)) == before == await raw(store)
+
+    async def test_a_swap_of_an_old_record_is_lost_and_hands_back_the_new_one(
+        self, stores: list[StoredTasks]
+    ) -> None:
+        lease = await working(stores[0], journal=[b"0"])
+        old = await raw(stores[0])
+        await stores[0].checkpoint(lease, Added([b"1"], b"state", "said"), NOW)
+        late = Change(
+            old,
+            {"fence": 99, "asked": ("q",)},
+            [
+                *(Put(Part.JOURNAL, b"late"), Put(Part.STATE, b"late"), Put(Part.CALL, b"late")),
+                *(Put(Part.ANSWER, b"late", "a"), Put(Part.REQUEST, blob(9_000), "q")),
+            ],
+            [Drop(Part.JOURNAL)],
+        )
+        lost = await stores[1].store.swap(late)
+        assert isinstance(lost, Lost)
+        record, work = await stores[2].store.read_work(REF)
+        assert lost.record == record
+        assert work == Work(b"call", [b"0", b"1"], b"state", {})
+        assert lost.record is not None
+        await swapped(stores[1], Change(lost.record, {}, [Put(Part.JOURNAL, b"2")]))
+        assert (await stores[2].store.read_work(REF))[1] == replace(
+            work, journal=[b"0", b"1", b"2"]
+        )
+
+    async def test_of_many_swaps_of_one_record_one_happens(self, stores: list[StoredTasks]) -> None:
+        await stores[0].create(new())
+        known = await raw(stores[0])
+        changes = [
+            Change(known, {"fence": n}, [Put(Part.JOURNAL, b"%d" % n)]) for n in range(1, 21)
+        ]
+        got = await asyncio.gather(
+            *(stores[n % 4].store.swap(change) for n, change in enumerate(changes))
+        )
+        (won,) = [one for one in got if isinstance(one, TaskRecord)]
+        assert all(one.record == won for one in got if isinstance(one, Lost))
+        record, work = await stores[0].store.read_work(REF)
+        assert record == won
+        assert work is not None
+        assert work.journal == [b"%d" % won.fence]
+
+    async def test_each_write_of_a_chain_needs_no_read(self, store: StoredTasks) -> None:
+        await store.create(new())
+        known, versions = await raw(store), set()
+        for n in range(30):
+            puts = [Put(Part.JOURNAL, b"%d %b" % (n, blob(n * 40)))]
+            known = await swapped(store, Change(known, {"noted": n + 1}, puts))
+            versions.add(known.version)
+        _, work = await store.store.read_work(REF)
+        assert len(versions) == 30
+        assert work is not None
+        assert work.journal == [b"%d %b" % (n, blob(n * 40)) for n in range(30)]
+
+    @pytest.mark.parametrize("size", [1, 9_000])
+    async def test_what_is_dropped_is_gone_and_what_is_put_after_it_is_there(
+        self, store: StoredTasks, size: int
+    ) -> None:
+        await asking(store, {"a": blob(size), "b": blob(size), "c": b"?"}, journal=[blob(size)])
+        known = await raw(store)
+        assert list(known.asked) == ["a", "b", "c"]
+        drops = [Drop(Part.REQUEST, "b"), Drop(Part.JOURNAL)]
+        puts = [Put(Part.ANSWER, blob(size), "b"), Put(Part.JOURNAL, b"anew")]
+        known = await swapped(store, Change(known, {"asked": ("a", "c")}, puts, drops))
+        assert list((await record(store)).requests) == ["a", "c"]
+        _, work = await store.store.read_work(REF)
+        assert work == Work(b"call", [b"anew"], b"{}", {"b": blob(size)})
+        drops = [Drop(Part.REQUEST), Drop(Part.ANSWER), Drop(Part.JOURNAL)]
+        puts = [Put(Part.CALL, blob(size)), Put(Part.REQUEST, b"!", "d")]
+        await swapped(store, Change(known, {"asked": ("d",)}, puts, drops))
+        assert (await record(store)).requests == {"d": b"!"}
+        _, work = await store.store.read_work(REF)
+        assert work == Work(blob(size), [], b"{}", {})
+
+    async def test_what_was_deleted_is_not_swapped_and_what_was_swapped_is_not_deleted(
+        self, store: StoredTasks
+    ) -> None:
+        await store.create(new(call=blob(9_000)))
+        old = await raw(store)
+        known = await swapped(store, Change(old, {"fence": 1}))
+        assert await store.store.delete(old) is False
+        assert await store.store.delete(known) is True
+        assert await store.store.delete(known) is False
+        assert await store.store.swap(Change(known, {"fence": 2})) == Lost(None)
+        assert await store.store.read_work(REF) == (None, None)
+        for ref in (TaskRef("owner", "other"), REF):  # perhaps in the place of the deleted one
+            await store.create(new(ref))
+            await swapped(store, Change(await raw(store, ref), {"fence": 7}))
+            assert isinstance(await store.store.swap(Change(known, {"fence": 2})), Lost)
+            assert await store.store.delete(known) is False
+            assert (await raw(store, ref)).fence == 7
+
+    async def test_a_swap_that_was_cut_off_has_happened_or_never_will(
+        self, store: StoredTasks
+    ) -> None:
+        await store.create(new())
+        for n in range(1, 9):
+            known = await raw(store)
+            cut = asyncio.ensure_future(store.store.swap(Change(known, {"attempts": n})))
+            await asyncio.sleep(0.001 * (n % 3))
+            cut.cancel()
+            await asyncio.wait([cut])
+            other = await store.store.swap(Change(known, {"deaths": n}))
+            found = await raw(store)
+            if isinstance(other, Lost):
+                assert other.record is not None
+                assert (other.record.attempts, other.record.deaths) == (n, known.deaths)
+            else:
+                assert (found.attempts, found.deaths) == (known.attempts, n)
+
+    async def test_heads_are_records_without_values(self, store: StoredTasks) -> None:
+        refs = [TaskRef("owner", f"{n}") for n in range(120)]
+        for ref in refs[:3]:
+            await asking(store, {"a": b"?"}, ref)
+        heads = await store.store.heads([*refs, *refs])
+        assert heads.keys() == {*refs[:3]}
+        for ref, head in heads.items():
+            assert head == await store.store.head(ref)
+            assert (head.requests, list(head.asked)) == ({}, ["a"])
+        assert await store.store.heads([]) == {}
 
     # create and read
 
-    async def test_a_new_task_is_read_as_it_was_created(self, store: TaskStore) -> None:
+    async def test_a_new_task_is_read_as_it_was_created(self, store: StoredTasks) -> None:
         await store.create(new(status_message="waits"))
         assert await record(store) == TaskRecord(
             ref=REF,
@@ -366,18 +424,18 @@ class TaskStoreContract:
         )
 
     async def test_what_is_created_is_found_in_any_process_at_once(
-        self, stores: list[TaskStore]
+        self, stores: list[StoredTasks]
     ) -> None:
         for n, one in enumerate(stores):
             await one.create(new(TaskRef("owner", f"{n}")))
             assert None not in [await other.read(TaskRef("owner", f"{n}"), NOW) for other in stores]
 
-    async def test_an_unknown_task_is_not_found(self, store: TaskStore) -> None:
+    async def test_an_unknown_task_is_not_found(self, store: StoredTasks) -> None:
         await store.create(new())
         assert await store.read(TaskRef("owner", "unknown"), NOW) is None
 
     async def test_the_open_tasks_of_an_owner_are_counted_up_to_a_bound(
-        self, store: TaskStore
+        self, store: StoredTasks
     ) -> None:
         await working(store, TaskRef("a", "1"))
         await asking(store, {"x": b"?"}, TaskRef("a", "2"))
@@ -401,7 +459,7 @@ class TaskStoreContract:
         await store.expire(TaskRef("a", "5"), END)
         assert await store.count_open("a", 10) == 4
 
-    async def test_ids_and_owners_do_not_meet(self, store: TaskStore) -> None:
+    async def test_ids_and_owners_do_not_meet(self, store: StoredTasks) -> None:
         refs = [
             TaskRef(owner, task)
             for owner in ("a", "aa", "A")
@@ -412,7 +470,7 @@ class TaskStoreContract:
         assert [(await record(store, ref)).tool for ref in refs] == list(map(str, refs))
 
     async def test_an_id_that_is_taken_is_not_created_again(
-        self, store: TaskStore, reopen: Reopen
+        self, store: StoredTasks, reopen: Reopen
     ) -> None:
         assert await store.create(new(call=b"first")) is True
         assert await reopen().create(new(call=b"second", tool="other")) is False
@@ -423,7 +481,7 @@ class TaskStoreContract:
 
     @pytest.mark.parametrize("status", TERMINAL)
     async def test_a_task_may_be_over_when_it_is_created(
-        self, store: TaskStore, status: Status
+        self, store: StoredTasks, status: Status
     ) -> None:
         await store.create(new(status=status, status_message="was quick", outcome=EVERY_BYTE))
         found = await record(store)
@@ -438,18 +496,18 @@ class TaskStoreContract:
         assert await store.due(END, 10) == []
 
     async def test_the_outcome_of_a_task_that_was_over_at_once_may_be_large(
-        self, store: TaskStore
+        self, store: StoredTasks
     ) -> None:
         await store.create(new(status=Status.COMPLETED, outcome=blob(900_000)))
         assert (await record(store)).outcome == blob(900_000)
 
-    async def test_a_record_tells_what_the_client_is_shown(self, store: TaskStore) -> None:
+    async def test_a_record_tells_what_the_client_is_shown(self, store: StoredTasks) -> None:
         await asking(store, {"b": b"1", "a": b"2"})
         shown = (await record(store)).view()
         assert (shown.task_id, shown.status) == ("id", Status.INPUT_REQUIRED)
         assert list(shown.requests.items()) == [("b", b"1"), ("a", b"2")]
 
-    async def test_everything_survives_a_restart(self, store: TaskStore, reopen: Reopen) -> None:
+    async def test_everything_survives_a_restart(self, store: StoredTasks, reopen: Reopen) -> None:
         lease = await working(store, call=blob(10_000), journal=[b"0"])
         await store.checkpoint(lease, Added([b"1", blob(10_000)], blob(9000), "on it"), NOW)
         before = await record(store)
@@ -460,7 +518,7 @@ class TaskStoreContract:
         assert (claimed.call, claimed.state) == (blob(10_000), blob(9000))
         assert list(claimed.journal) == [b"0", b"1", blob(10_000)]
 
-    async def test_a_closed_store_may_be_closed_again(self, store: TaskStore) -> None:
+    async def test_a_closed_store_may_be_closed_again(self, store: StoredTasks) -> None:
         await store.create(new())
         await store.aclose()
         await store.aclose()
@@ -468,7 +526,7 @@ class TaskStoreContract:
     # payloads
 
     @pytest.mark.parametrize("size", SIZES)
-    async def test_payloads_come_back_byte_for_byte(self, store: TaskStore, size: int) -> None:
+    async def test_payloads_come_back_byte_for_byte(self, store: StoredTasks, size: int) -> None:
         payload = blob(size)
         lease = await working(store, call=payload, state=payload, journal=[payload])
         await store.suspend(lease, Added([payload]), {"a": payload, "b": b"small"}, NOW)
@@ -481,73 +539,8 @@ class TaskStoreContract:
         await store.finish(claimed.lease, Status.COMPLETED, payload, None, NOW)
         assert (await record(store)).outcome == payload
 
-    # going on without answers
-
-    async def test_a_task_that_asks_until_a_moment_is_due_then_and_goes_on_from_then_on(
-        self, store: TaskStore
-    ) -> None:
-        await store.suspend(await working(store), NOTHING, {"a": b"?"}, NOW, wake_ms=SOON)
-        assert (await record(store)).due_ms == SOON
-        assert not await store.go_on(REF, SOON - 1, UNTIL)
-        assert await store.go_on(REF, SOON, UNTIL)
-        found = await record(store)
-        assert (found.status, found.requests, found.wake_ms, found.due_ms) == (
-            Status.WORKING,
-            {},
-            0,
-            UNTIL,
-        )
-        assert not await store.go_on(REF, SOON, UNTIL)
-        assert (await claim(store, now_ms=SOON)).answers == {}
-
-    async def test_while_it_goes_on_no_answer_to_what_it_asked_is_taken_and_lost(
-        self, store: TaskStore
-    ) -> None:
-        questions = {"a": b"?", "b": b"?"}
-        await store.suspend(await working(store), NOTHING, questions, NOW, wake_ms=SOON)
-        assert await store.go_on(REF, SOON, UNTIL)
-        for answers in ({"b": b"!"}, {"a": b"!", "b": b"!"}, {"b": b"!", "nobody": b"!"}):
-            assert await store.answer(REF, answers, SOON, UNTIL) is Answered.LATER
-        assert await store.answer(REF, {"nobody": b"!"}, SOON, UNTIL) is Answered.NOT_NEEDED
-        claimed = await claim(store, now_ms=SOON)
-        assert await store.answer(REF, {"b": b"!"}, SOON, UNTIL) is Answered.LATER
-        await store.suspend(claimed.lease, NOTHING, {"b": b"?"}, SOON)
-        assert (await record(store)).requests == {"b": b"?"}
-        assert await store.answer(REF, {"a": b"!"}, SOON, UNTIL) is Answered.NOT_NEEDED
-        assert await store.answer(REF, {"b": b"!"}, SOON, UNTIL) is Answered.FULLY
-        assert (await claim(store, now_ms=SOON)).answers == {"b": b"!"}
-
-    @pytest.mark.parametrize("keeps_blame", [True, False])
-    async def test_what_it_asked_may_be_asked_again_after_a_fault_and_not_after_it_let_go(
-        self, store: TaskStore, keeps_blame: bool
-    ) -> None:
-        await store.suspend(await working(store), NOTHING, {"a": b"?"}, NOW, wake_ms=SOON)
-        assert await store.go_on(REF, SOON, UNTIL)
-        lease = (await claim(store, now_ms=SOON)).lease
-        times = {"wake_ms": 0, "due_ms": UNTIL}
-        await store.release(lease, NOTHING, SOON, **times, keeps_blame=keeps_blame)
-        expected = Answered.LATER if keeps_blame else Answered.NOT_NEEDED
-        assert await store.answer(REF, {"a": b"!"}, SOON, UNTIL) is expected
-
-    async def test_one_that_is_answered_before_goes_on_at_once(self, store: TaskStore) -> None:
-        await store.suspend(
-            await working(store), NOTHING, {"a": b"?", "b": b"?"}, NOW, wake_ms=SOON
-        )
-        assert await store.answer(REF, {"a": b"!"}, NOW, UNTIL) is Answered.PARTLY
-        assert (await record(store)).due_ms == SOON
-        assert await store.answer(REF, {"b": b"!"}, NOW, UNTIL) is Answered.FULLY
-        assert not await store.go_on(REF, SOON, UNTIL)
-        assert (await claim(store, now_ms=NOW)).answers == {"a": b"!", "b": b"!"}
-
-    async def test_one_that_asks_without_a_moment_or_is_over_does_not(
-        self, store: TaskStore
-    ) -> None:
-        await asking(store, {"a": b"?"})
-        assert not await store.go_on(REF, END - 1, END)
-        await store.cancel(REF, "cancelled", NOW)
-        assert not await store.go_on(REF, END - 1, END)
-
-    async def test_every_byte_is_a_payload(self, store: TaskStore) -> None:
+    # large values
+    async def test_every_byte_is_a_payload(self, store: StoredTasks) -> None:
         lease = await working(
             store, call=EVERY_BYTE, state=EVERY_BYTE, journal=[EVERY_BYTE, b"", b"\0"]
         )
@@ -562,12 +555,12 @@ class TaskStoreContract:
         )
         assert list(claimed.journal) == [EVERY_BYTE, b"", b"\0"]
 
-    async def test_a_call_of_4_mb(self, store: TaskStore) -> None:
+    async def test_a_call_of_4_mb(self, store: StoredTasks) -> None:
         await store.create(new(call=blob(4_000_000)))
         assert (await claim(store)).call == blob(4_000_000)
 
     @pytest.mark.parametrize("size", [300_000, 3_000_000])
-    async def test_a_journal_entry_may_be_large(self, store: TaskStore, size: int) -> None:
+    async def test_a_journal_entry_may_be_large(self, store: StoredTasks, size: int) -> None:
         lease = await working(store, journal=[b"from before"])
         await store.checkpoint(lease, Added([b"before"]), NOW)
         await store.checkpoint(lease, Added([blob(size)]), NOW)
@@ -575,23 +568,23 @@ class TaskStoreContract:
         journal = (await take_over(store)).journal
         assert list(journal) == [b"from before", b"before", blob(size), b"after"]
 
-    async def test_a_result_of_5_mb(self, store: TaskStore) -> None:
+    async def test_a_result_of_5_mb(self, store: StoredTasks) -> None:
         lease = await working(store)
         await store.finish(lease, Status.COMPLETED, blob(5_000_000), None, NOW)
         assert (await record(store)).outcome == blob(5_000_000)
 
-    async def test_answers_of_500_kb(self, store: TaskStore) -> None:
+    async def test_answers_of_500_kb(self, store: StoredTasks) -> None:
         await asking(store, {"a": b"?", "b": b"?", "c": b"?"})
         answers = {"a": blob(500_000), "b": b"small", "c": blob(500_001)}
         assert await store.answer(REF, answers, NOW, SOON) is Answered.FULLY
         assert (await claim(store)).answers == answers
 
-    async def test_questions_of_500_kb(self, store: TaskStore) -> None:
+    async def test_questions_of_500_kb(self, store: StoredTasks) -> None:
         requests = {"z": blob(500_000), "a": b"small", "m": blob(500_001)}
         await asking(store, requests)
         assert list((await record(store)).requests.items()) == list(requests.items())
 
-    async def test_a_state_of_500_kb_is_replaced(self, store: TaskStore) -> None:
+    async def test_a_state_of_500_kb_is_replaced(self, store: StoredTasks) -> None:
         lease = await working(store, state=blob(500_000))
         await store.checkpoint(lease, Added(state=blob(500_001)), NOW)
         await store.checkpoint(lease, Added([b"entry"]), NOW)
@@ -599,26 +592,28 @@ class TaskStoreContract:
 
     # the journal
 
-    async def test_500_small_entries_stay_in_order(self, store: TaskStore) -> None:
+    async def test_500_small_entries_stay_in_order(self, store: StoredTasks) -> None:
         lease = await working(store, journal=[b"0"])
         entries = [b"%d %b" % (n, b"x" * (n % 90)) for n in range(1, 501)]
         for start in range(0, 500, 4):
             await store.checkpoint(lease, Added(entries[start : start + 4]), NOW)
         assert list((await take_over(store)).journal) == [b"0", *entries]
 
-    async def test_500_entries_at_once_stay_in_order(self, store: TaskStore) -> None:
+    async def test_500_entries_at_once_stay_in_order(self, store: StoredTasks) -> None:
         entries = [b"entry %d" % n for n in range(500)]
         lease = await working(store, journal=entries)
         await store.checkpoint(lease, Added(entries), NOW)
         assert list((await take_over(store)).journal) == entries * 2
 
-    async def test_checkpoints_of_one_worker_at_once_are_all_kept(self, store: TaskStore) -> None:
+    async def test_checkpoints_of_one_worker_at_once_are_all_kept(self, store: StoredTasks) -> None:
         lease = await working(store)
         entries = [b"%d %b" % (n, blob(900)) for n in range(20)]
         await asyncio.gather(*(store.checkpoint(lease, Added([entry]), NOW) for entry in entries))
         assert sorted((await take_over(store)).journal) == sorted(entries)
 
-    async def test_a_checkpoint_that_was_cut_off_may_be_tried_again(self, store: TaskStore) -> None:
+    async def test_a_checkpoint_that_was_cut_off_may_be_tried_again(
+        self, store: StoredTasks
+    ) -> None:
         """Its caller was cancelled and does not know whether it has happened."""
         lease = await working(store)
         for n in range(12):
@@ -631,7 +626,7 @@ class TaskStoreContract:
         assert list((await take_over(store)).journal) == [b"%d" % n for n in range(12)]
 
     async def test_after_a_checkpoint_that_was_cut_off_others_are_kept_too(
-        self, store: TaskStore
+        self, store: StoredTasks
     ) -> None:
         lease = await working(store)
         for n in range(8):
@@ -647,7 +642,7 @@ class TaskStoreContract:
         assert len(set(journal)) == len(journal)
 
     async def test_the_next_worker_goes_on_where_the_last_one_was(
-        self, stores: list[TaskStore]
+        self, stores: list[StoredTasks]
     ) -> None:
         await stores[0].create(new(journal=[b"0"]))
         for n in range(1, 25):
@@ -659,7 +654,7 @@ class TaskStoreContract:
 
     @pytest.mark.parametrize("how", ["checkpoint", "suspend", "release"])
     async def test_each_write_of_a_worker_may_add_entries_state_and_message(
-        self, store: TaskStore, how: str
+        self, store: StoredTasks, how: str
     ) -> None:
         lease = await working(store, journal=[b"0"])
         added = Added([b"1", b"2"], b"new state", "said")
@@ -675,7 +670,7 @@ class TaskStoreContract:
         assert (list(claimed.journal), claimed.state) == ([b"0", b"1", b"2"], b"new state")
         assert (claimed.record.status_message, claimed.record.updated_ms) == ("said", SOON)
 
-    async def test_what_is_not_added_stays(self, store: TaskStore) -> None:
+    async def test_what_is_not_added_stays(self, store: StoredTasks) -> None:
         lease = await working(store, state=b"state", status_message="said", journal=[b"0"])
         await store.checkpoint(lease, NOTHING, NOW)
         await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)
@@ -689,7 +684,7 @@ class TaskStoreContract:
     # owner and end
 
     async def test_who_asks_under_another_owner_finds_nothing_and_changes_nothing(
-        self, store: TaskStore
+        self, store: StoredTasks
     ) -> None:
         await asking(store, {"a": b"?"})
         before = await record(store)
@@ -704,12 +699,12 @@ class TaskStoreContract:
         assert await record(store) == before
         assert ids((await store.find()).records) == ["id"]
 
-    async def test_a_task_is_found_until_its_time_is_over(self, store: TaskStore) -> None:
+    async def test_a_task_is_found_until_its_time_is_over(self, store: StoredTasks) -> None:
         await store.create(new())
         assert await store.read(REF, END - 1) is not None
         assert await store.read(REF, END) is None
 
-    async def test_a_task_past_its_time_is_as_if_it_never_was(self, store: TaskStore) -> None:
+    async def test_a_task_past_its_time_is_as_if_it_never_was(self, store: StoredTasks) -> None:
         await asking(store, {"a": b"?"})
         assert await store.answer(REF, {"a": b"!"}, END, SOON) is Answered.UNKNOWN_TASK
         assert await store.answer(REF, {"b": b"!"}, END, SOON) is Answered.UNKNOWN_TASK
@@ -722,362 +717,10 @@ class TaskStoreContract:
         assert await store.cancel(REF, "cancelled", END) is Cancelled.UNKNOWN_TASK
         assert (await record(store)).status is Status.WORKING
 
-    # claim
-
-    async def test_a_claim_gives_the_task_with_all_that_a_run_needs(self, store: TaskStore) -> None:
-        await store.create(
-            new(call=b"call", state=b"state", journal=[b"0", b"1"], status_message="waits")
-        )
-        claimed = await claim(store)
-        assert (claimed.call, claimed.state, list(claimed.journal)) == (
-            b"call",
-            b"state",
-            [b"0", b"1"],
-        )
-        assert claimed.answers == {}
-        assert claimed.lease.ref == REF
-        assert claimed.lease.fence == claimed.record.fence
-        assert claimed.record == await record(store)
-
-    async def test_a_claim_is_no_change_that_the_client_can_see(self, store: TaskStore) -> None:
-        await store.create(new())
-        before = await record(store)
-        await claim(store, now_ms=SOON)
-        assert await record(store) == replace(before, fence=1, lease_until_ms=UNTIL)
-
-    async def test_of_many_claims_at_once_one_wins(self, stores: list[TaskStore]) -> None:
-        await stores[0].create(new())
-        got = await asyncio.gather(*(store.claim(REF, NOW, UNTIL) for store in stores * 8))
-        assert sorted(isinstance(one, Claimed) for one in got) == [False] * 31 + [True]
-        assert {one for one in got if not isinstance(one, Claimed)} == {NotClaimed.LEASED}
-        assert (await record(stores[0])).fence == 1
-
-    async def test_each_claim_raises_the_fence(self, store: TaskStore) -> None:
-        await store.create(new())
-        fences = [
-            (await take_over(store, now_ms=NOW + n, until_ms=NOW + n + 1)).lease.fence
-            for n in range(4)
-        ]
-        assert fences == sorted(set(fences))
-
-    async def test_a_task_is_leased_until_the_lease_ends(self, store: TaskStore) -> None:
-        await working(store)
-        assert await store.claim(REF, UNTIL - 1, END) is NotClaimed.LEASED
-        assert isinstance(await store.claim(REF, UNTIL, END, alone=True), Claimed)
-
-    async def test_a_task_sleeps_until_it_is_to_wake(self, store: TaskStore) -> None:
-        lease = await working(store)
-        await store.release(lease, NOTHING, NOW, wake_ms=SOON, due_ms=SOON)
-        assert (await record(store)).wake_ms == SOON
-        assert await store.claim(REF, SOON - 1, UNTIL) is NotClaimed.ASLEEP
-        claimed = await claim(store, now_ms=SOON)
-        assert claimed.record.wake_ms == 0, "a claim ends its sleep"
-        assert (await record(store)).wake_ms == 0
-
-    async def test_a_claim_is_refused_with_the_reason(self, store: TaskStore) -> None:
-        await asking(store, {"a": b"?"})
-        assert await store.claim(REF, NOW, UNTIL) is NotClaimed.WAITING
-        assert await store.claim(TaskRef("owner", "unknown"), NOW, UNTIL) is NotClaimed.GONE
-
-    @pytest.mark.parametrize("status", TERMINAL)
-    async def test_what_is_over_is_not_claimed(self, store: TaskStore, status: Status) -> None:
-        await over(store, status)
-        assert await store.claim(REF, UNTIL, END) is NotClaimed.OVER
-        assert await store.claim(REF, END, END + 1) is NotClaimed.GONE
-
-    async def test_a_claim_that_is_refused_changes_nothing(self, store: TaskStore) -> None:
-        await working(store)
-        before = await record(store)
-        await store.claim(REF, NOW, END)
-        assert await record(store) == before
-
-    # leases
-
-    @pytest.mark.parametrize("how", LOST)
-    async def test_no_write_under_a_lease_that_is_lost_changes_anything(
-        self, store: TaskStore, how: str
-    ) -> None:
-        lease = await LOST[how](store)
-        before = sorted((await store.find()).records, key=str)
-        known = await store.read(REF, NOW)
-        for write in UNDER_A_LEASE.values():
-            with pytest.raises(LeaseLost):
-                await write(store, lease)
-        assert sorted((await store.find()).records, key=str) == before
-        assert await store.read(REF, NOW) == known
-
-    @pytest.mark.parametrize("write", UNDER_A_LEASE)
-    async def test_nothing_of_a_write_that_came_late_is_seen_by_the_next_worker(
-        self, store: TaskStore, write: str
-    ) -> None:
-        lease = await working(store, journal=[b"0"], state=b"state")
-        second = (await take_over(store, until_ms=UNTIL + 1)).lease
-        with pytest.raises(LeaseLost):
-            await UNDER_A_LEASE[write](store, lease)
-        await store.checkpoint(second, Added([b"1"]), UNTIL)
-        third = await take_over(store, now_ms=UNTIL + 1)
-        assert (list(third.journal), third.state) == ([b"0", b"1"], b"state")
-        assert third.record.status_message is None
-
-    @pytest.mark.parametrize("write", UNDER_A_LEASE)
-    async def test_a_lease_whose_time_is_over_holds_until_somebody_claims_the_task(
-        self, store: TaskStore, write: str
-    ) -> None:
-        lease = await working(store)
-        await store.checkpoint(lease, NOTHING, NOW, until_ms=NOW - 1)
-        before = (await store.find()).records[0]
-        await UNDER_A_LEASE[write](store, lease)
-        assert (await store.find()).records[0] != before
-
-    @pytest.mark.parametrize("write", UNDER_A_LEASE)
-    async def test_a_worker_that_stalled_and_its_successor_do_not_both_write(
-        self, stores: list[TaskStore], write: str
-    ) -> None:
-        """Whichever is first: either the claim is refused, or the write is."""
-        stalled, other = stores[:2]
-        for n in range(8):
-            ref = TaskRef("owner", f"{n}")
-            lease = await working(stalled, ref)
-            late, claimed = await asyncio.gather(
-                UNDER_A_LEASE[write](stalled, lease),
-                other.claim(ref, UNTIL, END, alone=True),
-                return_exceptions=True,
-            )
-            if late is None:
-                assert not isinstance(claimed, Claimed) or b"late" in claimed.journal
-            else:
-                assert isinstance(late, LeaseLost)
-                assert isinstance(claimed, Claimed)
-                assert b"late" not in claimed.journal
-
-    @pytest.mark.parametrize("entries", [[], [b"entry"]], ids=["alone", "with entries"])
-    async def test_a_renewal_extends_the_lease_and_moves_the_due_time_if_told_so(
-        self, store: TaskStore, entries: list[bytes]
-    ) -> None:
-        lease = await working(store)
-        await store.checkpoint(lease, Added(entries), NOW, until_ms=UNTIL + 5)
-        found = await record(store)
-        assert (found.lease_until_ms, found.due_ms) == (UNTIL + 5, SOON)
-        assert await store.claim(REF, UNTIL + 4, END) is NotClaimed.LEASED
-        await store.checkpoint(lease, Added(2 * entries), NOW, UNTIL + 6, UNTIL + 9)
-        found = await record(store)
-        assert (found.lease_until_ms, found.due_ms) == (UNTIL + 6, UNTIL + 9)
-        assert list((await take_over(store, now_ms=UNTIL + 6)).journal) == 3 * entries
-
-    async def test_a_checkpoint_without_renewal_leaves_the_lease(self, store: TaskStore) -> None:
-        lease = await working(store)
-        await store.checkpoint(lease, Added([b"entry"]), NOW)
-        found = await record(store)
-        assert (found.lease_until_ms, found.due_ms) == (UNTIL, SOON)
-
-    @pytest.mark.parametrize("end", ["suspend", "release", "finish", "cancel"])
-    async def test_afterwards_nobody_has_the_task(self, store: TaskStore, end: str) -> None:
-        lease = await working(store)
-        if end == "cancel":
-            await store.cancel(REF, "cancelled", NOW)
-        else:
-            await UNDER_A_LEASE[end](store, lease)
-        assert (await record(store)).lease_until_ms == 0
-
-    @pytest.mark.parametrize("due_ms", [SOON, UNTIL, UNTIL + 7, UNTIL + 8, END])
-    async def test_a_claim_leaves_the_due_time_unless_it_is_too_late(
-        self, store: TaskStore, due_ms: int
-    ) -> None:
-        """Who claims it may die at once, and a sweep has to find it."""
-        await store.create(new(due_ms=due_ms))
-        claimed = await claim(store, due_ms=UNTIL + 7)
-        assert claimed.record == await record(store)
-        assert (claimed.record.lease_until_ms, claimed.record.due_ms) == (
-            UNTIL,
-            min(due_ms, UNTIL + 7),
-        )
-
-    async def test_the_end_of_the_lease_is_when_a_task_is_due_at_the_latest(
-        self, store: TaskStore
-    ) -> None:
-        await store.create(new(due_ms=UNTIL + 1))
-        assert (await claim(store)).record.due_ms == UNTIL
-
-    async def test_of_a_task_that_is_due_late_one_claim_wins_and_a_lapsed_one_is_taken_over(
-        self, stores: list[TaskStore]
-    ) -> None:
-        await stores[0].create(new(due_ms=END))
-        got = await asyncio.gather(*(store.claim(REF, NOW, UNTIL) for store in stores * 4))
-        assert sum(isinstance(one, Claimed) for one in got) == 1
-        assert (await record(stores[0])).fence == 1
-        (task,) = await stores[0].due(END, 10)
-        assert await postpone(stores[0], task, END - 1)
-        assert await stores[0].claim(REF, UNTIL, END - 2) is NotClaimed.SUSPECT
-        found = (await claim(stores[0], now_ms=UNTIL, until_ms=END - 2, alone=True)).record
-        assert (found.suspect, found.fence, found.due_ms) == (True, 2, END - 2)
-
-    # blame
-
-    async def test_a_lease_has_lapsed_by_the_time_that_the_claimer_names(
-        self, store: TaskStore
-    ) -> None:
-        await working(store)
-        assert (
-            await store.claim(REF, END - 1, END, lapsed_ms=UNTIL - 1, alone=True)
-            is NotClaimed.LEASED
-        )
-        assert await store.claim(REF, END - 1, END, lapsed_ms=UNTIL - 1) is NotClaimed.LEASED
-        assert await store.claim(REF, END - 1, END, lapsed_ms=UNTIL) is NotClaimed.SUSPECT
-        assert isinstance(
-            await store.claim(REF, UNTIL + 5, END, lapsed_ms=UNTIL, alone=True), Claimed
-        )
-
-    async def test_a_task_whose_lease_has_lapsed_is_only_for_who_runs_it_alone(
-        self, store: TaskStore
-    ) -> None:
-        await working(store)
-        before = await record(store)
-        assert await store.claim(REF, UNTIL, END) is NotClaimed.SUSPECT
-        assert await record(store) == before, "nothing is written"
-        found = (await take_over(store)).record
-        assert (found.suspect, found.alone, found.deaths) == (True, True, 0), (
-            "nobody knows who of many it was"
-        )
-
-    async def test_of_many_claims_of_a_lapsed_lease_one_wins(self, stores: list[TaskStore]) -> None:
-        await working(stores[0])
-        got = await asyncio.gather(
-            *(store.claim(REF, UNTIL, END, alone=True) for store in stores * 4)
-        )
-        assert sum(isinstance(one, Claimed) for one in got) == 1
-        assert {one for one in got if not isinstance(one, Claimed)} == {NotClaimed.LEASED}
-        assert (await record(stores[0])).fence == 2
-
-    async def test_deaths_are_leases_of_it_alone_that_lapsed(self, store: TaskStore) -> None:
-        await working(store)
-        for deaths in range(4):
-            claimed = await take_over(store, now_ms=UNTIL + deaths, until_ms=UNTIL + deaths + 1)
-            assert (claimed.record.suspect, claimed.record.deaths) == (True, deaths)
-            assert claimed.record == await record(store)
-
-    async def test_who_runs_alone_may_claim_what_is_no_suspect(self, store: TaskStore) -> None:
-        await store.create(new())
-        found = (await claim(store, alone=True)).record
-        assert (found.suspect, found.alone, found.deaths) == (False, True, 0)
-
-    async def test_a_suspect_that_is_free_stays_one(self, store: TaskStore) -> None:
-        await working(store)
-        lease = (await take_over(store)).lease
-        await store.release(lease, NOTHING, NOW, wake_ms=SOON, due_ms=SOON, keeps_blame=True)
-        assert await store.claim(REF, SOON - 1, UNTIL) is NotClaimed.ASLEEP
-        assert await store.claim(REF, SOON, UNTIL) is NotClaimed.SUSPECT
-        found = (await claim(store, now_ms=SOON, alone=True)).record
-        assert (found.suspect, found.deaths) == (True, 0), "it was given back"
-
-    @pytest.mark.parametrize("how", ["checkpoint", "suspend", "release", "restart", "requeue"])
-    async def test_progress_lifts_all_blame(self, store: TaskStore, how: str) -> None:
-        lease = await blamed(store)
-        if how == "checkpoint":
-            await store.checkpoint(lease, Added([b"entry"]), NOW)
-        elif how == "suspend":
-            await store.suspend(lease, NOTHING, {"a": b"?"}, NOW)
-        elif how == "release":
-            await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)
-        elif how == "restart":
-            await store.restart(lease, b"", [], b"", 1, NOW, SOON)
-        else:
-            await store.requeue(REF, NOW, SOON)
-        found = await record(store)
-        assert (found.suspect, found.deaths, found.attempts, found.declined_ms) == (False, 0, 0, 0)
-        assert found.alone is True, "that was the last lease"
-
-    async def test_a_renewal_a_state_and_a_message_are_no_progress(self, store: TaskStore) -> None:
-        lease = await blamed(store)
-        before = await record(store)
-        await store.checkpoint(lease, Added((), b"state", "message"), NOW, until_ms=END, due_ms=END)
-        found = await record(store)
-        assert [getattr(found, name) for name in BLAME] == [getattr(before, name) for name in BLAME]
-
-    async def test_a_fault_and_a_decline_are_noted_and_lift_no_blame(
-        self, store: TaskStore
-    ) -> None:
-        lease = await blamed(store)
-        await store.release(
-            lease,
-            NOTHING,
-            NOW,
-            wake_ms=0,
-            due_ms=SOON,
-            attempts=4,
-            declined_ms=NOW - 5,
-            keeps_blame=True,
-        )
-        found = await record(store)
-        assert (found.suspect, found.deaths, found.attempts, found.declined_ms) == (
-            True,
-            2,
-            4,
-            NOW - 5,
-        )
-
-    # let_go
-
-    @pytest.mark.parametrize(
-        ("alone", "blame", "deaths"), [(False, False, 0), (False, True, 0), (True, True, 1)]
-    )
-    async def test_a_lease_is_ended_from_outside(
-        self, store: TaskStore, alone: bool, blame: bool, deaths: int
-    ) -> None:
-        await store.create(new())
-        before = (await claim(store, alone=alone)).record
-        assert await store.let_go(REF, before.fence, NOW, SOON, blame=blame) is True
-        expected = replace(before, lease_until_ms=0, due_ms=SOON, suspect=blame, deaths=deaths)
-        assert await record(store) == expected
-        assert await store.let_go(REF, before.fence, NOW, SOON, blame=blame) is False
-        assert (await store.claim(REF, NOW, UNTIL) is NotClaimed.SUSPECT) is blame
-
-    async def test_whose_lease_was_ended_from_outside_writes_no_more(
-        self, store: TaskStore
-    ) -> None:
-        lease = await working(store)
-        assert await store.let_go(REF, lease.fence, NOW, SOON, blame=False) is True
-        before = await record(store)
-        for write in UNDER_A_LEASE.values():
-            with pytest.raises(LeaseLost):
-                await write(store, lease)
-        assert await record(store) == before
-
-    async def test_a_suspect_that_is_let_go_without_blame_stays_one(self, store: TaskStore) -> None:
-        await working(store)
-        lease = (await take_over(store)).lease
-        assert await store.let_go(REF, lease.fence, NOW, SOON, blame=False) is True
-        found = await record(store)
-        assert (found.suspect, found.deaths) == (True, 0)
-
-    @pytest.mark.parametrize("how", [how for how in LOST if how != "never created"])
-    async def test_a_lease_that_is_lost_is_not_ended_once_more(
-        self, store: TaskStore, how: str
-    ) -> None:
-        lease = await LOST[how](store)
-        before = await record(store)
-        assert await store.let_go(REF, lease.fence, NOW, SOON, blame=True) is False
-        assert await record(store) == before
-        assert await store.let_go(TaskRef("owner", "unknown"), 1, NOW, SOON, blame=True) is False
-
-    async def test_a_lease_is_ended_from_another_thread_with_a_loop_and_a_store_of_its_own(
-        self, store: TaskStore, reopen: Reopen
-    ) -> None:
-        lease = await working(store)
-
-        async def end() -> bool:
-            other = reopen()
-            try:
-                return await other.let_go(REF, lease.fence, NOW, SOON, blame=True)
-            finally:
-                await other.aclose()
-
-        assert await asyncio.to_thread(asyncio.run, end()) is True
-        assert (await record(store)).suspect
-
     # restart and park
 
     async def test_a_restart_puts_another_call_and_journal_in_place_of_all_there_was(
-        self, store: TaskStore
+        self, store: StoredTasks
     ) -> None:
         await asking(
             store, {"a": b"?"}, call=blob(9000), journal=[b"0", blob(9000)], state=blob(9000)
@@ -1097,7 +740,7 @@ class TaskStoreContract:
         await store.checkpoint(claimed.lease, Added([b"more"]), NOW)
         assert list((await take_over(store)).journal) == [b"first", blob(500_000), b"more"]
 
-    async def test_a_parked_task_is_working_and_claimed_by_nobody(self, store: TaskStore) -> None:
+    async def test_a_parked_task_is_working_and_claimed_by_nobody(self, store: StoredTasks) -> None:
         lease = await working(store, journal=[b"0"])
         await store.park(lease, "waits for its operator", SOON)
         found = await record(store)
@@ -1107,43 +750,16 @@ class TaskStoreContract:
         assert await store.claim(REF, END - 1, END, alone=True) is NotClaimed.ASLEEP
         assert await store.due(END - 1, 10) == []
 
-    async def test_a_parked_task_is_brought_back_by_its_operator(self, store: TaskStore) -> None:
+    async def test_a_parked_task_is_brought_back_by_its_operator(self, store: StoredTasks) -> None:
         await store.park(await blamed(store), "waits for its operator", NOW)
         assert await store.requeue(REF, NOW, SOON) is True
         found = (await claim(store)).record
         assert (found.wake_ms, found.suspect, found.deaths, found.attempts) == (0, False, 0, 0)
 
-    # attempts
-
-    async def test_claims_are_no_attempts(self, store: TaskStore) -> None:
-        await store.create(new())
-        for n in range(1, 4):
-            claimed = await take_over(store, now_ms=NOW + n, until_ms=NOW + n + 1)
-            assert claimed.record.attempts == 0
-
-    async def test_attempts_are_as_release_was_told_until_there_is_progress(
-        self, store: TaskStore
-    ) -> None:
-        lease = await working(store)
-        await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON, attempts=3)
-        lease = (await claim(store)).lease
-        assert (await record(store)).attempts == 3
-        await store.release(lease, NOTHING, NOW, wake_ms=0, due_ms=SOON)
-        assert (await record(store)).attempts == 0
-
-    async def test_a_question_is_progress(self, store: TaskStore) -> None:
-        await store.release(await working(store), NOTHING, NOW, wake_ms=0, due_ms=SOON, attempts=3)
-        await store.suspend((await claim(store)).lease, NOTHING, {"a": b"?"}, NOW)
-        assert (await record(store)).attempts == 0
-
-    async def test_the_version_of_the_journal_is_kept(self, store: TaskStore) -> None:
-        await store.create(new(journal_version=3))
-        assert (await claim(store)).record.journal_version == 3
-
     # suspend
 
     async def test_a_task_that_asks_shows_its_questions_in_their_order(
-        self, store: TaskStore
+        self, store: StoredTasks
     ) -> None:
         keys = ["z", "a", "Z", "m", "10", "9", "a.b", "#a", ":a", "ä", "a b", "status", "a[0]"]
         requests = {key: key.encode() for key in keys}
@@ -1154,7 +770,7 @@ class TaskStoreContract:
         assert found.outcome is None
 
     async def test_150_questions_keep_their_order_and_are_answered_at_once(
-        self, store: TaskStore
+        self, store: StoredTasks
     ) -> None:
         requests = {f"question {n * 7 % 150}": b"%d" % n for n in range(150)}
         await asking(store, requests)
@@ -1164,7 +780,7 @@ class TaskStoreContract:
 
     # answer
 
-    async def test_with_all_answers_the_task_works_and_is_due(self, store: TaskStore) -> None:
+    async def test_with_all_answers_the_task_works_and_is_due(self, store: StoredTasks) -> None:
         await asking(store, {"a": b"?", "b": b"?"})
         assert await store.answer(REF, {"b": b"2", "a": b"1"}, SOON, SOON + 1) is Answered.FULLY
         found = await record(store)
@@ -1178,7 +794,7 @@ class TaskStoreContract:
 
     @pytest.mark.parametrize("size", [1, 9000])
     async def test_with_some_answers_the_others_still_wait(
-        self, store: TaskStore, size: int
+        self, store: StoredTasks, size: int
     ) -> None:
         await asking(store, {"c": b"3?", "b": b"2?", "a": b"1?"})
         assert await store.answer(REF, {"b": blob(size)}, SOON, SOON) is Answered.PARTLY
@@ -1190,7 +806,7 @@ class TaskStoreContract:
         assert (await claim(store)).answers == {"a": b"1", "b": blob(size), "c": b"3"}
 
     @pytest.mark.parametrize("size", [1, 9000])
-    async def test_answers_to_nothing_are_dropped(self, store: TaskStore, size: int) -> None:
+    async def test_answers_to_nothing_are_dropped(self, store: StoredTasks, size: int) -> None:
         await asking(store, {"a": b"?"})
         before = await record(store)
         for answers in (
@@ -1205,7 +821,7 @@ class TaskStoreContract:
 
     @pytest.mark.parametrize("size", [1, 9000])
     async def test_an_unknown_answer_beside_the_last_one_does_no_harm(
-        self, store: TaskStore, size: int
+        self, store: StoredTasks, size: int
     ) -> None:
         await asking(store, {"a": b"?"})
         assert (
@@ -1214,13 +830,13 @@ class TaskStoreContract:
         )
         assert (await claim(store)).answers == {"a": b"!"}
 
-    async def test_an_unknown_answer_beside_some_does_no_harm(self, store: TaskStore) -> None:
+    async def test_an_unknown_answer_beside_some_does_no_harm(self, store: StoredTasks) -> None:
         await asking(store, {"a": b"?", "c": b"?"})
         assert await store.answer(REF, {"a": b"!", "b": b"!"}, NOW, SOON) is Answered.PARTLY
         assert await store.answer(REF, {"c": b"!"}, NOW, SOON) is Answered.FULLY
         assert (await claim(store)).answers == {"a": b"!", "c": b"!"}
 
-    async def test_the_first_answer_to_a_question_counts(self, store: TaskStore) -> None:
+    async def test_the_first_answer_to_a_question_counts(self, store: StoredTasks) -> None:
         await asking(store, {"a": b"?", "b": b"?"})
         assert await store.answer(REF, {"a": b"first"}, NOW, SOON) is Answered.PARTLY
         before = await record(store)
@@ -1232,7 +848,7 @@ class TaskStoreContract:
         )
         assert (await claim(store)).answers == {"a": b"first", "b": b"first"}
 
-    async def test_a_task_that_does_not_ask_needs_no_answer(self, store: TaskStore) -> None:
+    async def test_a_task_that_does_not_ask_needs_no_answer(self, store: StoredTasks) -> None:
         await store.create(new())
         before = await record(store)
         assert await store.answer(REF, {"a": b"!"}, NOW, END) is Answered.NOT_NEEDED
@@ -1240,7 +856,7 @@ class TaskStoreContract:
 
     @pytest.mark.parametrize("status", TERMINAL)
     async def test_a_task_that_is_over_needs_no_answer(
-        self, store: TaskStore, status: Status
+        self, store: StoredTasks, status: Status
     ) -> None:
         await over(store, status)
         before = await record(store)
@@ -1248,7 +864,7 @@ class TaskStoreContract:
         assert await record(store) == before
 
     async def test_an_answer_after_the_end_is_too_late_for_the_question_it_is_for(
-        self, store: TaskStore
+        self, store: StoredTasks
     ) -> None:
         await asking(store, {"a": b"?"})
         await store.cancel(REF, "cancelled", NOW)
@@ -1256,13 +872,13 @@ class TaskStoreContract:
         assert (await record(store)).status is Status.CANCELLED
 
     async def test_an_answer_to_an_unknown_task_is_for_an_unknown_task(
-        self, store: TaskStore
+        self, store: StoredTasks
     ) -> None:
         assert await store.answer(REF, {"a": b"!"}, NOW, SOON) is Answered.UNKNOWN_TASK
         assert await store.answer(REF, {}, NOW, SOON) is Answered.UNKNOWN_TASK
         assert await store.answer(REF, {"a": blob(9000)}, NOW, SOON) is Answered.UNKNOWN_TASK
 
-    async def test_answers_of_all_rounds_are_kept(self, store: TaskStore) -> None:
+    async def test_answers_of_all_rounds_are_kept(self, store: StoredTasks) -> None:
         lease = await working(store)
         expected: dict[str, bytes] = {}
         for n in range(30):
@@ -1274,7 +890,7 @@ class TaskStoreContract:
         assert (await take_over(store)).answers == expected
 
     async def test_a_question_may_be_asked_again_and_its_new_answer_counts(
-        self, store: TaskStore
+        self, store: StoredTasks
     ) -> None:
         await asking(store, {"a": b"?", "b": b"?"})
         await store.answer(REF, {"a": b"old", "b": b"b"}, NOW, SOON)
@@ -1285,7 +901,7 @@ class TaskStoreContract:
 
     @pytest.mark.parametrize("size", [1, 9000])
     async def test_of_answers_at_once_each_is_kept_and_one_is_the_last(
-        self, stores: list[TaskStore], size: int
+        self, stores: list[StoredTasks], size: int
     ) -> None:
         answers = {f"{n}": b"%d %b" % (n, blob(size)) for n in range(12)}
         await asking(stores[0], dict.fromkeys(answers, b"?"))
@@ -1296,7 +912,9 @@ class TaskStoreContract:
         assert sorted(await asyncio.gather(*each)) == [Answered.FULLY] + [Answered.PARTLY] * 11
         assert (await claim(stores[0])).answers == answers
 
-    async def test_of_two_answers_to_a_question_one_is_taken(self, stores: list[TaskStore]) -> None:
+    async def test_of_two_answers_to_a_question_one_is_taken(
+        self, stores: list[StoredTasks]
+    ) -> None:
         await asking(stores[0], {"a": b"?"})
         each = [
             store.answer(REF, {"a": b"%d" % n}, NOW, SOON) for n, store in enumerate(stores * 3)
@@ -1306,7 +924,7 @@ class TaskStoreContract:
         assert (await claim(stores[0])).answers == {"a": b"%d" % got.index(Answered.FULLY)}
 
     async def test_an_answer_and_a_cancellation_at_once_leave_it_cancelled(
-        self, stores: list[TaskStore]
+        self, stores: list[StoredTasks]
     ) -> None:
         for n in range(8):
             ref = TaskRef("owner", f"{n}")
@@ -1319,388 +937,10 @@ class TaskStoreContract:
             found = await record(stores[0], ref)
             assert (found.status, found.requests, found.due_ms) == (Status.CANCELLED, {}, None)
 
-    # cancel
-
-    @pytest.mark.parametrize("state", ["new", "working", "asking", "asleep"])
-    async def test_an_open_task_is_cancelled(self, store: TaskStore, state: str) -> None:
-        if state == "new":
-            await store.create(new())
-        elif state == "working":
-            await working(store)
-        elif state == "asking":
-            await asking(store, {"a": b"?", "b": blob(9000)})
-        else:
-            await asleep(store)
-        cancelled = await store.cancel(REF, "The client cancelled it", SOON)
-        assert cancelled is Cancelled.OVER
-        found = await record(store)
-        assert (found.status, found.status_message, found.updated_ms) == (
-            Status.CANCELLED,
-            "The client cancelled it",
-            SOON,
-        )
-        assert (found.requests, found.outcome, found.due_ms) == ({}, None, None)
-        assert (found.lease_until_ms, found.wake_ms) == (0, 0)
-
-    @pytest.mark.parametrize("status", TERMINAL)
-    async def test_a_task_that_is_over_is_not_cancelled(
-        self, store: TaskStore, status: Status
-    ) -> None:
-        await over(store, status)
-        before = await record(store)
-        assert await store.cancel(REF, "too late", SOON) is Cancelled.OVER
-        assert await record(store) == before
-
-    async def test_an_unknown_task_is_not_cancelled(self, store: TaskStore) -> None:
-        assert await store.cancel(REF, "cancelled", NOW) is Cancelled.UNKNOWN_TASK
-        assert await store.read(REF, NOW) is None
-        assert (await store.find()).records == []
-
-    async def test_of_cancellation_and_completion_one_happens(
-        self, stores: list[TaskStore]
-    ) -> None:
-        seen = set()
-        for n in range(12):
-            ref = TaskRef("owner", f"{n}")
-            lease = await working(stores[0], ref)
-            both = [
-                stores[0].finish(lease, Status.COMPLETED, b"outcome", "done", NOW),
-                stores[1].cancel(ref, "cancelled", NOW),
-            ]
-            order = both if n % 2 else both[::-1]
-            got = await asyncio.gather(*order, return_exceptions=True)
-            assert Cancelled.OVER in got, "there is such a task"
-            found = await record(stores[2], ref)
-            was_lost = any(isinstance(one, LeaseLost) for one in got)
-            assert found.status is (Status.CANCELLED if was_lost else Status.COMPLETED)
-            assert found.outcome == (None if was_lost else b"outcome")
-            seen.add(found.status)
-        assert seen <= {Status.CANCELLED, Status.COMPLETED}
-
-    async def test_of_cancellation_and_checkpoint_the_cancellation_stays(
-        self, stores: list[TaskStore]
-    ) -> None:
-        for n in range(8):
-            ref = TaskRef("owner", f"{n}")
-            lease = await working(stores[0], ref)
-            await asyncio.gather(
-                stores[0].checkpoint(lease, Added([b"entry"], status_message="on it"), NOW, END),
-                stores[1].cancel(ref, "cancelled", NOW),
-                return_exceptions=True,
-            )
-            found = await record(stores[2], ref)
-            assert (found.status, found.status_message, found.due_ms) == (
-                Status.CANCELLED,
-                "cancelled",
-                None,
-            )
-
-    # cleaning up
-
-    @pytest.mark.parametrize("state", ["new", "working", "asking", "asleep"])
-    async def test_a_cancelled_task_that_has_begun_something_keeps_what_ends_it(
-        self, store: TaskStore, state: str
-    ) -> None:
-        await begun(store, state)
-        assert await store.cancel(REF, "no more", NOW, SOON) is Cancelled.CLEAN_UP
-        found = await record(store)
-        assert (found.status, found.status_message) == (Status.CANCELLED, "no more")
-        assert (found.due_ms, found.requests, found.wake_ms) == (SOON, {}, 0)
-        assert found.cleans_up
-        assert await store.cancel(REF, "again", NOW, SOON) is Cancelled.OVER
-        assert await store.claim(REF, NOW, UNTIL) is NotClaimed.CLEAN_UP
-        assert await store.claim(REF, NOW, UNTIL, alone=True) is NotClaimed.CLEAN_UP
-        assert await store.open_tasks(10) == []
-        assert await store.count_open("owner", 10) == 0
-        assert ids(await store.due(SOON, 10)) == ["id"]
-        assert await store.due(SOON - 1, 10) == []
-
-    async def test_a_cleanup_gives_all_that_a_run_needs(self, store: TaskStore) -> None:
-        lease = await begun(store, "working")
-        assert lease is not None
-        await store.checkpoint(lease, Added([b"start", blob(9_000)], b"state"), NOW)
-        await store.suspend(lease, NOTHING, {"a": b"?"}, NOW)
-        await store.answer(REF, {"a": blob(3_000)}, NOW, SOON)
-        await store.cancel(REF, "no more", NOW, SOON)
-        claimed = await clean_up(store, REF)
-        assert claimed is not None
-        assert (claimed.call, claimed.state) == (b"call", b"state")
-        assert claimed.journal == [b"start", blob(9_000)]
-        assert claimed.answers == {"a": blob(3_000)}
-        assert (claimed.record.attempts, claimed.record.status) == (1, Status.CANCELLED)
-        assert claimed.lease.fence == lease.fence + 1
-
-    @pytest.mark.parametrize("size", SIZES)
-    async def test_who_had_the_task_adds_what_it_could_not_write(
-        self, store: TaskStore, size: int
-    ) -> None:
-        lease = await working(store, cleans_up=True, journal=[b"0", blob(9000)])
-        await store.cancel(REF, "cancelled", NOW)
-        journal = [b"0", blob(9000), blob(size)]
-        assert await clean_up(store, REF, journal=[b"another's"]) is None
-        claimed = await clean_up(store, REF, fence=lease.fence, journal=journal)
-        assert claimed is not None
-        assert list(claimed.journal) == journal
-        await store.postpone_cleanup(claimed.lease, wake_ms=SOON, due_ms=SOON)
-        again = await clean_up(store, REF, SOON)
-        assert again is not None
-        assert list(again.journal) == journal
-
-    async def test_a_task_that_began_nothing_is_not_cleaned_up(self, store: TaskStore) -> None:
-        await store.create(new())
-        assert await store.cancel(REF, "no more", NOW, SOON) is Cancelled.OVER
-        assert await clean_up(store, REF) is None
-        assert await store.claim(REF, NOW, UNTIL) is NotClaimed.OVER
-        assert await clean_up(store, TaskRef("owner", "unknown")) is None
-
-    @pytest.mark.parametrize("state", ["new", "working", "asking", "asleep"])
-    async def test_a_task_that_is_open_is_not_cleaned_up(
-        self, store: TaskStore, state: str
-    ) -> None:
-        await begun(store, state)
-        before = await record(store)
-        assert await clean_up(store, REF, END) is None
-        assert await record(store) == before
-
-    async def test_what_ends_by_itself_is_not_cleaned_up(self, store: TaskStore) -> None:
-        lease = await begun(store, "working")
-        assert lease is not None
-        await store.finish(lease, Status.COMPLETED, b"outcome", None, NOW)
-        assert (await record(store)).due_ms is None
-        assert await clean_up(store, REF) is None
-        assert await store.due(END, 10) == []
-
-    @pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED])
-    async def test_what_is_ended_early_by_its_worker_is_cleaned_up(
-        self, store: TaskStore, status: Status
-    ) -> None:
-        lease = await begun(store, "working")
-        assert lease is not None
-        await store.checkpoint(lease, Added([b"start"]), NOW)
-        await store.finish(lease, status, b"too long", None, NOW, cleanup_due_ms=SOON)
-        found = await record(store)
-        assert (found.status, found.outcome, found.due_ms) == (status, b"too long", SOON)
-        claimed = await clean_up(store, REF)
-        assert claimed is not None
-        assert claimed.journal == [b"start"]
-        assert await store.end_cleanup(claimed.lease)
-        assert (await record(store)).outcome == b"too long"
-
-    async def test_what_expires_is_cleaned_up_though_nobody_can_see_it(
-        self, store: TaskStore
-    ) -> None:
-        await begun(store, "asleep")
-        await store.create(new(other := TaskRef("owner", "other")))
-        assert await store.expire(REF, END - 1, END) is False
-        assert await store.expire(REF, END, END + 5) is True
-        assert await store.expire(REF, END, END + 5) is False
-        assert await store.expire(other, END) is False
-        assert await store.claim(REF, END, END + 1) is NotClaimed.CLEAN_UP
-        assert ids(await store.due(END + 5, 10)) == ["id"]
-        claimed = await clean_up(store, REF, END + 5)
-        assert claimed is not None
-        assert claimed.record.status is Status.FAILED
-        assert await store.end_cleanup(claimed.lease)
-        assert await store.due(END + 100_000, 10) == []
-
-    async def test_a_worker_that_had_the_task_cleans_up_before_its_lease_is_over(
-        self, store: TaskStore
-    ) -> None:
-        lease = await begun(store, "working")
-        assert lease is not None
-        await store.cancel(REF, "no more", NOW, SOON)
-        assert await clean_up(store, REF) is None
-        assert await clean_up(store, REF, UNTIL - 1) is None
-        assert await clean_up(store, REF, NOW, fence=lease.fence - 1) is None
-        claimed = await clean_up(store, REF, NOW, fence=lease.fence)
-        assert claimed is not None
-        # from now on nobody has it by that lease
-        assert await clean_up(store, REF, NOW, fence=lease.fence) is None
-
-    async def test_another_cleans_up_once_the_lease_is_over(self, store: TaskStore) -> None:
-        await begun(store, "working")
-        await store.cancel(REF, "no more", NOW, SOON)
-        assert await clean_up(store, REF, UNTIL) is not None
-
-    async def test_a_worker_writes_nothing_to_what_is_to_be_cleaned_up(
-        self, store: TaskStore
-    ) -> None:
-        lease = await begun(store, "working")
-        assert lease is not None
-        await store.cancel(REF, "no more", NOW, SOON)
-        before = await record(store)
-        for write in UNDER_A_LEASE.values():
-            with pytest.raises(LeaseLost):
-                await write(store, lease)
-        assert await store.let_go(REF, lease.fence, NOW, SOON, blame=True) is False
-        assert await store.requeue(REF, NOW, SOON) is False
-        assert await record(store) == before
-
-    async def test_a_cleanup_that_failed_is_tried_again_when_it_is_time(
-        self, store: TaskStore
-    ) -> None:
-        await begun(store, "asleep")
-        await store.cancel(REF, "no more", NOW, SOON)
-        claimed = await clean_up(store, REF)
-        assert claimed is not None
-        assert await store.postpone_cleanup(claimed.lease, wake_ms=SOON, due_ms=SOON + 5)
-        assert await clean_up(store, REF, SOON - 1) is None
-        assert (await record(store)).due_ms == SOON + 5
-        again = await clean_up(store, REF, SOON)
-        assert again is not None
-        assert again.record.attempts == 2
-        assert await store.end_cleanup(again.lease)
-        assert await clean_up(store, REF, END) is None
-        found = await record(store)
-        assert (found.status, found.due_ms, found.lease_until_ms) == (Status.CANCELLED, None, 0)
-        assert not found.cleans_up
-        assert await store.claim(REF, SOON, UNTIL) is NotClaimed.OVER
-
-    async def test_who_died_while_cleaning_up_is_followed_when_the_lease_is_over(
-        self, store: TaskStore
-    ) -> None:
-        await begun(store, "asleep")
-        await store.cancel(REF, "no more", NOW, SOON)
-        first = await clean_up(store, REF)
-        assert first is not None
-        assert await clean_up(store, REF, UNTIL - 1) is None
-        second = await clean_up(store, REF, UNTIL)
-        assert second is not None
-        assert second.record.attempts == 2
-        # the first was not dead after all
-        assert await store.end_cleanup(first.lease) is False
-        assert await store.postpone_cleanup(first.lease, wake_ms=END, due_ms=END) is False
-        assert await store.end_cleanup(second.lease) is True
-        assert await store.end_cleanup(second.lease) is False
-
-    async def test_of_many_who_would_clean_up_one_does(self, stores: list[TaskStore]) -> None:
-        await begun(stores[0], "asleep")
-        await stores[0].cancel(REF, "no more", NOW, SOON)
-        got = await asyncio.gather(*(clean_up(store, REF) for store in stores))
-        assert [one is not None for one in got].count(True) == 1
-
-    async def test_a_sweep_postpones_a_cleanup_as_any_task(self, store: TaskStore) -> None:
-        await begun(store, "asleep")
-        await store.cancel(REF, "no more", NOW, SOON)
-        (late,) = await store.due(SOON, 10)
-        assert (late.status, late.unsent) == (Status.CANCELLED, False)
-        assert await store.postpone_many([Move(late, END, 1)], SOON) == [Postponed.MOVED]
-        assert (await record(store)).due_ms == END
-
-    async def test_what_is_to_be_cleaned_up_is_found_as_cancelled_and_may_be_purged(
-        self, store: TaskStore
-    ) -> None:
-        await begun(store, "asleep")
-        await store.cancel(REF, "no more", NOW, SOON)
-        for statuses, found in ((OPEN, []), (TERMINAL[2:], ["id"])):
-            records = (await store.find(Wanted(statuses=frozenset(statuses)))).records
-            assert ids(records) == found
-        assert await store.purge(REF, NOW)
-        assert await clean_up(store, REF, END) is None
-        assert await store.due(END, 10) == []
-
-    # finish
-
-    @pytest.mark.parametrize("status", [Status.COMPLETED, Status.FAILED])
-    async def test_a_finished_task_has_its_outcome_and_nothing_else(
-        self, store: TaskStore, status: Status
-    ) -> None:
-        lease = await working(store, status_message="on it")
-        await store.finish(lease, status, b"outcome", "over", SOON)
-        found = await record(store)
-        assert (found.status, found.outcome, found.status_message) == (status, b"outcome", "over")
-        assert (found.updated_ms, found.due_ms, found.lease_until_ms, found.wake_ms) == (
-            SOON,
-            None,
-            0,
-            0,
-        )
-        assert found.requests == {}
-
-    async def test_the_last_message_replaces_the_one_before_even_by_nothing(
-        self, store: TaskStore
-    ) -> None:
-        lease = await working(store, status_message="on it")
-        await store.finish(lease, Status.COMPLETED, b"outcome", None, SOON)
-        assert (await record(store)).status_message is None
-
-    async def test_a_task_may_end_without_an_outcome(self, store: TaskStore) -> None:
-        await store.finish(await working(store), Status.FAILED, None, None, SOON)
-        found = await record(store)
-        assert (found.status, found.outcome) == (Status.FAILED, None)
-
-    async def test_an_empty_outcome_is_an_outcome(self, store: TaskStore) -> None:
-        await store.finish(await working(store), Status.COMPLETED, b"", None, SOON)
-        assert (await record(store)).outcome == b""
-
-    # what the client can see
-
-    async def test_a_revision_counts_what_the_client_can_see(self, store: TaskStore) -> None:
-        """Each step is told by whether it can be seen."""
-        await store.create(new())
-        before = await record(store)
-        at_ms = NOW
-
-        async def after(can_be_seen: bool) -> None:
-            nonlocal before
-            found = await record(store)
-            assert (found.revision > before.revision) is can_be_seen
-            assert found.updated_ms == (at_ms if can_be_seen else before.updated_ms)
-            before = found
-
-        def tick() -> int:
-            nonlocal at_ms
-            at_ms += 1
-            return at_ms
-
-        lease = (await claim(store, now_ms=tick())).lease
-        await after(False)
-        await store.checkpoint(lease, Added([b"entry"], b"state"), tick(), until_ms=END)
-        await after(False)
-        await store.checkpoint(lease, Added(status_message="on it"), tick())
-        await after(True)
-        await store.checkpoint(lease, Added(status_message="on it"), tick())
-        await after(False)
-        await store.checkpoint(lease, Added(status_message=""), tick())
-        await after(True)
-        await store.release(lease, NOTHING, tick(), wake_ms=0, due_ms=SOON)
-        await after(False)
-        lease = (await claim(store, now_ms=tick())).lease
-        await store.release(lease, Added(status_message="later"), at_ms, wake_ms=0, due_ms=SOON)
-        await after(True)
-        lease = (await claim(store, now_ms=tick())).lease
-        await after(False)
-        await store.suspend(lease, NOTHING, {"a": b"?", "b": b"?"}, tick())
-        await after(True)
-        await store.answer(REF, {"c": b"!"}, tick(), SOON)
-        await after(False)
-        await store.answer(REF, {"a": b"!"}, tick(), SOON)
-        await after(True)
-        await store.answer(REF, {"b": b"!"}, tick(), SOON)
-        await after(True)
-        assert await store.requeue(REF, tick(), SOON)
-        await after(False)
-        (task,) = await store.open_tasks(10)
-        assert await postpone(store, task, SOON + 1)
-        await after(False)
-        lease = (await claim(store, now_ms=tick())).lease
-        await store.finish(lease, Status.COMPLETED, b"", None, tick())
-        await after(True)
-        await store.cancel(REF, "too late", tick())
-        await after(False)
-
-    async def test_a_cancellation_and_an_end_can_be_seen(self, store: TaskStore) -> None:
-        await store.create(new())
-        await store.cancel(REF, "cancelled", SOON)
-        assert (await record(store)).revision == 2
-        await store.create(new(TaskRef("owner", "other")))
-        await store.expire(TaskRef("owner", "other"), END)
-        assert (await record(store, TaskRef("owner", "other"))).revision == 2
-
     # the sweep
 
     async def test_open_tasks_are_due_from_their_time_on_the_longest_overdue_first(
-        self, store: TaskStore
+        self, store: StoredTasks
     ) -> None:
         for n in (3, 1, 5, 2, 4):
             await store.create(new(TaskRef("owner", f"{n}"), due_ms=NOW + n))
@@ -1709,13 +949,13 @@ class TaskStoreContract:
         assert await store.due(NOW, 10) == []
         assert ids(await store.due(END + 1, 10)) == ["1", "2", "3", "4", "5"]
 
-    async def test_a_due_task_is_told_as_the_index_has_it(self, store: TaskStore) -> None:
+    async def test_a_due_task_is_told_as_the_index_has_it(self, store: StoredTasks) -> None:
         await asking(store, {"a": b"?"}, tool="export", expires_ms=SOON, created_ms=NOW - 1)
         expected = OpenTask(REF, "export", Status.INPUT_REQUIRED, NOW - 1, SOON, SOON)
         assert await store.due(SOON, 10) == [expected]
         assert await store.open_tasks(10) == [expected]
 
-    async def test_the_due_time_moves_with_the_task(self, store: TaskStore) -> None:
+    async def test_the_due_time_moves_with_the_task(self, store: StoredTasks) -> None:
         await store.create(new())
 
         async def due_ms() -> int | None:
@@ -1749,13 +989,13 @@ class TaskStoreContract:
         assert await due_ms() is None
 
     @pytest.mark.parametrize("status", TERMINAL)
-    async def test_what_is_over_is_not_due(self, store: TaskStore, status: Status) -> None:
+    async def test_what_is_over_is_not_due(self, store: StoredTasks, status: Status) -> None:
         await over(store, status)
         assert await store.due(END * 2, 10) == []
         assert await store.open_tasks(10) == []
 
     async def test_a_task_that_is_due_is_postponed_by_one_caller(
-        self, stores: list[TaskStore]
+        self, stores: list[StoredTasks]
     ) -> None:
         await stores[0].create(new())
         (task,) = await stores[0].due(SOON, 10)
@@ -1766,7 +1006,7 @@ class TaskStoreContract:
         assert (await record(stores[0])).due_ms == SOON + 1 + moved.index(True)
 
     async def test_a_task_that_moved_or_ended_meanwhile_is_not_postponed(
-        self, store: TaskStore
+        self, store: StoredTasks
     ) -> None:
         await store.create(new())
         (task,) = await store.due(SOON, 10)
@@ -1779,7 +1019,7 @@ class TaskStoreContract:
         assert await postpone(store, replace(task, ref=TaskRef("owner", "unknown")), END) is False
         assert ids((await store.find()).records) == ["id"]
 
-    async def test_postponing_leaves_everything_else(self, store: TaskStore) -> None:
+    async def test_postponing_leaves_everything_else(self, store: StoredTasks) -> None:
         lease = await working(store)
         before = await record(store)
         (task,) = await store.due(UNTIL, 10)
@@ -1788,7 +1028,7 @@ class TaskStoreContract:
         await store.checkpoint(lease, Added([b"entry"]), NOW)
 
     async def test_a_task_that_a_worker_has_is_put_off_until_its_lease_has_lapsed(
-        self, store: TaskStore
+        self, store: StoredTasks
     ) -> None:
         lease = await working(store)
         before = await record(store)
@@ -1804,7 +1044,7 @@ class TaskStoreContract:
         await store.checkpoint(lease, Added([b"entry"]), NOW)
 
     async def test_a_task_that_nobody_has_is_moved_and_no_lease_has_lapsed(
-        self, store: TaskStore
+        self, store: StoredTasks
     ) -> None:
         await store.create(new())
         (task,) = await store.due(SOON, 10)
@@ -1815,7 +1055,7 @@ class TaskStoreContract:
         assert await store.postpone_many([Move(task, END, 1)], END, 5) == [Postponed.MOVED]
 
     async def test_whether_a_task_is_renewed_or_found_late_first_it_is_due_while_it_is_open(
-        self, stores: list[TaskStore]
+        self, stores: list[StoredTasks]
     ) -> None:
         for n in range(8):
             ref = TaskRef("owner", f"{n}")
@@ -1829,7 +1069,9 @@ class TaskStoreContract:
             assert (await record(stores[0], ref)).due_ms == UNTIL + 9
 
     @pytest.mark.parametrize("state", ["working", "asking"])
-    async def test_an_open_task_past_its_time_is_ended(self, store: TaskStore, state: str) -> None:
+    async def test_an_open_task_past_its_time_is_ended(
+        self, store: StoredTasks, state: str
+    ) -> None:
         await (working(store) if state == "working" else asking(store, {"a": b"?"}))
         await store.expire(REF, END)
         found = await record(store)  # as nobody sees it any more
@@ -1842,7 +1084,7 @@ class TaskStoreContract:
         assert found.updated_ms == END
         assert await store.open_tasks(10) == []
 
-    async def test_a_task_whose_time_is_not_over_is_not_ended(self, store: TaskStore) -> None:
+    async def test_a_task_whose_time_is_not_over_is_not_ended(self, store: StoredTasks) -> None:
         await store.create(new())
         before = await record(store)
         await store.expire(REF, END - 1)
@@ -1851,20 +1093,20 @@ class TaskStoreContract:
         assert ids((await store.find()).records) == ["id"]
 
     @pytest.mark.parametrize("status", TERMINAL)
-    async def test_what_is_over_does_not_expire(self, store: TaskStore, status: Status) -> None:
+    async def test_what_is_over_does_not_expire(self, store: StoredTasks, status: Status) -> None:
         await over(store, status)
         before = await record(store)
         await store.expire(REF, END)
         assert await record(store) == before
 
-    async def test_nothing_is_forgotten_that_can_be_found(self, store: TaskStore) -> None:
+    async def test_nothing_is_forgotten_that_can_be_found(self, store: StoredTasks) -> None:
         await store.create(new())
         await store.create(new(TaskRef("owner", "later"), expires_ms=END + 1))
         assert await store.forget(END) == 0
         assert await store.read(TaskRef("owner", "later"), END) is not None
         assert sorted(ids((await store.find()).records)) == ["id", "later"]
 
-    async def test_postponing_counts_until_the_next_claim(self, store: TaskStore) -> None:
+    async def test_postponing_counts_until_the_next_claim(self, store: StoredTasks) -> None:
         await store.create(new())
         for n in range(3):
             (task,) = await store.due(END, 10)
@@ -1879,7 +1121,7 @@ class TaskStoreContract:
         (task,) = await store.due(END, 10)
         assert task.resends == 0
 
-    async def test_what_is_due_with_no_message_on_its_way_says_so(self, store: TaskStore) -> None:
+    async def test_what_is_due_with_no_message_on_its_way_says_so(self, store: StoredTasks) -> None:
         async def unsent() -> bool:
             (task,) = await store.open_tasks(10)
             return task.unsent
@@ -1913,7 +1155,7 @@ class TaskStoreContract:
         assert not await unsent()
 
     async def test_many_are_postponed_at_once_and_each_by_itself(
-        self, stores: list[TaskStore]
+        self, stores: list[StoredTasks]
     ) -> None:
         refs = [TaskRef("owner", f"{n:03}") for n in range(60)]
         for ref in refs:
@@ -1933,7 +1175,7 @@ class TaskStoreContract:
 
     # shards
 
-    async def test_the_shards_together_have_every_late_task_once(self, store: TaskStore) -> None:
+    async def test_the_shards_together_have_every_late_task_once(self, store: StoredTasks) -> None:
         refs = [TaskRef(f"owner{n % 3}", f"{n}") for n in range(60)]
         for n, ref in enumerate(refs):
             await store.create(new(ref, due_ms=NOW + n))
@@ -1951,7 +1193,7 @@ class TaskStoreContract:
         shard = parts.index(largest)
         assert await store.due(NOW + 49, 2, shard) == largest[:2]
 
-    async def test_a_shard_is_for_one_sweeper_at_a_time(self, stores: list[TaskStore]) -> None:
+    async def test_a_shard_is_for_one_sweeper_at_a_time(self, stores: list[StoredTasks]) -> None:
         got = await asyncio.gather(
             *(one.take_shard(3, f"{n}", NOW, SOON) for n, one in enumerate(stores * 3))
         )
@@ -1964,7 +1206,7 @@ class TaskStoreContract:
         assert await stores[0].take_shard(3, "late", UNTIL, END) is True
 
     async def test_a_right_to_a_shard_that_ends_too_late_was_given_by_a_wrong_clock(
-        self, store: TaskStore
+        self, store: StoredTasks
     ) -> None:
         ahead = NOW + 3_600_000
         assert await store.take_shard(0, "me", ahead, ahead + 5_000) is True
@@ -1972,32 +1214,32 @@ class TaskStoreContract:
         assert await store.take_shard(0, "me", NOW, NOW + 5_000) is False
 
     async def test_what_a_sweeper_says_of_its_clock_is_told_to_the_next(
-        self, store: TaskStore, reopen: Reopen
+        self, store: StoredTasks, reopen: Reopen
     ) -> None:
         assert await store.tell_time(b"first") is None
         assert await store.tell_time(b"second") == b"first"
         assert await reopen().tell_time(b"third") == b"second"
 
-    async def test_a_shard_is_given_back(self, store: TaskStore) -> None:
+    async def test_a_shard_is_given_back(self, store: StoredTasks) -> None:
         assert await store.take_shard(0, "me", NOW, UNTIL) is True
         assert await store.take_shard(0, "me", NOW, NOW) is True
         assert await store.take_shard(0, "you", NOW, UNTIL) is True
 
-    async def test_shards_that_are_taken_are_no_tasks(self, store: TaskStore) -> None:
+    async def test_shards_that_are_taken_are_no_tasks(self, store: StoredTasks) -> None:
         await store.take_shard(0, "me", NOW, UNTIL)
         assert (await store.find()).records == []
         assert await store.open_tasks(10) == []
 
     # the operator
 
-    async def test_open_tasks_are_listed_the_soonest_due_first(self, store: TaskStore) -> None:
+    async def test_open_tasks_are_listed_the_soonest_due_first(self, store: StoredTasks) -> None:
         dues = [NOW + n * 37 % 101 for n in range(1, 31)]
         for n, due_ms in enumerate(dues):
             await store.create(new(TaskRef(f"owner{n % 3}", f"{n}"), due_ms=due_ms))
         assert [task.due_ms for task in await store.open_tasks(100)] == sorted(dues)
         assert [task.due_ms for task in await store.open_tasks(7)] == sorted(dues)[:7]
 
-    async def test_tasks_are_found_by_owner_status_and_age(self, store: TaskStore) -> None:
+    async def test_tasks_are_found_by_owner_status_and_age(self, store: StoredTasks) -> None:
         await working(store, TaskRef("a", "1"))
         await asking(store, {"x": b"?"}, TaskRef("a", "2"), created_ms=NOW + 1)
         await store.create(
@@ -2021,7 +1263,7 @@ class TaskStoreContract:
         assert await found(owner="a", statuses=asks, created_before_ms=NOW + 2) == ["2"]
         assert await found(owner="a", statuses=asks, created_before_ms=NOW + 1) == []
 
-    async def test_tasks_that_ended_are_found_by_how_they_did(self, store: TaskStore) -> None:
+    async def test_tasks_that_ended_are_found_by_how_they_did(self, store: StoredTasks) -> None:
         for n, status in enumerate((Status.FAILED, Status.COMPLETED, Status.CANCELLED)):
             ref = TaskRef(f"owner{n}", status.value)
             await store.finish(await working(store, ref), status, b"{}", None, NOW)
@@ -2041,7 +1283,7 @@ class TaskStoreContract:
         assert len(await found(*Status)) == 5
 
     async def test_a_task_that_a_failed_step_ended_is_failed_for_its_operator(
-        self, store: TaskStore
+        self, store: StoredTasks
     ) -> None:
         for ending in (Ending.OK, Ending.TOOL_ERROR, Ending.STEP_FAILED):
             lease = await working(store, TaskRef("owner", ending.value))
@@ -2078,7 +1320,7 @@ class TaskStoreContract:
         assert (await record(store, TaskRef("owner", "open"))).ending is None
 
     async def test_the_work_of_a_task_that_a_failed_step_ended_is_kept(
-        self, store: TaskStore
+        self, store: StoredTasks
     ) -> None:
         large: dict[str, Any] = {"call": blob(9000), "state": blob(3000)}
         lease = await asking(store, {"a": b"question"}, **large)
@@ -2103,7 +1345,7 @@ class TaskStoreContract:
         assert await store.read_work(REF) is None
 
     async def test_the_task_that_goes_on_with_the_work_is_noted_once(
-        self, store: TaskStore
+        self, store: StoredTasks
     ) -> None:
         lease = await working(store)
         assert await store.note_retry(REF, "early") is False
@@ -2122,7 +1364,7 @@ class TaskStoreContract:
         assert await store.note_retry(TaskRef("owner", "none"), "second") is False
 
     async def test_the_work_is_taken_up_by_one_task_however_often_that_is_interrupted(
-        self, store: TaskStore
+        self, store: StoredTasks
     ) -> None:
         call = TaskCall("report", {"n": 1}, LOCAL, {})
         entries: list[Entry] = [
@@ -2156,7 +1398,7 @@ class TaskStoreContract:
         assert going_on.record.call_id == "call"
         assert going_on.record.expires_ms - going_on.record.created_ms == END - NOW
 
-    async def test_a_row_says_what_the_log_knows_its_call_by(self, store: TaskStore) -> None:
+    async def test_a_row_says_what_the_log_knows_its_call_by(self, store: StoredTasks) -> None:
         await store.create(new(call_id="call"))
         await store.create(new(TaskRef("owner", "unknown")))
         assert (await record(store)).call_id == "call"
@@ -2169,7 +1411,7 @@ class TaskStoreContract:
         ids=["any", "open", "open and failed"],
     )
     async def test_a_search_goes_on_where_it_left_off(
-        self, store: TaskStore, statuses: set[Status] | None
+        self, store: StoredTasks, statuses: set[Status] | None
     ) -> None:
         for n in range(12):
             await store.create(new(TaskRef(f"owner{n % 2}", f"{n}"), call=blob(5000)))
@@ -2191,11 +1433,11 @@ class TaskStoreContract:
     @pytest.mark.parametrize(
         "cursor", ["", "-1", "x", "WzAsIG51bGx", "W10", "\u0661", "e30", "WzksbnVsbF0"]
     )
-    async def test_what_is_no_cursor_is_refused(self, store: TaskStore, cursor: str) -> None:
+    async def test_what_is_no_cursor_is_refused(self, store: StoredTasks, cursor: str) -> None:
         with pytest.raises(ValueError, match="not one that"):
             await store.find(Wanted(owner="a", statuses=frozenset({Status.WORKING})), 10, cursor)
 
-    async def test_what_is_found_is_as_it_is_read(self, store: TaskStore) -> None:
+    async def test_what_is_found_is_as_it_is_read(self, store: StoredTasks) -> None:
         await store.release(
             await working(store, status_message="said"), NOTHING, NOW, wake_ms=SOON, due_ms=SOON
         )
@@ -2203,7 +1445,7 @@ class TaskStoreContract:
 
     @pytest.mark.parametrize("status", sorted(TERMINAL))
     async def test_a_task_that_ended_is_purged_with_all_that_is_kept_of_it(
-        self, store: TaskStore, status: Status
+        self, store: StoredTasks, status: Status
     ) -> None:
         lease = await working(store, call=blob(9000))
         await store.checkpoint(lease, Added([blob(9000)]), NOW)
@@ -2217,7 +1459,7 @@ class TaskStoreContract:
         assert (await claim(store)).journal == []
 
     async def test_an_open_task_is_not_purged_before_its_time_is_over(
-        self, store: TaskStore
+        self, store: StoredTasks
     ) -> None:
         lease = await working(store)
         before = await record(store)
@@ -2230,7 +1472,7 @@ class TaskStoreContract:
         assert (await store.find()).records == []
 
     async def test_large_payloads_do_not_hide_a_task_from_its_operator(
-        self, store: TaskStore
+        self, store: StoredTasks
     ) -> None:
         await asking(store, {"a": blob(500_000)}, call=blob(2_000_000))
         await store.finish(
@@ -2240,7 +1482,7 @@ class TaskStoreContract:
 
     @pytest.mark.parametrize("state", ["leased", "asleep"])
     async def test_a_working_task_is_taken_from_whoever_has_it(
-        self, store: TaskStore, state: str
+        self, store: StoredTasks, state: str
     ) -> None:
         await (working(store) if state == "leased" else asleep(store))
         before = await record(store)
@@ -2252,7 +1494,7 @@ class TaskStoreContract:
         assert (await claim(store)).lease.fence > found.fence
 
     async def test_a_task_that_somebody_has_claimed_since_is_not_requeued(
-        self, store: TaskStore
+        self, store: StoredTasks
     ) -> None:
         await store.create(new())
         found = await record(store)
@@ -2263,7 +1505,7 @@ class TaskStoreContract:
         assert await record(store) == before
         assert await store.requeue(REF, NOW, SOON, fence=before.fence) is True
 
-    async def test_only_a_working_task_is_requeued(self, store: TaskStore) -> None:
+    async def test_only_a_working_task_is_requeued(self, store: StoredTasks) -> None:
         assert await store.requeue(REF, NOW, SOON) is False
         await asking(store, {"a": b"?"})
         before = await record(store)

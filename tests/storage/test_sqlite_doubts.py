@@ -13,7 +13,9 @@ import pytest
 from roundgate.errors import Unavailable
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.tasks import SqliteTasks
-from roundgate.storage.tasks import NOTHING, Added, Claimed, NewTask, TaskRef
+from roundgate.storage.tasks import TaskRef
+from roundgate.tasks.events import NOTHING, Added, NewTask
+from roundgate.tasks.stored import Claimed, StoredTasks
 
 REF = TaskRef("owner", "task")
 STEP = Added([b'["step","a",1]'])
@@ -41,13 +43,13 @@ async def database(tmp_path: Path) -> Any:
     await made.aclose()
 
 
-async def claimed(store: SqliteTasks, now_ms: int) -> Claimed:
+async def claimed(store: StoredTasks, now_ms: int) -> Claimed:
     found = await store.claim(REF, now_ms, now_ms + 30_000)
     assert isinstance(found, Claimed)
     return found
 
 
-async def begun(store: SqliteTasks) -> Claimed:
+async def begun(store: StoredTasks) -> Claimed:
     await store.create(NewTask(REF, "tool", b"{}", created_ms=1, expires_ms=10**6, due_ms=2))
     return await claimed(store, 10)
 
@@ -55,7 +57,7 @@ async def begun(store: SqliteTasks) -> Claimed:
 async def test_a_renewal_between_two_attempts_does_not_have_a_checkpoint_written_twice(
     database: Forgetful,
 ) -> None:
-    store = SqliteTasks(database)
+    store = StoredTasks(SqliteTasks(database))
     lease = (await begun(store)).lease
     database.forgets = 1
     with pytest.raises(Unavailable):
@@ -69,7 +71,7 @@ async def test_a_renewal_between_two_attempts_does_not_have_a_checkpoint_written
 async def test_a_checkpoint_of_which_nobody_hears_twice_is_written_once(
     database: Forgetful,
 ) -> None:
-    store = SqliteTasks(database)
+    store = StoredTasks(SqliteTasks(database))
     lease = (await begun(store)).lease
     database.forgets = 2
     for now_ms in (20, 21):

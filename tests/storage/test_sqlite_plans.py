@@ -16,12 +16,14 @@ from roundgate.storage.sqlite.database import Database, SqliteOnce
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.sessions import SqliteSessions
 from roundgate.storage.sqlite.tasks import SqliteTasks
-from roundgate.storage.tasks import NOTHING, Added, Claimed, Ending, Lease, Move, TaskRef, Wanted
+from roundgate.storage.tasks import Ending, TaskRef, Wanted
+from roundgate.tasks.events import NOTHING, Added
+from roundgate.tasks.stored import Claimed, Lease, Move, StoredTasks
 from tests.storage.task_contract import END, NOW, REF, UNTIL, new
 
 ALL = "all that there are are asked for"
 KNOWN_SCANS = {
-    "select n, owner, id, tool,": ALL,
+    "select n, version, owner, id, tool,": ALL,
     "select (select count(*) from waiting": "counting is going over the index",
 }
 """How a statement begins that goes over a whole table or index, and why it may."""
@@ -74,7 +76,7 @@ async def trouble(database: Traced, statement: str) -> list[str]:
 
 async def have_everything_done(database: Database) -> None:
     """Each operation of each store."""
-    store, clock = SqliteTasks(database), Clock()
+    store, clock = StoredTasks(SqliteTasks(database)), Clock()
     await of_owners(store)
     await of_workers(store)
     await of_sweeps(store)
@@ -97,7 +99,7 @@ async def have_everything_done(database: Database) -> None:
     await sessions.read_values(["key", "other"])
 
 
-async def of_owners(store: SqliteTasks) -> None:
+async def of_owners(store: StoredTasks) -> None:
     await store.create(new())
     await store.create(new(TaskRef("owner", "over"), status=Status.COMPLETED, outcome=b"1"))
     await store.count_open("owner", 10)
@@ -121,7 +123,7 @@ async def of_owners(store: SqliteTasks) -> None:
     await store.purge(TaskRef("owner", "over"), NOW)
 
 
-async def of_workers(store: SqliteTasks) -> None:
+async def of_workers(store: StoredTasks) -> None:
     lease = await claimed(store)
     await store.checkpoint(lease, Added([b"1"], b"{}", "on its way"), NOW, UNTIL)
     await store.suspend(lease, NOTHING, {"a": b"1", "b": b"2"}, NOW, wake_ms=NOW)
@@ -135,13 +137,13 @@ async def of_workers(store: SqliteTasks) -> None:
     await store.finish(await claimed(store), Status.COMPLETED, b"1", None, NOW)
 
 
-async def claimed(store: SqliteTasks) -> Lease:
+async def claimed(store: StoredTasks) -> Lease:
     found = await store.claim(REF, NOW, UNTIL)
     assert isinstance(found, Claimed)
     return found.lease
 
 
-async def of_sweeps(store: SqliteTasks) -> None:
+async def of_sweeps(store: StoredTasks) -> None:
     for name in ("late", "past", "stopped"):
         await store.create(new(TaskRef("owner", name)))
     await store.cancel(TaskRef("owner", "stopped"), "no more", NOW)
@@ -157,14 +159,14 @@ async def of_sweeps(store: SqliteTasks) -> None:
 
 async def test_the_time_of_an_operation_does_not_grow_with_the_table(database: Traced) -> None:
     """Counted in steps of SQLite's machine, which are the same on every computer."""
-    store = SqliteTasks(database)
+    store = StoredTasks(SqliteTasks(database))
     small = await steps(database, store, 10)
     large = await steps(database, store, 3_000)
     grown = {name: (small[name], large[name]) for name in small if large[name] > 3 * small[name]}
     assert not grown
 
 
-async def steps(database: Traced, store: SqliteTasks, count: int) -> dict[str, int]:
+async def steps(database: Traced, store: StoredTasks, count: int) -> dict[str, int]:
     """Steps of each operation, in hundreds, with so many open tasks of others in the file."""
     for number in range(count):
         await store.create(new(TaskRef(f"owner {number % 7}", f"{count} {number}")))

@@ -19,7 +19,9 @@ from roundgate.settings.process import Settings
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
-from roundgate.storage.tasks import NewTask, TaskRef
+from roundgate.storage.tasks import TaskRef
+from roundgate.tasks.events import NewTask
+from roundgate.tasks.stored import StoredTasks
 from roundgate.tasks.sweep import Sweep
 from tests.support.asgi import STATE_KEY, client, config_file, stoppable
 from tests.support.clocks import FixedClock
@@ -85,7 +87,7 @@ async def test_nothing_is_accepted_into_a_file_that_was_taken_away(
     path: Path, harm: Callable[[Path], None], says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     database = Database(path)
-    store = SqliteTasks(database)
+    store = StoredTasks(SqliteTasks(database))
     assert await store.create(new("before"))
     assert database.trouble() is None
     harm(path)
@@ -103,11 +105,11 @@ async def test_nothing_is_accepted_into_a_file_that_was_taken_away(
 async def test_what_is_beside_a_file_behind_a_link_is_missed(
     path: Path, tmp_path: Path, harm: Callable[[Path], None]
 ) -> None:
-    await SqliteTasks(Database(path)).create(new("first"))
+    await StoredTasks(SqliteTasks(Database(path))).create(new("first"))
     link = tmp_path / "link.db"
     link.symlink_to(path)
     database = Database(link)
-    store = SqliteTasks(database)
+    store = StoredTasks(SqliteTasks(database))
     assert await store.create(new("before"))
     harm(path)
     with pytest.raises(Unavailable, match="robbed of its -wal or -shm file"):
@@ -117,7 +119,7 @@ async def test_what_is_beside_a_file_behind_a_link_is_missed(
 
 async def test_a_file_that_was_taken_away_is_not_made_again(path: Path) -> None:
     database = Database(path)
-    store = SqliteTasks(database)
+    store = StoredTasks(SqliteTasks(database))
     await store.create(new("before"))
     aside = path.with_suffix(".aside")
 
@@ -135,7 +137,7 @@ async def test_a_file_that_was_taken_away_is_not_made_again(path: Path) -> None:
 
 async def test_a_file_that_is_put_back_is_used_again(path: Path) -> None:
     database = Database(path)
-    store = SqliteTasks(database)
+    store = StoredTasks(SqliteTasks(database))
     await store.create(new("before"))
     aside = path.with_suffix(".aside")
     os.replace(path, aside)
@@ -149,13 +151,13 @@ async def test_a_file_that_is_put_back_is_used_again(path: Path) -> None:
 
 async def test_of_two_gateways_on_two_files_of_one_name_the_first_says_so(path: Path) -> None:
     first = Database(path)
-    await SqliteTasks(first).create(new("first"))
+    await StoredTasks(SqliteTasks(first)).create(new("first"))
     delete_all(path)
     second = Database(path)
-    assert await SqliteTasks(second).create(new("second"))
+    assert await StoredTasks(SqliteTasks(second)).create(new("second"))
     assert second.trouble() is None
     with pytest.raises(Unavailable, match="replaced"):
-        await SqliteTasks(first).create(new("third"))
+        await StoredTasks(SqliteTasks(first)).create(new("third"))
     assert first.id != second.id
     for database in (first, second):
         await database.aclose()
@@ -167,7 +169,7 @@ async def test_processes_on_one_file_know_it_by_one_id(
     caplog.set_level(logging.INFO, "roundgate.storage")
     first, second = Database(path), Database(path)
     for database in (first, second):
-        await SqliteTasks(database).count_open("owner", 1)
+        await StoredTasks(SqliteTasks(database)).count_open("owner", 1)
     assert first.id == second.id is not None
     told = [one.fields for one in caplog.records]  # type: ignore[attr-defined]
     where = {"path": str(path), "store": first.id}
@@ -178,7 +180,7 @@ async def test_processes_on_one_file_know_it_by_one_id(
 
 async def test_the_sweep_finds_it(path: Path, clock: FixedClock) -> None:
     database = Database(path)
-    store, queue = SqliteTasks(database), SqliteQueue(database, clock)
+    store, queue = StoredTasks(SqliteTasks(database)), SqliteQueue(database, clock)
     sweep = Sweep(store, queue, clock, TasksConfig())
     await sweep.sweep()
     delete_all(path)

@@ -11,7 +11,8 @@ from roundgate.storage.queue import TaskQueue
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.queue import HIDDEN_MS, SqliteQueue
 from roundgate.storage.sqlite.tasks import FORGET_AFTER_MS, SqliteTasks
-from roundgate.storage.tasks import TaskRef, TaskStore
+from roundgate.storage.tasks import TaskRef
+from roundgate.tasks.stored import StoredTasks
 from tests.storage import queue_contract, task_contract
 from tests.storage.queue_contract import LetPass
 from tests.storage.task_contract import END, NOW, REF, ids, new
@@ -28,17 +29,17 @@ class TestSqliteTasks(task_contract.TaskStoreContract):
 
     @pytest.fixture
     async def reopen(self, path: Path) -> AsyncIterator[task_contract.Reopen]:
-        made: list[TaskStore] = []
+        made: list[StoredTasks] = []
 
-        def open_one() -> TaskStore:
-            made.append(SqliteTasks(Database(path, durable=False), shards=8))
+        def open_one() -> StoredTasks:
+            made.append(StoredTasks(SqliteTasks(Database(path, durable=False), shards=8)))
             return made[-1]
 
         yield open_one
         for store in made:
             await store.aclose()
 
-    async def test_what_expired_long_ago_is_forgotten(self, store: TaskStore) -> None:
+    async def test_what_expired_long_ago_is_forgotten(self, store: StoredTasks) -> None:
         await store.create(new(call=b"x" * 9000))
         await store.create(new(TaskRef("owner", "later"), expires_ms=END + 1))
         assert await store.forget(END + FORGET_AFTER_MS - 1) == 0

@@ -80,15 +80,11 @@ GATEWAY = (
     "app/roundgate/methods/fallback.py",
     "app/roundgate/methods/once.py",
     "app/roundgate/http/older/sessions.py",
-    "app/roundgate/tasks/hints.py",
     "app/roundgate/tasks/service.py",
 )
 WORKER = (
-    "app/roundgate/tasks/checkpointer.py",
-    "app/roundgate/tasks/cleanup.py",
-    "app/roundgate/tasks/ending.py",
-    "app/roundgate/tasks/hints.py",
     "app/roundgate/tasks/sweep.py",
+    "app/roundgate/tasks/turn.py",
     "app/roundgate/tasks/worker.py",
 )
 INVOKING = "app/roundgate/backends/aws_lambda/invoking.py"
@@ -210,7 +206,7 @@ def _uses(module: str) -> Iterator[tuple[str, str]]:
 def _methods(
     path: str, name: str, under: Mapping[str, set[Permission]]
 ) -> dict[str, set[Permission]]:
-    """What each method of a class does, itself, through `self` or through the `_table` under it."""
+    """What each method of a class does, itself, through `self` or through the `_table` or `store` under it."""
     (found,) = (
         node for node in _parsed(path).body if isinstance(node, ast.ClassDef) and node.name == name
     )
@@ -240,7 +236,7 @@ def _does(
                 name in bodies and name not in seen
             ):
                 found |= _does(name, bodies, under, seen | {name})
-            case ast.Attribute(attr=name, value=ast.Attribute(attr="_table")):
+            case ast.Attribute(attr=name, value=ast.Attribute(attr="_table" | "store")):
                 found |= under.get(name, set())
     return {(action, index or resource) for action, resource in found}
 
@@ -254,7 +250,8 @@ def _parsed(path: str) -> ast.Module:
 
 
 _TABLE = _methods("app/roundgate/storage/dynamodb/table.py", "Table", {})
-TASKS = _methods("app/roundgate/storage/dynamodb/tasks.py", "DynamoDbTasks", _TABLE)
+_TASKS = _methods("app/roundgate/storage/dynamodb/tasks.py", "DynamoDbTasks", _TABLE)
+TASKS = _methods("app/roundgate/tasks/stored.py", "StoredTasks", _TASKS)
 STORES: Mapping[str, Mapping[str, set[Permission]]] = {
     "_store": TASKS,
     "_once": _methods("app/roundgate/storage/dynamodb/table.py", "DynamoDbOnce", _TABLE),

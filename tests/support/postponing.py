@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from roundgate.storage import Move, OpenTask, Postponed, TaskStore
+from roundgate.storage import OpenTask
+from roundgate.tasks.events import Postponed
+from roundgate.tasks.stored import Move, StoredTasks
 
 
-async def postpone(store: TaskStore, task: OpenTask, due_ms: int) -> bool:
+async def postpone(store: StoredTasks, task: OpenTask, due_ms: int) -> bool:
     """Move its due time when it is due, as if its message had been sent again."""
     move = Move(task, due_ms, task.resends + 1)
     (became,) = await store.postpone_many([move], task.due_ms)

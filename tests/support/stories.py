@@ -28,9 +28,10 @@ from roundgate.replay.questions import Form
 from roundgate.replay.run import Call, Run
 from roundgate.settings import TasksConfig
 from roundgate.storage.queue import TaskQueue
-from roundgate.storage.tasks import TaskRef, TaskStore
+from roundgate.storage.tasks import TaskRef
 from roundgate.tasks.call import TaskCall, owner_of
-from roundgate.tasks.ending import Turn
+from roundgate.tasks.stored import StoredTasks
+from roundgate.tasks.turn import Turn
 from tests.support.clocks import FixedClock
 from tests.support.crashes import Crash, Life, Plan, When, bury
 from tests.support.replay import Name
@@ -202,7 +203,7 @@ class Story:
     """One telling."""
 
     name: str
-    store: TaskStore
+    store: StoredTasks
     queue: Callable[[FixedClock], TaskQueue]
     plan: Plan
     manner: Manner
@@ -341,7 +342,7 @@ class Story:
 class _Own:
     """A store of which the sweep sees this story's tasks alone, so that many can be told on one table."""
 
-    def __init__(self, store: TaskStore, owner: str) -> None:
+    def __init__(self, store: StoredTasks, owner: str) -> None:
         self._store = store
         self._owner = owner
 

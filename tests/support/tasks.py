@@ -31,13 +31,15 @@ from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.sqlite.writing import transacted
-from roundgate.storage.tasks import Claimed, NotClaimed, TaskRecord, TaskRef, TaskStore
+from roundgate.storage.tasks import TaskRecord, TaskRef
 from roundgate.tasks.call import TaskCall, owner_of
-from roundgate.tasks.ending import Turn
+from roundgate.tasks.events import NotClaimed
 from roundgate.tasks.lease import ClockTrust
 from roundgate.tasks.pool import Pool
 from roundgate.tasks.service import Tasks
+from roundgate.tasks.stored import Claimed, StoredTasks
 from roundgate.tasks.sweep import Sweep
+from roundgate.tasks.turn import Turn
 from roundgate.tasks.worker import Worker
 from tests.support.rounds import CAPABILITIES
 
@@ -84,12 +86,17 @@ async def nobody_listens(method: str, uri: str | None) -> None:
     """Where changes are published when nobody listens."""
 
 
+def as_stored(double: Any) -> StoredTasks:
+    """A double as the tasks that it stands for."""
+    return double  # type: ignore[no-any-return]
+
+
 @dataclass
 class Workshop:
     """One process: its catalog, its own objects on what all processes share, and what is made of them."""
 
     catalog: Catalog
-    store: TaskStore
+    store: StoredTasks
     queue: TaskQueue
     clock: Clock
     config: TasksConfig = field(default_factory=TasksConfig)
@@ -232,7 +239,7 @@ class Shared:
     opened: list[Any] = field(default_factory=list)
     database: type[Database] = Database
 
-    def stores(self) -> tuple[SqliteTasks, SqliteQueue]:
+    def stores(self) -> tuple[StoredTasks, SqliteQueue]:
         """Another process's objects on the file."""
         kind: Any = self.database
         databases = [
@@ -240,7 +247,7 @@ class Shared:
             for _ in range(2)
         ]
         self.opened += databases
-        return SqliteTasks(databases[0]), SqliteQueue(databases[1], self.clock)
+        return StoredTasks(SqliteTasks(databases[0])), SqliteQueue(databases[1], self.clock)
 
     def workshop(self, **handlers: Handler | None) -> Workshop:
         """Another process that serves these handlers; one that is `None` has a name, but is never run here."""

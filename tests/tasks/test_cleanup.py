@@ -28,10 +28,11 @@ from roundgate.settings import TasksConfig
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
-from roundgate.storage.tasks import TaskRecord, TaskRef, TaskStore
-from roundgate.tasks import patience, turn
+from roundgate.storage.tasks import TaskRecord, TaskRef
+from roundgate.tasks import running
 from roundgate.tasks.call import TaskCall, owner_of
-from roundgate.tasks.ending import CLEANUP_PAUSES_S, Turn
+from roundgate.tasks.stored import StoredTasks
+from roundgate.tasks.turn import CLEANUP_PAUSES_S, Turn
 from tests.support.clocks import FixedClock
 from tests.support.crashes import Crash, How, Life, Plan, When, bury
 from tests.support.dynamodb import Emulator
@@ -158,7 +159,7 @@ class Jobs(Functions):
 class House:
     """Processes on one store and one queue, and the service."""
 
-    store: TaskStore
+    store: StoredTasks
     queue: SqliteQueue
     service: Service
     clock: FixedClock
@@ -236,7 +237,9 @@ def served(run: Any) -> Catalog:
 @pytest.fixture
 def house(path: Any, clock: FixedClock) -> House:
     database = Fast(path)
-    return House(SqliteTasks(database), SqliteQueue(database, clock), Service(clock), clock)
+    return House(
+        StoredTasks(SqliteTasks(database)), SqliteQueue(database, clock), Service(clock), clock
+    )
 
 
 async def started(house: House) -> Workshop:
@@ -533,9 +536,9 @@ async def test_a_job_whose_start_was_lost_is_found_once_its_service_answers(
 async def test_a_start_under_way_comes_to_its_answer_before_its_handler_is_ended(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turn, "GRACE_S", 0.05)
-    monkeypatch.setattr(turn, "TICK_S", 0.01)
-    monkeypatch.setattr(turn, "LOOK_S", 0.01)
+    monkeypatch.setattr(running, "GRACE_S", 0.05)
+    monkeypatch.setattr(running, "TICK_S", 0.01)
+    monkeypatch.setattr(running, "LOOK_S", 0.01)
 
     async def slow() -> None:
         await house.cancel()
@@ -572,7 +575,7 @@ def tell(
     takes_keys: bool,
     cancel_at: tuple[int, When] | None,
     refusals: int = 0,
-    store: Callable[[], TaskStore] | None = None,
+    store: Callable[[], StoredTasks] | None = None,
 ) -> int:
     """One life of a task on a new file, cancelled at a call, or when its job runs; how many calls it took."""
 
@@ -580,7 +583,7 @@ def tell(
         clock, database = FixedClock(), Fast(path)
         service = Service(clock, takes_keys, lasts_s=40)
         service.refusals = [NotNow("503")] * refusals
-        kept = store() if store else SqliteTasks(database)
+        kept = store() if store else StoredTasks(SqliteTasks(database))
         house = House(kept, SqliteQueue(database, clock), service, clock, plan)
         if cancel_at is not None:
             plan.meanwhile = {cancel_at: house.cancel}
@@ -653,7 +656,7 @@ def test_a_process_dies_at_any_call_of_a_cleanup(files: Files, takes_keys: bool)
 def test_any_call_of_a_cleanup_times_out_and_may_have_happened_or_not(
     files: Files, takes_keys: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "PAUSES_S", (0,) * 4)
+    monkeypatch.setattr(running, "PAUSES_S", (0,) * 4)
     at: tuple[int, When] = (8, "before")
     calls = tell(files, Plan(), takes_keys=takes_keys, cancel_at=at)
     for (number, when), _ in product(all_points(calls), (0,)):
@@ -662,11 +665,11 @@ def test_any_call_of_a_cleanup_times_out_and_may_have_happened_or_not(
 
 
 @pytest.fixture
-def table(dynamodb: Emulator) -> Iterator[Callable[[], TaskStore]]:
+def table(dynamodb: Emulator) -> Iterator[Callable[[], StoredTasks]]:
     """Makes stores on a table."""
     client = dynamodb.client(max_pool_connections=50)
     with dynamodb.table() as name:
-        yield lambda: DynamoDbTasks(dynamodb.open(name, lambda: client))
+        yield lambda: StoredTasks(DynamoDbTasks(dynamodb.open(name, lambda: client)))
     client.close()
 
 
@@ -679,8 +682,8 @@ def test_a_cancel_comes_at_any_call_of_dynamodb_and_the_process_dies_there_too(
         with dynamodb.table() as name:
             plan = Plan({} if point is None else dict([point]))
 
-            def store() -> TaskStore:
-                return DynamoDbTasks(dynamodb.open(name, lambda: client))
+            def store() -> StoredTasks:
+                return StoredTasks(DynamoDbTasks(dynamodb.open(name, lambda: client)))
 
             tell(files, plan, takes_keys=True, cancel_at=point, store=store)
             return plan

@@ -19,9 +19,9 @@ from roundgate.replay.context import Context
 from roundgate.runtime.startup import make_stores
 from roundgate.settings import TasksConfig
 from roundgate.storage.sqlite.database import Database, SqliteOnce
-from roundgate.storage.tasks import NOTHING, NotClaimed
-from roundgate.tasks.ending import Turn
+from roundgate.tasks.events import NOTHING, NotClaimed
 from roundgate.tasks.lease import HEARD_MS, HOLD_MS
+from roundgate.tasks.turn import Turn
 from tests.support.asgi import client, config_file, stoppable
 from tests.support.clocks import FixedClock
 from tests.support.jobs import JOBS

@@ -22,8 +22,8 @@ from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.queue import TaskQueue
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
-from roundgate.storage.tasks import TaskStore
-from roundgate.tasks import patience
+from roundgate.tasks import running
+from roundgate.tasks.stored import StoredTasks
 from tests.support.clocks import FixedClock
 from tests.support.crashes import How, Plan, When
 from tests.support.dynamodb import Emulator
@@ -46,7 +46,7 @@ def tell(
     plan: Plan,
     manner: Manner = "pool",
     *,
-    store: Callable[[], TaskStore] | None = None,
+    store: Callable[[], StoredTasks] | None = None,
     cancel_at: tuple[int, When] | None = None,
 ) -> int:
     """One story on a new file; how many calls it took."""
@@ -57,7 +57,9 @@ def tell(
         def queue(clock: FixedClock) -> TaskQueue:
             return SqliteQueue(database, clock)
 
-        story = Story(name, store() if store else SqliteTasks(database), queue, plan, manner)
+        story = Story(
+            name, store() if store else StoredTasks(SqliteTasks(database)), queue, plan, manner
+        )
         if cancel_at is not None:
             plan.meanwhile = {cancel_at: story.outsider}
         try:
@@ -102,7 +104,7 @@ def test_a_cancel_comes_at_any_call(files: Files, name: str, manner: Manner, die
 def test_any_call_times_out_and_may_have_happened_or_not(
     files: Files, name: str, manner: Manner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "PAUSES_S", (0,) * 4)
+    monkeypatch.setattr(running, "PAUSES_S", (0,) * 4)
     points = all_points(tell(files, name, Plan(), manner))
     for number, when in points:
         how: How = "times out before" if when == "before" else "times out after"
@@ -137,14 +139,14 @@ def test_processes_die_again_and_again(
 
 
 @pytest.fixture
-def table(dynamodb: Emulator) -> Iterator[Callable[[], TaskStore]]:
+def table(dynamodb: Emulator) -> Iterator[Callable[[], StoredTasks]]:
     """Makes stores, each on a table of its own: stories beside each other have different times."""
     client = dynamodb.client(max_pool_connections=50)
     with ExitStack() as tables:
 
-        def make() -> TaskStore:
+        def make() -> StoredTasks:
             name = tables.enter_context(dynamodb.table())
-            return DynamoDbTasks(dynamodb.open(name, lambda: client))
+            return StoredTasks(DynamoDbTasks(dynamodb.open(name, lambda: client)))
 
         yield make
     client.close()
@@ -152,7 +154,7 @@ def table(dynamodb: Emulator) -> Iterator[Callable[[], TaskStore]]:
 
 @pytest.mark.parametrize("name", ["questions", "rest"])  # "everything" is both, and takes as long
 def test_a_process_dies_at_any_call_of_dynamodb(
-    files: Files, table: Callable[[], TaskStore], name: str
+    files: Files, table: Callable[[], StoredTasks], name: str
 ) -> None:
     tell(files, name, plan := Plan(), store=table)
     points = points_of(plan.calls)
@@ -167,7 +169,7 @@ def test_a_process_dies_at_any_call_of_dynamodb(
 
 @pytest.mark.parametrize("name", ["questions"])
 def test_a_cancel_comes_at_any_call_of_dynamodb_and_the_process_dies_there_too(
-    files: Files, table: Callable[[], TaskStore], name: str
+    files: Files, table: Callable[[], StoredTasks], name: str
 ) -> None:
     tell(files, name, plan := Plan(), store=table)
     points = points_of(plan.calls)

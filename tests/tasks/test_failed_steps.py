@@ -17,9 +17,10 @@ from roundgate.auth.principal import LOCAL
 from roundgate.cli import main
 from roundgate.clock import Clock
 from roundgate.replay import steps
-from roundgate.storage import Claimed, TaskRef
+from roundgate.storage import TaskRef
 from roundgate.storage.sqlite import Database, SqliteTasks
 from roundgate.tasks.call import owner_of
+from roundgate.tasks.stored import Claimed, StoredTasks
 from tests.support.log_lines import LogLines, log_lines
 from tests.support.replay import Name
 from tests.support.rounds import accept
@@ -396,7 +397,7 @@ async def test_who_takes_a_task_over_says_whose_it_is(tmp_path: Path, lines: Log
     database = Database(tmp_path / "gateway.sqlite3")
     async with tasked(tmp_path, *TOOLS, works=False) as idle:
         task_id = await idle.begin("several")
-    store, place = SqliteTasks(database), TaskRef(owner_of(LOCAL), task_id)
+    store, place = StoredTasks(SqliteTasks(database)), TaskRef(owner_of(LOCAL), task_id)
     now_ms = Clock().now_ms()
     # a worker that died with it an hour ago
     claimed = await store.claim(place, now_ms, now_ms - 3_600_000, due_ms=now_ms)

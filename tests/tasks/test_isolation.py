@@ -16,10 +16,10 @@ from roundgate.clock import Clock
 from roundgate.lambda_worker import Function
 from roundgate.protocol.tasks import Status
 from roundgate.replay.context import Context
-from roundgate.storage.tasks import Claimed, TaskRecord, TaskRef
-from roundgate.tasks.ending import Turn
-from roundgate.tasks.isolation import MAX_WAITING, Children, Quarantine, child_command
-from roundgate.tasks.pool import Pool
+from roundgate.storage.tasks import TaskRecord, TaskRef
+from roundgate.tasks.pool import MAX_WAITING, Children, Pool, Quarantine, child_command
+from roundgate.tasks.stored import Claimed
+from roundgate.tasks.turn import Turn
 from tests.support.postponing import postpone
 from tests.support.tasks import Shared, Workshop
 from tests.support.worker import working

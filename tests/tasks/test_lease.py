@@ -14,10 +14,11 @@ import pytest
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
 from roundgate.replay.context import Context
-from roundgate.storage.tasks import Claimed, TaskRecord, TaskRef
-from roundgate.tasks import patience
-from roundgate.tasks.ending import Turn
+from roundgate.storage.tasks import TaskRecord, TaskRef
+from roundgate.tasks import running
 from roundgate.tasks.lease import LeaseTime, Moment
+from roundgate.tasks.stored import Claimed
+from roundgate.tasks.turn import Turn
 from tests.support.clocks import FixedClock
 from tests.support.tasks import Shared, Workshop
 
@@ -178,7 +179,7 @@ async def test_of_a_step_that_was_written_by_one_of_several_attempts_the_first_c
 ) -> None:
     """The row may have the end that the first attempt gave it: too little is left of
     that for a step to begin."""
-    monkeypatch.setattr(patience, "PAUSES_S", (0,) * 4)
+    monkeypatch.setattr(running, "PAUSES_S", (0,) * 4)
     left_ms: list[int] = []
 
     async def look() -> None:

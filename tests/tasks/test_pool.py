@@ -20,7 +20,7 @@ from roundgate.storage.tasks import TaskRef
 from roundgate.tasks import pool
 from roundgate.tasks.pool import Pool
 from tests.support.replay import Effects
-from tests.support.tasks import Shared, Workshop
+from tests.support.tasks import Shared, Workshop, as_stored
 
 Share = Callable[..., Shared]
 
@@ -158,7 +158,7 @@ async def test_a_sweep_that_fails_is_followed_by_another(
     for message in await shop.messages():
         await shop.queue.delete([message])  # lost
     broken = Broken(shop.store, "due", error)
-    shop = Workshop(shop.catalog, broken, shop.queue, shop.clock, shop.config)
+    shop = Workshop(shop.catalog, as_stored(broken), shop.queue, shop.clock, shop.config)
     with caplog.at_level(logging.WARNING):
         async with at_work(shop):
             assert await ends(shop, ref) == [Status.COMPLETED]

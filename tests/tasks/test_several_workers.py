@@ -25,8 +25,9 @@ from roundgate.errors import LeaseLost
 from roundgate.protocol.tasks import Status
 from roundgate.replay.context import Context
 from roundgate.storage.queue import Message
-from roundgate.storage.tasks import Claimed, TaskRef
-from roundgate.tasks.ending import Turn
+from roundgate.storage.tasks import TaskRef
+from roundgate.tasks.stored import Claimed
+from roundgate.tasks.turn import Turn
 from tests.support.clocks import SkippingClock
 from tests.support.replay import Name, polite
 from tests.support.tasks import Shared, Workshop, catalog_of

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from roundgate.backends import catalog
 from roundgate.backends.serving import Serving, Snapshot
 from roundgate.replay.context import Context
-from roundgate.tasks.ending import Turn
+from roundgate.tasks.turn import Turn
 from roundgate.tasks.worker import Worker
 from tests.support.clocks import FixedClock
 from tests.support.replay import Name

@@ -14,15 +14,17 @@ from roundgate.replay.context import Context
 from roundgate.storage.queue import TaskQueue
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.tasks import SqliteTasks
-from roundgate.storage.tasks import Claimed, Move, Postponed, TaskRef, TaskStore
+from roundgate.storage.tasks import TaskRef
 from roundgate.tasks import sweep
-from roundgate.tasks.ending import Turn
+from roundgate.tasks.events import Postponed
 from roundgate.tasks.service import ANSWER_WAIT_S
+from roundgate.tasks.stored import Claimed, Move, StoredTasks
 from roundgate.tasks.sweep import Sweep
+from roundgate.tasks.turn import Turn
 from tests.support.clocks import FixedClock
 from tests.support.replay import Name
 from tests.support.rounds import accept
-from tests.support.tasks import Shared, Workshop
+from tests.support.tasks import Shared, Workshop, as_stored
 
 Share = Callable[..., Shared]
 
@@ -243,7 +245,7 @@ async def test_a_task_with_no_message_on_its_way_is_sent_however_long_the_queue_
 class Watched:
     """A store that counts how many moves it is asked for, and takes its time over each batch."""
 
-    def __init__(self, store: TaskStore) -> None:
+    def __init__(self, store: StoredTasks) -> None:
         self._store = store
         self.moves = 0
         self.taken: list[int] = []
@@ -271,9 +273,12 @@ async def test_sweepers_share_the_work_and_do_none_of_it_twice(
     refs = [await shops[0].begin("quick") for _ in range(120)]
     await lose_messages(shops[0])
     clock.skip(60)
-    stores = [Watched(SqliteTasks(Database(shared.path, durable=False), shards=8)) for _ in shops]
+    stores = [
+        Watched(StoredTasks(SqliteTasks(Database(shared.path, durable=False), shards=8)))
+        for _ in shops
+    ]
     sweeps = [
-        Sweep(store, shop.queue, clock, shop.config)
+        Sweep(as_stored(store), shop.queue, clock, shop.config)
         for store, shop in zip(stores, shops, strict=True)
     ]
     found = await asyncio.gather(*(one.sweep() for one in sweeps))
@@ -314,7 +319,7 @@ async def test_a_sweep_stops_at_its_deadline_and_the_next_one_goes_on(
             clock.skip(1)
             return await super().postpone_many(moves, *times_ms)
 
-    found = await Sweep(Slow(shop.store), shop.queue, clock, shop.config).sweep(
+    found = await Sweep(as_stored(Slow(shop.store)), shop.queue, clock, shop.config).sweep(
         clock.deadline(2_500)
     )
     assert 0 < found <= 15

@@ -15,7 +15,7 @@ from roundgate.replay.context import Context
 from roundgate.replay.journal import Answered, Journal
 from roundgate.replay.questions import Form, digest_of
 from roundgate.settings import TasksConfig
-from roundgate.tasks.ending import Turn
+from roundgate.tasks.turn import Turn
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, Name
 from tests.support.rounds import accept

@@ -24,7 +24,7 @@ from roundgate.tokens.sealed import Key, KeyRing
 from tests.support.clocks import FixedClock
 from tests.support.replay import Name
 from tests.support.rounds import accept
-from tests.support.tasks import Shared, Workshop
+from tests.support.tasks import Shared, Workshop, as_stored
 
 Share = Callable[..., Shared]
 EVERY_S = 0.05
@@ -67,7 +67,7 @@ class Watching:
     """A watch, and the tasks of one caller as it knows them."""
 
     def __init__(self, shop: Workshop, store: Counting) -> None:
-        own = Tasks(store, shop.queue, shop.clock, shop.config)
+        own = Tasks(as_stored(store), shop.queue, shop.clock, shop.config)
         ids = TaskIds(KeyRing([Key(bytes(32))]))
         self._tasks = NamedTasks(own, ids, shop.catalog, shop.clock, shop.config)
         self.watch = Watch(EVERY_S)

@@ -21,15 +21,16 @@ from roundgate.protocol.tasks import Status
 from roundgate.replay.context import Context
 from roundgate.replay.journal import Journal
 from roundgate.replay.sync_context import SyncContext
-from roundgate.storage.tasks import NOTHING, Added, Claimed, NewTask, NotClaimed, TaskRef
-from roundgate.tasks import patience
-from roundgate.tasks import turn as turn_module
+from roundgate.storage.tasks import TaskRef
+from roundgate.tasks import running
 from roundgate.tasks.call import TaskCall, owner_of
-from roundgate.tasks.ending import DECLINED_MS, Turn
+from roundgate.tasks.events import NOTHING, Added, NewTask, NotClaimed
+from roundgate.tasks.stored import Claimed
+from roundgate.tasks.turn import DECLINED_MS, Turn
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, Name
 from tests.support.rounds import accept
-from tests.support.tasks import Shared, Workshop
+from tests.support.tasks import Shared, Workshop, as_stored
 
 Share = Callable[..., Shared]
 SKEW_S = 5
@@ -469,7 +470,7 @@ async def two_steps(ctx: Context) -> list[Any]:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries without pauses, as many."""
-    monkeypatch.setattr(patience, "PAUSES_S", (0,) * 4)
+    monkeypatch.setattr(running, "PAUSES_S", (0,) * 4)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -480,7 +481,7 @@ async def test_a_store_that_is_back_soon_is_waited_for(shared: Shared, method: s
     failures: dict[str, Any] = {method: 4}
     flaky = Flaky(shop.store, **failures)
     assert (
-        await Workshop(shop.catalog, flaky, shop.queue, shop.clock).worker.work(ref)
+        await Workshop(shop.catalog, as_stored(flaky), shop.queue, shop.clock).worker.work(ref)
         is Turn.FINISHED
     )
     assert await shop.value(ref) == ["one", "two"]
@@ -501,7 +502,7 @@ async def test_a_store_that_stays_away_is_a_fault_and_the_task_goes_on_later(
     await shop.queue.delete([message])
     flaky = Flaky(shop.store, checkpoint=5, release=1)
     with pytest.raises(Unavailable):
-        await Workshop(shop.catalog, flaky, shop.queue, clock).worker.work(ref)
+        await Workshop(shop.catalog, as_stored(flaky), shop.queue, clock).worker.work(ref)
     assert effects.seen == ["one"]  # not a step more than could be remembered
     assert (await shop.record(ref)).status is Status.WORKING
     await until_the_end(shop, ref, clock)
@@ -620,7 +621,10 @@ async def test_no_step_begins_while_nobody_can_say_whether_the_lease_holds(
     shop = shared.workshop(stopped=stopped)
     ref = await shop.begin("stopped")
     flaky = Flaky(shop.store, error, checkpoint=3)
-    assert await Workshop(shop.catalog, flaky, shop.queue, clock).worker.work(ref) is Turn.FINISHED
+    assert (
+        await Workshop(shop.catalog, as_stored(flaky), shop.queue, clock).worker.work(ref)
+        is Turn.FINISHED
+    )
     assert flaky.calls[:5] == ["claim", *["checkpoint"] * 4]
     assert effects.seen == [1]  # the arguments are older than the renewal; it ran once
 
@@ -635,7 +639,9 @@ async def test_the_lease_is_renewed_through_any_error(share: Share) -> None:
     ref = await shop.begin("long")
     flaky = Flaky(shop.store, RuntimeError("ExpiredTokenException"), checkpoint=2)
     turn = asyncio.create_task(
-        Workshop(shop.catalog, flaky, shop.queue, shop.clock, shop.config).worker.work(ref)
+        Workshop(shop.catalog, as_stored(flaky), shop.queue, shop.clock, shop.config).worker.work(
+            ref
+        )
     )
     while not turn.done():
         await asyncio.sleep(0.05)
@@ -782,7 +788,7 @@ async def test_a_checkpoint_survives_the_time_out_that_its_handler_puts_around_t
 
     shop = shared.workshop(impatient=impatient)
     await shop.begin("impatient")
-    slow = Workshop(shop.catalog, Slow(shop.store), shop.queue, shop.clock)
+    slow = Workshop(shop.catalog, as_stored(Slow(shop.store)), shop.queue, shop.clock)
     assert await slow.turns() == [Turn.RELEASED]
     assert await shop.turns() == [Turn.FINISHED]
     assert effects.seen == ["one"]
@@ -810,7 +816,7 @@ async def test_a_status_that_is_no_unicode_is_shown_as_well_as_it_can_be(
 async def test_a_task_that_takes_longer_than_a_task_may_is_ended_and_says_so(
     share: Share, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(turn_module, "GRACE_S", 0.1)
+    monkeypatch.setattr(running, "GRACE_S", 0.1)
 
     async def hangs(ctx: Context) -> None:
         while True:
@@ -834,7 +840,7 @@ async def test_a_task_that_takes_longer_than_a_task_may_is_ended_and_says_so(
 async def test_an_async_handler_of_a_cancelled_task_is_cancelled_after_the_grace(
     share: Share, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turn_module, "GRACE_S", 0.3)
+    monkeypatch.setattr(running, "GRACE_S", 0.3)
     ended: list[tuple[str, bool]] = []
 
     async def waits(ctx: Context) -> None:
@@ -859,8 +865,8 @@ async def test_an_async_handler_of_a_cancelled_task_is_cancelled_after_the_grace
 async def test_a_cancel_is_noticed_long_before_the_lease_is_to_be_renewed(
     share: Share, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turn_module, "LOOK_S", 0.5)
-    monkeypatch.setattr(turn_module, "GRACE_S", 0.1)
+    monkeypatch.setattr(running, "LOOK_S", 0.5)
+    monkeypatch.setattr(running, "GRACE_S", 0.1)
 
     async def waits(ctx: Context) -> None:
         await asyncio.sleep(60)
@@ -878,7 +884,7 @@ async def test_the_task_that_runs_a_turn_survives_the_end_of_its_handler(
 ) -> None:
     """The cancellation is used up: what runs the next turn is not cancelled
     by what ended this one."""
-    monkeypatch.setattr(turn_module, "GRACE_S", 0.1)
+    monkeypatch.setattr(running, "GRACE_S", 0.1)
 
     async def waits(ctx: Context) -> None:
         await asyncio.sleep(60)
@@ -936,7 +942,7 @@ async def test_a_poll_of_a_cancelled_task_polls_no_more(share: Share) -> None:
 async def test_a_task_that_expires_while_it_runs_is_stopped(
     share: Share, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turn_module, "GRACE_S", 0)
+    monkeypatch.setattr(running, "GRACE_S", 0)
 
     async def waits(ctx: Context) -> None:
         await asyncio.sleep(60)

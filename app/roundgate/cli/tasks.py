@@ -31,7 +31,8 @@ from roundgate.protocol import OPEN, TERMINAL, Status
 from roundgate.runtime.startup import Stores, make_stores
 from roundgate.settings import Settings, TasksConfig
 from roundgate.settings import process as settings
-from roundgate.storage import Cancelled, Ending, TaskRecord, TaskRef, Wanted
+from roundgate.storage import Ending, TaskRecord, TaskRef, Wanted
+from roundgate.tasks.events import Cancelled
 from roundgate.tasks.operating import StepDone, retry, steps_done
 from roundgate.tasks.sweep import Sweep
 

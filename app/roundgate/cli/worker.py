@@ -1,7 +1,7 @@
 """`roundgate worker`: a process that runs tasks and serves no requests.
 
 With `--suspect`, the process runs one turn of one task, on behalf of another worker process
-(`roundgate.tasks.isolation`).
+(`roundgate.tasks.pool`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.runtime import startup
 from roundgate.runtime.reload import Reloader
 from roundgate.storage import TaskRef
-from roundgate.tasks.isolation import run_suspect
-from roundgate.tasks.pool import end_soon
+from roundgate.tasks.pool import end_soon, run_suspect
 
 STOP_GRACE_S: Final = 25.0
 """The seconds that handlers get to end after SIGTERM: less than a platform waits before SIGKILL (30 s

@@ -1,5 +1,5 @@
-"""The HTTP edge: bytes in, bytes out. The only package, with `main`, that knows ASGI,
-Starlette and FastAPI."""
+"""The HTTP layer. Besides `main` and `lambda_http`, no other package uses ASGI, Starlette or
+FastAPI."""
 
 from __future__ import annotations
 

@@ -71,9 +71,9 @@ class BodyBudget:
 def count_nodes(body: bytes, limit: int) -> int:
     """Return how many values and keys a JSON text has, or a number over `limit`.
 
-    Each value but the first follows a bracket, comma or colon. Their count in the whole text is an
-    upper bound at the speed of memory; only a text that may have too many is counted without its
-    strings, its beginning first: that refuses a hostile text at a tenth of the cost.
+    Each value but the first follows a bracket, comma or colon. The number of these characters is an
+    upper bound that is fast to compute. Only a text above the limit is counted again without its
+    strings, its first sixteenth before the rest: that refuses a hostile text at a tenth of the cost.
     """
     if (most := _delimiters(body)) <= limit:
         return most
@@ -94,19 +94,22 @@ def _delimiters(text: bytes) -> int:
 
 
 MAX_BYTES: Final = 65_536
-"""A larger body is not read for its id: its sender may be anyone."""
+"""The largest body that is read for its id, in bytes: its sender may be unauthenticated."""
 WAIT_S: Final = 2.0
+"""Seconds that a refused client has for sending the rest of its body."""
 _JSON: Final = b"application/json"
 _ID: Final = rb'"id"\s*:\s*("[ !#-\[\]-~]{0,256}"|-?\d{1,18})'
 _FIRST: Final = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?' + _ID + rb"\s*[,}]")
 _LAST: Final = re.compile(_ID + rb"\s*\}\s*$")
-"""Where clients write ids: beside the version at the beginning, or at the very end, never in params."""
+"""The places where clients write ids: beside the version at the beginning, or at the very end,
+never in `params`."""
 
 
 async def read_id(
     method: str, headers: Mapping[bytes, bytes], receive: Receive
 ) -> RequestId | None:
-    """Read the body of a POST and return its id; `None` unless its head says that it is short."""
+    """Read the body of a POST and return its id, or `None` if its head does not announce short
+    JSON, it takes longer than `WAIT_S`, or it has no id."""
     length = headers.get(b"content-length", b"")
     is_json = headers.get(b"content-type", b"").partition(b";")[0].strip().lower() == _JSON
     if method != "POST" or not is_json or not length.isdigit() or int(length[:20]) > MAX_BYTES:
@@ -120,7 +123,8 @@ async def read_id(
 
 
 def id_of(body: bytes) -> RequestId | None:
-    """Return the id of the request in a body; of a long one only if its beginning or end shows it."""
+    """Return the id of the request in a body, or `None`. Only the beginning and the end of a long
+    body are searched."""
     if len(body) > MAX_BYTES:
         match = _FIRST.match(body[:1_024]) or _LAST.search(body[-1_024:])
         return None if match is None else jsonrpc.readable_id({"id": json.decode(match[1])})

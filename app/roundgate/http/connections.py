@@ -46,13 +46,13 @@ log = logging.getLogger("roundgate.request")
 LOOK_EVERY_S: Final = 1.0
 """Seconds between two checks of all connections."""
 LINGER_S: Final = 2.0
-"""How long a refused client may go on sending. To close at once would reset the connection before the
-client has read the response (RFC 9112 section 9.6)."""
+"""Seconds that a refused client may keep sending. Closing at once would reset the connection before
+the client has read the response (RFC 9112 section 9.6)."""
 LEAST_READ: Final = 65_536
 """Bytes that a client must read within `http.send_timeout_s` while a response waits for it."""
 _FRAMING: Final = 6 * 65_536
-"""Bytes of a chunked body that may arrive before the app receives any: uvicorn collects 64 KB, and a
-chunk of one byte takes six. More than this and a head is endless trailers."""
+"""Bytes of a chunked body that may arrive before the app receives any: uvicorn collects 64 KB, and
+a chunk of one byte takes six. More bytes, beyond a head, are endless trailers."""
 _PIECE: Final = 1_024
 """Bytes of pipelined requests that are passed on at once, until uvicorn asks to pause."""
 _SPARE_DESCRIPTORS: Final = 64
@@ -97,7 +97,7 @@ def descriptors_for_connections() -> int:
 
 @dataclass
 class Connections:
-    """The connections of one process. uvicorn calls it for the protocol of each connection
+    """The connections of one process. An instance is uvicorn's factory of protocols
     (`uvicorn.Config(http=…)`)."""
 
     bounds: Bounds
@@ -195,7 +195,8 @@ class BoundedConnection(asyncio.Protocol):
         """Whether the last response is written and only the client's close is outstanding."""
         self._request: Request | None = None
         self._unread: tuple[int, float] | None = None
-        """The unread bytes of a response and the time since when they wait, in seconds."""
+        """The size of a response when its client last read enough of it, and the time of that, in
+        seconds."""
         self._is_write_paused = False
 
     # called by the transport
@@ -292,12 +293,12 @@ class BoundedConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def pause_reading(self) -> None:
-        """Note that uvicorn has enough bytes for now."""
+        """Pause reading, because uvicorn has enough bytes for now."""
         self._is_paused = True
         self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Note that uvicorn accepts bytes again."""
+        """Resume reading, after passing on the bytes that were held back."""
         if self._is_paused:
             self._is_paused = False
             self._loop.call_soon(self._feed_held)
@@ -305,13 +306,14 @@ class BoundedConnection(asyncio.Protocol):
     # called by `arrival.ConnectionMiddleware`
 
     def request_began(self, request: Request) -> None:
-        """Note that a request is passed to the app."""
+        """Note that a request was passed to the app; start the timeout of a body that is still
+        arriving."""
         self._request = request
         if request.is_received:
             self.request_arrived()
             return
         self._enter(Stage.ANSWERING, self._bounds.body_s)
-        # nearly always the body came with the head
+        # RECEIVING only if the body did not come with the head, as it nearly always does
         self._loop.call_soon(self._note_waiting, request)
         begun, self._head = self._head, None
         if begun:

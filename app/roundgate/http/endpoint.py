@@ -2,8 +2,8 @@
 
 Serves requests of revision 2026-07-28, and passes those of the revisions with sessions on to
 `roundgate.http.older`. This is plain ASGI in front of FastAPI's router, whose request machinery
-would cost more than the call (docs/decisions/0002). The layers outside have checked the head and
-authenticated the caller, and answer whatever is raised here.
+would cost more than the call (docs/decisions/0002). The outer layers have checked the head and
+authenticated the caller, and answer any error that is raised here.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ if TYPE_CHECKING:
 
 _LISTEN: Final = "subscriptions/listen"
 _MAX_LISTEN_BYTES: Final = 65_536
-"""The request of a stream is kept for as long as the stream is open."""
+"""The largest request for a stream, in bytes: it stays in memory while the stream is open."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """What answers at one address: the methods of 2026-07-28, and the revisions with sessions."""
+    """The services at one address: the methods of 2026-07-28, and those for the revisions with
+    sessions."""
 
     parts: Parts
     methods: CurrentMethods
@@ -49,7 +50,7 @@ class McpEndpoint:
 
     Args:
         app: serves all other requests.
-        endpoints: what answers for each view; the view of all tools has the name "".
+        endpoints: the endpoint of each view; the view of all tools has the name "".
         tracing: makes the span of a request.
         max_body_bytes: the limit of a body; a longer one is refused with 413.
         budget: the limit on all bodies that are served at once.
@@ -93,8 +94,8 @@ class McpEndpoint:
     async def _receive(
         self, endpoint: Endpoint, receive: Receive, exchange: Exchange
     ) -> Request | None:
-        """Return the request in a body; `None` if it was a notification, or of an older client, and
-        has been answered."""
+        """Return the request in a body. Answer a notification, or a message of an older client, and
+        return `None`."""
         body = await self._read(receive, exchange)
         decoded = json.decode(body)
         if may_be_older(exchange.headers) and is_older(exchange.headers, decoded):

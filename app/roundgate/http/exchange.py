@@ -30,10 +30,10 @@ from roundgate.protocol import NEWEST, Headers, RequestId, Revision, jsonrpc, ss
 
 JSON: Final = b"application/json"
 GRACE_S: Final = 5.0
-"""How much longer than `roundgate serve` a call waits for its reader: the server, which also closes
-the connection, goes first."""
+"""Seconds that a call waits for its reader beyond `http.send_timeout_s`: `roundgate serve`, which
+also closes the connection, has to end first."""
 WATCH_AFTER_S: Final = 0.02
-"""When a call is first watched for a client that hangs up: most calls are over by then, and a coarse
+"""Seconds before a call is watched for a client that hangs up. Most calls end earlier, and a coarse
 timer that is cancelled costs a thirtieth of a task that reads `receive`."""
 _TYPED: Final = (b"content-type", JSON)
 _STREAM_HEADERS: Final = (
@@ -54,7 +54,7 @@ class Hosting:
     scope. An entry point sets it (`roundgate.lambda_http`), a client cannot."""
 
     remaining_ms: float | None = None
-    """For how long the environment lets the request run."""
+    """Milliseconds for which the environment lets the request run; `None` without a limit."""
     claims: Mapping[str, Any] | None = None
     """The claims of a token that an authorizer in front has verified."""
 
@@ -67,7 +67,7 @@ _NO_HOSTING: Final = Hosting()
 
 
 class State(StrEnum):
-    """How far a response is."""
+    """The progress of a response."""
 
     NOTHING_SENT = "nothing sent"
     STREAMING = "streaming"
@@ -75,8 +75,8 @@ class State(StrEnum):
 
 
 class Responder:
-    """A writer of one response to ASGI's `send`. An event that the client does not take within
-    `send_s` seconds ends the call; `roundgate serve` has closed such a connection before that."""
+    """A writer of one response to ASGI's `send`. The call ends if the client does not take an event
+    within `send_s` seconds; `roundgate serve` closes such a connection earlier."""
 
     def __init__(self, send: Send, send_s: float | None = None) -> None:
         self._send = send
@@ -89,7 +89,7 @@ class Responder:
         self.bytes_sent = 0
 
     async def notify(self, method: str, params: dict[str, Any]) -> None:
-        """Send a notification; the first one opens the stream. Drop it after the response."""
+        """Send a notification, unless the response was sent. The first one opens the stream."""
         if self._lock is None:
             self._lock = asyncio.Lock()
         async with self._lock:
@@ -115,7 +115,7 @@ class Responder:
             with Limit(self._send_s):
                 if self.state is State.NOTHING_SENT:
                     await self._start_stream()
-                    # only now: a call can be ended while it waits for a slow client
+                    # set after the send: the call can be cancelled while the client is slow
                     self.state = State.STREAMING
                 await self._body(events, more=True)
         except TimeoutError:
@@ -156,7 +156,8 @@ class Responder:
         return self._end_after(self._lock, status, body, headers, as_event)
 
     async def end(self) -> None:
-        """Finish a stream without a response: it continues elsewhere, or nobody waits for it."""
+        """Finish without a response, because the call continues elsewhere or was cancelled: end the
+        stream, or send 202 if none is open."""
         if self.state is State.STREAMING:
             self.state = State.DONE
             await self._body(b"", more=False)
@@ -213,7 +214,7 @@ def error_headers(error: GatewayError) -> Sequence[tuple[bytes, bytes]]:
 class DisconnectWatch:
     """`with DisconnectWatch(receive) as watch:` cancels the current task when the client hangs up.
 
-    The cancellation ends the block as if its work were done; `watch.disconnected` tells.
+    The block then ends without an error; `watch.disconnected` is True.
     """
 
     def __init__(self, receive: Receive) -> None:
@@ -239,7 +240,7 @@ class DisconnectWatch:
             self._watcher.cancel()
         if not self._is_cancelled or self._watched is None:
             return False
-        # take back our own cancellation only: one that came from elsewhere as well still counts
+        # undo our own cancellation only; another one stays in effect
         return (
             self._watched.uncancel() == 0
             and kind is not None
@@ -267,10 +268,10 @@ class DisconnectWatch:
 
 
 class Exchange:
-    """One request and its answer. Class attributes are the values until a layer finds out others."""
+    """One request and its answer. Class attributes are defaults, which the layers replace."""
 
     accepted: frozenset[bytes] = frozenset()
-    """Which of JSON and event streams the client takes."""
+    """The media types that the client accepts, of JSON and event streams."""
     principal: Principal | None = None
     revision: Revision = NEWEST
     """The revision that the client speaks."""
@@ -285,7 +286,7 @@ class Exchange:
     """Why a tool failed, in a word or two."""
     trace: str | None = None
     is_read: bool = False
-    """Whether the body was read, or has begun to be."""
+    """Whether reading the body has begun."""
     is_element: bool = False
     """Whether this is one message of a batch."""
     held_bytes: int = 0
@@ -359,8 +360,8 @@ def exchange_of(scope: Scope) -> Exchange:
 
 
 def forget_exchange(scope: Scope) -> None:
-    """Take the exchange out of the scope of a request that is over. Server, scope, exchange and
-    `send` would keep each other alive until the garbage collector comes."""
+    """Remove the exchange from the scope of a finished request: server, scope, exchange and `send`
+    would keep each other alive until the garbage collector runs."""
     del scope[_EXCHANGE]
 
 

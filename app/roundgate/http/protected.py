@@ -41,7 +41,7 @@ class ProtectedResource:
     config: JwtAuthConfig | AuthorizerConfig
     tool_scopes: Iterable[str] = ()
     is_usual: bool = True
-    """Whether its document is at the root too."""
+    """Whether the metadata document is also served at the root."""
 
     @property
     def resource(self) -> str:
@@ -88,10 +88,11 @@ def _quotable(value: str) -> str:
 def make_resources(
     file: ConfigFile, using: Settings, serving: Serving
 ) -> dict[str, ProtectedResource]:
-    """Return each view as a protected resource, the usual one first; none without authentication.
+    """Return each view as a protected resource, the usual one first; empty without authentication.
 
     Raises:
-        ConfigError: the public URL is missing, or there is no authorizer in front.
+        ConfigError: the public URL is missing, or the configured authorizer is not in front of this
+            process.
     """
     auth = file.config.auth
     if auth == "none":
@@ -141,7 +142,8 @@ def _auth_of(
 def make_verifiers(
     resources: Mapping[str, ProtectedResource], config: GatewayConfig, clock: Clock
 ) -> dict[str, Verifier]:
-    """Return the verifier of each view. Unless `auth.audience` is set, a token is for one view."""
+    """Return the verifier of each view. Unless `auth.audience` is set, a token is valid for one
+    view."""
     auth = config.auth
     if auth == "none":
         return {view: LocalVerifier() for view in config.endpoints.values()}

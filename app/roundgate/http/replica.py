@@ -1,7 +1,7 @@
-"""One replica of the gateway: what answers at each view, its workers, its reloads, and its life in a
-process: the signals that stop it, and a watch over its event loop.
+"""One replica of the gateway in a process: its endpoints, workers and reloads, the signals that
+stop it, and a watch over its event loop.
 
-It knows nothing of FastAPI: `roundgate.main` puts it behind routes and layers.
+It does not depend on FastAPI: `roundgate.main` puts it behind routes and layers.
 """
 
 from __future__ import annotations
@@ -40,10 +40,12 @@ if TYPE_CHECKING:
     from roundgate.tasks.pool import Pool
 
 STOP_GRACE_S: Final = 10.0
-"""For how long steps of tasks may go on when the server is told to stop: as long as requests
-may."""
+"""Seconds that running steps of tasks have left, as requests do, when the server is told to
+stop."""
 STALL_S: Final = 1.0
+"""Seconds without a turn after which an event loop is reported as blocked."""
 LOOK_EVERY_S: Final = 0.25
+"""Seconds between two timestamps of the event loop, and between two checks of them."""
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _FRAMES_SHOWN: Final = 6
 
@@ -51,7 +53,7 @@ stalls = logging.getLogger("roundgate.stalls")
 
 
 class Replica:
-    """What the app is made around: what is served, the endpoints, the workers, and the reloads."""
+    """The core of the app: the current catalog, the endpoints, the workers and the reloads."""
 
     def __init__(
         self, file: ConfigFile, using: Settings, clock: Clock, core: Core, *, owns_process: bool
@@ -67,14 +69,14 @@ class Replica:
             view: self._make_endpoint(view, ring.of_view(view))
             for view in file.config.endpoints.values()
         }
-        """What answers for each view."""
+        """The endpoint of each view."""
         self._reloader = Reloader(
             file, core.serving, core.modules, self._swap, watches=using.reload
         )
         self._pool = self._make_pool()
 
     def _make_endpoint(self, view: str, ring: KeyRing) -> Endpoint:
-        """Return the endpoint of a view. Its sealed values open at no other."""
+        """Return the endpoint of a view. Values that it seals open at no other endpoint."""
         stores, serving = self.core.stores, self.core.serving
         clock, config = self._clock, self.config
         sealer = StateSealer(ring, clock, config.state.lifetime_s, config.state.max_bytes)
@@ -169,7 +171,7 @@ class Replica:
         """Start and stop the replica around the app's life in an event loop."""
         loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
-            # last to first
+            # called in reverse order
             for aclose in (
                 self.core.aclose,
                 self._watch.aclose,
@@ -194,7 +196,7 @@ def on_stop_signal(loop: AbstractEventLoop, action: Callable[[], None]) -> Itera
     """Run `action` in the loop when the process is told to stop, before the server's own handler.
 
     An ASGI server waits for open responses before it ends the lifespan, and a stream of changes
-    never ends by itself; so the signal has to end the streams.
+    never ends by itself. So the signal has to end the streams.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # a test's server thread, or an application that owns the signals
@@ -227,10 +229,10 @@ def _chain(
 
 @contextmanager
 def reported_stalls(loop: AbstractEventLoop) -> Iterator[None]:
-    """Log when the loop of this thread stands still for longer than `STALL_S`.
+    """Log when the event loop of this thread is blocked for longer than `STALL_S` seconds.
 
     A blocking call in an `async` handler stops every call, deadline and health check of its
-    process. A thread watches the loop and logs where it is:
+    process. A thread watches the loop and logs the place in the code that blocks it:
 
         {"msg": "the event loop is blocked", "seconds": 1.2, "at": "reports.py:41 in build", …}
     """
@@ -243,7 +245,7 @@ def reported_stalls(loop: AbstractEventLoop) -> Iterator[None]:
 
 
 class _StallWatch:
-    """The beat of a loop and the thread that listens to it."""
+    """A timer that timestamps an event loop, and a thread that checks the timestamps."""
 
     def __init__(self, loop: AbstractEventLoop) -> None:
         self._loop = loop
@@ -272,7 +274,7 @@ class _StallWatch:
         looked_s = time.monotonic()
         while not self._is_over.wait(LOOK_EVERY_S):
             now_s, beat_s = time.monotonic(), self._beat_s
-            # the whole process stood still, as under SIGSTOP
+            # this thread was late as well, so the whole process was stopped, as by SIGSTOP
             was_stopped = now_s - looked_s > 2 * LOOK_EVERY_S
             looked_s = now_s
             if reported_s is not None and beat_s > reported_s:

@@ -1,18 +1,19 @@
-"""The two layers in front of every request: `Guard` checks where it was sent, `RequestMiddleware` checks
-its head, authenticates its caller, and makes one answer and one log line of it.
+"""The two layers in front of every request: `Guard` checks its Host and Origin, `RequestMiddleware`
+checks its head, authenticates its caller, and turns its outcome into one answer and one log line.
 
     an MCP endpoint            POST, JSON in, JSON or a stream out; in a session of an older revision
                                GET and DELETE too; every caller that the configuration lets in
-    /healthz, /.well-known/…   anybody: probes, and the documents that a client needs to get a token
+    /healthz, /.well-known/…   everyone: probes, and the documents that a client needs to get a token
     anything else              operators
 
-The head is checked before the caller: a client that tries GET learns that there is none, not that
-it needs a token. An operator is a caller whose token has the scope that the configuration names for
-operators; without such a scope there are none. Without authentication the one local subject is an
-operator if the gateway serves this machine alone.
+The head is checked before the caller: a client that tries GET is told that GET is not served, not
+that it needs a token. An operator is a caller whose token has `auth.operator_scope`; if that is not
+set, there are none. Without authentication the one local subject is an operator if the gateway
+serves this machine alone.
 
-An `AuthError` is answered with OAuth's challenge, any other `GatewayError` as a JSON-RPC error, an
-unexpected exception with a reference to the log; outside the MCP endpoints Starlette answers it.
+An `AuthError` is answered with OAuth's challenge, any other `GatewayError` as a JSON-RPC error, and
+an unexpected exception with a reference to the log. Starlette answers the last outside the MCP
+endpoints.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ _BOTH: Final = frozenset({JSON, EVENT_STREAM})
 OPEN: Final = frozenset({HEALTH, OLD_TRANSPORT})
 """The paths that need no authentication."""
 PUBLIC: Final = "/.well-known/"
-"""RFC 8615: the paths that clients read before they have a token, including those with no document."""
+"""The prefix of paths that clients read before they have a token (RFC 8615), whether they have a
+document or not."""
 LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 MAX_KEPT_BYTES: Final = 256
 """The longest header value that is cached, or read whole."""
@@ -106,7 +108,7 @@ class Guard:
         loopback_only: bool = False,
     ) -> None:
         self._app = app
-        # sees requests of allowed origins only: every other one has been refused by then
+        # gets requests from allowed origins only: `_refusal` refuses all others
         self._cors = CORSMiddleware(
             app,
             allow_origins=["*"],
@@ -115,11 +117,11 @@ class Guard:
             expose_headers=["WWW-Authenticate", "Mcp-Session-Id"],
         )
         self._hosts = frozenset(host.lower() for host in hosts)
-        # a name that only `*` allows may be anyone's: its pages are not ours
+        # a name that only `*` allows may be an attacker's: do not trust its pages
         self._own_names = (self._hosts - {"*"}).union(LOOPBACK) if own_origin else frozenset[str]()
         self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
         self._known_hosts: set[bytes] = set()
-        """Host headers that were allowed, to parse each only once."""
+        """The Host headers that were allowed, so that each is parsed only once."""
         self._loopback_only = loopback_only
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -142,7 +144,7 @@ class Guard:
     def _refusal(self, headers: Headers, server: Any) -> str | None:
         if self._loopback_only and not (_is_loopback(server) and _is_from_here(headers)):
             return _EXPOSED
-        # a proxy might read the other one
+        # of two values, a proxy might use the one that is not checked here
         if not _ONCE.isdisjoint(headers.repeated):
             return "Host and Origin may be sent once"
         host, origin = headers.get(b"host", b""), headers.get(b"origin")
@@ -203,8 +205,8 @@ def public_origins(public_url: str | None) -> list[str]:
 
 
 def default_hosts(public_url: str | None, on_lambda: bool) -> list[str]:
-    """Return `http.allowed_hosts` where it is not set. No browser can reach a function on AWS
-    Lambda under a name of an attacker's own."""
+    """Return the default of `http.allowed_hosts`. On AWS Lambda it allows all: no browser can reach
+    a function under an attacker's host name."""
     if on_lambda:
         return ["*"]
     public = urlsplit(public_url or "").hostname
@@ -214,16 +216,16 @@ def default_hosts(public_url: str | None, on_lambda: bool) -> list[str]:
 
 
 def _is_loopback(server: Any) -> bool:
-    """Return whether a connection was accepted at an address of this machine alone. A name (on AWS
-    Lambda the Host header) or a path says nothing, and counts as one."""
+    """Return whether a connection was accepted at a loopback address. A name (on AWS Lambda the
+    Host header) or the path of a socket counts as loopback."""
     if not server or server[0] in _USUAL or len(server[0]) > MAX_KEPT_BYTES:
         return True
     return _is_own(server[0])
 
 
 def _is_from_here(headers: Headers) -> bool:
-    """Return whether no proxy on this machine reports that the request came from another one. A
-    proxy appends to a client's value, so a value too long to read whole does not count as local."""
+    """Return whether no proxy on this machine reports that the request came from another machine. A
+    proxy appends to a client's value, so a value above `MAX_KEPT_BYTES` does not count as local."""
     if _FORWARDED.isdisjoint(headers):
         return True
     values = [headers[name] for name in _FORWARDED if name in headers]
@@ -248,17 +250,17 @@ def _shown(value: bytes) -> str:
 
 
 class RequestMiddleware:
-    """Makes one answer and one log line of whatever the layers inside do or raise.
+    """Turns every outcome of the inner layers into one answer and one log line.
 
     Args:
         app: the layers inside.
         endpoints: the view at each path of an MCP endpoint.
         resources: each view as a protected resource; empty without authentication.
         verifiers: the verifier of each view, the usual one first.
-        nothing: answers a caller who is no operator and cannot become one.
+        nothing: answers a caller that is no operator and cannot become one.
         operator_scope: the scope of operators; `None` if there is none.
         local_operates: whether the one subject of a gateway without authentication is an operator.
-        clock: makes references.
+        clock: makes the references of unexpected exceptions.
         send_s: seconds that a client may take for one event.
     """
 
@@ -291,7 +293,7 @@ class RequestMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            if scope["type"] == "websocket":  # there is none, and its caller is not authenticated
+            if scope["type"] == "websocket":  # refused: its caller would not be authenticated
                 await send({"type": "websocket.close", "code": 1008})
                 return
             await self._app(scope, receive, send)
@@ -342,7 +344,7 @@ class RequestMiddleware:
         """Return whether the caller may use a path that is no MCP endpoint.
 
         Raises:
-            AuthError: a token, or one with the scope of operators, would let the caller in.
+            AuthError: the caller needs a token, or one with the scope of operators.
         """
         if exchange.path in OPEN or exchange.path.startswith(PUBLIC):
             return True
@@ -359,7 +361,7 @@ class RequestMiddleware:
         """Send 401 or 403 with its challenge (RFC 6750 section 3).
 
         The body is a JSON-RPC error if the id of the request is known, because clients show no
-        other; otherwise it is OAuth's.
+        other error. Otherwise it is an OAuth error.
         """
         exchange.label, exchange.error = "unauthorized", str(error)
         resource = self._resources.get(exchange.view, self._usual)
@@ -379,10 +381,10 @@ class RequestMiddleware:
 
 
 def _check(method: str, headers: Mapping[bytes, bytes]) -> frozenset[bytes]:
-    """Return which of JSON and event streams the client accepts.
+    """Return the media types that the client accepts, of JSON and event streams.
 
     Raises:
-        TransportError: this endpoint does not serve the HTTP method or the media types.
+        TransportError: the endpoint does not serve the HTTP method or the media types.
     """
     accept = headers.get(b"accept")
     if method in ("GET", "DELETE") and SESSION in headers and may_be_older(headers):

@@ -1,4 +1,4 @@
-"""The connection that is closed when a process has as many as it may have, and one more arrives.
+"""The choice of a connection to close when another one arrives at the limit of a process.
 
 Attackers hold connections open and send nothing, or slowly; honest clients send a request at once
 and read its answer. So connections are closed in this order, and in one stage first those of the
@@ -7,7 +7,7 @@ address that holds the most, the oldest before the others:
     ENDING → NEW, beyond an eighth of all places → RECEIVING → IDLE → ANSWERING, of an
     address over its share → NEW
 
-The eighth keeps a flood of new connections from closing each other before any could send its
+The eighth keeps new connections in a flood from closing each other before any could send its
 request. From RECEIVING on, connections younger than a second are spared, except those of an address
 that sends many requests in parts, and an idle one whose own address needs the place.
 """
@@ -23,22 +23,22 @@ from operator import attrgetter
 from typing import Final, Protocol, TypeVar
 
 SETTLED_S: Final = 1.0
-"""Seconds in a stage from RECEIVING on before a connection may be closed for another."""
+"""Seconds for which a connection in RECEIVING or a later stage is spared."""
 
 
 class Stage(IntEnum):
-    """What a connection is doing."""
+    """The stage of a connection."""
 
     ENDING = 0
-    """It was refused, or is being closed."""
+    """The connection was refused, or is being closed."""
     NEW = 1
-    """No whole head has ever arrived on it."""
+    """No complete head has arrived on the connection yet."""
     RECEIVING = 2
     """A part of a request has arrived."""
     IDLE = 3
-    """Its last request was answered."""
+    """The last request was answered."""
     ANSWERING = 4
-    """A request is being served, or its answer read."""
+    """A request is being served, or its response read."""
 
 
 class Connection(Protocol):
@@ -50,7 +50,7 @@ class Connection(Protocol):
 
     @property
     def since(self) -> float:
-        """Return when the stage began, in seconds."""
+        """Return when the stage began, in seconds on the event loop's clock."""
 
     @property
     def address(self) -> str:
@@ -101,7 +101,8 @@ def makes_room(
 
 
 def _slow(receiving: list[C], newcomer: str, now: float) -> list[C]:
-    """Return requests that arrive slowly, or whose address sends more at once than the newcomer's."""
+    """Return the connections whose request arrives slowly, or whose address has more of them than
+    the newcomer's."""
     counts = _counts(receiving)
     few = max(1, counts[newcomer])
     return [
@@ -120,7 +121,8 @@ def _unused(idle: list[C], newcomer: str, now: float) -> list[C]:
 
 
 def _over_share(stages: list[list[C]], newcomer: str, share: int, now: float) -> C | None:
-    """Return the oldest call of the address furthest over its share, if the newcomer's is below."""
+    """Return the oldest call of the address furthest over its share, if the newcomer's address is
+    below its own."""
     counts = _counts(chain.from_iterable(stages))
     if counts[newcomer] >= share:
         return None

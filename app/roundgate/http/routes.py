@@ -1,16 +1,16 @@
 """Path operations beside the MCP endpoints: health for probes and metadata for OAuth clients.
 
-`/docs` lists them where `http.docs` is on.
+`/docs` lists them if `http.docs` is on.
 
-`/sse` belonged to the transport of 2024-11-05. Its clients open a stream, read on it where to post,
-post `initialize`, and wait for the response on the stream; they show the status of an error
-response, but no text. So the stream is opened, and gets an error with a sentence, under the ids with
-which the official SDKs begin. The replica that takes the post does not know the stream; so the error
-is sent a moment later, and again, because clients drop a response that precedes its request.
+`/sse` belonged to the transport of 2024-11-05. Its clients open a stream, read the address for posts
+from it, post `initialize`, and wait for the response on the stream. They show the status of an error
+response, but not its text. So the gateway opens the stream and sends an error with a text, under the
+first ids of the official SDKs. The replica that gets the post does not know the stream, and clients
+drop a response that precedes its request. So the error is sent after a pause, and repeated.
 
     GET  /sse            event: endpoint, message (1 s), message (2 s), message (4 s), end
-    POST /sse?from=sse   202: the client was sent here by that stream
-    POST /sse            400 with the sentence, under the id of the request
+    POST /sse?from=sse   202: the stream gave the client this address
+    POST /sse            400 with the text, under the id of the request
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ OLD_TRANSPORT: Final = "/sse"
 METADATA_MAX_AGE_S: Final = 300
 """How long clients may cache the metadata of a protected resource, in seconds."""
 PAUSES_S: Final[Sequence[float]] = (1.0, 1.0, 2.0)
+"""Seconds before each of the errors on a stream of `/sse`."""
 MAX_OPEN: Final = 100
-"""Streams of `/sse` that one process holds open; further clients get the sentence as JSON."""
+"""The limit on open streams of `/sse` in one process; further clients get the error as JSON."""
 _FIRST_IDS: Final = (0, 1)
 _FROM_STREAM: Final = "from=sse"
 
@@ -92,7 +93,7 @@ def make_router(
 
 
 def _add_document(router: APIRouter, path: str, answer: Callable[..., Any], summary: str) -> None:
-    """Serve a document to GET, and its head to HEAD, which the API's description omits."""
+    """Serve a document to GET and HEAD. The OpenAPI document omits HEAD."""
     for method in ("GET", "HEAD"):
         router.add_api_route(
             path,

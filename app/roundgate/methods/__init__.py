@@ -1,6 +1,7 @@
-"""From a valid request to its result: one table of all methods, and one module for each group.
+"""The methods of the protocol, from a valid request to its result: one table of all methods, and
+one module for each group.
 
-Knows the catalog and the engine; knows neither HTTP nor the revision of the client.
+The package depends on the catalog and the engine, not on HTTP or the client's revision.
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@
     replica B   has a stream open: reads the row every second ─▶ its streams
 
 `Hub` has the streams of this process. A stream holds at most one pending message per method and URI
-or task, so a slow reader costs no more than its subscription, and loses nothing that it must know.
+or task. So a slow reader costs no more memory than its subscription: repeated changes become one message.
 
-`Changes` shares changes through one row. Each change in it has a number; a replica publishes those
-after the last one that it has seen. The row has only the latest changes, as many as a cheap read
-takes. A replica that has missed more tells every stream that everything it listens to has changed:
-a notification too many costs the client a read, one too few leaves it with an old state. The row
-does not say which client listens to what. A replica without streams reads nothing.
+`Changes` shares changes through one row. Each change in the row has a number, and a replica publishes
+the changes after the last one that it has read. The row has only the latest changes, as many as fit a
+cheap read. A replica that has missed more notifies every stream of all its topics: a notification too
+many costs the client a read, a missing one leaves it with an old state. The row does not record the
+subscriptions of clients. A replica without streams reads nothing.
 """
 
 from __future__ import annotations
@@ -32,22 +32,24 @@ from roundgate.protocol import RequestId, SubscriptionFilter, jsonrpc, notificat
 from roundgate.storage import SessionRow, SessionStore
 
 Topic: TypeAlias = tuple[str, str | None]
-"""A method and, for `notifications/resources/updated`, the URI, for `notifications/tasks` the id."""
+"""A method, with the URI for `notifications/resources/updated` and the id for `notifications/tasks`."""
 _Caller: TypeAlias = tuple[str, str, str]
 """Issuer, subject, client."""
 
 MAX_CHARS: Final = 3_500
 """Characters of all changes in the row: a consistent read of DynamoDB costs the same up to 4 KB."""
 MAX_PENDING: Final = 1_000
-"""Changes that wait for a store that cannot be reached; beyond it they become "everything"."""
+"""The limit on changes that wait for a store that is down; beyond it they become "everything"."""
 KEEP_MS: Final = 3_600_000
-"""How long the row is kept after the last change."""
+"""Milliseconds that the row is kept after the last change."""
 PAUSE_S: Final = 0.005
-"""The pause after a write that lost to another replica's; the second takes twice that, and so on."""
+"""Seconds before a write that lost to another replica's is tried again; the pause grows by as much
+with each try."""
 RETRY_S: Final = 5.0
-"""The pause before a failed write is tried again."""
+"""Seconds before a failed write is tried again."""
 SLOWEST_S: Final = 60.0
-"""The longest pause between reads of a store that fails; each is twice the one before."""
+"""The longest pause between reads of a store that fails, in seconds; each is twice the one
+before."""
 _KEY: Final = "changes"
 _TRIES: Final = 20
 _EVERYTHING: Final = "*"
@@ -62,33 +64,35 @@ _LETTERS: Final[Mapping[str, str]] = MappingProxyType(
 _METHODS: Final = {letter: method for method, letter in _LETTERS.items()}
 
 MAX_OTHERS: Final = 200
+"""The limit on changes that are remembered for topics that a stream may add."""
 
 log = logging.getLogger("roundgate.subscriptions")
 
 
 @dataclass(eq=False, slots=True)
 class Subscription:
-    """One open stream, and its pending messages."""
+    """An open stream, and its pending messages."""
 
     id: RequestId
     topics: frozenset[Topic]
     acknowledged: dict[str, Any]
     caller: Principal
     view: str = ""
-    """The view at which it was opened."""
+    """The view of the stream."""
     learns: bool = False
-    """Whether its topics are read again from time to time (`listen_to`): it is also told of changes
-    before that."""
+    """Whether the topics are updated from time to time (`listen_to`). The stream then remembers
+    other changes for topics that are added later."""
     ends: list[Callable[[], None]] = field(default_factory=list)
-    """Called when it has ended."""
+    """Called when the stream has ended."""
     _pending: dict[Topic, bytes | None] = field(default_factory=dict)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _closing: bool = False
     _others: set[Topic] = field(default_factory=set)
-    """Changes that it may learn to want; more than `MAX_OTHERS` stand for everything."""
+    """Changes of other topics, which may be added; more than `MAX_OTHERS` mean that everything
+    changed."""
 
     def offer(self, topic: Topic, params: bytes | None = None) -> None:
-        """Note a change, if it is wanted; `params` is a JSON object with its details."""
+        """Record a change of one of the topics; `params` is a JSON object with its details."""
         if topic in self.topics:
             self._pending[topic] = params
             self._wake.set()
@@ -96,7 +100,7 @@ class Subscription:
             self._others.add(topic)
 
     def offer_everything(self) -> None:
-        """Note that everything but tasks may have changed."""
+        """Record that everything but tasks may have changed."""
         for topic in self.topics:
             if topic[0] != notifications.TASK:
                 self.offer(topic)
@@ -106,7 +110,7 @@ class Subscription:
             )
 
     def listen_to(self, topics: frozenset[Topic]) -> None:
-        """Replace the topics, and note those that have changed since the last call."""
+        """Replace the topics, and record the new ones that have changed since the last call."""
         known, self.topics = self.topics, topics
         others, self._others = self._others, set()
         for topic in topics - known:
@@ -174,7 +178,7 @@ class Hub:
 
     @property
     def streams(self) -> int:
-        """Return how many are open."""
+        """Return the number of open streams."""
         return len(self._open)
 
     def subscribe(
@@ -233,7 +237,7 @@ class Hub:
             del self._of_caller[caller]
 
     def publish(self, method: str, uri: str | None = None) -> None:
-        """Notify each stream that wants a change; `uri` names the resource, if it is about one."""
+        """Notify each stream that listens to a change; `uri` names the changed resource, if any."""
         for subscription in self._open:
             subscription.offer((method, uri))
 
@@ -243,7 +247,7 @@ class Hub:
             subscription.offer_everything()
 
     def publish_list(self, method: str, view: str) -> None:
-        """Notify each stream of a view that wants changes of one of its lists."""
+        """Notify each stream of a view that listens to one of its lists."""
         for subscription in self._open:
             if subscription.view == view:
                 subscription.offer((method, None))
@@ -258,7 +262,7 @@ class Hub:
 def _topics(
     wanted: SubscriptionFilter, features: frozenset[str]
 ) -> tuple[frozenset[Topic], dict[str, Any]]:
-    """Return the topics that are wanted and served, and the filter as it is acknowledged."""
+    """Return the topics that are both wanted and served, and the acknowledged filter."""
     lists = {
         "tools": (wanted.tools_list_changed, notifications.TOOLS_CHANGED),
         "prompts": (wanted.prompts_list_changed, notifications.PROMPTS_CHANGED),
@@ -283,7 +287,7 @@ class _Latest:
     """The content of the row."""
 
     epoch: str
-    """Another epoch is another row, which counts from 1 again."""
+    """The id of the row: a new row has another epoch, and counts from 1 again."""
     last: int
     """The number of the last change."""
     changes: Sequence[str]
@@ -316,7 +320,7 @@ class Changes:
         rows: the store that all replicas share.
         clock: the clock of the process.
         every_s: seconds between two reads of the row.
-        shares: whether other replicas are notified; there is no need where no streams can be open.
+        shares: whether other replicas are notified; False if the platform holds no streams.
     """
 
     def __init__(
@@ -338,7 +342,7 @@ class Changes:
 
     async def publish(self, method: str, uri: str | None = None) -> None:
         """Notify local streams immediately, and other replicas before returning. If the store is
-        down, notify them once it recovers. `uri` names the resource, if it is about one."""
+        down, notify them once it recovers. `uri` is the resource's, if the change is of one."""
         self.hub.publish(method, uri)
         if not self._shares:
             return
@@ -351,18 +355,19 @@ class Changes:
                 self._retry = asyncio.create_task(self._keep_writing())
 
     async def ready(self) -> None:
-        """Read the row before the first stream opens here, which gets all later changes."""
+        """Read the row before the first stream opens in this process, so that the stream gets all
+        later changes."""
         if self._looking is None and self._shares:
             try:
                 seen = await self._read()
             except Unavailable:
-                seen = None  # a notification too many, then
+                seen = None  # old changes are then published again, which does no harm
             if self._looking is None:
                 self._seen = seen
 
     def follow(self, subscription: Subscription) -> None:
-        """Notify a stream of changes elsewhere until it ends. Call it without an await after
-        `ready`."""
+        """Notify a stream of changes at other replicas until it ends. Call it without an await
+        after `ready`."""
         if not self._shares:
             return
         self._following += 1
@@ -371,7 +376,7 @@ class Changes:
             self._looking = asyncio.create_task(self._keep_looking())
 
     async def aclose(self) -> None:
-        """Stop reading, and try once more to write what is pending."""
+        """Stop reading, and try once more to write pending changes."""
         tasks = [task for task in (self._retry, self._looking) if task is not None]
         for task in tasks:
             task.cancel()
@@ -396,7 +401,7 @@ class Changes:
             await self._is_flushed()
 
     async def _is_flushed(self) -> bool:
-        """Write what is pending, and return whether that succeeded."""
+        """Write pending changes, and return whether that succeeded."""
         async with self._turn:
             # a change noted from here on is written again, even the same one
             more, self._pending = self._pending, {}
@@ -407,7 +412,7 @@ class Changes:
                         break
                     await asyncio.sleep(PAUSE_S * (tried + 1))
             except Unavailable:
-                pass  # the caller logs that, and tries again
+                pass  # the caller logs the failure and tries again
             except Exception as error:
                 log.error("changes could not be told elsewhere", exc_info=error)
             finally:
@@ -428,7 +433,7 @@ class Changes:
         return done
 
     def _remember(self, numbers: range, epoch: str) -> None:
-        """Remember changes that the streams here already have."""
+        """Remember changes that the streams of this process already have."""
         if self._following and len(self._own) < MAX_PENDING:
             self._own |= dict.fromkeys(numbers, epoch)
 
@@ -440,10 +445,10 @@ class Changes:
         while True:
             await asyncio.sleep(min(self._every_s * 2 ** min(failures, 16), SLOWEST_S))
             try:
-                async with self._turn:  # a change being written would look like another replica's
+                async with self._turn:  # not during a write: it would look like another replica's
                     self._tell(await self._read())
                 failures = 0
-            except Exception as error:  # the loop has to survive it
+            except Exception as error:  # the loop must continue
                 if not failures:
                     fields = {"error": str(error) or type(error).__name__}
                     log.warning(
@@ -467,12 +472,12 @@ class Changes:
 
 
 def _written(method: str, uri: str | None) -> str:
-    """Return a change as the row has it: a letter, and its URI."""
+    """Return a change in the format of the row: a letter and the URI."""
     return f"{_LETTERS[method]}{uri or ''}"
 
 
 def _opened(row: SessionRow | None) -> _Latest | None:
-    """Return the content of a row; `None` without one, and for one that another version wrote."""
+    """Return the content of a row, or `None` if there is no row or another version wrote it."""
     try:
         value: Any = None if row is None else json.decode(row.value)
     except ParseError:

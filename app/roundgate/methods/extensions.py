@@ -1,4 +1,4 @@
-"""The extensions of the protocol, and their table: no other module names one.
+"""The extensions of the protocol, and their table.
 
 Tasks (SEP-2663): tasks/get, tasks/update and tasks/cancel. Calls become tasks in
 `roundgate.methods.tools`; `roundgate.protocol.tasks` has the life of a task.
@@ -33,18 +33,18 @@ from roundgate.protocol import (
 from roundgate.tasks import NamedTask
 
 _ROUTE: Final = Route("tasks", named_by="taskId", needs_name_header=False)
-"""The extension demands the header of clients, for routing that the gateway does not need;
-FastMCP 4.1 does not send it."""
+"""The route of all three methods. The extension requires the header of clients, for routing that
+the gateway does not need; FastMCP 4.1 does not send it."""
 
 
 class TaskParams(Params):
-    """tasks/get and tasks/cancel"""
+    """The params of tasks/get and tasks/cancel."""
 
     task_id: str = Field(alias="taskId")
 
 
 class UpdateTaskParams(TaskParams):
-    """tasks/update"""
+    """The params of tasks/update."""
 
     input_responses: dict[str, Any] = Field(alias="inputResponses")
 
@@ -57,8 +57,8 @@ class TasksExtension(Extension):
     routes = MappingProxyType({"tasks/get": _ROUTE, "tasks/update": _ROUTE, "tasks/cancel": _ROUTE})
 
     def is_served(self, catalog: Catalog) -> bool:
-        """Return whether there are tasks of ours or of a service, or may be once a missing back end
-        is served again."""
+        """Return whether the catalog has tasks of the gateway or of a service, or may have some
+        once a missing back end is served again."""
         return makes_tasks(catalog) or bool(catalog.task_sources or catalog.missing)
 
     def methods(self, kit: Kit) -> Mapping[str, Method[Any]]:
@@ -72,12 +72,12 @@ class TasksExtension(Extension):
 
 
 def makes_tasks(catalog: Catalog) -> bool:
-    """Return whether calls of some tool become tasks of ours, which need workers."""
+    """Return whether calls of some tool become tasks of the gateway, which need workers."""
     return any(served.tool.task != "forbidden" for served in catalog.tools.values())
 
 
 class TaskMethods:
-    """The tasks of a caller, ours and those of services behind us."""
+    """The tasks of a caller: the gateway's and those of services behind it."""
 
     def __init__(self, kit: Kit) -> None:
         self._tasks = kit.parts.tasks
@@ -86,30 +86,30 @@ class TaskMethods:
         self._rest = kit.results.rest()
 
     async def get(self, context: RequestContext, asked: TaskParams) -> Reply:
-        """tasks/get"""
+        """Serve tasks/get."""
         task = await self._find(context, asked.task_id)
         return Reply(b"%b%b" % (self._tasks.detailed(await task.look())[:-1], self._rest))
 
     async def update(self, context: RequestContext, asked: UpdateTaskParams) -> Reply:
-        """tasks/update"""
+        """Serve tasks/update."""
         task = await self._find(context, asked.task_id)
         await task.update(asked.input_responses)
         return self._acknowledged
 
     async def cancel(self, context: RequestContext, asked: TaskParams) -> Reply:
-        """tasks/cancel"""
+        """Serve tasks/cancel."""
         task = await self._find(context, asked.task_id)
         await task.cancel()
         return self._acknowledged
 
     async def _find(self, context: RequestContext, task_id: str) -> NamedTask:
-        """Return a task of the caller, of a tool that it may call. Reads no row for that unless some
-        task's tool needs scopes.
+        """Return a task of the caller whose tool it may call. Reads no row unless some task's tool
+        needs scopes.
 
         Raises:
-            TaskNotFound: it is unknown, has expired, or is another owner's.
-            InsufficientScope
-            Unavailable: the scopes of its tool are not known now.
+            TaskNotFound: the task is unknown, has expired, or is another owner's.
+            InsufficientScope: the tool of the task needs scopes that the token lacks.
+            Unavailable: the scopes of the tool are not known now.
         """
         principal = context.principal
         task = self._tasks.find(principal, task_id)
@@ -120,7 +120,8 @@ class TaskMethods:
 
 
 class SearchExtension(Extension):
-    """Search in place of a long list. It has no methods: every client can call its tools."""
+    """Search in place of a long list. The extension has no methods: every client can call its
+    tools."""
 
     name = "roundgate/search"
     feature = "search"
@@ -130,11 +131,11 @@ class SearchExtension(Extension):
         return catalog.call_tool is not None
 
     def settings(self) -> None:
-        """Return None: clients need not know."""
+        """Return None: clients need not know of the extension."""
         return
 
     def tools(self, tools: Tools, kit: Kit) -> Tools:
-        """Return the tools with calls through `call_tool`."""
+        """Return tools that serve calls through `call_tool`."""
         call_tool = kit.catalog.call_tool
         if call_tool is None:
             return tools
@@ -142,7 +143,7 @@ class SearchExtension(Extension):
 
 
 class ThroughSearch:
-    """Tools behind a search; others are called through the tool `call_tool`."""
+    """Tools behind a search: a call of `call_tool` is a call of the tool that it names."""
 
     def __init__(self, tools: Tools, catalog: Catalog, call_tool: str, results: Results) -> None:
         self._tools = tools
@@ -151,11 +152,11 @@ class ThroughSearch:
         self._results = results
 
     async def list(self, context: RequestContext, asked: ListParams) -> Reply:
-        """tools/list"""
+        """Serve tools/list."""
         return await self._tools.list(context, asked)
 
     async def call(self, context: RequestContext, asked: CallToolParams) -> Reply:
-        """tools/call"""
+        """Serve tools/call."""
         if asked.name != self._call_tool:
             return await self._tools.call(context, asked)
         context.correlation.through = self._call_tool
@@ -172,7 +173,7 @@ class ThroughSearch:
             return self._results.tool(ToolResult.error(text))
         arguments = asked.arguments.get("arguments", {})
         named = asked.model_copy(update={"name": name, "arguments": arguments})
-        # a client mirrors arguments by the schema that it knows, which is not the tool's
+        # headers mirror arguments by the schema of `call_tool`, not of the named tool
         inbound = replace(context.inbound, headers=None, name=name)
         return await self._tools.call(replace(context, inbound=inbound), named)
 
@@ -182,4 +183,4 @@ EXTENSIONS: Final[tuple[Extension, ...]] = (TasksExtension(), SearchExtension())
 ROUTES: Final[Mapping[str, Route]] = {
     method: route for extension in EXTENSIONS for method, route in extension.routes.items()
 }
-"""The methods of all extensions, served or not."""
+"""The routes of all extensions' methods, served or not."""

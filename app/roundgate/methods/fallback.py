@@ -1,21 +1,21 @@
-"""tools/list and tools/call for clients that cannot be asked, or know no tasks, where there is a
-substitute for that.
+"""tools/list and tools/call with substitutes for clients that cannot be asked or do not know tasks.
 
-A call runs as if its client could do everything that has a substitute. Questions or a task that the
-client cannot handle are then told by other means:
+A call runs as if its client had every capability with a substitute. If it ends with questions or a
+task that the client cannot handle, the client gets the substitute:
 
-    questions   in words, with a tool that takes the answers
-    a task      its result, for which the call waits, or a handle, and its tools   `task_tools`
+    questions   the questions in words, and a tool that takes the answers
+    a task      its result, for which the call waits; or a handle, and tools that take it   `task_tools`
 
     tools/call deploy {env}            →  a result: "It needs answers … call `answer` with {state, answers}"
     tools/call answer {state, answers} →  the next round of `deploy`: its result, or more words
 
-`state` has, sealed for this caller, the tool, its arguments and the `requestState` of the round that
-asked, which is checked as in any other round. A state too long for a model to copy is a row, and
-the state has its key. The model may make an answer up, so approvals are never asked in words.
+`state` has the tool, its arguments and the `requestState` of the round that asked, sealed for this
+caller. The `requestState` is checked as in any other round. If the state is too long for a model to
+copy, these facts are stored in a row, and the state has its key. A model may invent an answer, so
+approvals are never asked in words.
 
-Clients and tools that need no substitute pass through unchanged. A list with the gateway's own tools
-depends on the capabilities of the client, so it is its own (`cacheScope: private`).
+Calls that need no substitute pass through unchanged. A list with the gateway's own tools depends on
+the client's capabilities, so clients must not share it (`cacheScope: private`).
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ from roundgate.storage import SessionStore
 from roundgate.tokens import Binding, StateSealer
 
 MAX_VIEWS: Final = 256
+"""The limit on lists of tools that are kept."""
 CAN_BE_WORDS: Final[Mapping[str, Any]] = {
     "elicitation": {"form": {}, "url": {}},
     "sampling": {},
@@ -62,11 +63,11 @@ CAN_BE_WORDS: Final[Mapping[str, Any]] = {
 }
 """The capabilities that questions in words replace."""
 MAX_STATE: Final = 2_000
-"""Characters of a state that a model copies whole."""
+"""The longest state that a model copies whole, in characters."""
 LEEWAY_S: Final = 60.0
-"""How much longer than its state a row is kept."""
+"""Seconds that a row is kept after its state has expired."""
 MAX_ROW: Final = 250_000
-"""Bytes of a call in a row."""
+"""The largest call in a row, in bytes."""
 _BINDING: Final = Binding("answer in words", "", "")
 _ARGUMENTS: Final = arguments_schema(
     state={"type": "string", "description": "The state, copied exactly."}, answers=ANSWERS
@@ -75,7 +76,7 @@ _LABELS: Final = frozenset({"input_required", "task"})
 
 
 class FallbackTools:
-    """Tools for clients of every kind."""
+    """Tools with substitutes for what a client lacks."""
 
     def __init__(self, tools: Tools, fallback: Fallback, kit: Kit) -> None:
         parts, config = kit.parts, kit.config
@@ -99,7 +100,7 @@ class FallbackTools:
         self._views: dict[tuple[int, bool, bool], tuple[Pages, Pages]] = {}
 
     async def list(self, context: RequestContext, asked: ListParams) -> Reply:
-        """tools/list"""
+        """Serve tools/list."""
         capabilities = context.inbound.meta.capabilities
         in_words = bool(self._fallback.in_words) and not capabilities.has_declared(CAN_BE_WORDS)
         handles = bool(self._fallback.with_handles) and not capabilities.has_declared(REQUIRED)
@@ -107,8 +108,8 @@ class FallbackTools:
         return self._list.reply(self._view(pages, in_words, handles), asked.cursor)
 
     def _view(self, pages: Pages, in_words: bool, handles: bool) -> Pages:
-        """Return the list for a client that cannot be asked, or lacks the tasks extension. Each is
-        made once for a set of scopes."""
+        """Return the list for a client that cannot be asked, or lacks the tasks extension. A list
+        is made once for each set of scopes."""
         if not (in_words or handles):
             return pages
         key = (id(pages), in_words, handles)
@@ -132,7 +133,7 @@ class FallbackTools:
         return view
 
     async def call(self, context: RequestContext, asked: CallToolParams) -> Reply:
-        """tools/call"""
+        """Serve tools/call."""
         deadline = self._waiting.deadline(context)
         own = self._own.get(asked.name)
         if own is None:
@@ -143,7 +144,7 @@ class FallbackTools:
             continued = await self._in_words.continued(asked.arguments, context.principal)
             context.correlation.tool = continued.name
             context.correlation.through = asked.name
-            # in a later round of this request its own state is newer than the one in words
+            # in a later round, the state of this request is newer than the one in the arguments
             if asked.request_state is not None:
                 continued = continued.model_copy(
                     update={
@@ -185,7 +186,8 @@ class FallbackTools:
         return await self._wait(context, asked, deadline, result["taskId"], 1)
 
     def _substituted(self, tool: str, capabilities: ClientCapabilities) -> Mapping[str, Any]:
-        """Return the capabilities with a substitute for this tool, unless the client has them all."""
+        """Return the capabilities that have a substitute for this tool; none if the client has them
+        all."""
         substituted: dict[str, Any] = {}
         if tool in self._fallback.in_words:
             substituted |= CAN_BE_WORDS
@@ -201,7 +203,8 @@ class FallbackTools:
         task_id: str,
         round_: int,
     ) -> Reply:
-        """Return the result of a call's task, its questions, or the state of a round that waits."""
+        """Return the result of a call's task, its questions, or the state for another round of
+        waiting."""
         task = self._tasks.find(context.principal, task_id)
         context.correlation.tool = asked.name
         context.correlation.task = self._tasks.name_in_log(context.principal, task_id)
@@ -231,7 +234,12 @@ class FallbackTools:
         context: RequestContext,
         asked: CallToolParams,
     ) -> Reply:
-        """Return the questions of a round, in words if the client cannot be asked."""
+        """Return the questions of a round, in words if the client cannot be asked.
+
+        Raises:
+            MissingCapability: the client cannot be asked, and these questions are not asked in
+                words.
+        """
         required = requirement_of(requests)
         capabilities = context.inbound.meta.capabilities
         if capabilities.has_declared(required):
@@ -248,7 +256,8 @@ class FallbackTools:
 
 
 def _without_output(entry: bytes) -> bytes:
-    """Return a tool without its output schema: clients would refuse questions or a handle."""
+    """Return a tool without its output schema: clients would refuse questions or a handle as its
+    result."""
     definition = json.decode(entry)
     if definition.pop("outputSchema", None) is None:
         return entry
@@ -267,7 +276,7 @@ def answer_definition(name: str) -> dict[str, Any]:
 
 
 class InWords:
-    """Asks in words, and continues with the answers."""
+    """Asks questions in words, and continues calls with the answers."""
 
     def __init__(
         self, sealer: StateSealer, rows: SessionStore, clock: Clock, answer_tool: str
@@ -285,7 +294,7 @@ class InWords:
         call: CallToolParams,
         principal: Principal,
     ) -> ToolResult:
-        """Return the result that asks.
+        """Return a tool's result with the questions in words.
 
         Args:
             requests: the questions on the wire, by key.
@@ -309,7 +318,7 @@ class InWords:
                     "with its arguments); call with smaller arguments"
                 )
             key = f"words.{self._clock.new_id()}"
-            # not before the state with its key expires
+            # longer than the state with the row's key is valid
             kept_s = self._sealer.lifetime_s + self._sealer.leeway_s + LEEWAY_S
             forget_ms = self._clock.now_ms() + int(kept_s * 1000)
             await self._rows.put_new(key, data, forget_ms)
@@ -326,10 +335,10 @@ class InWords:
         )
 
     async def continued(self, arguments: Mapping[str, Any], principal: Principal) -> CallToolParams:
-        """Return the next round of the call that asked.
+        """Return the params of the next round of the call that asked.
 
         Raises:
-            ToolError: the arguments are wrong, or the state is not this caller's, or too old.
+            ToolError: the arguments are invalid, or the state is another caller's or has expired.
             Unavailable: the row of the state cannot be read now.
         """
         if not self._arguments.is_valid(arguments):

@@ -1,10 +1,10 @@
 """Rounds of `once` tools: the same retry gets the same outcome, and takes effect once.
 
-    retry    ──claim──▶ (won)  served, its outcome written ──▶ answered
-    its twin ──claim──▶ (lost) waits for the outcome       ──▶ answered with it
+    retry        ──claim──▶ (won)  served, its outcome stored ──▶ answered
+    second retry ──claim──▶ (lost) waits for the outcome      ──▶ answered with it
 
 A token proves integrity, not single use. So a round is claimed by a conditional write under the id
-of its token, or under the client's key, with a digest of the answers that came with it.
+of its token, or under the client's key, with a digest of the answers in the request.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _ERROR: Final = b"error"
 
 
 def kept_reply(reply: Reply) -> bytes:
-    """Return a reply as a row keeps it."""
+    """Return a reply in the format of a row."""
     return b"%b %b" % (reply.label.encode(), reply.result)
 
 
 def kept_error(error: GatewayError) -> bytes:
-    """Return an error as a row keeps it; an error of another kind becomes `InvalidParams`."""
+    """Return an error in the format of a row; an error of another kind becomes `InvalidParams`."""
     match error:
         case MissingCapability():
             about = [error.what_for, dict(error.missing), error.has_substitute]
@@ -62,7 +62,7 @@ def kept_error(error: GatewayError) -> bytes:
 
 
 def stored_reply(kept: bytes) -> Reply:
-    """Return the reply that a row keeps, or raise its error."""
+    """Return the reply from a row, or raise the error in it."""
     word, _, body = kept.partition(b" ")
     if word != _ERROR:
         return Reply(body, word.decode())
@@ -79,7 +79,7 @@ _UNKNOWN_OUTCOME: Final = (
 
 
 class Once:
-    """Serves rounds once."""
+    """Serves each round of a `once` tool at most once."""
 
     def __init__(self, store: OnceStore, sealer: StateSealer, clock: Clock) -> None:
         self._once = store
@@ -94,18 +94,19 @@ class Once:
     async def serve(
         self, round_: Round, asked: InputParams, call: Call, run: Callable[[], Awaitable[Reply]]
     ) -> Reply:
-        """Serve a round of a `once` tool. A first round has no token: without a key it is a new call.
+        """Serve a round of a `once` tool. A first round has no token: without a key, it is a new
+        call.
 
         Args:
             round_: the round.
-            asked: its params, whose answers tell retries apart.
+            asked: the params; their answers distinguish retries from other requests.
             call: the call.
-            run: serves the round, unless it has been served.
+            run: serves the round, if it was not served yet.
 
         Raises:
             StateRefused: the token was used with other answers.
-            Unavailable: the same retry is being served elsewhere and takes longer than this one can
-                wait; or a store cannot be reached.
+            Unavailable: the same retry is being served elsewhere, longer than the call's deadline;
+                or a store cannot be reached.
             ToolError: an earlier attempt ended without a known outcome.
         """
         once_id = round_.once_id
@@ -118,7 +119,7 @@ class Once:
         record = await self._once.claim(once_id, answers, give_up_ms, forget_ms)
         if record is not None:
             return stored_reply(await self._outcome_of_twin(once_id, record, answers, call))
-        # if the client hangs up now, the round still ends, and its retry finds the outcome
+        # if the client hangs up now, the round still runs to its end, for a retry
         work = asyncio.ensure_future(self._serve_and_record(once_id, run))
         self._working.add(work)
         work.add_done_callback(self._working.discard)

@@ -1,5 +1,5 @@
 """The parts that methods are made of: writers of results and lists, the scopes of callers, the parts of
-an endpoint, and `Methods`, which serves requests. `Extension` is the base of what adds methods.
+an endpoint, and `Methods`, which serves requests. `Extension` is the base class of extensions.
 
 Handlers return facts; `resultType`, `serverInfo` and caching hints belong to the revision
 (`protocol.revision.ResultFormat`).
@@ -68,8 +68,8 @@ class Results:
         """Return a result as JSON.
 
         Args:
-            result: its members, without those that every result has.
-            cache: how long clients may cache it, for methods with such a hint.
+            result: the members, without those that every result has.
+            cache: how long clients may cache the result, for methods with such a hint.
         """
         try:
             return self._format.write(result, cache)
@@ -77,11 +77,11 @@ class Results:
             raise self._failed(error) from error
 
     def reply(self, result: Mapping[str, Any], cache: CacheHint | None = None) -> Reply:
-        """Return the reply of a request that succeeded."""
+        """Return the reply to a request that succeeded."""
         return Reply(self.write(result, cache))
 
     def tool(self, result: ToolResult, reason: str | None = None) -> Reply:
-        """Return the reply for a tool's result, or for its error and the reason."""
+        """Return the reply for a tool's result, which may be an error with a reason for the log."""
         written = self.write(result.to_wire())
         return Reply(written, "tool_error", reason) if result.is_error else Reply(written)
 
@@ -106,7 +106,7 @@ class Results:
 
 
 class Listing:
-    """One list. Its pages are joined from serialised entries and kept."""
+    """A list of the catalog. Its pages are joined from serialised entries and kept."""
 
     def __init__(self, member: str, cache: CacheHint, results: Results) -> None:
         self._member, self._results = member, results
@@ -114,7 +114,7 @@ class Listing:
         self._made: dict[Page, Reply] = {}
 
     def reply(self, pages: Pages, cursor: str | None) -> Reply:
-        """Return the page of a cursor.
+        """Return the page at a cursor; `None` is the first.
 
         Raises:
             InvalidParams: the cursor does not belong to this list.
@@ -135,7 +135,7 @@ class Listing:
 class Scopes:
     """The scopes that the tools of a catalog, and the tasks of their calls, need.
 
-    They are checked at each use: the token of now decides.
+    They are checked at each use, against the token of that request.
 
     Args:
         catalog: the catalog.
@@ -152,16 +152,16 @@ class Scopes:
         self.any_task = any(
             tool.task != "forbidden" or catalog.task_sources for tool in scoped
         ) or bool(are_checked and catalog.missing)
-        """Whether any task is, or may be, of a tool that needs scopes."""
+        """Whether any task belongs, or may belong, to a tool that needs scopes."""
 
     def check(self, tool: str, principal: Principal) -> None:
-        """Raise unless the caller may use a tool and see its tasks.
+        """Raise an error unless the caller may use a tool and read its tasks.
 
-        The tasks of a tool that is not served remain their owners'. But while a back end is
-        missing, the tool may be one of that back end's, whose scopes are unknown.
+        Owners keep the tasks of a tool that is no longer served. But while a back end is missing,
+        the tool may belong to it, and its scopes are unknown.
 
         Raises:
-            InsufficientScope
+            InsufficientScope: the tool needs scopes that the token lacks.
             Unavailable: the scopes of the tool are not known now.
         """
         if not self._are_checked:
@@ -198,15 +198,15 @@ class Tools(Protocol):
     """Lists tools and calls them."""
 
     async def list(self, context: RequestContext, asked: ListParams) -> Reply:
-        """tools/list"""
+        """Serve tools/list."""
 
     def call(self, context: RequestContext, asked: CallToolParams) -> Awaitable[Reply]:
-        """tools/call"""
+        """Serve tools/call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the methods of one endpoint work with, whatever catalog they serve."""
+    """The parts of one endpoint that do not depend on its catalog."""
 
     changes: Changes
     """Sends changes to streams."""
@@ -227,7 +227,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class Kit:
-    """What the methods over one catalog, in the format of one revision, are made with."""
+    """The constructor arguments of the methods over one catalog, in the format of one revision."""
 
     config: GatewayConfig
     catalog: Catalog
@@ -240,7 +240,7 @@ class Kit:
 
 
 class Methods:
-    """All methods over one catalog, in one revision's format: a row for each name."""
+    """All methods over one catalog, in one revision's format, by name."""
 
     def __init__(self, table: Mapping[str, Method[Any]], kit: Kit) -> None:
         self.features = kit.features
@@ -253,7 +253,7 @@ class Methods:
         """Serve one request.
 
         Raises:
-            GatewayError: is answered as a JSON-RPC error.
+            GatewayError: the request is answered with a JSON-RPC error.
             AuthError: the caller may not do this.
         """
         inbound = context.inbound
@@ -263,7 +263,7 @@ class Methods:
         return method.serve(context, validate(method.params, inbound.params))
 
     def has_resource(self, uri: str) -> bool:
-        """Return whether there is something to read under a URI."""
+        """Return whether a URI can be read."""
         return self._catalog.has_resource(uri)
 
     def has_output_schema(self, tool: str) -> bool:
@@ -277,11 +277,12 @@ class Methods:
 
 
 Use: TypeAlias = AbstractContextManager[Catalog]
-"""Keeps the back ends behind the methods' catalog open while requests run: each enters it."""
+"""A context that a request enters to keep the back ends behind its catalog open."""
 
 
 class CurrentMethods:
-    """Serves each request to its end with the methods that are current when it arrives."""
+    """The current methods. A request is served to its end by the methods that were current at its
+    start."""
 
     def __init__(self, methods: Methods, use: Use) -> None:
         self.now = methods
@@ -309,22 +310,22 @@ class Extension(ABC):
     name: ClassVar[str]
     """The identifier of the extension in `capabilities.extensions`."""
     feature: ClassVar[str]
-    """The extension in one word, for the error of a server that does not offer it."""
+    """The name of the extension's feature, for the error of a server that does not offer it."""
     routes: ClassVar[Mapping[str, Route]] = {}
-    """The methods of the extension, as a revision checks requests for them."""
+    """The routes of the extension's methods, by which a revision checks requests."""
 
     @abstractmethod
     def is_served(self, catalog: Catalog) -> bool:
-        """Return whether a catalog has something to serve for the extension."""
+        """Return whether a catalog has anything to serve for the extension."""
 
     def settings(self) -> dict[str, Any] | None:
         """Return the value of `extensions.NAME` in server/discover; `None` to omit the member."""
         return {}
 
     def methods(self, kit: Kit) -> Mapping[str, Method[Any]]:
-        """Return a row for each of `routes`."""
+        """Return the method for each of `routes`."""
         return {}
 
     def tools(self, tools: Tools, kit: Kit) -> Tools:
-        """Return the tools with what the extension changes in listing and calling them."""
+        """Return the tools with the extension's changes to listing and calling them."""
         return tools

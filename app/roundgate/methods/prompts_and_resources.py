@@ -24,7 +24,7 @@ _UNCACHED: Final = CacheHint(ttl_ms=0, scope="private")
 
 
 class PromptMethods:
-    """Prompts, as the catalog has them."""
+    """The methods of prompts."""
 
     def __init__(self, kit: Kit) -> None:
         self._catalog = kit.catalog
@@ -33,11 +33,11 @@ class PromptMethods:
         self._list = Listing("prompts", kit.config.caching.prompts, kit.results)
 
     async def list(self, context: RequestContext, asked: ListParams) -> Reply:
-        """prompts/list"""
+        """Serve prompts/list."""
         return self._list.reply(self._catalog.prompt_pages, asked.cursor)
 
     async def get(self, context: RequestContext, asked: GetPromptParams) -> Reply:
-        """prompts/get"""
+        """Serve prompts/get."""
         prompt = self._catalog.prompt(asked.name)
         _check_arguments(prompt.definition.get("arguments", ()), asked.arguments)
         round_ = self._calls.begin(
@@ -55,7 +55,7 @@ class PromptMethods:
 
 
 class ResourceMethods:
-    """Resources and resource templates, as the catalog has them."""
+    """The methods of resources and resource templates."""
 
     def __init__(self, kit: Kit) -> None:
         self._catalog = kit.catalog
@@ -67,15 +67,15 @@ class ResourceMethods:
         self._templates = Listing("resourceTemplates", caching.resource_templates, kit.results)
 
     async def list(self, context: RequestContext, asked: ListParams) -> Reply:
-        """resources/list"""
+        """Serve resources/list."""
         return self._list.reply(self._catalog.resource_pages, asked.cursor)
 
     async def list_templates(self, context: RequestContext, asked: ListParams) -> Reply:
-        """resources/templates/list"""
+        """Serve resources/templates/list."""
         return self._templates.reply(self._catalog.template_pages, asked.cursor)
 
     async def read(self, context: RequestContext, asked: ReadResourceParams) -> Reply:
-        """resources/read"""
+        """Serve resources/read."""
         resource, values = self._catalog.resource(asked.uri)
         round_ = self._calls.begin(Target("resources/read", asked.uri), asked, context)
         call = self._calls.call(context, round_)
@@ -92,7 +92,7 @@ class ResourceMethods:
 
 
 class CompletionMethods:
-    """Completions of the arguments of prompts and resource templates."""
+    """The method that completes arguments of prompts and resource templates."""
 
     def __init__(self, kit: Kit) -> None:
         self._catalog = kit.catalog
@@ -101,7 +101,7 @@ class CompletionMethods:
         self._clock = kit.parts.clock
 
     async def complete(self, context: RequestContext, asked: CompleteParams) -> Reply:
-        """completion/complete"""
+        """Serve completion/complete."""
         name = asked.ref.name if isinstance(asked.ref, PromptReference) else asked.ref.uri
         completer = self._catalog.completers(asked.ref.type, name).get(asked.argument.name)
         if completer is None:

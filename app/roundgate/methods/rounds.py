@@ -1,20 +1,20 @@
-"""Calls and their rounds: open the state that came back, run the handler on it, seal the journal that it
-leaves (SEP-2322).
+"""Calls and their rounds (SEP-2322): a round opens the client's state, runs the handler on its journal,
+and seals the new journal.
 
     round 1   tools/call {arguments}                                →  input_required {inputRequests, requestState}
     round 2   tools/call {arguments, inputResponses, requestState}  →  … another round, or the result
 
-Nothing is kept here in between; round 2 may reach any process that has the keys.
+The process keeps nothing between rounds; round 2 may reach any process that has the keys.
 
 **The id of the task that a call becomes** is decided before the task exists, so that a client that
 sends a request again, because its answer was lost, gets the same task:
 
     a key of the client's (`_meta`)   its owner, the key, the tool and the arguments; the same in every later round
-    a state                           the state's id and the answers that came with it
-    neither                           a new id; should its write be in doubt, a state goes back that has it inside
+    a state                           the state's id and the answers in the same request
+    neither                           a new id; if its write is in doubt, the client gets a state with the id
 
-It is never the JSON-RPC id: clients count from 1 in every process, so two of one user's would meet
-in one task, and a client that repeats a call has to take another id.
+The id is never the JSON-RPC id: clients count from 1 in every process, so two clients of one user
+would share a task, and a client has to repeat a call under a new JSON-RPC id.
 """
 
 from __future__ import annotations
@@ -66,18 +66,18 @@ T = TypeVar("T")
 
 IDEMPOTENCY_KEY: Final = "roundgate/idempotencyKey"
 """The member of a request's `_meta` with a client's key for a call: 1 to 256 visible ASCII
-characters. The protocol keeps no prefix of one label for itself (basic/index, "_meta")."""
+characters. The protocol reserves no prefix of one label (basic/index, "_meta")."""
 _KEY: Final = re.compile(r"[\x21-\x7e]{1,256}")
 _DOUBT_PAUSE_S: Final = 0.5
-"""How long a round without questions waits: its client repeats it at once, and the store needs a
-moment."""
+"""Seconds that a round without questions waits: its client repeats it immediately, and the store
+needs a moment."""
 _NOT_WRITTEN: Final = "The task of this call could not be written; send the same request again"
 
 
 @dataclass(slots=True, eq=False)
 class RequestContext:
-    """One request and what belongs to it. `notify` sends on its stream, if the
-    client wants notifications and takes a stream."""
+    """One request and its context. `notify` sends notifications on its stream; `None` if the client
+    wants none or accepts no stream."""
 
     inbound: Inbound
     principal: Principal
@@ -86,10 +86,10 @@ class RequestContext:
     correlation: Correlation
     """The ids of the call, for the log; the code that serves the request completes them."""
     remaining_ms: float | None = None
-    """For how long the environment lets the request run, in milliseconds, if it says so."""
+    """Milliseconds for which the environment lets the request run; `None` without a limit."""
     page_done: PageDone | None = None
-    """Tells the client that its user has finished with a page; `None` for clients that cannot be
-    told."""
+    """Notifies the client that its user has finished with a page; `None` for clients without that
+    notification."""
 
 
 @dataclass(slots=True)
@@ -104,7 +104,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """subscriptions/listen: the open subscription and the result that closes it."""
+    """The response of subscriptions/listen: the open subscription and the result that closes it."""
 
     subscription: Subscription
     closing_result: bytes
@@ -115,20 +115,20 @@ Response: TypeAlias = Reply | Stream
 
 @dataclass(slots=True)
 class Target:
-    """The tool, prompt or resource of a call: a token opens for the same target alone."""
+    """The tool, prompt or resource of a call. A token opens for the same target alone."""
 
     method: str
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def binding(self) -> Binding:
-        """Return what ties a token to this call. Computes a digest."""
+        """Return the binding of tokens to this call. Computes a digest."""
         return Binding.of(self.method, self.name, self.arguments)
 
 
 @dataclass(slots=True)
 class Round:
-    """A call on its way: the number of its round, and what is known from earlier ones."""
+    """A round of a call: its number, and the facts from earlier rounds."""
 
     number: int
     journal: Journal
@@ -143,23 +143,23 @@ class Round:
 
     @property
     def task_id(self) -> str:
-        """Return the id of the task that the call becomes in this round, if it does: the same
-        however often the round is sent."""
+        """Return the id of the task that the call may become in this round. The same round has the
+        same id, however often it is sent."""
         if self._task_id is None:
             self._task_id = self.make_task_id()
         return self._task_id
 
     @property
     def fixed_task(self) -> FixedTask | None:
-        """Return the task that later rounds have to keep."""
+        """Return the task that later rounds have to keep, or `None`."""
         if self.opened is not None and self.opened.fixed_task is not None:
             return self.opened.fixed_task
         return FixedTask(self.task_id) if self.is_keyed else None
 
     @property
     def once_id(self) -> str | None:
-        """Return the id of a round that must happen once; `None` for a call without state and key,
-        which is a new one each time."""
+        """Return the id of a round that must be served once. `None` for a call without state and
+        key, which is a new call each time."""
         if self.opened is not None:
             return self.opened.id
         return self.task_id if self.is_keyed else None
@@ -167,7 +167,8 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class InputRequired:
-    """The round ended with questions, or only with state: the facts of an `InputRequiredResult`."""
+    """The end of a round with questions or with state alone: the facts of an
+    `InputRequiredResult`."""
 
     requests: Mapping[str, Any]
     request_state: str
@@ -175,7 +176,7 @@ class InputRequired:
 
 @dataclass(frozen=True, slots=True)
 class BecomesTask:
-    """The call continues as a task, on this journal; `message` is the handler's last report."""
+    """The end of a round whose call continues as a task. `message` is the handler's last report."""
 
     journal: Journal
     message: str | None
@@ -187,12 +188,12 @@ class Calls:
     Args:
         sealer: seals and opens states.
         clock: the clock of the process.
-        view: the name of the view; the same key of a client means another task in each.
+        view: the name of the view; a client's key stands for another task in each view.
         max_rounds: the number of rounds after which a call ends with an error.
         timeout_ms: milliseconds that a call may take.
-        publish: notifies streams of a handler's changes.
+        publish: publishes the changes that a handler reports.
         texts: keeps the rest of long results.
-        read: reads the resources that are served beside the tools.
+        read: reads resources of the catalog.
         shows_errors: whether callers see the text of unexpected exceptions.
     """
 
@@ -222,8 +223,8 @@ class Calls:
     def begin(
         self, target: Target, asked: InputParams, context: RequestContext, *, key: Any = None
     ) -> Round:
-        """Return the round that a request makes, with its answers added to the journal. Link a later
-        round to the span of the first.
+        """Return the round of a request, with the request's answers added to the journal. Link a
+        later round to the span of the first.
 
         An answer counts only for a question that the state says was asked. Answers in a request
         without state count only if the handler accepts them unasked (`Call.takes_unasked`).
@@ -271,12 +272,12 @@ class Calls:
     def call(
         self, context: RequestContext, round_: Round | None = None, served: ServedTool | None = None
     ) -> Call:
-        """Return the carrier of a request's call.
+        """Return the call of a request, as handlers use it.
 
         Args:
             context: the context of the request.
             round_: the round of the call; `None` if there are no rounds.
-            served: the tool, in a call of one.
+            served: the tool, if a tool is called.
         """
         mode = "forbidden" if served is None else served.tool.task
         limit_ms = self._timeout_ms if context.remaining_ms is None else context.remaining_ms
@@ -344,16 +345,17 @@ class Calls:
         self, round_: Round, call: Call, journal: Journal, ended: Any = None
     ) -> InputRequired:
         """Return the end of a round whose task may or may not have been written: state alone, with
-        the task's id inside. The retry finds the row or writes it, and answers with the one task.
+        the task's id inside. The client's retry finds the row or writes it, and is answered with
+        the one task.
 
         Args:
             round_: the round.
             call: the call.
             journal: the journal of the call.
-            ended: how the call had ended, as JSON; `None` if it had not.
+            ended: the end of the call as JSON; `None` if it has not ended.
 
         Raises:
-            Unavailable: there have been too many such rounds, or the state is too large to travel.
+            Unavailable: there have been too many such rounds, or the state is too large.
         """
         if round_.number >= self._max_rounds:
             raise Unavailable(_NOT_WRITTEN)
@@ -378,7 +380,7 @@ class Calls:
         )
 
     def value(self, outcome: Completed[T] | Failed, what: str) -> T:
-        """Return what a handler returned, where a failure is no result.
+        """Return the value that a handler returned; raise an error if it failed.
 
         Args:
             outcome: the outcome of the handler.
@@ -401,7 +403,11 @@ class Calls:
 
 
 def _id_for_key(key: Any, target: Target, principal: Principal, view: str) -> str:
-    """Return the id of a client's key for this caller, tool, view and arguments."""
+    """Return the id of a client's key for this caller, tool, view and arguments.
+
+    Raises:
+        InvalidParams: the key is malformed.
+    """
     if not isinstance(key, str) or not _KEY.fullmatch(key):
         raise InvalidParams(
             f'params._meta["{IDEMPOTENCY_KEY}"] must be a string of 1 to 256 visible ASCII characters'

@@ -1,4 +1,5 @@
-"""subscriptions/listen: opens a stream of changes (basic/patterns/subscriptions)."""
+"""The method subscriptions/listen, which opens a stream of changes
+(basic/patterns/subscriptions)."""
 
 from __future__ import annotations
 
@@ -23,11 +24,11 @@ from roundgate.protocol import (
 from roundgate.tasks import NamedTask
 
 MAX_STREAM_S: Final = 30 * 86_400
-"""The longest life of a stream whose token expires later."""
+"""The longest life of a stream whose token expires later, in seconds."""
 
 
 def wanted_of(view: str, catalog: Catalog, asked: ListenParams) -> SubscriptionFilter:
-    """Return the client's filter, with the resources of the view alone."""
+    """Return the client's filter, limited to the resources of the view."""
     wanted = asked.notifications
     if not view or not wanted.resource_subscriptions:
         return wanted
@@ -36,7 +37,8 @@ def wanted_of(view: str, catalog: Catalog, asked: ListenParams) -> SubscriptionF
 
 
 class SubscriptionMethods:
-    """Streams of changes of lists, resources and the caller's tasks, at any replica."""
+    """The method that opens streams of changes of lists, resources and the caller's tasks, at any
+    replica."""
 
     def __init__(self, kit: Kit) -> None:
         self._changes = kit.parts.changes
@@ -50,7 +52,12 @@ class SubscriptionMethods:
         self._clock = kit.parts.clock
 
     async def listen(self, context: RequestContext, asked: ListenParams) -> Stream:
-        """subscriptions/listen"""
+        """Serve subscriptions/listen.
+
+        Raises:
+            Unavailable: there are too many streams, or a store cannot be reached.
+            MissingCapability: the client listens to tasks without the tasks extension.
+        """
         wanted, inbound = wanted_of(self._view, self._catalog, asked), context.inbound
         closing = self._results.write({"_meta": {notifications.SUBSCRIPTION_ID: inbound.id}})
         known = await self._known(context, wanted.task_ids)
@@ -79,8 +86,8 @@ class SubscriptionMethods:
     async def _known(
         self, context: RequestContext, task_ids: Sequence[str]
     ) -> list[tuple[NamedTask, TaskView | None]]:
-        """Return the tasks that exist, are the caller's, and whose tools it may call, with their
-        views; no view for the task of a service, because a stream does not wait for services."""
+        """Return the caller's tasks whose tools it may call, with their views. The task of a
+        service has no view, because a stream does not wait for services."""
         if not task_ids:
             return []
         context.inbound.meta.capabilities.require(
@@ -97,11 +104,11 @@ class SubscriptionMethods:
         return known
 
     def _follow(self, subscription: Subscription, task: NamedTask, view: TaskView | None) -> None:
-        """Send a stream the view of a task, now and after each change."""
+        """Send the view of a task to a stream, now and after each change."""
 
         def tell(view: TaskView) -> None:
             subscription.offer((notifications.TASK, task.id), self._tasks.detailed(view))
 
         if view is not None:
-            tell(view)  # nothing since the client's last read is lost
+            tell(view)  # so that no change since the client's last read is lost
         subscription.ends.append(self._watch.begin(task, view, tell))

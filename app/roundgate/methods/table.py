@@ -1,6 +1,5 @@
-"""The table of the methods: the function that serves each, its params, the capabilities that it
-requires. The params that `Mcp-Name` mirrors are in the table of the revision.
-"""
+"""The table of the methods: the function that serves each, its params, and the capabilities that it
+requires. The table of the revision has the params that `Mcp-Name` mirrors."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ def make_methods(
         config: the configuration of the server.
         catalog: tools, prompts and resources of one view.
         parts: the parts of the endpoint.
-        result_format: writes results as a revision has them.
+        result_format: writes results in the format of a revision.
         texts: keeps the rest of long results.
     """
     kit = Kit(
@@ -83,8 +82,8 @@ def _table(kit: Kit) -> Mapping[str, Method[Any]]:
 
 
 def _tools(kit: Kit) -> Tools:
-    """Return what lists and calls tools, with the substitutes for clients that cannot be asked and
-    with what extensions change."""
+    """Return the methods of tools, with substitutes for clients that lack capabilities, and with
+    the changes of extensions."""
     tools: Tools = ToolMethods(kit)
     fallback = Fallback.of(kit.catalog, kit.config.fallback)
     if fallback.is_on:
@@ -97,7 +96,7 @@ def _tools(kit: Kit) -> Tools:
 
 
 class DiscoveryMethods:
-    """server/discover: the same answer for every caller until the catalog changes."""
+    """The method server/discover: the same answer for every caller until the catalog changes."""
 
     def __init__(self, kit: Kit) -> None:
         members = {
@@ -108,14 +107,14 @@ class DiscoveryMethods:
         self._reply = kit.results.reply(members, kit.config.caching.discover)
 
     async def discover(self, context: RequestContext, asked: params.Params) -> Reply:
-        """server/discover"""
+        """Serve server/discover."""
         return self._reply
 
 
 def features_of(catalog: Catalog, *, streams: bool) -> frozenset[str]:
-    """Return the features that a catalog has something to serve for; a revision lets requests in by
-    them. A back end that is missing now may have tools: a client that heard of none would not learn
-    of them later."""
+    """Return the features that a catalog has anything to serve for; a revision accepts requests by
+    them. A back end that is missing now may have tools: a client that was offered none would not
+    ask for them later."""
     served = {
         "tools": bool(catalog.tools or catalog.missing),
         "prompts": bool(catalog.prompts),

@@ -1,15 +1,15 @@
-"""Tasks as tools, and questions in words: the means of clients that know no tasks or cannot be asked.
+"""Tasks as tools, and questions in words, for clients that do not know tasks or cannot be asked.
 
     tools/call report {…}            →  a handle: {"taskId": …}, and how to continue
     tools/call task_result {taskId}  →  the result; or, if the request's time runs out, "still working"
     tools/call task_status {taskId}  →  its status and its questions
     tools/call task_answer {taskId, answers}, task_cancel {taskId}
 
-A handle is good for its caller alone, like the id of any task. While `task_result` waits, it asks a
-client that can be asked the questions of the task; otherwise it tells them in words, and
-`task_answer` takes the answers, except to approvals.
+A handle is valid for its caller alone, like the id of any task. While `task_result` waits, it asks the
+task's questions if the client can be asked. Otherwise it returns them in words, and `task_answer`
+takes the answers, except to approvals.
 
-Or a call waits for its task, over as many rounds as that takes:
+A call can also wait for its task, over several rounds:
 
     round 1   tools/call report                    creates the task; waits; time is up  →  state alone
     round 2   tools/call report, requestState      waits                                →  the task's questions
@@ -40,11 +40,12 @@ from roundgate.tokens import Binding, StateSealer
 PREFIX: Final = "wait."
 """The beginning of a `requestState` that names a task."""
 LEFT_MS: Final = 5_000.0
-"""The part of its time that a request keeps for its answer; a tenth at most."""
+"""Milliseconds that a waiting request keeps for its response: at most this and a tenth of its
+time."""
 
 
 class Waiting:
-    """Waits for tasks. `timeout_s` is how long a call may take, in seconds."""
+    """Waits for tasks. `timeout_s` is the longest time of a call, in seconds."""
 
     def __init__(
         self, watch: Watch, sealer: StateSealer, clock: Clock, *, timeout_s: float, max_rounds: int
@@ -56,15 +57,15 @@ class Waiting:
         self._max_rounds = max_rounds
 
     def deadline(self, context: RequestContext) -> Deadline:
-        """Return until when a request that begins now may wait."""
+        """Return the deadline for waiting in a request that begins now."""
         limit_ms = self._timeout_ms
         if context.remaining_ms is not None:
             limit_ms = min(limit_ms, context.remaining_ms)
         return self._clock.deadline(limit_ms - min(LEFT_MS, limit_ms / 10))
 
     def begun(self, asked: CallToolParams, context: RequestContext) -> tuple[str, int] | None:
-        """Return the task that a call already waits for, and its round; `None` if the call waits
-        for none. Records the id of that call for the log.
+        """Return the task that a call already waits for, and the number of this round; `None` if
+        the call waits for none. Records the call's id for the log.
 
         Raises:
             StateRefused: the state belongs to another call or caller.
@@ -80,8 +81,8 @@ class Waiting:
         raise StateRefused
 
     async def until_settled(self, task: NamedTask, deadline: Deadline) -> TaskView | None:
-        """Return a task once it has ended or asks something, or at the deadline; `None` if its
-        service could not be reached in all that time.
+        """Return a task once it has ended or asks questions, or at the deadline. Return `None` if
+        its service could not be reached before the deadline.
 
         Raises:
             TaskNotFound, InternalError: as `NamedTask.look`.
@@ -118,8 +119,8 @@ class Waiting:
         context: RequestContext,
         round_: int,
     ) -> InputRequired | None:
-        """Return the end of a round whose task has not ended: its questions, if it has any, and the
-        state for the next round; `None` after too many rounds."""
+        """Return the end of a round whose task has not ended: the task's questions, if it has any,
+        and the state for the next round. Return `None` after too many rounds."""
         if round_ >= self._max_rounds:
             return None
         state = self._sealer.seal(
@@ -149,7 +150,7 @@ def requests_of(view: TaskView) -> dict[str, Any]:
 
 
 def result_of(view: TaskView) -> dict[str, Any]:
-    """Return the end of a task as the result of a call."""
+    """Return the outcome of a task as the result of a call."""
     if view.status is Status.COMPLETED and view.outcome is not None:
         result: dict[str, Any] = json.decode(view.outcome)
         return result
@@ -160,7 +161,7 @@ def result_of(view: TaskView) -> dict[str, Any]:
 
 
 def requirement_of(requests: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the capabilities that a client needs to be asked questions on the wire."""
+    """Return the capabilities that a client needs to answer these questions."""
     return merged(map(_requirement, requests.values()))
 
 
@@ -176,7 +177,7 @@ def _requirement(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def questions_in_words(requests: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return questions on the wire as text for a model, and the answers with gaps, by key."""
+    """Return questions on the wire as text for a model, and a template of the answers by key."""
     questions = {key: _in_words(key, request) for key, request in requests.items()}
     text = "\n\n".join(text for text, _ in questions.values())
     return text, {key: answer for key, (_, answer) in questions.items()}
@@ -241,7 +242,7 @@ _READ_ONLY: Final = frozenset({OwnTool.STATUS, OwnTool.RESULT})
 
 
 def arguments_schema(**properties: Any) -> dict[str, Any]:
-    """Return the schema of arguments that are all required."""
+    """Return the schema of an object with these properties, all required."""
     return {
         "type": "object",
         "properties": properties,
@@ -291,7 +292,8 @@ class TaskTools:
         self._arguments = {own: Schema.compile(schema) for own, schema in _SCHEMAS.items()}
 
     def handle(self, created: Mapping[str, Any]) -> Reply:
-        """Return the handle of a call that became a task: the schema's `CreateTaskResult`."""
+        """Return the reply with the handle of a call that became a task: the schema's
+        `CreateTaskResult`."""
         task = {
             name: value for name, value in created.items() if name not in ("resultType", "_meta")
         }
@@ -311,10 +313,10 @@ class TaskTools:
         """Serve a call of one of these tools.
 
         Raises:
-            ToolError: the arguments are wrong, there is no such task, or it cannot be answered
-                here.
-            InsufficientScope: its tool needs more.
-            Unavailable, InternalError: the service that has the task cannot be asked.
+            ToolError: the arguments are invalid, the task is unknown, or its questions cannot be
+                answered here.
+            InsufficientScope: the tool of the task needs scopes that the token lacks.
+            Unavailable, InternalError: the service of the task cannot be reached, or fails.
         """
         if not self._arguments[own].is_valid(asked.arguments):
             problems = argument_problems(self._arguments[own], asked.arguments)
@@ -407,5 +409,5 @@ class TaskTools:
 
 
 def _can_be_asked(requests: Mapping[str, Any], context: RequestContext) -> bool:
-    """Return whether the client itself can be asked all of them."""
+    """Return whether the client itself can be asked all these questions."""
     return context.inbound.meta.capabilities.has_declared(requirement_of(requests))

@@ -1,4 +1,4 @@
-"""tools/list and tools/call.
+"""The methods tools/list and tools/call.
 
 A tool's failure becomes a result with `isError`; details that the caller must not see stay in the
 log under a reference. A call continues as a task if its tool requires it, its handler asks for it,
@@ -39,7 +39,7 @@ log: Final = logging.getLogger("roundgate.methods")
 
 
 class ToolMethods:
-    """Tools, as the catalog has them."""
+    """The methods of tools."""
 
     def __init__(self, kit: Kit) -> None:
         parts, config = kit.parts, kit.config
@@ -60,11 +60,11 @@ class ToolMethods:
         self._list = Listing("tools", hint, kit.results)
 
     async def list(self, context: RequestContext, asked: ListParams) -> Reply:
-        """tools/list"""
+        """Serve tools/list."""
         return self._list.reply(self._scopes.tool_pages(context.principal), asked.cursor)
 
     def call(self, context: RequestContext, asked: CallToolParams) -> Awaitable[Reply]:
-        """tools/call"""
+        """Serve tools/call."""
         inbound = context.inbound
         served = self._catalog.tool(asked.name)
         context.correlation.tool = served.name
@@ -119,7 +119,7 @@ class ToolMethods:
         round_: Round,
         call: Call,
     ) -> Reply:
-        """Return the reply for the end of a round; create the task that it has to become."""
+        """Return the reply for the end of a round; create the task if the call becomes one."""
         match outcome:
             case InputRequired():
                 return self._results.input_required(outcome)
@@ -154,12 +154,12 @@ class ToolMethods:
             return self._result(Failed(error), served)
 
     async def _known_task(self, served: ServedTool, round_: Round, call: Call) -> Reply | None:
-        """Return the reply for a call whose task's id is fixed, if that task is stored, or has only
-        to be written."""
+        """Return the reply for a call whose task is stored, or whose end has only to be written; an
+        error if the call is too large for a task; `None` if the handler has to run."""
         if served.tool.task == "required":
             try:
                 self._tasks.check_size(self._task_call(served, round_, call, round_.journal))
-            except ToolError as error:  # before the handler runs
+            except ToolError as error:  # too large: refuse the call before its handler runs
                 return self._result(Failed(error), served)
         fixed_task = round_.fixed_task
         if fixed_task is None:
@@ -202,13 +202,12 @@ class ToolMethods:
             return await self._in_doubt(
                 error, round_, call, journal, None if end is None else end.to_json()
             )
-        except (NotJson, ToolError) as error:  # in ctx.state; too large; too many
+        except (NotJson, ToolError) as error:  # a value in ctx.state, the size, or too many tasks
             return self._result(Failed(error), served)
         return self._task(created, round_, call)
 
     def _task(self, created: Mapping[str, Any], round_: Round, call: Call) -> Reply:
-        """Return the reply for a call that has become a task, and add the task to the request's log
-        line."""
+        """Return the reply for a call that has become a task, and log the task's id."""
         ref = self._tasks.ref(call.principal, created["taskId"])
         round_.correlation.task = str(ref)
         return self._results.task(created)
@@ -216,7 +215,6 @@ class ToolMethods:
     def _task_call(
         self, served: ServedTool, round_: Round, call: Call, journal: Journal
     ) -> TaskCall:
-        """Return the call as its task keeps it."""
         return TaskCall(
             served.name,
             _arguments(round_, journal),
@@ -242,7 +240,7 @@ class ToolMethods:
 
 
 def _arguments(round_: Round, journal: Journal) -> dict[str, Any]:
-    """Return the arguments for the handler: those that it was restarted with, if it was."""
+    """Return the arguments for the handler; a handler that was restarted may have new ones."""
     return dict(round_.target.arguments) if journal.arguments is None else journal.arguments
 
 
@@ -254,11 +252,11 @@ def _requirements(served: ServedTool) -> Mapping[str, Any]:
 
 
 def invalid_arguments(served: ServedTool, arguments: Mapping[str, Any]) -> ToolResult:
-    """Return the error result for arguments that the tool's schema does not allow."""
+    """Return the error result for arguments that do not match the tool's schema."""
     problems = argument_problems(served.arguments, arguments)
     return ToolResult.error("Invalid arguments; correct them and call again:\n" + problems)
 
 
 def argument_problems(schema: Schema, arguments: Mapping[str, Any]) -> str:
-    """Return a list of what is wrong with arguments, a line for each problem."""
+    """Return the problems of arguments as text, one line each."""
     return "\n".join(f"- {text}" for text in schema.problems(dict(arguments), "arguments"))

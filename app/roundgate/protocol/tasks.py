@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -87,11 +88,13 @@ def after(status: Status, event: Event) -> Status | None:
     return TRANSITIONS.get((status, event))
 
 
+@cache
 def sources(event: Event) -> frozenset[Status]:
     """Return the states in which an event can happen."""
     return frozenset(status for status, at in TRANSITIONS if at is event)
 
 
+@cache
 def target(event: Event) -> Status:
     """Return the state that an event leads to."""
     (status,) = {after for (_, at), after in TRANSITIONS.items() if at is event}

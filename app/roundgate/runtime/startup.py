@@ -21,7 +21,8 @@ from roundgate.observability import metrics, tracing
 from roundgate.runtime import loading
 from roundgate.settings import Settings
 from roundgate.settings import process as settings
-from roundgate.storage import OnceStore, SessionStore, TaskQueue, TaskStore
+from roundgate.storage import OnceStore, SessionStore, TaskQueue
+from roundgate.tasks.stored import StoredTasks
 from roundgate.tokens import Key, KeyRing, keys
 
 if TYPE_CHECKING:  # who works on tasks is imported where there are tools with tasks
@@ -47,11 +48,11 @@ class Stores:
     """The stores that cooperating processes share."""
 
     once: OnceStore
-    tasks: TaskStore
+    tasks: StoredTasks
     queue: TaskQueue
     sessions: SessionStore
     prepares: Prepares = ()
-    again: Callable[[], TaskStore] | None = None
+    again: Callable[[], StoredTasks] | None = None
     """Makes another object on the same tasks, for another event loop."""
     clock_skew_s: float = 5.0
     """The difference of clocks, unless the configuration sets it."""
@@ -130,8 +131,7 @@ class Core:
     ) -> Pool:
         """Return workers and sweep of a process that runs on. In a process of its own, suspects get
         processes and a watchdog ends one that a handler blocks."""
-        from roundgate.tasks.isolation import Children, child_command
-        from roundgate.tasks.pool import Pool
+        from roundgate.tasks.pool import Children, Pool, child_command
 
         stores, tasks = self.stores, config.tasks
         trust = self.trust(config, clock)
@@ -267,7 +267,7 @@ def _in_dynamodb(using: Settings, clock: Clock, shards: int, queue: TaskQueue | 
     table = Table(str(using.dynamodb_table), lambda: aws.client("dynamodb", **CONFIG), clock)
     return Stores(
         DynamoDbOnce(table),
-        DynamoDbTasks(table, shards),
+        StoredTasks(DynamoDbTasks(table, shards)),
         queue or _local_queue(using, clock),
         DynamoDbSessions(table, clock),
         [table.prepare],
@@ -296,7 +296,7 @@ def _in_sqlite(using: Settings, clock: Clock, queue: TaskQueue | None) -> Stores
     database = Database(using.sqlite_path)
     return Stores(
         SqliteOnce(database, clock),
-        SqliteTasks(database),
+        StoredTasks(SqliteTasks(database)),
         queue or SqliteQueue(database, clock),
         SqliteSessions(database, clock),
         trouble=database.trouble,

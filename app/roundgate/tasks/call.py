@@ -11,7 +11,7 @@ from roundgate.auth import Principal
 from roundgate.json import digest
 from roundgate.protocol import ClientCapabilities, Meta
 from roundgate.replay import Journal, from_row
-from roundgate.storage import Claimed
+from roundgate.tasks.stored import Claimed
 
 
 def owner_of(principal: Principal, view: str = "") -> str:

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from roundgate import json
 from roundgate.clock import Clock, iso
-from roundgate.storage import TaskStore
+from roundgate.tasks.stored import StoredTasks
 
 MARGIN_MS = 2_000
 """What must be left of a lease for a step to begin, or a quarter of the lease if that is more."""
@@ -172,7 +172,7 @@ class ClockTrust:
         """Whether more other clocks agree with each other than with this one, so this clock is
         wrong. Times that it writes (of a sleep, a retry) would delay the others."""
 
-    async def look(self, store: TaskStore) -> None:
+    async def look(self, store: StoredTasks) -> None:
         """Leave this process's time in the store, and compare the time that another process left.
 
         Raises:

@@ -37,14 +37,16 @@ from roundgate.replay import (
     from_row,
     row,
 )
-from roundgate.storage import Ending, NewTask, TaskQueue, TaskRecord, TaskRef, TaskStore, Work
+from roundgate.storage import Ending, TaskQueue, TaskRecord, TaskRef, Work
 from roundgate.tasks.call import TaskCall
-from roundgate.tasks.hints import wake
+from roundgate.tasks.events import NewTask
+from roundgate.tasks.service import wake
+from roundgate.tasks.stored import StoredTasks
 
 _OF_ANOTHER_VERSION: Final = (ParseError, ValueError, TypeError, KeyError)
 
 
-async def retry(store: TaskStore, queue: TaskQueue, ref: TaskRef, now_ms: int) -> TaskRef:
+async def retry(store: StoredTasks, queue: TaskQueue, ref: TaskRef, now_ms: int) -> TaskRef:
     """Retry a task at the step whose failure ended it. Return the task that continues it.
 
     Args:

@@ -1,24 +1,43 @@
 """The workers of one process: they receive messages, take turns at tasks, run
-suspects alone, and sweep."""
+suspects alone, and sweep.
+
+When a process dies, everything that ran there may have been the cause. The store then gives
+these tasks only to a claim with `alone=True`. A pool puts them into its quarantine, and from
+there they are run one at a time:
+
+    claim: SUSPECT ──▶ quarantine ──▶ a process of its own: claims it alone, runs one turn, ends
+                                          │ dies with it: that is one death of this task, and of no other
+                                          ▼
+                                      when the lease lapses, the sweep sends the task again;
+                                      after `tasks.max_deaths` of them the task fails
+
+Where no process can be begun (AWS Lambda, an app in a test) a suspect is run when all other turns
+have ended, and no other begins meanwhile. A task stops being a suspect with its first progress.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
+import signal
+import sys
 import threading
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
 from roundgate.observability.metrics import Metrics
 from roundgate.settings import TasksConfig
-from roundgate.storage import Claimed, Message, NotClaimed, TaskQueue, TaskRef, TaskStore
-from roundgate.tasks.isolation import END_GRACE_S, Children, Quarantine
+from roundgate.storage import Message, TaskQueue, TaskRef
+from roundgate.tasks.events import NotClaimed
+from roundgate.tasks.running import Running
+from roundgate.tasks.stored import Claimed, StoredTasks
 from roundgate.tasks.sweep import Sweep
-from roundgate.tasks.turn import Running
 from roundgate.tasks.watchdog import Held, LetGo, Watchdog
 from roundgate.tasks.worker import Worker
 
@@ -36,7 +55,121 @@ PATIENT_LEASES: Final = 2
 HANGING_S: Final = 5.0
 """How long a process may take to end in which handlers do not end."""
 
+MAX_WAITING: Final = 100
+"""Suspects that a process remembers. The sweep sends the others again."""
+END_GRACE_S: Final = 5.0
+"""How long a turn may take to end after it was cancelled."""
+_COMMAND: Final = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "from roundgate.cli import main; sys.exit(main())"
+)
+
 log = logging.getLogger("roundgate.tasks")
+
+
+class Quarantine:
+    """Suspects that wait, each once, in the order in which they came."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[TaskRef, None] = OrderedDict()
+        self._some = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, ref: TaskRef) -> None:
+        """Add a suspect, if there is room."""
+        if len(self._waiting) < MAX_WAITING:
+            self._waiting.setdefault(ref)
+            self._some.set()
+
+    def take(self) -> TaskRef:
+        """Remove and return the one that has waited longest.
+
+        Raises:
+            KeyError: none waits.
+        """
+        ref, _ = self._waiting.popitem(last=False)
+        if not self._waiting:
+            self._some.clear()
+        return ref
+
+    async def get(self) -> TaskRef:
+        """Wait until there is one, then remove and return it."""
+        await self._some.wait()
+        return self.take()
+
+
+def child_command() -> list[str]:
+    """The command that starts this program again, with the same modules and environment."""
+    return [sys.executable, "-c", _COMMAND, json.dumps(sys.path), "worker"]
+
+
+class Children:
+    """Runs each suspect in a process of its own.
+
+    The standard input of such a process is a pipe that nothing is written to: it ends when this
+    process does.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
+        self._running: set[asyncio.subprocess.Process] = set()
+        self._stopping = asyncio.Event()
+
+    async def run(self, ref: TaskRef) -> None:
+        """Run one turn of a suspect.
+
+        Raises:
+            OSError: no process can be started; the sweep finds the task again.
+        """
+        if self._stopping.is_set():
+            return
+        process = await asyncio.create_subprocess_exec(
+            *self._command, "--suspect", str(ref), stdin=asyncio.subprocess.PIPE
+        )
+        self._running.add(process)
+        if self._stopping.is_set():
+            self._send(signal.SIGTERM)
+        try:
+            status = await process.wait()
+        finally:
+            self._running.discard(process)
+        if status:
+            fields = {"task": str(ref), "status": status}
+            log.warning(
+                "a process ended while it ran nothing but one task", extra={"fields": fields}
+            )
+
+    def request_stop(self) -> None:
+        """Start no more processes, and ask each to free its task at its next step."""
+        self._stopping.set()
+        self._send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the processes that have not ended by themselves."""
+        self._send(signal.SIGKILL)
+
+    def _send(self, number: signal.Signals) -> None:
+        for process in self._running:
+            with suppress(ProcessLookupError):
+                process.send_signal(number)
+
+
+async def run_suspect(worker: Worker, ref: TaskRef, stop: asyncio.Event, grace_s: float) -> None:
+    """Run one turn of a suspect in this process, which runs nothing else. After `stop` the task
+    is freed at its next step, or after `grace_s` seconds."""
+    turn = asyncio.create_task(worker.work(ref, alone=True))
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait([turn, stopped], return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if not turn.done():
+        worker.request_stop()
+        await asyncio.wait([turn], timeout=grace_s)
+        turn.cancel()
+        await asyncio.wait([turn], timeout=END_GRACE_S)
+    if turn.done() and not turn.cancelled() and (error := turn.exception()) is not None:
+        log.error("a suspect failed", exc_info=error)
 
 
 class Pool:
@@ -283,7 +416,7 @@ def _trouble(what: str, error: Exception) -> None:
 
 
 def watchdog_of(
-    worker: Worker, make_store: Callable[[], TaskStore], clock: Clock, **limits: float
+    worker: Worker, make_store: Callable[[], StoredTasks], clock: Clock, **limits: float
 ) -> Watchdog:
     """Return a watchdog over the leases of a worker. Before it ends its process it ends the leases,
     in an event loop of its own, for which `make_store` makes a store."""
@@ -292,12 +425,12 @@ def watchdog_of(
     )
 
 
-def _let_go_with(make_store: Callable[[], TaskStore], clock: Clock) -> LetGo:
+def _let_go_with(make_store: Callable[[], StoredTasks], clock: Clock) -> LetGo:
     async def let_go(held: Sequence[Held], guilty: Held | None) -> None:
         store, now_ms = make_store(), clock.now_ms()
 
         async def one(running: Running) -> Any:
-            lease = running.checkpointer.lease
+            lease = running.carrier.lease
             # whose fault it is may not be known: then each of them is run alone
             blame = guilty is None or guilty is running
             return await store.let_go(lease.ref, lease.fence, now_ms, now_ms, blame=blame)

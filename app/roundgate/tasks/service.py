@@ -24,18 +24,11 @@ from roundgate.json import encode
 from roundgate.protocol import Status, TaskView, detailed, to_wire
 from roundgate.replay import JOURNAL_VERSION, Journal, plain, row
 from roundgate.settings import TasksConfig
-from roundgate.storage import (
-    Answered,
-    Cancelled,
-    NewTask,
-    TaskQueue,
-    TaskRecord,
-    TaskRef,
-    TaskStore,
-)
+from roundgate.storage import TaskQueue, TaskRecord, TaskRef
 from roundgate.tasks.call import TaskCall, owner_of
-from roundgate.tasks.hints import wake
+from roundgate.tasks.events import Answered, Cancelled, NewTask
 from roundgate.tasks.outcome import Ended
+from roundgate.tasks.stored import StoredTasks
 
 ANSWER_WAIT_S: Final = 5.0
 """How long an answer waits while the task goes on without it, in seconds."""
@@ -46,12 +39,22 @@ _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 log = logging.getLogger("roundgate.tasks")
 
 
+async def wake(queue: TaskQueue, ref: TaskRef, delay_ms: int = 0) -> None:
+    """Have a worker look at a task in so many milliseconds. If the queue cannot be
+    reached, the sweep will."""
+    try:
+        await queue.send(ref, delay_ms)
+    except Unavailable as error:
+        fields = {"task": str(ref), "error": str(error)}
+        log.warning("no message for a task, the sweep will send one", extra={"fields": fields})
+
+
 class Tasks:
     """The tasks of all owners; every method is for one of them. Those of a view are no other's."""
 
     def __init__(
         self,
-        store: TaskStore,
+        store: StoredTasks,
         queue: TaskQueue,
         clock: Clock,
         config: TasksConfig,

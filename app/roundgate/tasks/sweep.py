@@ -29,8 +29,10 @@ from roundgate.errors import Unavailable
 from roundgate.observability.metrics import Census
 from roundgate.protocol import OPEN, Event, Status, sources
 from roundgate.settings import TasksConfig
-from roundgate.storage import Move, OpenTask, Postponed, TaskQueue, TaskRef, TaskStore
+from roundgate.storage import OpenTask, TaskQueue, TaskRef
+from roundgate.tasks.events import Postponed
 from roundgate.tasks.lease import LONGEST_LEASE_MS, ClockTrust
+from roundgate.tasks.stored import Move, StoredTasks
 
 AT_ONCE: Final = 200
 PULLED: Final = 10_000
@@ -60,7 +62,7 @@ class Sweep:
 
     def __init__(
         self,
-        store: TaskStore,
+        store: StoredTasks,
         queue: TaskQueue,
         clock: Clock,
         config: TasksConfig,

@@ -1,238 +1,596 @@
-"""One run of a task's handler. A heartbeat renews its lease; a handler that does not end is
-cancelled, then abandoned.
+"""One turn at a task: carries a claimed record through a run of its handler to its next state.
 
-    told to stop (lease lost, time is up, asked and goes on) ── GRACE_S ── cancelled ── GRACE_S ── abandoned
+    claimed ──▶ run the handler from the top ──▶ finish     it returned or raised
+                                             ├─▶ suspend    it asks the client; no worker waits with it
+                                             ├─▶ release    it sleeps, or its time is up; a message follows
+                                             ├─▶ decline    this worker cannot serve it; others may
+                                             └─▶ (nothing)  the lease is lost: its new holder carries on
 
-A handler that is starting work elsewhere (`Run.beginning`) may first receive its answer.
+**While it runs** every finished step is a conditional write before the handler continues. Before a
+step begins, the lease is known to hold for long enough; a worker that was stopped and continued
+finds out first whether the task is still its own. Each write also renews the lease, so the heartbeat
+writes only where no step ends for half a lease:
 
-The handler runs in an asyncio task of its own, so the turn ends even if the handler ignores a
-cancellation.
+    handler      step 1 ──── (process stopped, lease over) ──── admit ─── step 2
+    carrier             ✓ checkpoint                              └ renew: yes, it is ours │ LeaseLost: the run ends
+
+**Its end** is one write, and the message that makes a worker claim the task again:
+
+| turn | the row | attempts | blame |
+|---|---|---|---|
+| finished | terminal | | |
+| step failed | terminal; what a worker needs is kept for `tasks retry` | | |
+| asked, released | free, or waits for its client | 0 | lifted |
+| declined: this worker cannot serve it | free after a pause | as before | stays |
+| restarted: `ctx.restart` | free, with a fresh journal | 0 | lifted |
+| parked: the handler went another way | asleep until its operator wakes it | as before | stays |
+| fault of ours | free after a pause | one more | stays |
+| the process crashes, perhaps because of a handler | free, a suspect | as before | begins |
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from types import TracebackType
-from typing import Any, Final, TypeAlias
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import partial
+from typing import Any, Final, NoReturn
 
-from roundgate.backends import Returned
 from roundgate.clock import Clock
-from roundgate.errors import CallTimeout, LeaseLost, TaskTimeout, ToolError
-from roundgate.replay import Failed, Stop, Suspended, engine
-from roundgate.tasks import watchdog
-from roundgate.tasks.checkpointer import Checkpointer
-from roundgate.tasks.lease import ClockTrust
-from roundgate.tasks.watchdog import RUNNING
+from roundgate.errors import (
+    CallTimeout,
+    InternalError,
+    JobLeft,
+    LeaseLost,
+    NondeterminismError,
+    NotJson,
+    NotServedHere,
+    Suspend,
+    TaskGivenUp,
+    TaskTimeout,
+    ToolError,
+    Unavailable,
+    WorkerFault,
+)
+from roundgate.json import encode
+from roundgate.protocol import Status
+from roundgate.replay import (
+    HOLD_MS,
+    JOURNAL_VERSION,
+    Answered,
+    Asked,
+    Call,
+    Completed,
+    Entry,
+    Failed,
+    Raised,
+    Restarted,
+    Run,
+    Stop,
+    Suspended,
+    Unanswered,
+    plain,
+    row,
+)
+from roundgate.settings import TasksConfig
+from roundgate.storage import Ending, TaskQueue, TaskRef
+from roundgate.tasks.call import TaskCall, journal_of
+from roundgate.tasks.events import NOTHING, Added
+from roundgate.tasks.lease import ClockTrust, LeaseTime, Moment
+from roundgate.tasks.outcome import Ended, ended, failed, log_failure
+from roundgate.tasks.running import Outcome, Patience, to_its_end
+from roundgate.tasks.service import wake
+from roundgate.tasks.stored import Claimed, Lease, StoredTasks
+
+MAX_MESSAGE_DELAY_MS: Final = 900_000
+"""Longer sleeps are woken by the sweep: SQS delays no message by more."""
+BACKOFF_MS: Final = (1_000, 5_000, 20_000, 60_000)
+CLEANUP_PAUSES_S: Final = (5, 30, 120, 600, 1_800, 3_600, 7_200, 14_400)
+"""Between tries to end what a task has begun elsewhere: nine in eight hours, in which
+a service may be away."""
+DECLINED_MS: Final = (1_000, 60_000)
+"""The shortest and the longest pause after a task was declined; in between, a quarter of
+how long it has waited."""
+PARKED: Final = "Waiting for the operator of this server"
+"""How the status message of a task begins that was put aside."""
 
 log = logging.getLogger("roundgate.tasks")
 
 
-class Heartbeat:
-    """`async with Heartbeat(every_s, beat):` calls `beat` again and again until the block ends.
+class Turn(StrEnum):
+    """How a turn at a task ended, as the log says it."""
 
-    It is an asyncio task of its own. Its errors are logged and never end it, nor does a handler
-    that cancels every task of the event loop.
+    NOT_CLAIMED = "not claimed"
+    SUSPECT = "suspect"
+    """Not claimed either: it has to be run alone."""
+    FINISHED = "finished"
+    STEP_FAILED = "step failed"
+    """Finished because of a failed step that nothing retries any more."""
+    ASKED = "asked"
+    RELEASED = "released"
+    RESTARTED = "restarted"
+    PARKED = "parked"
+    DECLINED = "declined"
+    LOST = "lost"
+    FAULT = "fault"
+    GIVEN_UP = "given up"
+    CLEANED_UP = "cleaned up"
+    """What the task had begun elsewhere was ended, or there was nothing to end."""
+    TO_CLEAN_UP = "to be cleaned up"
+    """It could not be ended, and is tried again."""
+    NOT_CLEANED_UP = "not cleaned up"
+    """It could not be ended, and no worker tries any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What the turns of one worker share."""
+
+    tasks: StoredTasks
+    queue: TaskQueue
+    clock: Clock
+    config: TasksConfig
+    skew_ms: int
+    """How far the clocks that share the store may differ."""
+    trust: ClockTrust
+    shows_errors: bool = False
+
+    def next_look(self, wake_ms: int) -> tuple[int, int | None]:
+        """For a task that goes on at `wake_ms`: when a sweep should look at it, and the delay of
+        its message in milliseconds, or `None` if it is too long for a message."""
+        now_ms = self.clock.now_ms()
+        delay_ms = max(0, wake_ms - now_ms)
+        if delay_ms > MAX_MESSAGE_DELAY_MS:
+            return wake_ms, None
+        return now_ms + delay_ms + int(self.config.requeue_after_s * 1000), delay_ms
+
+    async def wake(self, ref: TaskRef, delay_ms: int | None = 0) -> None:
+        """Send the message of a task; `None` leaves it to the sweep."""
+        if delay_ms is not None:
+            await wake(self.queue, ref, delay_ms)
+
+
+class Carrier:
+    """A claimed task on its way through one turn. It is the checkpointer of the run.
+
+    `lost` once another worker has the task, or it is over.
     """
 
-    def __init__(self, every_s: float, beat: Callable[[], Awaitable[None]], **fields: Any) -> None:
-        """`fields` go into the log beside an error."""
-        self._every_s = every_s
-        self._beat = beat
-        self._fields = fields
-        self._is_over = False
-        self._task: asyncio.Task[None] | None = None
+    def __init__(self, means: Means, claimed: Claimed) -> None:
+        self._means = means
+        self._store = means.tasks
+        self._clock = means.clock
+        self.claimed = claimed
+        self._record = claimed.record
+        self._time = LeaseTime(means.clock, int(means.config.lease_s * 1000), means.skew_ms)
+        self._time.claimed(claimed.record.lease_until_ms)
+        self._due_ms = claimed.record.due_ms or 0
+        self._keeping = asyncio.Lock()
+        self._renewing = asyncio.Lock()
+        self._message = claimed.record.status_message
+        self._state = claimed.state
+        self._bytes = sum(map(len, claimed.journal))
+        self.lost = False
+        self.fault: Exception | None = None
 
-    async def __aenter__(self) -> Heartbeat:
-        self._start()
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._is_over = True
-        if self._task is not None:
-            self._task.cancel()
-            # unlike `await task`, this tells its end from a cancellation of ours
-            await asyncio.wait([self._task])
-
-    def _start(self) -> None:
-        self._task = asyncio.create_task(self._go_on())
-        self._task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """Start again if something else ended it. It may have been cancelled before it started."""
-        if self._is_over:
-            return
-        log.warning("a heartbeat was stopped, and goes on", extra={"fields": self._fields})
-        self._start()
-
-    async def _go_on(self) -> None:
-        while not self._is_over:
-            await asyncio.sleep(self._every_s)
-            try:
-                await self._beat()
-            except Exception as error:
-                log.warning("a heartbeat failed", exc_info=error, extra={"fields": self._fields})
-
-
-GRACE_S: Final = 2.0
-"""How long a handler that was told to stop may go on before it is cancelled, and after that
-before it is abandoned."""
-LOOK_S: Final = 5.0
-"""How often a step that writes nothing is held against the row: by then a cancel is noticed."""
-LATE_S: Final = 0.5
-"""The same once the turn's own deadline is past."""
-TICK_S: Final = 0.25
-"""How often it is looked at whether a handler has to be ended."""
-TOO_LONG: Final = "The task took longer than a task of this server may (tasks.task_timeout_s)"
-
-Outcome: TypeAlias = engine.Outcome[Returned]
-
-
-class Running:
-    """A run in progress, until it is over or abandoned."""
-
-    def __init__(
-        self,
-        checkpointer: Checkpointer,
-        tool: str,
-        clock: Clock,
-        trust: ClockTrust,
-        *,
-        lease_s: float,
-        give_up_ms: int,
-    ) -> None:
-        """`give_up_ms` is when the task has taken as long as it may, in
-        milliseconds since the epoch."""
-        self.checkpointer = checkpointer
-        self.tool = tool
-        self._clock = clock
-        self._trust = trust
-        self._every_s = min(1.0, lease_s / 6)
-        self._give_up_ms = give_up_ms
-        self._last_look_ms = clock.monotonic_ms()
-        self._told_s: float | None = None
-        self._root: asyncio.Task[Outcome] | None = None
-
-    def facts(self) -> dict[str, Any]:
-        """Fields for the log."""
-        return {"task": str(self.checkpointer.ref), "name": self.tool}
-
-    def request_stop(self) -> None:
-        """Ask it to free its task at its next step."""
-        self.checkpointer.run.request_stop()
-
-    @property
-    def is_abandoned(self) -> bool:
-        """Whether the turn is over and the handler is not."""
-        root = self.checkpointer.run.root_task
-        return root is not None and not root.done()
-
-    async def outcome(self, handler: Callable[[], Awaitable[Returned]]) -> Outcome:
-        """How the handler ended, or was ended.
+    def begin(self, task_call: TaskCall, call: Call) -> None:
+        """Make the run of the task's handler; it has yet to be started.
 
         Raises:
-            LeaseLost: the task is not ours any more.
-            Exception: a fault of the gateway, for instance what the store raised.
+            ValueError, TypeError, KeyError, AttributeError: the journal cannot be read.
         """
-        if self._is_late:
-            return Failed(TaskTimeout(TOO_LONG))
-        self._root = root = asyncio.create_task(self._run(handler))
-        try:
-            async with Heartbeat(self._every_s, self._beat, **self.facts()):
-                while not root.done() and not self._is_given_up():
-                    await asyncio.wait([root], timeout=TICK_S)
-        except asyncio.CancelledError:
-            await self._cancel()
-            raise
-        return self._result(root)
-
-    async def _run(self, handler: Callable[[], Awaitable[Returned]]) -> Outcome:
-        RUNNING.set(self)
-        watchdog.attend()
-        return await engine.run_handler(handler, self.checkpointer.run)
-
-    def _result(self, root: asyncio.Task[Outcome]) -> Outcome:
-        if self.checkpointer.lost:
-            self._leave(root)
-            raise LeaseLost(self.checkpointer.ref.id)
-        fault = self.checkpointer.fault
-        if fault is not None:
-            self._leave(root)
-            if isinstance(fault, ToolError):
-                return Failed(fault)
-            raise fault
-        if root.done() and not root.cancelled():
-            return root.result()
-        self._leave(root)
-        return self._ended()
-
-    def _ended(self) -> Outcome:
-        """The outcome of a handler that did not come to one."""
-        run = self.checkpointer.run
-        if run.call.deadline.is_past:
-            return Failed(CallTimeout("The call did not finish within the time of its worker"))
-        # it asked something, was told to wait, and went on all the same
-        if run.stopped is Stop.SUSPENDED:
-            return Suspended(run.requests, run.journal, run.wants_task, run.wake_ms)
-        return Failed(RuntimeError("the handler cancelled itself"))
-
-    def _leave(self, root: asyncio.Task[Outcome]) -> None:
-        root.add_done_callback(_seen)
-        if self.is_abandoned:
-            log.error("a handler does not end and is abandoned", extra={"fields": self.facts()})
-
-    async def _cancel(self) -> None:
-        """End the handler because the process stops, and wait for that no longer than a bound."""
-        assert self._root is not None, "it has begun"
-        self._root.cancel()
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait([self._root], timeout=GRACE_S)
-        self._leave(self._root)
-
-    # while it runs
-
-    async def _beat(self) -> None:
-        if self._is_late:
-            self.checkpointer.end(TaskTimeout(TOO_LONG))
-        try:
-            await self.checkpointer.attend(look=self._is_time_to_look())
-        except LeaseLost:
-            self.checkpointer.lose()
+        self._task_call = task_call
+        self._patience = Patience(lambda: call.deadline.is_past, task=str(self.ref))
+        self.run = Run(call, journal_of(self.claimed, task_call), self, self._message)
+        # what is there at the beginning is there the next time too, answers by way of their
+        # questions
+        self._saved = {_place(entry): entry for entry in self.run.journal.entries()}
 
     @property
-    def _is_late(self) -> bool:
-        return self._clock.now_ms() >= self._give_up_ms and self._trust.expires
+    def ref(self) -> TaskRef:
+        """Which task it is."""
+        return self.claimed.lease.ref
 
-    def _is_time_to_look(self) -> bool:
-        now_ms = self._clock.monotonic_ms()
-        is_time = now_ms - self._last_look_ms >= LOOK_S * 1000
-        if is_time:
-            self._last_look_ms = now_ms
-        return is_time
+    @property
+    def lease(self) -> Lease:
+        """The right to write to the task."""
+        return self.claimed.lease
 
-    def _is_given_up(self) -> bool:
-        """Whether it was told to stop so long ago that it is abandoned. Halfway
-        to that it is cancelled."""
-        run = self.checkpointer.run
-        if not run.call.deadline.is_past and (run.stopped is None or run.is_beginning):
-            return False
-        now_s = asyncio.get_running_loop().time()
-        self._told_s = now_s if self._told_s is None else self._told_s
-        grace_s = LATE_S if run.call.deadline.is_past else GRACE_S
-        if now_s - self._told_s >= grace_s and self._root is not None:
-            self._root.cancel()
-        return now_s - self._told_s >= 2 * grace_s
+    @property
+    def cleans_up(self) -> bool:
+        """Whether the task may have begun something elsewhere that has to be ended with it."""
+        return self._record.cleans_up
+
+    def news(self) -> list[bytes] | None:
+        """Return the whole journal if it has entries that are not written yet; otherwise `None`."""
+        entries = self.run.journal.entries()
+        if all(self._saved.get(_place(entry)) == entry for entry in entries):
+            return None
+        return [encode(row(entry)) for entry in entries]
+
+    # for the engine
+
+    async def admit(self) -> None:
+        """Return once it is certain that a step may begin.
+
+        Raises:
+            Suspend: the lease is lost, or the store cannot say whether it is.
+        """
+        if self._time.lets_begin:
+            return
+        try:
+            await self._patience.attempt("renewing a lease", self._renew_in_time)
+        except LeaseLost:
+            self.lose()
+            raise Suspend from None
+        except Exception as error:
+            self._stop_with(error)
+
+    async def checkpoint(self, *entries: Entry) -> None:
+        """Return once these entries are durable, with everything that was not written before them.
+
+        The engine calls this in an asyncio task of its own, which a cancellation of
+        the handler does not reach.
+
+        Raises:
+            Suspend: they cannot be written.
+        """
+        try:
+            rows = [encode(row(entry)) for entry in entries]
+            self._account(entries, rows)
+            # of a write that failed nobody knows whether it happened: no other before that
+            async with self._keeping:
+                added, begun = self._added(rows), Moment.now(self._clock)
+                await self._patience.attempt("a checkpoint", lambda: self._write(added))
+                self._time.renewed(begun)  # of several attempts nobody says which one happened
+                self._saved.update((_place(entry), entry) for entry in entries)
+        except NotJson:  # ctx.state: the handler's own
+            raise
+        except LeaseLost:
+            self.lose()
+            raise Suspend from None
+        except Exception as error:
+            self._stop_with(error)
+
+    def _account(self, entries: Sequence[Entry], rows: Sequence[bytes]) -> None:
+        self._bytes += sum(map(len, rows))
+        most = self._means.config.max_journal_bytes
+        if self._bytes > most:
+            journal = self.run.journal
+            for entry in entries:
+                journal.add(entry)
+            raise ToolError(
+                f"The task had more remembered than {most} bytes; the largest is "
+                f"{journal.largest()}"
+            )
+
+    async def _write(self, added: Added) -> None:
+        async with self._renewing:
+            await self._extend(added, Moment.now(self._clock))
+        self._state = self._state if added.state is None else added.state
+
+    async def _renew_in_time(self) -> None:
+        """Renew the lease, and fail if the answer took so long that no step could begin on it."""
+        await self.renew()
+        if not self._time.lets_begin:
+            raise TimeoutError("the store took longer to answer than the lease lasts")
+
+    # for the heartbeat
+
+    async def attend(self, *, look: bool) -> None:
+        """One heartbeat: renew the lease and write the status message if either is due.
+
+        Args:
+            look: if nothing is due, read the row to see whether the lease is still ours.
+
+        Raises:
+            LeaseLost
+            Exception: whatever the store raises.
+        """
+        if self._clock.now_ms() >= self._record.expires_ms and self._means.trust.expires:
+            raise LeaseLost(self.ref.id)
+        is_due = self._time.is_half_over or self._time.is_due_soon(self._due_ms)
+        if is_due or self._news() is not None:
+            await self.renew()
+        elif look:
+            await self._look()
+
+    async def renew(self) -> None:
+        """Extend the lease and write the status message. `ctx.state` is not written: the
+        handler may be changing it.
+
+        Raises:
+            LeaseLost
+            Exception: whatever the store raises.
+        """
+        await to_its_end(self._renew())
+
+    async def _renew(self) -> None:
+        async with self._renewing:  # the row has the end of the one that was written last
+            sent = Moment.now(self._clock)
+            await self._extend(Added(status_message=self._news()), sent)
+            self._time.renewed(sent)
+
+    async def _extend(self, added: Added, sent: Moment) -> None:
+        """One write that adds this and renews the lease."""
+        until_ms, due_ms = self._time.until_ms(sent), self._time.due_ms(sent, self._due_ms)
+        await self._store.checkpoint(self.lease, added, sent.wall_ms, until_ms, due_ms)
+        self._due_ms = due_ms or self._due_ms
+        self._message = self._message if added.status_message is None else added.status_message
+
+    async def _look(self) -> None:
+        record = await self._store.read(self.ref, self._clock.now_ms())
+        if (
+            record is None
+            or record.status is not Status.WORKING
+            or record.fence != self.lease.fence
+        ):
+            raise LeaseLost(self.ref.id)
+
+    # the end of the run
+
+    def lose(self) -> None:
+        """Another worker has the task, or it is over: the handler ends at its
+        next call of the context."""
+        self.lost = True
+        self.run.stop(Stop.LOST)
+
+    def end(self, error: Exception) -> None:
+        """End the run with this error, whatever its handler does from now on."""
+        self.fault = self.fault or error
+        self.run.stop(Stop.FAULT)
+
+    def _stop_with(self, error: Exception) -> NoReturn:
+        self.end(error)
+        raise Suspend from None
+
+    # the end of the turn
+
+    async def commit(self, tool: str, outcome: Outcome) -> Turn:
+        """Write what the outcome of the handler means for its task.
+
+        Raises:
+            WorkerFault, LeaseLost, Unavailable
+        """
+        try:
+            return await self._commit(tool, outcome)
+        except NotJson as error:  # in ctx.state
+            return await self._commit(tool, Failed(error))
+
+    async def _commit(self, tool: str, outcome: Outcome) -> Turn:
+        match outcome:
+            case Suspended(requests=requests, wake_ms=wake_ms) if requests:
+                await self._suspend(requests, wake_ms or 0)
+                return Turn.ASKED
+            case Suspended(wake_ms=wake_ms):
+                await self._release(wake_ms or 0)
+                return Turn.RELEASED
+            case Restarted(arguments=arguments):
+                await self._restart(arguments)
+                return Turn.RESTARTED
+            case Failed(NondeterminismError() as error):
+                await self._park(tool, error)
+                return Turn.PARKED
+            case Failed(CallTimeout()) if self.run.call.deadline.is_past:
+                raise WorkerFault("a step takes longer than a worker may run")
+            case Completed() | Failed():
+                most, shows_errors = self._means.config.max_result_bytes, self._means.shows_errors
+                end = ended(outcome, tool, self._clock, most, shows_errors=shows_errors)
+                reason = outcome.error if isinstance(outcome, Failed) else None
+                await self._finish(end, is_early=isinstance(reason, TaskTimeout | JobLeft))
+                if end.ending is not Ending.STEP_FAILED:
+                    return Turn.FINISHED
+                self._log_failed_steps(end.failed_steps)
+                return Turn.STEP_FAILED
+
+    async def _suspend(self, requests: Mapping[str, Any], wake_ms: int) -> None:
+        wire = {key: encode(request) for key, request in requests.items()}
+
+        async def suspend(rest: Added) -> None:
+            now_ms = self._clock.now_ms()
+            await self._store.suspend(self.lease, rest, wire, now_ms, wake_ms=wake_ms)
+
+        await self._last_with_rest(suspend)
+
+    async def _release(self, wake_ms: int) -> None:
+        due_ms, delay_ms = self._means.next_look(wake_ms)
+        # whose clock is a little behind ours may take it up when our message comes, and waits for
+        # the rest
+        held_ms = max(0, wake_ms - HOLD_MS)
+
+        async def release(rest: Added) -> None:
+            now_ms = self._clock.now_ms()
+            await self._store.release(self.lease, rest, now_ms, wake_ms=held_ms, due_ms=due_ms)
+
+        await self._last_with_rest(release)
+        await self._means.wake(self.ref, delay_ms)
+
+    async def _restart(self, arguments: Mapping[str, Any]) -> None:
+        generation = self._task_call.generation + 1
+        task_call = replace(self._task_call, arguments=arguments, generation=generation)
+        due_ms, delay_ms = self._means.next_look(0)
+        anew = partial(
+            self._store.restart, self.lease, task_call.to_bytes(), (), b"{}", JOURNAL_VERSION
+        )
+        await self._last(lambda: anew(self._clock.now_ms(), due_ms))
+        await self._means.wake(self.ref, delay_ms)
+
+    async def _park(self, tool: str, error: NondeterminismError) -> None:
+        reference = log_failure(f"task {self.ref} (tool {tool})", error, self._clock)
+        why = (
+            f"{PARKED}: its handler went another way than before, at {error.key!r} (reference "
+            f"{reference})"
+        )
+        await self._last(lambda: self._store.park(self.lease, why, self._clock.now_ms()))
+
+    async def _finish(self, end: Ended, *, is_early: bool) -> None:
+        cleans_up = is_early and self.cleans_up
+        finish = partial(
+            self._store.finish,
+            *(self.lease, end.status, end.outcome, end.status_message),
+            cleanup_due_ms=self._means.next_look(0)[0] if cleans_up else None,
+            ending=end.ending,
+            failed_steps=end.failed_steps,
+        )
+        await self._last(lambda: finish(now_ms=self._clock.now_ms()))
+        if cleans_up:
+            await self._means.wake(self.ref)
+
+    def _log_failed_steps(self, places: Sequence[str]) -> None:
+        """Log the steps that ended the task, each with its number of attempts."""
+        steps = self.run.journal.steps
+        for place in places:
+            entry = steps.get(place)
+            attempts = entry.attempts or 1 if isinstance(entry, Raised) else 1
+            fields = {"step": place, "attempt": attempts}
+            log.warning("a failed step has ended a task", extra={"fields": fields})
+
+    async def _last_with_rest(self, write: Callable[[Added], Awaitable[None]]) -> None:
+        """Write what is left. A checkpoint that is under way ends first, or its entries
+        would be written twice."""
+
+        async def when_kept() -> None:
+            async with self._keeping:
+                rest = self._rest()
+                await self._last(lambda: write(rest))
+
+        await to_its_end(when_kept())
+
+    async def _last(self, write: Callable[[], Awaitable[None]]) -> None:
+        await to_its_end(self._patience.attempt("the last write of a turn", write))
+
+    # without an outcome
+
+    async def stopped(self) -> None:
+        """Free the task because this process stops, so that no worker has to wait
+        until its lease is over."""
+        self._patience.hurry()
+        await self._quietly(lambda: self._release(0))
+
+    async def crashed(self) -> None:
+        """Free the task as a suspect: the process is ending, and any task that it
+        runs may be the cause."""
+        now_ms, due_ms = self._clock.now_ms(), self._means.next_look(0)[0]
+
+        async def let_go() -> None:
+            fence = self.lease.fence
+            await self._store.let_go(self.ref, fence, now_ms, due_ms, blame=True)
+            await self._means.wake(self.ref)
+
+        await self._quietly(let_go)
+
+    async def _quietly(self, write: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await write()
+        except (LeaseLost, Unavailable) as error:
+            fields = {"task": str(self.ref), "error": str(error)}
+            log.warning("a task could not be let go of", extra={"fields": fields})
+
+    async def decline(self, needs: NotServedHere) -> Turn:
+        """Free the task for a worker that can run it; fail it once none has
+        come for `tasks.unserved_s`.
+
+        Raises:
+            LeaseLost, Unavailable
+        """
+        record, now_ms = self._record, self._clock.now_ms()
+        since_ms = record.declined_ms or now_ms
+        waited_ms = now_ms - since_ms
+        if waited_ms >= self._means.config.unserved_s * 1000 and self._means.trust.expires:
+            return await self.give_up(
+                TaskGivenUp(f"for {waited_ms // 1000} s there was no worker that {needs}")
+            )
+        shortest_ms, longest_ms = DECLINED_MS
+        wake_ms = now_ms + min(max(shortest_ms, waited_ms // 4), longest_ms)
+        message = Added(status_message=f"Waiting for a worker that {needs}")
+        await self._pause(message, wake_ms, attempts=record.attempts, declined_ms=since_ms)
+        return Turn.DECLINED
+
+    async def retry_or_fail(self, error: Exception) -> Turn:
+        """After a fault of the gateway: try again after a pause, or fail the
+        task after `tasks.max_attempts`.
+
+        Raises:
+            LeaseLost, Unavailable
+        """
+        record, attempt = self._record, self._record.attempts + 1
+        what = f"task {record.ref} (tool {record.tool}, attempt {attempt})"
+        reference = log_failure(what, error, self._clock)
+        if attempt >= self._means.config.max_attempts:
+            reason = (
+                str(error) if isinstance(error, WorkerFault) else "the server's log has the details"
+            )
+            return await self._fail(f"after {attempt} attempts: {reason}", reference)
+        wake_ms = self._clock.now_ms() + BACKOFF_MS[min(attempt, len(BACKOFF_MS)) - 1]
+        await self._pause(NOTHING, wake_ms, attempts=attempt)
+        return Turn.FAULT
+
+    async def _pause(
+        self, added: Added, wake_ms: int, *, attempts: int, declined_ms: int = 0
+    ) -> None:
+        """Free the task until a time. That is no progress."""
+        due_ms, delay_ms = self._means.next_look(wake_ms)
+        await self._store.release(
+            *(self.lease, added, self._clock.now_ms()),
+            wake_ms=wake_ms,
+            due_ms=due_ms,
+            attempts=attempts,
+            declined_ms=declined_ms,
+            keeps_blame=True,
+        )
+        await self._means.wake(self.ref, delay_ms)
+
+    async def give_up(self, error: TaskGivenUp) -> Turn:
+        """Fail the task for good.
+
+        Raises:
+            LeaseLost, Unavailable
+        """
+        what = f"task {self.ref} (tool {self._record.tool})"
+        return await self._fail(f"because {error}", log_failure(what, error, self._clock))
+
+    async def _fail(self, why: str, reference: str) -> Turn:
+        end = failed(InternalError(reference))
+        message = f"Given up {why} (reference {reference})"
+        due_ms = self._means.next_look(0)[0] if self.cleans_up else None
+        now_ms = self._clock.now_ms()
+        await self._store.finish(
+            self.lease, end.status, end.outcome, message, now_ms, cleanup_due_ms=due_ms
+        )
+        if self.cleans_up:
+            await self._means.wake(self.ref)
+        return Turn.GIVEN_UP
+
+    # what is written
+
+    def _rest(self) -> Added:
+        """What the run leaves that is not written yet: questions, sleeps, answers it has
+        read, state, a message."""
+        entries = self.run.journal.entries()
+        left = [entry for entry in entries if self._saved.get(_place(entry)) != entry]
+        return self._added([encode(row(entry)) for entry in left])
+
+    def _added(self, rows: Sequence[bytes]) -> Added:
+        state = encode(plain(self.run.journal.state, "ctx.state"))
+        return Added(
+            entries=rows,
+            state=state if state != self._state else None,
+            status_message=self._news(),
+        )
+
+    def _news(self) -> str | None:
+        """The handler's status message, if it is not in the row yet. Half a surrogate pair, as in
+        the name of a file, is no text that can be written."""
+        message = self.run.message
+        shown = None if message is None else message.encode(errors="replace").decode()
+        return shown if shown != self._message else None
 
 
-def _seen(root: asyncio.Task[Any]) -> None:
-    """Retrieve the exception of an abandoned handler, so that asyncio does not report
-    it as never retrieved."""
-    if not root.cancelled():
-        root.exception()
+_QUESTIONS: Final = (Asked, Answered, Unanswered)
+
+
+def _place(entry: Entry) -> tuple[bool, str]:
+    """Where an entry stands in the journal: one place can hold one."""
+    return isinstance(entry, _QUESTIONS), entry.key

@@ -1,14 +1,29 @@
-"""A worker's turn at a task: claim → replay → commit. Safe to run twice, safe to die anywhere.
+"""A worker: claims tasks, takes turns at them, and cleans up after those that ended early. Safe to
+run twice, safe to die anywhere.
 
-    message ──▶ claim ──▶ run the handler from the top ──▶ finish     it returned or raised
-                  │                                    ├─▶ suspend    it asks the client; nobody waits with it
-                  │ not ours: drop the message         ├─▶ release    it sleeps, or its time is up; a message follows
-                  │ a suspect: claim it alone          ├─▶ decline    nobody here can serve it; others may
-                  ▼                                    └─▶ (nothing)  the lease is lost: whoever has it carries on
+    message ──▶ claim ──▶ a turn (`tasks.turn`)
+                  │ not ours: drop the message
+                  │ a suspect: claim it alone
+                  ▼ over, and something is left elsewhere: clean up
 
 A fault of the gateway (the store cannot be reached) is retried with growing pauses; if that
 does not help, the task fails. The death of a worker counts only against a task that it ran
-alone: see `tasks.isolation`.
+alone: see `tasks.pool`.
+
+**Cleanup** cancels work that a task which ended early began elsewhere, such as a service's job:
+
+    tasks/cancel ─ row: cancelled, due ─ message ─ claim_cleanup ─ the handler, once more ─ end_cleanup
+                         │ lost: the sweep finds the row            │ refused, away: a pause, then again
+
+The handler runs from the top on the task's journal. It receives its recorded results; nothing is
+written, and instead of its next action it ends the work that it began (`replay.Cleanup`). If the
+worker dies before recording the cleanup, another worker repeats it: at least once. Tries end after
+`turn.CLEANUP_PAUSES_S`.
+
+The worker that had the task when it was cancelled cleans up immediately, and writes the results
+that only it knows: the answer of a start under way. Other workers wait until its lease is over. If
+the start took longer than that, and others found nothing to cancel, that worker cancels without a
+lease (`_clean_up_alone`).
 """
 
 from __future__ import annotations
@@ -16,15 +31,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 from roundgate.backends import Catalog, CatalogSource, ServedTool
 from roundgate.clock import Clock, Deadline
-from roundgate.errors import LeaseLost, NotServedHere, TaskGivenUp, Unavailable
+from roundgate.errors import (
+    CleanedUp,
+    LeaseLost,
+    NotCancelled,
+    NotServedHere,
+    TaskGivenUp,
+    Unavailable,
+)
 from roundgate.observability.correlation import Correlation, correlated
 from roundgate.observability.metrics import Metrics
 from roundgate.observability.tracing import NoTracing, Tracing
+from roundgate.protocol import Status
 from roundgate.replay import (
     JOURNAL_VERSION,
     Call,
@@ -34,33 +58,38 @@ from roundgate.replay import (
     Failed,
     Publish,
     Run,
+    Suspended,
     Texts,
     engine,
 )
 from roundgate.settings import TasksConfig
-from roundgate.storage import (
-    Claimed,
-    Move,
-    NotClaimed,
-    OpenTask,
-    TaskQueue,
-    TaskRecord,
-    TaskRef,
-    TaskStore,
-)
+from roundgate.storage import OpenTask, TaskQueue, TaskRecord, TaskRef
 from roundgate.tasks.call import TaskCall, journal_of
-from roundgate.tasks.checkpointer import Checkpointer
-from roundgate.tasks.cleanup import Cleaning, Left, doubt
-from roundgate.tasks.ending import Endings, Turn
+from roundgate.tasks.events import NotClaimed
 from roundgate.tasks.lease import ClockTrust
 from roundgate.tasks.outcome import reason_of
-from roundgate.tasks.patience import to_its_end
-from roundgate.tasks.turn import Outcome, Running
+from roundgate.tasks.running import Outcome, Patience, Running, to_its_end
+from roundgate.tasks.stored import Claimed, Move, StoredTasks
+from roundgate.tasks.turn import CLEANUP_PAUSES_S, Carrier, Means, Turn
 
 _UNREADABLE: Final = (ValueError, TypeError, KeyError, AttributeError)
 """What comes of bytes that a later version wrote, or none of ours."""
 
+ALONE_PAUSES_S: Final = (5, 30)
+"""The pauses between tries of a worker that cleans up without a lease, in seconds."""
+SHARE: Final = 0.8
+"""How much of a lease a try to clean up may take: the rest is for writing how it went."""
+
 log = logging.getLogger("roundgate.tasks")
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a worker knows of a task that it had when the task ended early."""
+
+    claimed: Claimed
+    journal: Sequence[bytes] | None
+    """All entries of the journal, if the store lacks some of them."""
 
 
 class Worker:
@@ -69,7 +98,7 @@ class Worker:
     def __init__(
         self,
         catalogs: CatalogSource,
-        store: TaskStore,
+        store: StoredTasks,
         queue: TaskQueue,
         clock: Clock,
         config: TasksConfig,
@@ -96,14 +125,7 @@ class Worker:
         self._tracing = tracing or NoTracing()
         self._metrics = metrics or Metrics()
         self._trust = trust or ClockTrust(clock, self._lease_ms, self._skew_ms)
-        self._endings = Endings(
-            *(store, queue, clock, config, self._trust), shows_errors=shows_errors
-        )
-        self._cleaning = Cleaning(
-            *(store, clock, self._endings, self._metrics),
-            lease_ms=self._lease_ms,
-            skew_ms=self._skew_ms,
-        )
+        self._means = Means(store, queue, clock, config, self._skew_ms, self._trust, shows_errors)
         self._running: dict[Running, None] = {}
         self._stop_requested = False
         self._reasons: dict[TaskRef, str | None] = {}
@@ -173,26 +195,6 @@ class Worker:
             case Claimed() as claimed:
                 return await self.run(claimed, deadline)
 
-    async def clean_up(
-        self, ref: TaskRef, deadline: Deadline | None = None, left: Left | None = None
-    ) -> Turn:
-        """End what a task that ended early has begun elsewhere. `left` is what this
-        worker knows that had it.
-
-        Raises:
-            Unavailable: the store cannot be reached; a sweep finds the task.
-        """
-        deadline = deadline or Deadline(self._clock, None)
-        return await self._cleaning.take(ref, self._run_again, deadline, left)
-
-    async def _run_again(self, claimed: Claimed, deadline: Deadline) -> Outcome:
-        with self._catalogs.use() as catalog:
-            task_call, served = self._served(claimed, catalog)
-            call = self._call(claimed.record.ref, task_call, catalog, deadline, doubt(claimed))
-            run = Run(call, journal_of(claimed, task_call))
-            handler = partial(served.call, Context(run), dict(task_call.arguments))
-            return await engine.run_handler(handler, run)
-
     async def run(self, claimed: Claimed, deadline: Deadline | None = None) -> Turn:
         """Take a turn at a claimed task; it has to be over by the deadline, if there is one."""
         begun_ms, record = self._clock.monotonic_ms(), claimed.record
@@ -200,7 +202,9 @@ class Worker:
         turn = Turn.FAULT
         try:
             with correlated(ids):
-                turn = await self._turn(claimed, deadline or Deadline(self._clock, None))
+                turn = await self._turn(
+                    Carrier(self._means, claimed), deadline or Deadline(self._clock, None)
+                )
         except LeaseLost:
             turn = Turn.LOST
         finally:
@@ -233,7 +237,8 @@ class Worker:
         """The runs that have a lease. May be called from any thread."""
         return list(self._running)
 
-    async def _turn(self, claimed: Claimed, deadline: Deadline) -> Turn:
+    async def _turn(self, carrier: Carrier, deadline: Deadline) -> Turn:
+        claimed = carrier.claimed
         try:
             self._check(claimed.record)
             # to the end of the turn, whatever is swapped meanwhile
@@ -241,17 +246,16 @@ class Worker:
                 task_call, served = self._served(claimed, catalog)
                 if claimed.record.suspect:
                     _log_takeover(task_call, claimed.record)
-                return await self._carry(
-                    self._begin(claimed, task_call, catalog, deadline), task_call, served
-                )
+                running = self._begin(carrier, task_call, catalog, deadline)
+                return await self._carry(running, task_call, served)
         except (LeaseLost, asyncio.CancelledError):
             raise
         except NotServedHere as needs:
-            return await self._endings.decline(claimed, needs)
+            return await carrier.decline(needs)
         except TaskGivenUp as error:
-            return await self._endings.give_up(claimed, error)
+            return await carrier.give_up(error)
         except Exception as error:
-            return await self._endings.retry_or_fail(claimed, error)
+            return await carrier.retry_or_fail(error)
 
     def _check(self, record: TaskRecord) -> None:
         """Check that another turn makes sense.
@@ -279,19 +283,16 @@ class Worker:
         return task_call, served
 
     def _begin(
-        self, claimed: Claimed, task_call: TaskCall, catalog: Catalog, deadline: Deadline
+        self, carrier: Carrier, task_call: TaskCall, catalog: Catalog, deadline: Deadline
     ) -> Running:
-        config, call = self._config, self._call(claimed.record.ref, task_call, catalog, deadline)
+        config, record = self._config, carrier.claimed.record
         try:
-            checkpointer = Checkpointer(
-                *(self._store, claimed, task_call, call, self._clock, config, self._skew_ms),
-                self._trust,
-            )
+            carrier.begin(task_call, self._call(record.ref, task_call, catalog, deadline))
         except _UNREADABLE as error:
             raise NotServedHere("can read its journal") from error
-        give_up_ms = claimed.record.created_ms + int(config.task_timeout_s * 1000)
+        give_up_ms = record.created_ms + int(config.task_timeout_s * 1000)
         return Running(
-            *(checkpointer, task_call.tool, self._clock, self._trust),
+            *(carrier, task_call.tool, self._clock, self._trust),
             lease_s=config.lease_s,
             give_up_ms=give_up_ms,
         )
@@ -317,43 +318,154 @@ class Worker:
         )
 
     async def _carry(self, running: Running, task_call: TaskCall, served: ServedTool) -> Turn:
+        carrier = running.carrier
         self._running[running] = None
         if self._stop_requested:
             running.request_stop()
         try:
             outcome = await self._outcome(running, task_call, served)
-            return await self._endings.commit(running.checkpointer, task_call.tool, outcome)
+            return await carrier.commit(task_call.tool, outcome)
         except LeaseLost:
-            await self._leave(running.checkpointer)
+            await self._leave(carrier)
             raise
         except asyncio.CancelledError:
-            end = self._endings.stopped if self._stop_requested else self._endings.crashed
-            await to_its_end(end(running.checkpointer))
+            await to_its_end(carrier.stopped() if self._stop_requested else carrier.crashed())
             raise
         finally:
             self._running.pop(running, None)
 
-    async def _leave(self, checkpointer: Checkpointer) -> None:
-        """A task was taken from us. If it was cancelled, nobody else knows what we have just
-        begun elsewhere for it."""
-        if not checkpointer.cleans_up:
-            return
-        ref, deadline = checkpointer.ref, checkpointer.run.call.deadline
-        left = Left(checkpointer.claimed, checkpointer.news())
-        try:
-            await to_its_end(self.clean_up(ref, deadline, left))
-        except Unavailable as error:
-            fields = {"task": str(ref), "error": str(error)}
-            log.warning("a cancelled task has to wait to be cleaned up", extra={"fields": fields})
-
     async def _outcome(self, running: Running, task_call: TaskCall, served: ServedTool) -> Outcome:
-        context = Context(running.checkpointer.run)
+        context = Context(running.carrier.run)
         with self._tracing.turn(task_call.tool, task_call.origin) as span:
             outcome = await running.outcome(lambda: served.call(context, dict(task_call.arguments)))
             span.end("tool_error" if isinstance(outcome, Failed) else "ok", None)
         if isinstance(outcome, Completed | Failed):
-            self._reasons[running.checkpointer.ref] = reason_of(outcome)
+            self._reasons[running.carrier.ref] = reason_of(outcome)
         return outcome
+
+    # cleanup
+
+    async def clean_up(
+        self, ref: TaskRef, deadline: Deadline | None = None, left: Left | None = None
+    ) -> Turn:
+        """End what a task that ended early has begun elsewhere, if no other worker does. `left` is
+        what this worker knows if it had the task.
+
+        Raises:
+            Unavailable: the store cannot be reached; a sweep finds the task.
+        """
+        deadline = deadline or Deadline(self._clock, None)
+        if left is None:
+            claimed = await self._claim_cleanup(ref)
+        else:  # only this worker knows these results
+            patience = Patience(lambda: deadline.is_past, task=ref.id)
+            claimed = await patience.attempt(
+                "a cleanup's claim", lambda: self._claim_cleanup(ref, left)
+            )
+        if claimed is None:
+            return await self._clean_up_alone(ref, left)
+        begun_ms = self._clock.monotonic_ms()
+        reason = await self._try_cleanup(claimed, deadline)
+        turn = await self._end_cleanup(claimed, reason)
+        self._note_cleanup(claimed, turn, self._clock.monotonic_ms() - begun_ms, reason)
+        return turn
+
+    async def _claim_cleanup(self, ref: TaskRef, left: Left | None = None) -> Claimed | None:
+        now_ms = self._clock.now_ms()
+        until_ms = now_ms + self._lease_ms
+        due_ms, lapsed_ms = until_ms + self._skew_ms, now_ms - self._skew_ms
+        return await self._store.claim_cleanup(
+            ref,
+            now_ms,
+            until_ms,
+            due_ms=due_ms,
+            lapsed_ms=lapsed_ms,
+            fence=None if left is None else left.claimed.lease.fence,
+            journal=None if left is None else left.journal,
+        )
+
+    async def _leave(self, carrier: Carrier) -> None:
+        """A task was taken from us. If it was cancelled, no other worker knows what we have just
+        begun elsewhere for it."""
+        if not carrier.cleans_up:
+            return
+        left = Left(carrier.claimed, carrier.news())
+        try:
+            await to_its_end(self.clean_up(carrier.ref, carrier.run.call.deadline, left))
+        except Unavailable as error:
+            fields = {"task": str(carrier.ref), "error": str(error)}
+            log.warning("a cancelled task has to wait to be cleaned up", extra={"fields": fields})
+
+    async def _clean_up_alone(self, ref: TaskRef, left: Left | None) -> Turn:
+        """Clean up without a lease, because the workers that hold or held it lack this worker's
+        results."""
+        if left is None or left.journal is None:
+            return Turn.NOT_CLAIMED
+        record = await self._store.read(ref, 0)  # also if expired
+        if record is not None and record.status not in (Status.CANCELLED, Status.FAILED):
+            return Turn.NOT_CLAIMED
+        for attempt, pause_s in enumerate((*ALONE_PAUSES_S, None), 1):
+            known = replace(left.claimed.record, attempts=attempt)
+            claimed = replace(left.claimed, record=known, journal=left.journal)
+            begun_ms = self._clock.monotonic_ms()
+            reason = await self._try_cleanup(claimed, Deadline(self._clock, None))
+            turn = _turn_of(reason, is_last=pause_s is None)
+            self._note_cleanup(claimed, turn, self._clock.monotonic_ms() - begun_ms, reason)
+            if turn is not Turn.TO_CLEAN_UP:
+                break
+            await self._clock.sleep(pause_s or 0)
+        return turn
+
+    async def _try_cleanup(self, claimed: Claimed, deadline: Deadline) -> Exception:
+        """Run the handler once more, within a part of a lease. Return how it went: `CleanedUp`, or
+        what is in the way."""
+        left_ms, most_ms = deadline.remaining_ms(), self._lease_ms * SHARE
+        bounded = self._clock.deadline(most_ms if left_ms is None else min(most_ms, left_ms))
+        try:
+            with self._catalogs.use() as catalog:
+                task_call, served = self._served(claimed, catalog)
+                call = self._call(claimed.record.ref, task_call, catalog, bounded, _doubt(claimed))
+                run = Run(call, journal_of(claimed, task_call))
+                handler = partial(served.call, Context(run), dict(task_call.arguments))
+                return _end_of(await engine.run_handler(handler, run))
+        except NotServedHere as needs:
+            return NotServedHere(f"there is no worker here that {needs}")
+        except Exception as error:
+            return error
+
+    async def _end_cleanup(self, claimed: Claimed, reason: Exception) -> Turn:
+        attempt = claimed.record.attempts
+        if isinstance(reason, CleanedUp) or attempt > len(CLEANUP_PAUSES_S):
+            await self._store.end_cleanup(claimed.lease)
+            return _turn_of(reason, is_last=True)
+        wake_ms = self._clock.now_ms() + CLEANUP_PAUSES_S[attempt - 1] * 1000
+        due_ms, delay_ms = self._means.next_look(wake_ms)
+        await self._store.postpone_cleanup(claimed.lease, wake_ms=wake_ms, due_ms=due_ms)
+        await self._means.wake(claimed.lease.ref, delay_ms)
+        return Turn.TO_CLEAN_UP
+
+    def _note_cleanup(
+        self, claimed: Claimed, turn: Turn, took_ms: float, reason: Exception
+    ) -> None:
+        record = claimed.record
+        self._metrics.turn(record.tool, turn.value, took_ms)
+        job = reason.job if isinstance(reason, NotCancelled) else None
+        fields = {
+            "task": str(record.ref),
+            "name": record.tool,
+            "outcome": turn.value,
+            "attempt": record.attempts,
+            "ms": round(took_ms, 2),
+            "reason": str(reason)[:500],
+            **({"job": job} if job else {}),
+        }
+        match turn:
+            case Turn.CLEANED_UP:
+                log.info("task", extra={"fields": fields})
+            case Turn.TO_CLEAN_UP:
+                log.warning("a job could not be cancelled, trying again", extra={"fields": fields})
+            case _:
+                log.error("a job could not be cancelled, and goes on", extra={"fields": fields})
 
 
 def _log_takeover(task_call: TaskCall, record: TaskRecord) -> None:
@@ -366,3 +478,26 @@ def _log_takeover(task_call: TaskCall, record: TaskRecord) -> None:
 def _offered(task_call: TaskCall, catalog: Catalog) -> Catalog | None:
     """What is served where the call was made; `None` where that is gone."""
     return catalog.views.get(task_call.view) if task_call.view else catalog
+
+
+def _doubt(claimed: Claimed) -> Cleanup:
+    """Whether the task may have begun what its journal does not know: not if
+    this is its first claim."""
+    is_known = claimed.record.fence == 1
+    return Cleanup.OF_WHAT_IS_KNOWN if is_known else Cleanup.IN_DOUBT
+
+
+def _turn_of(reason: Exception, *, is_last: bool) -> Turn:
+    """Return the result of a try."""
+    if isinstance(reason, CleanedUp):
+        return Turn.CLEANED_UP
+    return Turn.NOT_CLEANED_UP if is_last else Turn.TO_CLEAN_UP
+
+
+def _end_of(outcome: Outcome) -> Exception:
+    match outcome:
+        case Failed(error):
+            return error
+        case Suspended(requests=requests) if requests:
+            return CleanedUp("nothing had been begun: the task was waiting for answers")
+    return RuntimeError("the tool did not come to where it cancels its job")

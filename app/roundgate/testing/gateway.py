@@ -28,7 +28,9 @@ from roundgate.main import build_app
 from roundgate.replay import WATCH, Run, StepWatch
 from roundgate.runtime.startup import Core, build_core
 from roundgate.settings import Settings
-from roundgate.storage import Claimed, Message, NotClaimed
+from roundgate.storage import Message
+from roundgate.tasks.events import NotClaimed
+from roundgate.tasks.stored import Claimed
 from roundgate.testing.crashes import Crash, CrashTest, Steps, Watched
 from roundgate.testing.instances import Life, Memory, Setup, Source, VirtualClock
 from roundgate.testing.transport import AsgiTransport

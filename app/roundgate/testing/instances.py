@@ -33,6 +33,7 @@ from roundgate.storage.sqlite import (
     connect_in_memory,
     transacted,
 )
+from roundgate.tasks.stored import StoredTasks
 
 T = TypeVar("T")
 
@@ -102,7 +103,7 @@ class Memory:
         database = _MemoryDatabase(self, life)
         return Stores(
             SqliteOnce(database, self._clock),
-            SqliteTasks(database),
+            StoredTasks(SqliteTasks(database)),
             SqliteQueue(database, self._clock),
             SqliteSessions(database, self._clock),
         )

@@ -1,4 +1,4 @@
-"""The questions of a round: sent on the stream of the call, and what its request waits for."""
+"""The questions of a round: sends them on the stream of the call, and waits for their answers."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from roundgate.http.older.stream import SessionStream
 from roundgate.protocol.v2025.asking import answer_of, request_params
 
 SHORT_WAIT_S: Final = 3.0
-"""How long a request waits where no stream can be held: clients give up reading after 5 s."""
+"""Seconds that a request waits for answers if the platform cannot hold a stream. Clients stop
+reading after 5 s."""
 LEAVE_MS: Final = 2_000
-"""What is left of the environment's time when a stream that is held there ends."""
+"""The milliseconds that must be left of the environment's time for a held stream to continue."""
 
 
 class Asking:
-    """Asks clients on the streams of their calls.
+    """Sends questions on the streams of calls.
 
     Args:
-        questions: makes their ids, and waits for answers.
-        calls: makes the ids of the events that ask.
-        keep_alive_s: seconds between comments on a stream on which nothing happens.
+        questions: makes the ids of questions, and waits for answers.
+        calls: makes the ids of the events with the questions.
+        keep_alive_s: seconds between comments on a quiet stream.
     """
 
     def __init__(self, questions: Questions, calls: OpenCalls, *, keep_alive_s: float) -> None:
@@ -37,19 +38,19 @@ class Asking:
     async def answers(
         self, call: OpenCall, caller: Caller, stream: SessionStream, told: int
     ) -> dict[str, Any] | None:
-        """The answers to what the client is asked; `None` where the stream
-        has ended before they came.
+        """Ask the client a call's questions and return the answers, or `None` if the stream has
+        ended before.
 
         Args:
-            call: with the questions.
-            caller: who is asked.
-            stream: where they are asked.
-            told: how many of them the client has seen.
+            call: the call, with its questions.
+            caller: the caller, who is asked.
+            stream: the stream to ask on.
+            told: how many of the questions the client has received already.
 
         Raises:
-            ToolError: there will be none, with what to do about it.
-            CallCancelled: nobody waits for the call any more.
-            Unavailable: too many calls wait.
+            ToolError: the client cannot be asked, did not answer in time, or could not answer.
+            CallCancelled: the client has cancelled the call.
+            Unavailable: too many calls wait, or the store cannot be reached.
         """
         _check(call, stream)
         asked = Asked(call.round, call.requests, call.until_ms)
@@ -57,7 +58,7 @@ class Asking:
             await self._tell(asked, call, caller, stream, told)
             if stream.is_finite and told < len(call.requests):
                 return None
-            # what waits for the body gets it when it has ended
+            # a platform that holds no streams delivers the body, and so the questions, at its end
             if not stream.holds and stream.resumes and not stream.is_resumed:
                 await stream.responder.end()
                 return None
@@ -68,10 +69,12 @@ class Asking:
         return {key: _answer(call, caller, key, result) for key, result in found.items()}
 
     async def leave(self, call: OpenCall, caller: Caller, stream: SessionStream) -> None:
-        """End a stream on which this call cannot go on.
+        """End a stream whose call another request will continue; a finite one stays open for a
+        result.
 
         Raises:
-            ToolError: its client would not come back.
+            ToolError: the client cannot resume a stream.
+            Unavailable: the call cannot be stored now.
         """
         if stream.is_finite:
             return
@@ -80,14 +83,14 @@ class Asking:
         await stream.leave(await self._calls.event_id(call, caller, len(call.requests)))
 
     def patience_s(self, caller: Caller, stream: SessionStream) -> float:
-        """Seconds that a request waits before it says something, or ends."""
+        """Return how many seconds a request waits before it sends a keep-alive or ends."""
         if stream.holds:
             return self._keep_alive_s
         left_ms = caller.deadline.remaining_ms() if stream.is_finite else None
         return SHORT_WAIT_S if left_ms is None else min(SHORT_WAIT_S, left_ms / 2000)
 
     async def goes_on(self, caller: Caller, stream: SessionStream) -> bool:
-        """Whether a request may wait once more; its client has heard something then."""
+        """Return whether a request may wait longer; send a keep-alive if so."""
         left_ms = caller.deadline.remaining_ms()
         is_late = left_ms is not None and left_ms < LEAVE_MS
         if not stream.holds or self._questions.is_closing or is_late:
@@ -114,7 +117,7 @@ class Asking:
         caller: Caller,
         page: str | None,
     ) -> bytes:
-        """A question as a request to the client."""
+        """Return a question as a JSON-RPC request to the client."""
         question_id = self._questions.ask(asked, number, caller.session, caller.principal)
         params = request_params(caller.revision, request["method"], request.get("params", {}), page)
         message = {"jsonrpc": "2.0", "id": question_id, "method": request["method"]}
@@ -128,7 +131,7 @@ class Asking:
         caller: Caller,
         stream: SessionStream,
     ) -> dict[str, dict[str, Any]] | None:
-        """The answers; `None` if this request must not wait for them any longer."""
+        """Return the answers, or `None` if this request must not wait for them any longer."""
         wait_s = self.patience_s(caller, stream)
         while True:
             found = await self._questions.answers(
@@ -141,7 +144,7 @@ class Asking:
 
 
 def _check(call: OpenCall, stream: SessionStream) -> None:
-    """Raises ToolError: nothing can be asked here."""
+    """Raise ToolError if the client cannot be asked on this stream."""
     is_call = call.request.method == "tools/call"
     if not stream.can_tell or (stream.is_finite and not is_call):
         raise ToolError(
@@ -151,6 +154,6 @@ def _check(call: OpenCall, stream: SessionStream) -> None:
 
 
 def _answer(call: OpenCall, caller: Caller, key: str, result: dict[str, Any]) -> dict[str, Any]:
-    """What a client answered, as an answer of the engine."""
+    """Return a client's answer in the form of the engine."""
     request = call.requests[key]
     return answer_of(caller.revision, request["method"], request.get("params", {}), result)

@@ -1,4 +1,4 @@
-"""Who sends a request of a session, and how that request ended."""
+"""The caller of a request in a session, and the end of such a request."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from roundgate.tokens.ids import SessionFacts
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sends a request of a session, and until when the environment lets it run."""
+    """The caller of a request in a session, with the deadline that the environment sets."""
 
     session: SessionFacts
     principal: Principal
     deadline: Deadline
     remaining_ms: float | None
-    """Milliseconds that the environment gave the request; `None` for as long as it likes."""
+    """Milliseconds that the environment gave the request; `None` without a limit."""
 
     @property
     def revision(self) -> Revision:
-        """The session's."""
+        """Return the session's revision."""
         return REVISIONS[self.session.revision]
 
     @property
     def is_nearly_over(self) -> bool:
-        """Whether another round had better be a request of its own."""
+        """Return whether less than half of the request's time is left. The next round then gets a
+        new request."""
         left_ms = self.deadline.remaining_ms()
         return (
             left_ms is not None
@@ -38,7 +39,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Responded:
-    """How a request ended. Without a response it goes on elsewhere, or nobody waits for it."""
+    """The end of a request. Without a response, the call continues elsewhere or was cancelled."""
 
     response: bytes | None
     label: str

@@ -1,16 +1,16 @@
-"""Requests of a session that run something: round after round until there is a result.
+"""Requests of sessions for tools, prompts and resources: run round after round until there is a result.
 
-The methods answer a round as they do for any revision. Where one ends with questions, a client of
-today is told so and sends the call again; a client of a session is asked here, on the stream of its
-request (`asking`), and the next round begins here with what it answers. What is needed to go on is
-in the id of the event (`open_calls`), so another process can do so as well:
+The methods serve a round as for any revision. If a round ends with questions, a client of 2026-07-28
+gets them as a result and sends the call again. A client of a session is asked on the stream of its
+request (`asking`), and the next round runs here with its answers. The id of the event has everything
+that is needed to continue (`open_calls`), so any process can:
 
     POST  tools/call          ─▶ question, id: T.1 ─▶ (holder dies)
     GET   Last-Event-ID: T.1  ─▶ any replica: the answers' rows ─▶ replay ─▶ result
 
-Where no stream can be held, a body ends with the question, and each GET waits for the answer for a
-moment; a client that resumes nothing calls again (`continued`). If several requests go on with one
-call, each of its rounds is run once all the same (`one_run`).
+If the platform cannot hold a stream, the body ends with the question, and each GET waits briefly for
+the answer. A client that cannot resume streams calls again (`continued`). Each round runs once even
+if several requests continue one call (`one_run`).
 """
 
 from __future__ import annotations
@@ -66,16 +66,16 @@ class SessionCalls:
     """Runs requests of sessions to their responses.
 
     Args:
-        methods: those of each revision, by its version.
-        sessions: what sessions have changed.
+        methods: the methods of each revision, by version.
+        sessions: the changes that sessions have made.
         questions: asks clients and waits for answers.
-        store: keeps what several replicas have to know of a call.
+        store: keeps the rows of calls that replicas share.
         tracing: makes the span of a request.
-        clock: of the process.
+        clock: the clock of the process.
         answer_timeout_s: seconds that a user has for an answer.
-        lifetime_s: seconds for which the state of a round is good.
-        keep_alive_s: seconds between comments on a stream on which nothing happens.
-        continue_tool: name of the tool that takes the token of a call that is not over.
+        lifetime_s: seconds until the state of a round expires.
+        keep_alive_s: seconds between comments on a quiet stream.
+        continue_tool: the name of the tool that takes the token of an unfinished call.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class SessionCalls:
         self._rows = store
         self._tracing = tracing
         self._clock = clock
-        # an answer that comes when the state has expired could not be used
+        # an answer after the state has expired could not be used
         self._wait_ms = int(min(answer_timeout_s, lifetime_s) * 1000)
         self._keep_ms = int(keep_s * 1000)
 
@@ -125,7 +125,8 @@ class SessionCalls:
             return self._continued(request, caller, stream, correlation)
         call = OpenCall(request, {}, None, "", 0)
         if stream.resumes:
-            stream.token = partial(self._first_id, call, caller)  # it must not refer to the stream
+            # the stream is an argument: a reference to it would be a cycle
+            stream.token = partial(self._first_id, call, caller)
         return self._respond(call, caller, stream, 0, correlation)
 
     async def _continued(
@@ -190,7 +191,7 @@ class SessionCalls:
     async def _rounds(
         self, call: OpenCall, inbound: Inbound, going: _Going, told: int
     ) -> Reply | None:
-        """The result; `None` where the stream has ended before."""
+        """Return the result, or `None` if the stream ended before it."""
         caller, stream, own = going.caller, going.stream, inbound.params
         while True:
             if call.state is not None:
@@ -205,17 +206,17 @@ class SessionCalls:
                 ran: Ran | None = await self._first(call, inbound, going)
             else:
                 ran = await self._ran(call, inbound, going)
-            if ran is None:  # by another request, which takes its time
+            if ran is None:  # another request is still running the round
                 await self._asking.leave(call, caller, stream)
                 return await self._later(call, going)
             if ran.reply.label != "input_required":
                 is_list = inbound.method == "tools/list" and stream.is_finite
                 return self._continue_tool.listed(ran.reply) if is_list else ran.reply
             requests, state = read_asked(ran.reply.result)
-            if requests and stream.is_unheard:  # whoever comes back is asked, or nobody
+            if requests and stream.is_unheard:  # a request that resumes the call asks
                 raise CallCancelled
             call = call.asking(requests, state, ran.next_round, ran.until_ms)
-            # its handler wants a turn of its own
+            # state alone: the next round gets a new request, with its own time
             if not requests and stream.can_tell and stream.resumes:
                 await stream.leave(await self.open_calls.event_id(call, caller))
                 return None
@@ -223,13 +224,13 @@ class SessionCalls:
                 return await self._later(call, going)
 
     async def _ran(self, call: OpenCall, inbound: Inbound, going: _Going) -> Ran | None:
-        """How a round ended that another request may be running; `None` if it does, and this one
-        must wait no longer."""
+        """Return how a round ended that another request may be running; run the round if none does.
+        Return `None` if another request still runs it and this one must not wait any longer."""
         caller, stream = going.caller, going.stream
         run = self._one_run(call, caller, stream)
         while True:
             wait_s = self._asking.patience_s(caller, stream)
-            if call.state is None:  # it may have done anything: it is not run again
+            if call.state is None:  # a first round may have had effects: never run it again
                 ran = await run.of_first(wait_s)
             else:
                 ran = await run.of(lambda: self._served(call, inbound, going), wait_s)
@@ -237,8 +238,8 @@ class SessionCalls:
                 return ran
 
     async def _first(self, call: OpenCall, inbound: Inbound, going: _Going) -> Ran:
-        """How the first round ended. It is claimed by nobody: most are over before
-        anybody could come back."""
+        """Run the first round and return how it ended. No claim is written for it, because most
+        first rounds end before any client could resume them."""
         stream = going.stream
         try:
             with stream.working:
@@ -253,21 +254,21 @@ class SessionCalls:
         finally:
             if stream.first is not None:
                 await stream.first.rest()
-        if reply.label != "input_required":  # nobody asks for a round after it
+        if reply.label != "input_required":  # no round follows
             return Ran(reply, "", 0)
         return Ran(reply, self._clock.new_id(), self._clock.now_ms() + self._wait_ms)
 
     async def _first_id(self, call: OpenCall, caller: Caller, stream: SessionStream) -> str:
-        """The id with which a client comes back to a call that has asked nothing yet."""
+        """Return the event id with which a client resumes a call that has asked nothing yet."""
         until_ms = self._clock.now_ms() + self._wait_ms
         call = replace(call, round=self._clock.new_id(), until_ms=until_ms)
         event_id = await self.open_calls.event_id(call, caller)
-        if stream.holds:  # else all of its body comes, or nothing
+        if stream.holds:  # otherwise the client gets the whole body or none of it
             stream.first = self._one_run(call, caller, stream)
         return event_id
 
     def _one_run(self, call: OpenCall, caller: Caller, stream: SessionStream) -> OneRun:
-        # a token that may do less must not be told what came of it for one that may do more
+        # a token with fewer scopes must not get an outcome that needed more
         scopes = json.digest(sorted(caller.principal.scopes))
         return OneRun(
             self._rows,
@@ -280,13 +281,14 @@ class SessionCalls:
         )
 
     async def _served(self, call: OpenCall, inbound: Inbound, going: _Going) -> Reply:
-        """One round; what a tool cannot do with this client is an error that its model reads."""
+        """Serve one round. If the client of a tool call lacks a capability, return an error result
+        for its model."""
         caller = going.caller
         left_ms = caller.deadline.remaining_ms()
         ids = going.correlation
 
         async def page_done(key: str) -> None:
-            page = call.pages.pop(key, None)  # sent once, however often the handler is replayed
+            page = call.pages.pop(key, None)  # notify once, however often the handler is replayed
             if page is not None and going.notify is not None:
                 await going.notify(notifications.ELICITATION_COMPLETE, {"elicitationId": page})
 
@@ -311,7 +313,8 @@ class SessionCalls:
         return answer
 
     async def _later(self, call: OpenCall, going: _Going) -> Reply | None:
-        """What a request is answered with whose call goes on: with a token, or not at all."""
+        """Return the result with a token for a call that continues later, or `None` if the client
+        resumes its stream or made no tool call."""
         if not going.stream.is_finite or call.request.method != "tools/call":
             return None
         methods = self._methods[going.caller.session.revision]

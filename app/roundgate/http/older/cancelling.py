@@ -1,7 +1,7 @@
-"""A cancellation that came to another replica ends a handler that runs here.
+"""Cancellation of a running handler by a request to another replica.
 
-Most calls are over before anybody could cancel them, so the store is not looked at for the first
-second, and then ever more rarely.
+Most calls end before they could be cancelled. So the store is not read in the first second of a
+call, and then less and less often.
 """
 
 from __future__ import annotations
@@ -20,11 +20,8 @@ LAST_LOOK_S: Final = 5.0
 
 
 class CancelWatch:
-    """`with CancelWatch(is_cancelled):` cancels the current task when a look says so.
-
-    Raises:
-        CallCancelled: at the end of the block, if it was cancelled.
-    """
+    """`with CancelWatch(is_cancelled):` cancels the current task once `is_cancelled` returns
+    True."""
 
     def __init__(self, is_cancelled: Callable[[], Awaitable[bool]]) -> None:
         self._is_cancelled = is_cancelled
@@ -47,7 +44,7 @@ class CancelWatch:
             self._watcher.cancel()
         if not self._cancelled or self._watched is None:
             return
-        # a cancellation that came from elsewhere as well goes on
+        # another cancellation of the task stays in effect
         is_ours = self._watched.uncancel() == 0
         if is_ours and kind is not None and issubclass(kind, asyncio.CancelledError):
             raise CallCancelled from error
@@ -65,6 +62,6 @@ class CancelWatch:
             self._watched.cancel()
 
     async def _looked(self) -> bool:
-        with suppress(Unavailable):  # looked at again
+        with suppress(Unavailable):  # `_watch` tries again
             return await self._is_cancelled()
         return False

@@ -1,5 +1,5 @@
-"""The stream of a session's GET: what changes, of the lists and of the resources
-that it has subscribed to."""
+"""The stream of a session's GET: changes of the lists, and of the resources that the session has
+subscribed to."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from roundgate.methods import Changes, Subscription
 from roundgate.protocol import RESOURCE_UPDATED, SubscriptionFilter, jsonrpc
 
 LOOK_S: Final = 5.0
-"""How often a stream of changes looks at what its session has subscribed to."""
+"""Seconds between two reads of the session's subscriptions."""
 _LISTS: Final = SubscriptionFilter.model_validate(
     {"toolsListChanged": True, "promptsListChanged": True, "resourcesListChanged": True}
 )
 
 
 class ChangeStreams:
-    """Tells sessions of changes.
+    """Sends changes to sessions.
 
     Args:
-        changes: those of all replicas.
-        sessions: what sessions have subscribed to.
-        clock: of the process.
-        keep_alive_s: seconds between comments on a stream on which nothing happens.
-        view: which view is asked; that of everything has no name.
+        changes: the changes at all replicas.
+        sessions: the subscriptions of sessions.
+        clock: the clock of the process.
+        keep_alive_s: seconds between comments on a quiet stream.
+        view: the name of the view; empty for the endpoint of all tools.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class ChangeStreams:
         self._view = view
 
     async def tell(self, caller: Caller, responder: Responder, features: frozenset[str]) -> None:
-        """Tell of changes until the client has had enough, its session ends, or its token expires.
+        """Send changes until the client hangs up, its session ends, or its token expires.
 
         Args:
-            caller: whose session it is.
-            responder: where they are told.
-            features: what there is to be told of.
+            caller: the caller, with its session.
+            responder: writes the stream.
+            features: the features that are served.
 
         Raises:
             Unavailable: there are too many streams, or the store cannot be reached.
@@ -78,7 +78,7 @@ class ChangeStreams:
                 elif now_ms - told_ms >= self._keep_alive_s * 1000:
                     await responder.event(None)
                     told_ms = now_ms
-                # also where something changes all the time
+                # also while changes arrive without a pause
                 if change is None or now_ms - looked_ms >= every_s * 1000:
                     await self._look(subscription, caller)
                     looked_ms = now_ms

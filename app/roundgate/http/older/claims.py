@@ -1,11 +1,11 @@
-"""Who runs a round: a row that is claimed, renewed, given up, and taken over from whoever has died.
+"""Claims to run a round: a row that is written, renewed, released, and taken over from a process that died.
 
-    holder    claim ── again ── again ── (dies)
-    another   reads the same version for `LOST_MS` ─────▶ takes it over
+    holder    claim ── renew ── renew ── (dies)
+    another   reads the same version for `LOST_MS` ─────▶ takes the claim over
 
-How long it has been the same is watched on the clock of who waits, because clocks differ. A request
-that must leave before keeps how long it has watched, and the next one goes on counting there: where
-nothing streams, none may wait for so long.
+Clocks differ, so a waiting request measures on its own clock how long the version has stayed the
+same. A request that must end before stores how long it has watched, and the next one continues from
+there: without streams, no request may wait for so long.
 """
 
 from __future__ import annotations
@@ -19,31 +19,32 @@ from roundgate.errors import Unavailable
 from roundgate.storage import SessionRow, SessionStore
 
 BEAT_S: Final = 1.0
-"""How often whoever runs a round says so."""
+"""Seconds between two renewals of a claim."""
 LOST_MS: Final = 5_000
-"""When nothing was said for so long, nobody runs it any more."""
+"""Milliseconds without a renewal after which a claim is lost."""
 LOST_FIRST_MS: Final = 10_000
-"""The same of a first round, whose holder looks every 5 s at most whether anybody wants to know."""
+"""The same for a first round, whose holder looks for waiting requests every 5 s at most."""
 GAP_MS: Final = 3_000
-"""After so long without a look nothing is known of the time between: the store was away, and nobody
-could say anything."""
+"""Milliseconds between two reads after which a watch starts again: if the store was down, the
+holder could not renew its claim."""
 SUSPICIOUS_MS: Final = 2_000
-"""What is worth keeping of a watch: whoever lives has said something by then."""
+"""The shortest watch that is stored, in milliseconds: a live holder renews its claim within this
+time."""
 RELEASE_S: Final = 2.0
-"""How long a request that is over may take to say that it does not run the round."""
+"""Seconds that a request may spend on releasing its claim."""
 _FREE: Final = b"free"
 _WANTED: Final = b"wanted"
 
 
 class Claim:
-    """One request's claim to a round, or its watch on another's.
+    """One request's claim to a round, or its watch on another request's claim.
 
     Args:
-        rows: where claims are.
-        clock: of the process.
-        key: of the round.
-        keep_ms: milliseconds for which they are kept: longer than the round's end, or somebody
-            might claim what has ended.
+        rows: the store of claims.
+        clock: the clock of the process.
+        key: the key of the round.
+        keep_ms: milliseconds that a claim is kept: longer than the round's end, or a finished round
+            could be claimed again.
     """
 
     def __init__(self, rows: SessionStore, clock: Clock, key: str, keep_ms: int) -> None:
@@ -53,34 +54,42 @@ class Claim:
         self._mine = clock.new_id().encode()
         self._keep_ms = keep_ms
         self._seen: tuple[int, float] | None = None
-        """The version of another's claim, and since when it is the same, in monotonic
-        milliseconds."""
+        """The version of another's claim, and when it was first read, in monotonic milliseconds."""
         self._looked_ms = 0.0
-        """When that was last read, in monotonic milliseconds."""
+        """When that claim was last read, in monotonic milliseconds."""
         self._kept: SessionRow | None = None
-        """How long others had watched, as it was read."""
+        """The stored watch of earlier requests, as first read."""
 
     @property
     def is_anothers(self) -> bool:
-        """Whether another's claim has been seen."""
+        """Return whether another request's claim has been read."""
         return self._seen is not None
 
     async def is_first(self) -> bool:
-        """Whether this is the first claim. Raises Unavailable."""
+        """Claim the round and return whether no other request had claimed it.
+
+        Raises:
+            Unavailable: the store cannot be reached.
+        """
         return await self._put(self._mine)
 
     async def is_taken_over(self) -> bool:
-        """Whether nobody ran the round any more, and now this request does. Raises Unavailable."""
+        """Return whether this request now holds the claim, which was released, lost, or its own all
+        along.
+
+        Raises:
+            Unavailable: the store cannot be reached.
+        """
         row = await self._rows.read(self._key)
-        if row is not None and row.value == self._mine:  # a write of which nobody heard
+        if row is not None and row.value == self._mine:  # our write whose response was lost
             return True
-        if row is None:  # forgotten, as everything is for which nobody can ask any more
+        if row is None:  # expired
             return await self.is_first()
         return await self._is_free(row, LOST_MS) and await self._replace(self._mine, row)
 
     async def is_lost(self) -> bool:
-        """Whether nobody runs a first round any more; its holder is told
-        that somebody wants to know.
+        """Return whether no request runs a first round any more. Also asks its holder to write a
+        claim and renew it.
 
         Raises:
             Unavailable: the store cannot be reached.
@@ -92,10 +101,14 @@ class Claim:
         return row is not None and await self._is_free(row, LOST_FIRST_MS)
 
     async def is_wanted(self) -> bool:
-        """Whether somebody wants to know who runs this first round, and has now been
-        told. Raises Unavailable."""
+        """Return whether another request waits for this first round; write this request's claim if
+        so.
+
+        Raises:
+            Unavailable: the store cannot be reached.
+        """
         row = await self._rows.read(self._key)
-        if row is not None and row.value == self._mine:  # a write of which nobody heard
+        if row is not None and row.value == self._mine:  # our write whose response was lost
             return True
         return row is not None and row.value == _WANTED and await self._replace(self._mine, row)
 
@@ -110,8 +123,8 @@ class Claim:
         return row.value == _FREE or now_ms - self._seen[1] > lost_ms
 
     async def keep_watch(self) -> None:
-        """Keep for how long another's claim has been the same. Of several who
-        watch at once, one counts."""
+        """Store how long another's claim has stayed the same, if it may be lost; one of several
+        watches is kept."""
         if self._seen is None:
             return
         version, since_ms = self._seen
@@ -127,7 +140,7 @@ class Claim:
                 await self._rows.replace(self._watched_key, value, kept, self._forget_ms())
 
     async def beat(self) -> None:
-        """Say again and again that the round is run, until another runs it."""
+        """Renew the claim every `BEAT_S` seconds, until another request holds it."""
         while True:
             await asyncio.sleep(BEAT_S)
             with suppress(Unavailable):
@@ -137,7 +150,8 @@ class Claim:
                 await self._replace(self._mine, row)
 
     async def release(self) -> None:
-        """Let another run the round now; if that cannot be said, it does after a while."""
+        """Release the claim. If the store cannot be reached, others take it over after
+        `LOST_MS`."""
         with suppress(Unavailable, TimeoutError):
             async with asyncio.timeout(RELEASE_S):
                 row = await self._rows.read(self._key)
@@ -155,7 +169,7 @@ class Claim:
 
 
 def _watched_ms(kept: SessionRow | None, version: int) -> int:
-    """For how long others have seen this version of a claim, in milliseconds."""
+    """Return how many milliseconds earlier requests have watched this version of a claim."""
     if kept is None:
         return 0
     of, watched_ms = kept.value.split()

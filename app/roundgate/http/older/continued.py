@@ -1,5 +1,5 @@
-"""Where no stream can be held and a client resumes nothing: a call goes on
-when its client calls again.
+"""Calls that continue when their client calls again: for clients that cannot resume a stream, on a
+platform that cannot hold one.
 
     POST  tools/call X           ─▶ question; result: PENDING T           one body
     POST  the answer             ─▶ 202
@@ -23,9 +23,9 @@ from roundgate.protocol import Request, ToolResult
 from roundgate.protocol.v2025 import Results
 
 MAX_COPIED: Final = 1_000
-"""Characters of a token that a model has to copy."""
+"""The longest token that a model has to copy, in characters."""
 PENDING: Final = "PENDING"
-"""The first word of a result that is none yet."""
+"""The first word of a result that stands for an unfinished call."""
 _DEFINITION: Final = {
     "description": f"The result of a call that was answered with {PENDING}: takes the token that "
     "stands behind it.",
@@ -38,10 +38,10 @@ _DEFINITION: Final = {
 
 
 class ContinueTool:
-    """The tool that takes the token of a call that is not over.
+    """The tool that takes the token of an unfinished call.
 
     Args:
-        name: of the tool.
+        name: the name of the tool.
         calls: makes and reads the tokens.
     """
 
@@ -50,7 +50,7 @@ class ContinueTool:
         self._calls = calls
 
     def is_called(self, request: Request, stream: SessionStream) -> bool:
-        """Whether a request is a call of this tool, by a client that has it."""
+        """Return whether a request calls this tool, from a client that is offered it."""
         return (
             stream.is_finite
             and request.method == "tools/call"
@@ -58,12 +58,12 @@ class ContinueTool:
         )
 
     async def call_of(self, request: Request, caller: Caller) -> tuple[OpenCall, int]:
-        """The call behind the token of a request that goes on with it, and how many of its
-        questions have been asked.
+        """Return the call that a request continues by its token, under the id of the request, and
+        how many of its questions have been sent.
 
         Raises:
-            ToolError: the token is none of this session's.
-            Unavailable: what it stands for cannot be read just now.
+            ToolError: the token does not belong to this session, or has expired.
+            Unavailable: the call cannot be read now.
         """
         arguments = request.params.get("arguments")
         token = arguments.get("token") if isinstance(arguments, dict) else None
@@ -79,16 +79,16 @@ class ContinueTool:
         return replace(call, request=replace(call.request, id=request.id)), told
 
     async def pending(self, call: OpenCall, caller: Caller, *, is_error: bool) -> Reply:
-        """The result of a call that goes on when its client calls again.
+        """Return the result of a call that continues when its client calls again.
 
         Args:
-            call: as it is now.
-            caller: whose it is.
-            is_error: the tool has an output schema, which clients hold every
-                result to that is no error.
+            call: the call in its current state.
+            caller: the caller.
+            is_error: whether the tool has an output schema: clients validate every result against
+                it except errors.
 
         Raises:
-            Unavailable: it is too long for a token, and cannot be kept just now.
+            Unavailable: the call is too long for a token, and cannot be stored now.
         """
         token = await self._calls.event_id(call, caller, len(call.requests), MAX_COPIED)
         why = (
@@ -103,7 +103,7 @@ class ContinueTool:
         return Reply(written, "input_required")
 
     def listed(self, reply: Reply) -> Reply:
-        """A page of tools/list, with this tool at the end of the last one."""
+        """Return a page of tools/list, with this tool added to the last page."""
         if not reply.result.endswith(b"]}"):
             return reply
         definition = json.encode({"name": self._name, **_DEFINITION})

@@ -1,14 +1,14 @@
 """The MCP endpoint for the revisions with sessions: POST, GET and DELETE of 2025-11-25,
 2025-06-18 and 2025-03-26.
 
-    POST    initialize      a session: its id is all that there is of it
+    POST    initialize      makes a session, whose id holds all of it
             a request       one JSON object, or a stream that ends with the response
             a notification, an answer to a question     202
     GET     Last-Event-ID   the rest of a stream that ended
-            without         what changes: lists, resources that the session has subscribed to
-    DELETE                  the end of the session
+            without         changes of lists, and of resources that the session has subscribed to
+    DELETE                  ends the session
 
-Any replica serves any of it. Which requests come here, `roundgate.protocol.inbound` says.
+Any replica serves any of these. `roundgate.protocol.inbound` decides which requests come here.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ from roundgate.settings import ServerConfig
 from roundgate.tokens.ids import SessionFacts, SessionSealer
 
 RESUMING: Final = "2025-11-25"
-"""Clients that ask for this revision come back for the rest of a stream; of those that ask for an
-earlier one some do, and nobody can tell which."""
+"""Clients that ask for this revision resume streams that ended. Of those that ask for an earlier
+one some do, and the gateway cannot tell which."""
 _LAST_EVENT_ID: Final = b"last-event-id"
 _VERSIONS: Final = frozenset(version.encode() for version in VERSIONS)
 MAX_BATCH: Final = 50
@@ -79,7 +79,7 @@ class OlderEndpoint:
         describe: returns the server's current description.
         clock: the clock of the process.
         streams: whether the platform can keep a stream open.
-        keep_alive_s: seconds between comments on a stream on which nothing happens.
+        keep_alive_s: seconds between comments on a quiet stream.
         answer_timeout_s: seconds that a client has for an answer.
         max_batch_answer_bytes: the limit on the answers to one batch, in bytes.
         view: the name of the view; empty for the endpoint of all tools.
@@ -118,13 +118,13 @@ class OlderEndpoint:
         self._running: dict[tuple[str, RequestId], Callable[[], None]] = {}
 
     async def answer(self, method: str, body: Any, receive: Receive, exchange: Exchange) -> None:
-        """Answer one HTTP request.
+        """Answer one HTTP request; send any `GatewayError` but `AuthError` as a JSON-RPC error.
 
         Args:
-            method: of HTTP.
-            body: decoded; `None` for other methods than POST.
-            receive: ASGI's, to notice that the client hangs up.
-            exchange: the request, and where its answer is written.
+            method: the HTTP method.
+            body: the decoded body; `None` for methods other than POST.
+            receive: ASGI's `receive`, to notice that the client hangs up.
+            exchange: the request and its responder.
 
         Raises:
             AuthError: the caller may not do this.
@@ -177,7 +177,7 @@ class OlderEndpoint:
             except StoreAway as away:
                 responded = await self._come_again(away, caller, stream, exchange)
             finally:
-                if self._running.get(key) == watch.cancel:  # not that of another with its id
+                if self._running.get(key) == watch.cancel:  # not a later request with the same id
                     del self._running[key]
             await self._send(responded, exchange)
         await self._hung_up(watch, exchange)
@@ -209,7 +209,7 @@ class OlderEndpoint:
         )
 
     async def _take(self, message: Notification | Response, caller: Caller) -> None:
-        """What wants no result."""
+        """Accept a notification, or an answer to a question."""
         if isinstance(message, Response):
             await self._questions.take(
                 message, caller.session, caller.principal, self._answer_timeout_s
@@ -221,12 +221,11 @@ class OlderEndpoint:
                 running = self._running.get((caller.session.id, request_id))
                 if running is not None:
                     running()
-                # where it may be running too, somebody looks
+                # another replica that runs the call reads this row
                 await self._questions.cancel(request_id, caller.session, self._answer_timeout_s)
 
     async def _batch(self, body: list[Any], receive: Receive, exchange: Exchange) -> None:
-        """Answer a batch: its messages one after the other, as if each had come alone, so limits on
-        requests count each of them."""
+        """Answer a batch, message after message, so limits on requests count each of them."""
         caller = await self._caller(exchange)
         exchange.method = "batch"
         if not caller.revision.has_batches:
@@ -285,7 +284,7 @@ class OlderEndpoint:
             responded = await self._calls.respond(message, caller, stream, exchange.correlation)
             exchange.label, exchange.reason = responded.label, responded.reason
             return responded.response
-        except AuthError as error:  # the status is one for all of them
+        except AuthError as error:  # a batch has only one status
             exchange.label, exchange.error = "unauthorized", str(error)
             return jsonrpc.error_response(exchange.request_id, -32600, str(error))
         except GatewayError as error:
@@ -349,20 +348,19 @@ class OlderEndpoint:
         exchange.name = name_of(call.request)
         try:
             return await self._calls.resume(call, told, caller, stream, exchange.correlation)
-        except AuthError:  # with its challenge, as of any request
+        except AuthError:  # answered with its challenge
             raise
         except GatewayError as error:
             if isinstance(error, StoreAway) and self._comes_again(caller, stream):
                 raise
-            # under the id of the call, on a stream: else the client comes back for ever
+            # sent on the stream, under the id of the call: otherwise the client would resume for ever
             exchange.label, exchange.error = "error", str(error)
             return Responded(wire_errors.render(error, call.request.id)[1], "error")
 
     async def _come_again(
         self, away: StoreAway, caller: Caller, stream: SessionStream, exchange: Exchange
     ) -> Responded:
-        """End a stream whose call goes on when its client comes back. Raises `away` where
-        it would not."""
+        """End a stream whose client will resume the call; raise `away` if it will not."""
         if not self._comes_again(caller, stream):
             raise away
         exchange.error = str(away)
@@ -370,19 +368,19 @@ class OlderEndpoint:
         return Responded(None, "error")
 
     def _comes_again(self, caller: Caller, stream: SessionStream) -> bool:
-        """Whether a client comes back for its call, and finds it: not for ever, if the store
-        stays away."""
+        """Return whether a client will resume its call and can still get it. The call's expiry
+        bounds this while the store is down."""
         event_id = stream.last_event_id
         if event_id is None or not (stream.resumes or stream.is_resumed):
             return False
         return self._clock.now_ms() < self._calls.open_calls.until_ms(event_id, caller)
 
     async def _caller(self, exchange: Exchange) -> Caller:
-        """Who is calling, in a session that has not been ended.
+        """Return the caller, in a session that has not been ended.
 
         Raises:
-            TransportError: 400, the session or its version is not named rightly.
-            SessionNotFound: there is no such session any more.
+            TransportError: 400, the header of the session or of the version is missing or wrong.
+            SessionNotFound: the session is unknown, expired or ended.
             Unavailable: the store cannot be reached.
         """
         caller = self._claimed(exchange)
@@ -390,7 +388,8 @@ class OlderEndpoint:
         return caller
 
     def _claimed(self, exchange: Exchange) -> Caller:
-        """The same as far as the request itself says. Raises TransportError, SessionNotFound."""
+        """Return the caller from the headers alone, without asking whether the session was ended.
+        Raises TransportError and SessionNotFound as `_caller`."""
         version = exchange.headers.get(VERSION_HEADER)
         if version is not None and version not in _VERSIONS and version.strip() not in _VERSIONS:
             speaks = ", ".join((*SUPPORTED_VERSIONS, *VERSIONS))
@@ -409,7 +408,7 @@ class OlderEndpoint:
 
     def _known(self, token: str, principal: Principal) -> SessionFacts:
         session = self._sealer.open(token, principal)
-        if session.revision not in REVISIONS:  # of a version of the gateway that had others
+        if session.revision not in REVISIONS:  # sealed by a version of the gateway that served it
             raise self._sealer.refused("of a revision that is not served", principal)
         return session
 
@@ -447,7 +446,7 @@ class OlderEndpoint:
             await responder.end()
 
     async def _hung_up(self, watch: DisconnectWatch, exchange: Exchange) -> None:
-        """End the answer of a request whose client has hung up, or wants no answer any more."""
+        """End the response to a client that has hung up or cancelled its request."""
         if watch.disconnected and exchange.responder.state is not State.DONE:
             exchange.label = "cancelled"
             await exchange.responder.end()

@@ -1,4 +1,4 @@
-"""What a handler tells the client of a session while it runs."""
+"""Notifications from a running handler to the client of a session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MESSAGE: Final = "notifications/message"
 
 
 class Notices:
-    """Sends notifications. Which log messages a session wants is read when there is the first."""
+    """Sends notifications. The session's log level is read before the first log message."""
 
     def __init__(self, stream: SessionStream, sessions: Sessions, caller: Caller) -> None:
         self._stream = stream
@@ -23,7 +23,7 @@ class Notices:
         self._least: int | None = None
 
     async def notify(self, method: str, params: dict[str, Any]) -> None:
-        """Send one, if the session wants it."""
+        """Send a notification, unless it is a log message below the session's level."""
         if method == _MESSAGE and LOG_LEVELS.index(params["level"]) < await self._level():
             return
         await self._stream.notify(method, params)
@@ -33,6 +33,6 @@ class Notices:
             try:
                 state = await self._sessions.state(self._caller.session, self._caller.principal)
             except Unavailable:
-                return len(LOG_LEVELS)  # a log message is not worth the call
+                return len(LOG_LEVELS)  # drop log messages rather than fail the call
             self._least = LOG_LEVELS.index(state.level)
         return self._least

@@ -1,20 +1,19 @@
-"""A round behind a question is run once, however many requests go on with it.
+"""Rounds that run once, however many requests continue a call.
 
-A client may come back while its first connection only seems to be dead, call `continue_call` twice,
-or have a proxy that sends a request again. All of them have the answers, and would run the round:
+A client may resume while its first connection is still alive, call `continue_call` twice, or use a
+proxy that resends requests. All these requests have the answers, and would run the round:
 
-    GET      ──claim──▶ (won)  runs it, and says every second that it does ──▶ its end is a row ──▶ answered
-    another  ──claim──▶ (lost) looks for the end ──────────────────────────────────────────────▶ answered with it
-                               nothing was said for a while: the first has died, and this one runs it (`claims`)
+    GET      ──claim──▶ (won)  runs it, renews the claim every second ──▶ stores its end ──▶ answered
+    another  ──claim──▶ (lost) polls for the end ─────────────────────────────────────────▶ answered with it
+                               no renewal for a while: the first has died, this one runs it (`claims`)
 
-The end of a round is a row that is inserted once: the first counts, for all of them. It names the
-round that follows, so questions are the same for all too. Who runs a round twice around a death
-does what any call does there: finished steps of earlier rounds are not repeated; a `once` tool is
-not run again (`methods.once`). A client that hangs up ends no round: it is run to its end, which is
-there when the client comes back.
+The end of a round is a row that is inserted once: the first one counts for all requests. It names
+the next round, so all of them ask the same questions. After a death a round may run twice, with the
+rules of any call: finished steps of earlier rounds are not repeated, a `once` tool does not run again
+(`methods.once`). A round runs to its end if the client hangs up, and the client can fetch that end.
 
-A first round is claimed by nobody, because most are over before anybody could come back. Where a
-client was told how to, its end is kept too; and it is never run again.
+A first round is not claimed, because most end before any client could resume them. Once a client
+knows how to resume, the end of its first round is stored too. A first round never runs twice.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from roundgate.storage import SessionStore
 FIRST_LOOK_S: Final = 0.05
 LAST_LOOK_S: Final = 1.0
 _NO_END: Final = (AuthError, CallCancelled, Unavailable)
-"""With these a request ends, and its round does not."""
+"""The errors that end a request but not its round."""
 _INTERRUPTED: Final = (
     "The connection was lost while this ran, and it is not known how far it came;"
     " find out whether it took effect before calling again"
@@ -44,25 +43,25 @@ _INTERRUPTED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """How a round ended, and what the next one is called, if it asks."""
+    """The end of a round, and the name of the next round if it asks."""
 
     reply: Reply
     next_round: str
     until_ms: int
-    """Until when somebody waits for answers, in milliseconds since the epoch."""
+    """When the wait for answers ends, in milliseconds since the epoch."""
 
 
 class OneRun:
-    """One request's part in the run of a round.
+    """One request's part in a round.
 
     Args:
-        rows: where claims and ends are.
-        clock: of the process.
-        key: of session and round.
-        keep_ms: milliseconds for which its end is kept: as long as anybody could ask for it.
-        wait_ms: milliseconds that somebody waits for answers, if the round asks.
-        room: counts those who wait for another.
-        working: is entered around what goes on when the client hangs up.
+        rows: the store of claims and ends.
+        clock: the clock of the process.
+        key: the key of the session, the round and the caller's scopes.
+        keep_ms: milliseconds for which the end is stored: as long as a client may ask for it.
+        wait_ms: milliseconds that the next round waits for answers, if this one asks.
+        room: counts requests that wait for another's round.
+        working: entered around work that continues when the client hangs up.
     """
 
     def __init__(
@@ -87,11 +86,12 @@ class OneRun:
         self._beats: asyncio.Task[None] | None = None
 
     async def of(self, serve: Callable[[], Awaitable[Reply]], wait_s: float) -> Ran | None:
-        """Run the round, or wait for whoever does; `None` if `wait_s` was too short for that.
+        """Run the round, or wait for the request that runs it; return `None` if that takes longer
+        than `wait_s` seconds.
 
         Raises:
-            GatewayError: it ended so.
-            Unavailable: the store cannot be reached, or too many wait.
+            GatewayError: the round ended with this error.
+            Unavailable: the store cannot be reached, or too many requests wait.
         """
         if not self._claim.is_anothers and await self._claim.is_first():
             return await self._run(serve)
@@ -99,18 +99,18 @@ class OneRun:
         async def lost() -> Ran | None:
             if not await self._claim.is_taken_over():
                 return None
-            return await self._ran() or await self._run(serve)  # it may have ended just before
+            return await self._ran() or await self._run(serve)  # it may have just ended
 
         return await self._after_another(lost, wait_s)
 
     async def of_first(self, wait_s: float) -> Ran | None:
-        """The end of a first round, which another request runs; `None` if
-        `wait_s` was too short for that.
+        """Return the end of a first round that another request runs, or `None` if it takes longer
+        than `wait_s` seconds.
 
         Raises:
-            GatewayError: it ended so.
-            ToolError: likewise, or whoever ran it has died.
-            Unavailable: the store cannot be reached, or too many wait.
+            GatewayError: the round ended with this error.
+            ToolError: likewise, or the process that ran it has died.
+            Unavailable: the store cannot be reached, or too many requests wait.
         """
 
         async def lost() -> Ran | None:
@@ -123,13 +123,16 @@ class OneRun:
         return await self._after_another(lost, wait_s)
 
     async def heed(self) -> None:
-        """Say from now on that this first round is run, if somebody wants to
-        know. Raises Unavailable."""
+        """Begin to renew a claim to this first round once another request waits for it.
+
+        Raises:
+            Unavailable: the store cannot be reached.
+        """
         if self._beats is None and await self._claim.is_wanted():
             self._beats = asyncio.create_task(self._claim.beat())
 
     async def rest(self) -> None:
-        """Say no longer that this first round is run."""
+        """Stop renewing the claim to this first round, and release it."""
         if self._beats is not None:
             self._beats.cancel()
             await self._claim.release()
@@ -164,7 +167,7 @@ class OneRun:
                 await self._claim.release()
             raise
         except BaseException:
-            # it was cancelled, or too many go on for nobody: its client may come back
+            # it was cancelled, perhaps for too many calls without a client: its client may resume it
             await self._claim.release()
             raise
         finally:
@@ -178,14 +181,15 @@ class OneRun:
         return await self.ended(reply)
 
     async def ended(self, reply: Reply) -> Ran:
-        """The end of the round that counts: this one, unless there was one before.
-        Raises as that one ended."""
+        """Store the end of the round, and return or raise the one that counts: the first one
+        stored."""
         mine = Ran(reply, self._clock.new_id(), self._clock.now_ms() + self._wait_ms)
         before = await self._before(mine.next_round, mine.until_ms, kept_reply(reply))
         return mine if before is None else _opened(before)
 
     async def failed(self, error: GatewayError) -> Ran:
-        """The same where it ended with an error, which is raised if it counts."""
+        """Store an error as the end of the round, and raise it unless an earlier end counts. An
+        error that does not end a round is only raised."""
         if isinstance(error, _NO_END):
             raise error
         until_ms = self._clock.now_ms() + self._wait_ms
@@ -195,10 +199,11 @@ class OneRun:
         return _opened(before)
 
     async def _before(self, next_round: str, until_ms: int, kept: bytes) -> bytes | None:
-        """Keep an end: the one that was there before, if there was."""
+        """Store an end. Return the earlier one, or `None` if there is none or the store cannot be
+        reached."""
         ended = b"%b %d %b" % (next_round.encode(), until_ms, kept)
         forget_ms = self._clock.now_ms() + self._keep_ms
-        with suppress(Unavailable):  # then it is known here alone: nobody else asks its questions
+        with suppress(Unavailable):  # then only this request knows the end, and asks its questions
             if not await self._rows.put_new(self._end, ended, forget_ms):
                 before = await self._rows.read(self._end)
                 return None if before is None else before.value
@@ -206,6 +211,6 @@ class OneRun:
 
 
 def _opened(ended: bytes) -> Ran:
-    """Raises the error that a round ended with."""
+    """Return a stored end; raise it if it is an error."""
     next_round, until_ms, kept = ended.split(b" ", 2)
     return Ran(stored_reply(kept), next_round.decode(), int(until_ms))

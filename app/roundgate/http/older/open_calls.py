@@ -1,10 +1,9 @@
-"""A call between its rounds: all that any process needs to go on with it,
-sealed in the id of an event.
+"""Calls between two rounds, sealed in the id of an event: any process can continue one from it.
 
-    id: <token>.2        the client has seen two of the questions
+    id: <token>.2        the client has received two of the questions
 
-The token has the request, the `requestState` of the round that asked, and what was asked. One that
-is too long for a header, or for a model to copy, is a row, and the token has its name.
+The token has the request, the `requestState` of the round that asked, and its questions. If it is
+too long for a header, or for a model to copy, it is stored in a row, and the token names the row.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from roundgate.storage import SessionStore
 from roundgate.tokens.ids import StreamIds
 
 MAX_TOKEN: Final = 4_000
-"""Characters of an event's id that travels whole: proxies take headers of 8 KB."""
+"""The longest token that travels whole, in characters: proxies accept headers of 8 KB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +29,12 @@ class OpenCall:
 
     request: Request
     requests: Mapping[str, Any]
-    """What the client has been asked, by key."""
+    """The questions to the client, by key."""
     state: str | None
     """The `requestState` of the round that asked; `None` before the first has ended."""
     round: str
     until_ms: int
-    """Until when somebody waits for the answers, in milliseconds since the epoch."""
+    """When the wait for answers ends, in milliseconds since the epoch."""
     pages: dict[str, str] = field(default_factory=dict)
     """The `elicitationId` of each page that the client's user has not finished, by the key of its
     question."""
@@ -50,7 +49,7 @@ class OpenCall:
         return type(self)(self.request, requests, state, round_, until_ms, {**self.pages, **pages})
 
     def to_json(self) -> list[Any]:
-        """For an event's id."""
+        """Return the facts for an event's id."""
         request = self.request
         return [
             request.id,
@@ -65,10 +64,10 @@ class OpenCall:
 
     @classmethod
     def from_json(cls, facts: Any) -> OpenCall:
-        """From an event's id that we sealed.
+        """Return the call from the facts of an event's id, which the gateway has sealed.
 
         Raises:
-            InvalidRequest: another version wrote it.
+            InvalidRequest: an incompatible version of the gateway wrote them.
         """
         try:
             request_id, method, params, requests, state, round_, until_ms, pages = facts
@@ -90,10 +89,10 @@ class OpenCalls:
     """Makes and reads the ids of events.
 
     Args:
-        rows: where calls are kept that are too long for one.
-        ids: seals and opens.
-        clock: of the process.
-        keep_s: seconds for which a call that was written to a row may still be gone on with.
+        rows: the store of calls that are too long for an id.
+        ids: seals and opens tokens.
+        clock: the clock of the process.
+        keep_s: seconds for which such a row is kept.
     """
 
     def __init__(self, rows: SessionStore, ids: StreamIds, clock: Clock, *, keep_s: float) -> None:
@@ -105,16 +104,16 @@ class OpenCalls:
     async def event_id(
         self, call: OpenCall, caller: Caller, number: int = 0, most: int = MAX_TOKEN
     ) -> str:
-        """The id of an event after which any process can go on with a call.
+        """Return the id of an event after which any process can continue a call.
 
         Args:
-            call: as it is then.
-            caller: whose it is.
-            number: how many of its questions the client has seen.
-            most: characters of its token; one of more is kept, and has its name.
+            call: the call at that event.
+            caller: the caller.
+            number: how many of the call's questions the client has received.
+            most: the longest token, in characters; a longer one is stored in a row.
 
         Raises:
-            Unavailable: it cannot be kept just now.
+            Unavailable: the row cannot be written now.
         """
         session = caller.session.id
         token = self._ids.seal_call(session, call.to_json(), caller.principal)
@@ -126,11 +125,11 @@ class OpenCalls:
         return f"{token}.{number}"
 
     async def reopened(self, event_id: str, caller: Caller) -> tuple[OpenCall, int]:
-        """The call that an event was of, and how many of its questions have reached the client.
+        """Return the call of an event, and how many of its questions have reached the client.
 
         Raises:
-            InvalidRequest: the id is none of this session's.
-            Unavailable: what it stands for cannot be read just now.
+            InvalidRequest: the id does not belong to this session, or has expired.
+            Unavailable: the row of the call cannot be read now.
         """
         token, _, number = event_id.rpartition(".")
         facts = await self._facts(token, caller)
@@ -141,8 +140,8 @@ class OpenCalls:
         return OpenCall.from_json(facts), int(number)
 
     def until_ms(self, event_id: str, caller: Caller) -> int:
-        """Until when somebody waits for what comes after an event, in milliseconds since the
-        epoch, which is known without the store; 0 if the id is none of this session's."""
+        """Return when the wait for answers after an event ends, in milliseconds since the epoch,
+        without reading the store; 0 if the id does not belong to this session."""
         token, _, _ = event_id.rpartition(".")
         match self._ids.open_call(token, caller.session.id, caller.principal):
             case {"until_ms": int(until_ms)} | [*_, int(until_ms), dict()]:
@@ -162,5 +161,5 @@ class OpenCalls:
 
 
 def after(event_id: str, number: int) -> str:
-    """The id after which so many of the same call's questions have been seen."""
+    """Return an event's id with another number of received questions."""
     return f"{event_id.rpartition('.')[0]}.{number}"

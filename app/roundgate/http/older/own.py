@@ -1,4 +1,4 @@
-"""Requests about a session itself: whether it is there, what it is told of."""
+"""Requests about a session itself: ping, its log level, its subscriptions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roundgate.protocol import LOG_LEVELS, Params, Request, Uri, validate
 
 _DONE = b"{}"
 OWN: Final = frozenset({"ping", "logging/setLevel", "resources/subscribe", "resources/unsubscribe"})
-"""The methods that may be about the session; of all others nothing has to be asked here."""
+"""The methods that `OwnRequests` may answer."""
 
 
 class _SetLevelParams(Params):
@@ -25,12 +25,12 @@ class _SubscribeParams(Params):
 
 
 class OwnRequests:
-    """Answers what a session asks about itself.
+    """Answers requests about a session itself.
 
     Args:
-        methods: those of each revision, by its version.
-        sessions: what sessions have changed.
-        view: which view is asked; that of everything has no name.
+        methods: the methods of each revision, by version.
+        sessions: the changes that sessions have made.
+        view: the name of the view; empty for the endpoint of all tools.
     """
 
     def __init__(
@@ -41,12 +41,11 @@ class OwnRequests:
         self._view = view
 
     async def result(self, request: Request, caller: Caller) -> bytes | None:
-        """The result of a request about the session itself; `None` for all others.
+        """Return the result of a request about the session itself, or `None` for any other request.
 
         Raises:
-            InvalidParams: there is no such level, or the session has
-                subscribed to too many resources.
-            ResourceNotFound: the view has none under that URI.
+            InvalidParams: the level is unknown, or the session has too many subscriptions.
+            ResourceNotFound: the named view has no such resource.
             SessionNotFound, Unavailable: as `Sessions.state`.
         """
         methods = self._methods[caller.session.revision]

@@ -1,13 +1,14 @@
-"""The rows of sessions, asked again where the store is away for a moment.
+"""The rows of sessions, with retries while the store is unavailable.
 
-A user has answered by then, or a handler has worked: neither may be lost because the store has a new
-leader. What stays away for longer is `StoreAway`, and whoever can come back is told to.
+A user has already answered, or a handler has done work, when a row is written or read: neither may be
+lost because the store elects a new leader. After a longer outage the error is `StoreAway`, and a
+client that can resume its call is told to.
 
     read ─✗─ 0.1 s ─✗─ 0.5 s ─✗─ 2 s ─✗─ … ─▶ StoreAway
-                                              └▶ the stream ends with the id that it had ─▶ the client comes back
+                                              └▶ the stream ends with its last id ─▶ the client resumes
 
-The Python SDK ends its session when an answer that it sends is refused with 503, so a request waits
-here for nearly as long as clients wait for it.
+The Python SDK ends its session when an answer that it sends is refused with 503. So a request
+retries here for nearly as long as clients wait for it.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from roundgate.storage import SessionRow, SessionStore
 T = TypeVar("T")
 
 PAUSES_S: Final = (0.1, 0.5, 2.0)
-"""Between attempts, the last again and again."""
+"""Seconds between attempts; the last pause repeats."""
 PATIENCE_S: Final = 20.0
-"""No attempt is begun later: where DynamoDB does not answer, one takes 9 to 15 s, and clients wait
-for 30 s."""
+"""Seconds after which no attempt begins: one takes 9 to 15 s if DynamoDB does not answer, and
+clients wait for 30 s."""
 
 
 class PatientRows:
-    """A `SessionStore` that tries again; see there. A write of which nobody heard may have been
-    done: `put_new` and `replace` return `False` then, and who reads finds what they wrote.
+    """A `SessionStore` that retries. An attempt that failed may have written all the same:
+    `put_new` and `replace` then return `False`, and a read returns the caller's own value.
 
     Args:
         rows: the store itself.
-        clock: of the process.
+        clock: the clock of the process.
     """
 
     def __init__(self, rows: SessionStore, clock: Clock) -> None:
@@ -64,7 +65,7 @@ class PatientRows:
         return await self._patiently(lambda: self._rows.read_values(keys))
 
     async def aclose(self) -> None:
-        """Let go of connections."""
+        """Close the store's connections."""
         await self._rows.aclose()
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:

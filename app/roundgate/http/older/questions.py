@@ -1,11 +1,11 @@
-"""Questions to clients of a session: asked on the stream of the call, answered at any replica.
+"""Questions to clients of a session: sent on the stream of the call, answered at any replica.
 
     holder    question ──▶ client ──answer──▶ any replica: one insert, 202
-              └──────── sees the row ◀────────────┘          ▶ replay ▶ … ▶ result
+              └──────── reads the row ◀───────────┘          ▶ replay ▶ … ▶ result
 
-Nobody who takes an answer knows the call: the id of the question says, sealed, that this session
-was asked it. The first answer counts. The holder looks for the rows, more and more rarely, and at
-once if the answer came to its own process.
+The replica that takes an answer does not know the call: the sealed id of the question proves that
+this session was asked. The first answer counts. The holder polls for the rows, less and less often,
+and reads them immediately if the answer came to its own process.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from roundgate.tokens.ids import QuestionId, SessionFacts, StreamIds
 
 FIRST_LOOK_S: Final = 0.05
 LAST_LOOK_S: Final = 1.0
-"""How long, at first and in the end, the holder waits between two looks for an answer."""
+"""The longest pause between two reads for an answer, in seconds; the first is `FIRST_LOOK_S`."""
 LEEWAY_MS: Final = 60_000
-"""For how much longer than anybody waits for it an answer is kept."""
+"""Milliseconds for which an answer is kept after the wait for it has ended."""
 MAX_MESSAGE: Final = 500
-"""Characters of what a client says about why it does not answer."""
+"""The longest shown reason of a client that cannot answer, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +40,20 @@ class Asked:
 
     round: str
     requests: Mapping[str, Any]
-    """By their keys, in the order in which they are asked."""
+    """The questions by key, in the order of asking."""
     until_ms: int
-    """Until when somebody waits for the answers, in milliseconds since the epoch."""
+    """When the wait for answers ends, in milliseconds since the epoch."""
 
 
 class Questions:
-    """The questions that this process has asked, and the answers that come to it, whoever asked.
+    """The questions of this process, and the answers that arrive here, to any replica's questions.
 
     Args:
         store: keeps answers.
         ids: makes and opens the ids of questions.
-        clock: of the process.
-        max_open: calls that wait here for answers at once.
-        max_per_caller: of these, how many one caller may have.
+        clock: the clock of the process.
+        max_open: the limit on calls that wait here at once.
+        max_per_caller: the limit on waiting calls of one caller.
     """
 
     def __init__(
@@ -71,50 +71,50 @@ class Questions:
         self._max_open = max_open
         self._max_per_caller = max_per_caller
         self._waiting: defaultdict[str, set[asyncio.Event]] = defaultdict(set)
-        """By round; several requests may go on with the same."""
+        """The events of waiting requests, by round; several may continue one round."""
         self._of_caller: Counter[tuple[str, str, str]] = Counter()
         self._closing = False
 
     @property
     def open(self) -> int:
-        """How many calls wait here for answers."""
+        """Return how many calls wait here."""
         return self._of_caller.total()
 
     @property
     def is_closing(self) -> bool:
-        """Whether the server is shutting down."""
+        """Return whether the server is shutting down."""
         return self._closing
 
     def close(self) -> None:
-        """Have every call stop waiting."""
+        """Make every call stop waiting, now and later."""
         self._closing = True
         self._wake(*self._waiting)
 
     def ask(self, asked: Asked, key_number: int, session: SessionFacts, owner: Principal) -> str:
-        """The JSON-RPC id for one question of a round.
+        """Return the JSON-RPC id for one question of a round.
 
         Args:
             asked: the questions of the round.
-            key_number: which of them, from 0.
-            session: whose client is asked.
-            owner: who is calling in it.
+            key_number: the position of the question, from 0.
+            session: the session that is asked.
+            owner: the caller in that session.
         """
         return self.ids.seal_question(QuestionId(session.id, asked.round, key_number), owner)
 
     async def take(
         self, response: Response, session: SessionFacts, owner: Principal, keep_s: float
     ) -> None:
-        """Keep an answer; one that was given before stays.
+        """Store an answer, unless the question has one already.
 
         Args:
-            response: what the client sent.
-            session: in which it came.
-            owner: who is calling in it.
-            keep_s: seconds for which somebody may still wait for it.
+            response: the client's response.
+            session: the session that it came in.
+            owner: the caller in that session.
+            keep_s: seconds for which a call may still wait for it.
 
         Raises:
-            InvalidRequest: nobody asked this session.
-            Unavailable: it cannot be kept just now.
+            InvalidRequest: this session was not asked such a question.
+            Unavailable: the answer cannot be stored now.
         """
         question = self.ids.open_question(response.id, session.id, owner)
         if question is None:
@@ -127,28 +127,32 @@ class Questions:
         self._wake(question.round)
 
     async def cancel(self, request_id: RequestId, session: SessionFacts, keep_s: float) -> None:
-        """Tell whoever holds a call of this session that nobody waits for it any more.
+        """Store the cancellation of a call, for the replica that runs the call.
 
         Args:
-            request_id: of the call.
-            session: that the call was made in.
+            request_id: the id of the call.
+            session: the session of the call.
             keep_s: seconds for which the call may still be running.
 
         Raises:
-            Unavailable: that cannot be kept just now.
+            Unavailable: the cancellation cannot be stored now.
         """
         forget_ms = self._clock.now_ms() + int(keep_s * 1000)
         await self._rows.put_new(_cancel_key(session, request_id), b"{}", forget_ms)
         self._wake(*self._waiting)
 
     async def is_cancelled(self, request_id: RequestId, session: SessionFacts) -> bool:
-        """Whether a call has been cancelled, at any replica. Raises Unavailable."""
+        """Return whether a call has been cancelled, at any replica.
+
+        Raises:
+            Unavailable: the store cannot be reached.
+        """
         return await self._rows.read(_cancel_key(session, request_id)) is not None
 
     @contextmanager
     def waiting(self, asked: Asked, owner: Principal) -> Iterator[asyncio.Event]:
-        """Be counted among those who wait; the event is set when there may be something
-        new. Raises as `room`."""
+        """Count a call as waiting in this block, and yield an event that is set when there may be
+        an answer or a cancellation. Raises as `room`."""
         news = asyncio.Event()
         with self.room(owner):
             self._waiting[asked.round].add(news)
@@ -161,10 +165,10 @@ class Questions:
 
     @contextmanager
     def room(self, owner: Principal) -> Iterator[None]:
-        """Be counted among those who wait for what happens elsewhere.
+        """Count a request in this block as one that waits, or that runs without its client.
 
         Raises:
-            Unavailable: too many wait.
+            Unavailable: too many do.
         """
         if self.open >= self._max_open or self._of_caller[owner.identity] >= self._max_per_caller:
             raise Unavailable(
@@ -188,19 +192,19 @@ class Questions:
         *,
         wait_s: float,
     ) -> dict[str, dict[str, Any]] | None:
-        """What the client has answered to all questions of a round, by key; `None`
-        if `wait_s` was too short.
+        """Return the client's answers to all questions of a round by key, or `None` if they take
+        longer than `wait_s` seconds.
 
         Args:
             asked: the questions.
-            news: set when there may be something new (`waiting`).
-            request_id: of the call that asks.
-            session: whose client is asked.
-            wait_s: seconds to wait at most.
+            news: the event of `waiting`.
+            request_id: the id of the call.
+            session: the session that is asked.
+            wait_s: the longest wait, in seconds.
 
         Raises:
-            CallCancelled: nobody waits for the call any more.
-            ToolError: there was no answer in time, or the client could give none.
+            CallCancelled: the client has cancelled the call.
+            ToolError: there was no answer in time, or the client could not answer.
         """
         keys = {
             _answer_key(QuestionId(session.id, asked.round, n)): key
@@ -232,7 +236,7 @@ class Questions:
     async def _look(self, keys: Sequence[str]) -> Mapping[str, bytes]:
         try:
             return await self._rows.read_values(keys)
-        except Unavailable:  # for a moment; until when somebody waits is bounded
+        except Unavailable:  # the caller reads again, until its wait ends
             return {}
 
     def _wake(self, *rounds: str) -> None:
@@ -242,7 +246,7 @@ class Questions:
 
 
 def _results(said: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Raises ToolError: one of the answers is that there is none."""
+    """Return the results of answers by key; raise ToolError if one is an error."""
     for key, one in said.items():
         if (error := one.get("error")) is not None:
             message = error.get("message")

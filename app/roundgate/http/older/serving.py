@@ -1,7 +1,7 @@
-"""What serves clients of revisions with sessions: made, and its modules imported,
-when the first of them comes.
+"""The entry to the server for clients with sessions: it imports and makes that server when the
+first of them arrives.
 
-Many gateways never meet one, and a cold start pays for what it imports.
+Many gateways never meet such a client, and a cold start pays for every import.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from roundgate.http.older.questions import Questions
 
 Serves: TypeAlias = Callable[[ResultFormat], tuple[Methods, Use]]
-"""Makes methods on what is served now, for results in a given form."""
+"""Makes the methods over the current catalog, for results in one format."""
 
 
 class OlderClients:
-    """The endpoint for clients with sessions of one view, and the methods of
-    each of their revisions."""
+    """The endpoint of one view for clients with sessions, and the methods of each of their
+    revisions."""
 
     def __init__(
         self,
@@ -42,17 +42,18 @@ class OlderClients:
         streams: bool,
         view: str = "",
     ) -> None:
-        """Nothing is made yet.
+        """Keep the parts; `endpoint` makes the rest.
 
         Args:
-            core: the stores, and what tells of changes.
-            ring: the keys for ids of sessions and streams.
-            clock: of the process.
-            config: the settings of the start; a reload does not change those that count here.
+            core: the stores and the source of changes.
+            ring: the keys for the ids of sessions and streams.
+            clock: the clock of the process.
+            config: the configuration at the start; a reload does not change the settings that are
+                used here.
             serves: makes the methods of a revision.
-            describe: who the server is now.
+            describe: returns the server's current description.
             streams: whether the platform can hold a stream open.
-            view: which view is asked; that of everything has no name.
+            view: the name of the view; empty for the endpoint of all tools.
         """
         self._core = core
         self._ring = ring
@@ -68,18 +69,18 @@ class OlderClients:
         self._is_closing = False
 
     def endpoint(self) -> OlderEndpoint:
-        """What answers those clients."""
+        """Return the endpoint; make it at the first call."""
         if self._endpoint is None:
             self._endpoint = self._make()
         return self._endpoint
 
     def swap(self) -> None:
-        """Serve requests from now on with what is served now."""
+        """Serve later requests with the current catalog."""
         for results, methods in self._methods.values():
             methods.swap(*self._serves(results))
 
     def close(self) -> None:
-        """Have every call stop waiting for answers."""
+        """Make every call stop waiting for answers."""
         self._is_closing = True
         if self._questions is not None:
             self._questions.close()

@@ -1,7 +1,7 @@
-"""What a client of a session is told on the stream of one request, before its response.
+"""The stream of one request of a session: messages that are sent before its response.
 
-notification, question, …                       a stream opens with the first of them
-id: <token>.0                                   where streams can be resumed, this comes before everything else
+notification, question, …                       the first of them opens the stream
+id: <token>.0                                   comes before everything else if the stream can be resumed
 data:
 """
 
@@ -20,21 +20,24 @@ from roundgate.http.older.unheard import UnheardWatch
 from roundgate.protocol import jsonrpc, sse
 
 RETRY_MS: Final = 500
-"""How long a client waits before it asks for the rest of a stream that has ended."""
+"""Milliseconds that a client waits before it resumes a stream that has ended."""
 AWAY_RETRY_MS: Final = 2_000
-"""The same where the store is away."""
+"""The same while the store is unavailable."""
 
 Token: TypeAlias = Callable[["SessionStream"], Awaitable[str]]
-"""Makes the id after which the request of a stream can be gone on with."""
+"""Makes the id of an event with which the request of a stream can be resumed."""
 
 
 class SessionStream:
     """The stream of one request. Several handlers may write at once.
 
-    `can_tell` says whether the client takes a stream; `holds` whether the platform can keep one
-    open for as long as a user thinks; `resumes` whether the client comes back for the rest of one
-    that ended, and `last_event_id` is what it just has come back with. `watch` knows whether it has
-    hung up.
+    Args:
+        responder: writes the response.
+        watch: watches for a client that hangs up.
+        can_tell: whether the client accepts a stream.
+        holds: whether the platform can keep a stream open while a user thinks.
+        resumes: whether the client resumes a stream that ended.
+        last_event_id: the id with which the client has just resumed; `None` for a new request.
     """
 
     def __init__(
@@ -49,29 +52,29 @@ class SessionStream:
     ) -> None:
         self.responder = responder
         self.working = watch.working
-        """Within it, what is done goes on when the client hangs up."""
+        """Entered around work that continues when the client hangs up."""
         self._watch = watch
         self.is_resumed = last_event_id is not None
         self.can_tell = can_tell
         self.holds = holds
         self.resumes = resumes
         self.token: Token | None = None
-        """For the first event, where the stream can be resumed before anything was asked."""
+        """Makes the id of the first event, if the stream can be resumed before any question."""
         self.first: OneRun | None = None
-        """The first round, once the client was told how to come back to it."""
+        """The first round, once the client has an id to resume it with."""
         self.last_event_id = last_event_id
-        """The last that the client has."""
+        """The id of the last event that the client has."""
         self._writing: asyncio.Lock | None = None
 
     @property
     def is_finite(self) -> bool:
-        """Whether there is nothing of it but what comes at once: the client calls
-        again for what comes later."""
+        """Return whether the response is all that the client gets: later results need another
+        call."""
         return not self.holds and not self.resumes
 
     @property
     def is_unheard(self) -> bool:
-        """Whether the client has hung up."""
+        """Return whether the client has hung up."""
         return self._watch.disconnected
 
     async def notify(self, method: str, params: dict[str, Any]) -> None:
@@ -86,9 +89,8 @@ class SessionStream:
         """Send one message.
 
         Args:
-            message: JSON.
-            event_id: from which any replica can continue; `None` if nothing
-                can be continued from here.
+            message: the message as JSON.
+            event_id: the id with which any replica can continue; `None` if none can from here.
 
         Raises:
             ClientDisconnect: the client does not read.
@@ -105,18 +107,19 @@ class SessionStream:
         await self._write(sse.KEEP_ALIVE)
 
     async def leave(self, event_id: str) -> None:
-        """End the stream for now: the client comes back for the rest."""
+        """End the stream; the client resumes it with `event_id`. Raises as `message`."""
         await self.message(b"", event_id)
         await self.responder.end()
 
     async def come_again(self) -> None:
-        """End the stream: the client comes back with the last id that it has. Raises as `message`."""
+        """End the stream; the client resumes it with its last id, after a longer pause. Raises as
+        `message`."""
         assert self.last_event_id is not None
         await self._write(sse.event_with_id(b"", self.last_event_id, AWAY_RETRY_MS))
         await self.responder.end()
 
     async def _write(self, event: bytes) -> None:
-        if self._writing is None:  # most calls tell nothing
+        if self._writing is None:  # most calls send nothing before the response
             self._writing = asyncio.Lock()
         async with self._writing:
             if self.responder.state is State.DONE:
@@ -130,9 +133,9 @@ class SessionStream:
             await self.responder.raw(event)
 
     async def _with_id_before(self, token: Token) -> bytes:
-        """What a stream begins with that can be resumed."""
+        """Return the first event of a stream that can be resumed: an id without data."""
         try:
             self.last_event_id = await token(self)
-        except Unavailable:  # a report is not worth the call; what asks has an id of its own
+        except Unavailable:  # the call continues without it; questions have ids of their own
             return b""
         return sse.event_with_id(b"", self.last_event_id, RETRY_MS)

@@ -1,11 +1,11 @@
-"""A client that hangs up does not cancel what runs for it.
+"""Handlers that continue when their client hangs up.
 
 "Disconnection SHOULD NOT be interpreted as the client cancelling its request" (basic/transports, of
-each revision with sessions): a handler that runs goes on to the end of its round, and what comes of
-it is there for a client that comes back (`one_run`). What only waits for an answer ends, because
-whoever comes back waits for it.
+each revision with sessions). A running handler continues to the end of its round, and a client that
+resumes the call gets that end (`one_run`). A call that only waits for an answer ends: the request
+that resumes it waits instead.
 
-    POST tools/call ─▶ handler runs ─── client hangs up ───▶ goes on ─▶ the end of the round
+    POST tools/call ─▶ handler runs ─── client hangs up ───▶ continues ─▶ the end of the round
                        waits for an answer ── hangs up ──▶ ends
 """
 
@@ -24,13 +24,12 @@ from roundgate.http.exchange import DisconnectWatch
 
 class UnheardWatch(DisconnectWatch):
     """`with UnheardWatch(receive, room) as watch:` cancels the current task when the client hangs
-    up, and nothing of it is in `with watch:` blocks of `working`.
+    up, except inside `with watch.working:`.
 
     Args:
-        receive: ASGI's.
-        room: counts those who go on for nobody, and raises `Unavailable` where there
-            are too many: then this one is cancelled, because without its connection
-            nothing else would bound them.
+        receive: ASGI's `receive`.
+        room: counts calls that run without their client, and raises `Unavailable` if there are too
+            many. The call is then cancelled: without its connection nothing else bounds it.
     """
 
     def __init__(self, receive: Receive, room: Callable[[], AbstractContextManager[None]]) -> None:
@@ -40,8 +39,8 @@ class UnheardWatch(DisconnectWatch):
         self._place: AbstractContextManager[None] | None = None
 
     def hang_up(self) -> None:
-        """The client has hung up, or reads no more: end the block, unless something is
-        worked on that has a place."""
+        """Cancel the block of a client that has hung up or does not read; let counted work in it
+        finish."""
         self.disconnected = True
         if self.working.count and self._has_place():
             self.working.rested = self._rested
@@ -49,7 +48,8 @@ class UnheardWatch(DisconnectWatch):
             self.cancel()
 
     def _rested(self) -> None:
-        """What else waits in this block, in tasks of its own, ends for nobody."""
+        """Cancel the watched task after work in another task has ended: it has nothing left to do
+        but wait."""
         if asyncio.current_task() is not self._watched:
             self.cancel()
 
@@ -75,14 +75,13 @@ class UnheardWatch(DisconnectWatch):
 
 
 class Working:
-    """`with watch.working:` is gone on with when the client hangs up. Several
-    may be entered at once."""
+    """A block whose work continues when the client hangs up. Several may be entered at once."""
 
     def __init__(self) -> None:
         self.count = 0
         self.rested: Callable[[], None] | None = None
-        """Called when nothing is worked on any more. The watch is not known here: a cycle of
-        references for each request would be garbage that somebody has to find."""
+        """Called when the last block ends. Set only after the client has hung up: a reference to
+        the watch in every request would be a cycle for the garbage collector."""
 
     def __enter__(self) -> None:
         self.count += 1

@@ -166,17 +166,14 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A conditional write of one row. In expressions `#name` is the attribute `name`,
-    unless `names` has it."""
+    """A conditional write of one row. In expressions `#name` is the attribute `name`."""
 
     sets: Mapping[str, Any]
-    """Attribute, or path that begins with `#`, to a value, an `Expression` or an
-    `Append`; `None` removes it."""
+    """Attribute to a value, an `Expression` or an `Append`; `None` removes it."""
     when: Sequence[str]
     """All of these must hold."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """For the placeholders (`:name`) in use; others are left out."""
-    names: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +181,7 @@ class Applied:
     """The write happened. `row` is what is there now, if it was asked for."""
 
     row: Row | None
+    version: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,14 +249,15 @@ class Table:
 
         def attempt(client: Any) -> Applied | ConditionFailed:
             try:
-                return Applied(_decoded(getattr(client, operation)(**arguments).get("Attributes")))
+                answer = getattr(client, operation)(**arguments)
+                return Applied(_decoded(answer.get("Attributes")), version)
             except Exception as error:
                 if not _is_refused(error):
                     raise
                 row = _decoded(error.response.get("Item"))  # type: ignore[attr-defined]
                 was_us = row is not None and row.get("version") == version
                 # of an old row that was asked for, the new one is what is left
-                return Applied(row) if was_us else ConditionFailed(row)
+                return Applied(row, version) if was_us else ConditionFailed(row)
 
         ended: Applied | ConditionFailed = await self._aws.do(attempt)
         return ended
@@ -542,7 +541,7 @@ def _expressions(change: Change) -> dict[str, Any]:
     """Update and condition with the names and values that they use."""
     assignments, removed, values = [], [], dict(change.values)
     for place, (name, value) in enumerate(change.sets.items()):
-        path = name if name.startswith("#") else f"#{name}"
+        path = f"#{name}"
         match value:
             case None:
                 removed.append(path)
@@ -556,7 +555,7 @@ def _expressions(change: Change) -> dict[str, Any]:
                 values[f":set{place}"] = value
     update = f"SET {', '.join(assignments)}" + (f" REMOVE {', '.join(removed)}" if removed else "")
     condition = " AND ".join(change.when)
-    placeholders = _placeholders(f"{update} {condition}", values, change.names)
+    placeholders = _placeholders(f"{update} {condition}", values)
     return {"UpdateExpression": update, "ConditionExpression": condition, **placeholders}
 
 

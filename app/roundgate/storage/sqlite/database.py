@@ -56,6 +56,7 @@ create table once (
 create index once_by_forget on once (forget_ms);
 create table tasks (
     n integer primary key,
+    version integer not null default (abs(random() % 1000000000000)),
     owner text not null,
     id text not null,
     tool text not null,
@@ -68,12 +69,12 @@ create table tasks (
     created_ms integer not null,
     updated_ms integer not null,
     expires_ms integer not null,
-    revision integer not null,
-    fence integer not null,
-    lease_until_ms integer not null,
-    wake_ms integer not null,
+    revision integer not null default 0,
+    fence integer not null default 0,
+    lease_until_ms integer not null default 0,
+    wake_ms integer not null default 0,
     due_ms integer,
-    attempts integer not null,
+    attempts integer not null default 0,
     deaths integer not null default 0,
     suspect integer not null default 0,
     alone integer not null default 0,
@@ -82,7 +83,8 @@ create table tasks (
     resends integer not null default 0,
     noted integer not null default 0,
     unsent integer not null default 0,
-    cleans_up integer not null default 0
+    cleans_up integer not null default 0,
+    asked text
 );
 create unique index tasks_by_ref on tasks (owner, id);
 create index tasks_by_due on tasks (due_ms) where due_ms is not null;

@@ -106,8 +106,11 @@ def commit(db: sqlite3.Connection, writes: Sequence[Write]) -> None:
     """Do all of it in one transaction; what becomes of each is noted in it."""
     try:
         with transaction(db):
-            for write in writes:
-                _do(db, write)
+            if len(writes) == 1:  # the transaction is its savepoint
+                writes[0].value, writes[0].error = writes[0].work(db), None
+            else:
+                for write in writes:
+                    _do(db, write)
     except Exception as error:
         for write in writes:
             if len(writes) == 1 or _is_busy(error):

@@ -1,0 +1,491 @@
+"""The life of a task as a pure function: a record and an event give the next record, or a refusal.
+
+    apply(record, event, now_ms) -> Next(changes, puts, drops, result) | Refused(reason)
+
+No I/O and no store: `roundgate.tasks.stored` reads a record, asks `apply`, swaps, and asks again if
+another process was first. The states themselves are in `roundgate.protocol.tasks`.
+
+**Existence.** A task past `expires_ms` is as unknown to its owner and to workers as one that never
+was, deleted or not. A terminal task stays as it is.
+
+**Leases.** `Claim` gives one worker the task until `until_ms` and raises its *fence*. An event under
+a lease happens only while the fence is the same, the task is `working` and the lease was not given
+back; otherwise it is refused as `LEASE_LOST`:
+
+    worker 1   claim (fence 1) ─── stalls ──────────────── checkpoint: LEASE_LOST
+    worker 2             lease runs out · claim (fence 2) ─── checkpoint ─── finish
+
+An expired lease holds until another worker claims the task. Each write of entries under a lease has
+a `number`. The record keeps the last one that happened, so entries whose write was in doubt and is
+repeated with the same number are added once.
+
+**Blame.** A lease has *lapsed* when its time is over and it was not given back: its worker died or
+stalled with the task. From then on, while the task is a *suspect*, only a claim with `alone=True`
+gets it, from a worker that runs nothing else at the same time:
+
+    claim ── lease lapses ── claim: SUSPECT ── claim alone (suspect) ── lease lapses ── claim alone (suspect, deaths 1)
+
+`deaths` counts leases of claims with `alone=True` that lapsed, or that `LetGo` ended with blame.
+Progress sets it back to 0 and lifts the suspicion: `Checkpoint` with entries, `Suspend`, `Restart`,
+and `Release` unless `keeps_blame`. `attempts` counts faults that a worker reports itself: `Release`
+sets it, other progress sets it to 0.
+
+**Due.** Every open task has a `due_ms`, by which something should have happened to it; a sweep
+finds late tasks in an index. Creation, `Answer`, `Release`, `LetGo` and `Checkpoint` set it as told;
+`Suspend` and `Park` set it to the task's end. A claim leaves it unchanged if it is soon enough,
+because in DynamoDB moving it costs twice as much as the claim itself. So it may pass while a worker
+has the task; a sweep then postpones it until that worker's lease will have lapsed
+(`Postponed.HELD`):
+
+    created, due at 30 ── claim, lease to 31 ── dies           30: held, due when the lease has lapsed ── late
+                       ── claim, lease to 31 ── renewal: due later ── …
+
+A task that becomes due with no message on its way is `unsent`: after `LetGo`, when it is released
+to be due within a second of its wake time, and when it is moved under a lease. A sweep that
+postpones the task sends a message; a worker that makes it wait for its turn alone does not. If the
+worker died before moving the task, the sweep learns this when it postpones it
+(`Postponed.LAPSED`).
+
+**Questions.** `Suspend` asks; `Answer` takes the answers to questions that are outstanding. A task
+whose `wake_ms` passes while it asks goes on without answers (`GoOn`). It keeps its questions,
+unseen, until it asks again or lets go, because it may ask the same ones: an answer comes `LATER`.
+
+**Cleaning up.** A task created with `cleans_up` may have started work elsewhere that continues by
+itself. If the task ends early, by `Cancel`, `Expire`, or a `Finish` that says so, it is terminal
+for its client and for every `Claim`, but keeps its work and its place in the index of due tasks:
+`Claim` is refused as `CLEAN_UP`. `ClaimCleanup` leases the task, `PostponeCleanup` postpones the
+next try, and `EndCleanup` makes it an ordinary terminal task:
+
+    Cancel (due) ── ClaimCleanup (attempts 1) ── PostponeCleanup ── ClaimCleanup (attempts 2) ── EndCleanup
+
+The worker that had the task when it was cancelled keeps it for the rest of its lease; no other
+worker cleans up meanwhile.
+
+**Failed steps.** A task that a failed step ended is `completed` for its client, like any task whose
+tool failed. Its operator sees more: `ending` is `STEP_FAILED`, `failed_steps` names the places, and
+the work is kept, so another task can continue it. `NoteRetry` names that task in the record, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
+
+from roundgate.protocol import Event as Step
+from roundgate.protocol import Status, sources, target
+from roundgate.storage import ENDING_OF, Drop, Ending, Part, Put, TaskRecord
+from roundgate.tasks import events
+from roundgate.tasks.events import (
+    Added,
+    Answered,
+    Cancelled,
+    Event,
+    NewTask,
+    Next,
+    No,
+    NotClaimed,
+    Postponed,
+    Refused,
+)
+
+Decision: TypeAlias = Next | Refused
+
+
+# Creation
+
+
+def create(task: NewTask) -> tuple[TaskRecord, list[Put]]:
+    """Return the first record of a task, and its values."""
+    record = TaskRecord(
+        ref=task.ref,
+        tool=task.tool,
+        status=task.status,
+        status_message=task.status_message,
+        created_ms=task.created_ms,
+        updated_ms=task.created_ms,
+        expires_ms=task.expires_ms,
+        revision=1,
+        due_ms=None if task.status.is_terminal else task.due_ms,
+        journal_version=task.journal_version,
+        cleans_up=task.cleans_up,
+        ending=task.ending or ENDING_OF.get(task.status),
+        call_id=task.call_id,
+    )
+    outcome = [] if task.outcome is None else [Put(Part.OUTCOME, task.outcome)]
+    return record, [*_work(task.call, task.journal, task.state), *outcome]
+
+
+def _work(call: bytes, journal: Sequence[bytes], state: bytes) -> list[Put]:
+    return [Put(Part.CALL, call), Put(Part.STATE, state), *_entries(journal)]
+
+
+def _entries(entries: Sequence[bytes]) -> list[Put]:
+    return [Put(Part.JOURNAL, entry) for entry in entries]
+
+
+# Events of the owner
+
+
+def _answer(record: TaskRecord | None, event: events.Answer, now_ms: int) -> Decision:
+    if record is None or record.expires_ms <= now_ms:
+        return Refused(Answered.UNKNOWN_TASK)
+    taken = [key for key in record.asked if key in event.answers]
+    if not taken:
+        return Refused(Answered.NOT_NEEDED)
+    if record.status not in sources(Step.ANSWER_ALL):
+        return Refused(Answered.LATER)
+    left = tuple(key for key in record.asked if key not in event.answers)
+    status = target(Step.ANSWER_SOME if left else Step.ANSWER_ALL)
+    works = {} if left else {"due_ms": event.due_ms, "wake_ms": 0}
+    return Next(
+        record,
+        {**_seen(record, now_ms), "status": status, "asked": left, **works},
+        [Put(Part.ANSWER, event.answers[key], key) for key in taken],
+        [Drop(Part.REQUEST, key) for key in taken],
+        Answered.PARTLY if left else Answered.FULLY,
+    )
+
+
+def _cancel(record: TaskRecord | None, event: events.Cancel, now_ms: int) -> Decision:
+    if record is None or record.expires_ms <= now_ms:
+        return Refused(Cancelled.UNKNOWN_TASK)
+    if record.status not in sources(Step.CANCEL):
+        return Refused(Cancelled.OVER)
+    return _end_early(record, Step.CANCEL, event.status_message, now_ms, event.due_ms)
+
+
+# Events of a worker
+
+
+def _claim(record: TaskRecord | None, event: events.Claim, now_ms: int) -> Decision:
+    reason = _why_not(record, event, now_ms)
+    if record is None or reason is not None:
+        return Refused(reason or NotClaimed.GONE)
+    has_lapsed = record.lease_until_ms > 0
+    changes = {
+        "fence": record.fence + 1,
+        "lease_until_ms": event.until_ms,
+        "wake_ms": 0,
+        "suspect": record.suspect or has_lapsed,
+        "deaths": record.deaths + (has_lapsed and record.alone),
+        "alone": event.alone,
+        "resends": 0,
+        "noted": 0,
+    }
+    if record.due_ms is None or record.due_ms > event.due_ms:
+        changes |= _moved(event.due_ms)
+    return Next(record, changes)
+
+
+def _why_not(record: TaskRecord | None, event: events.Claim, now_ms: int) -> NotClaimed | None:
+    """Return why a task cannot be claimed; `None` if it can."""
+    if record is not None and record.is_to_clean_up:
+        return NotClaimed.CLEAN_UP
+    if record is None or record.expires_ms <= now_ms:
+        return NotClaimed.GONE
+    if record.status not in sources(Step.RUN):
+        return NotClaimed.WAITING if record.is_open else NotClaimed.OVER
+    if record.lease_until_ms > event.lapsed_ms:
+        return NotClaimed.LEASED
+    if record.wake_ms > now_ms:
+        return NotClaimed.ASLEEP
+    has_lapsed = record.lease_until_ms > 0
+    return NotClaimed.SUSPECT if (has_lapsed or record.suspect) and not event.alone else None
+
+
+def holds(record: TaskRecord, fence: int) -> bool:
+    """Return whether a lease holds: no other worker claimed the task since, nothing ended it, and
+    the lease was not given back."""
+    is_the_last_claim = record.fence == fence
+    return is_the_last_claim and record.status in sources(Step.RUN) and record.lease_until_ms > 0
+
+
+def _checkpoint(record: TaskRecord, event: events.Checkpoint, now_ms: int) -> Decision:
+    if event.added.entries and event.number <= record.noted:
+        return Refused(No.HAPPENED)
+    changes, puts = _added(record, event.added, event.number, now_ms)
+    if event.added.entries:
+        changes |= _PROGRESS
+    if event.until_ms is not None:
+        changes["lease_until_ms"] = event.until_ms
+    if event.due_ms is not None:
+        changes |= _moved(event.due_ms)
+    return Next(record, changes, puts)
+
+
+def _suspend(record: TaskRecord, event: events.Suspend, now_ms: int) -> Decision:
+    changes, puts = _added(record, event.added, event.number, now_ms)
+    changes |= {
+        **_seen(record, now_ms),
+        **_PROGRESS,
+        "status": target(Step.ASK),
+        "lease_until_ms": 0,
+        "wake_ms": event.wake_ms,
+        "due_ms": min(record.expires_ms, event.wake_ms or record.expires_ms),
+        "unsent": False,
+        "asked": tuple(event.requests),
+    }
+    questions = [Put(Part.REQUEST, value, key) for key, value in event.requests.items()]
+    return Next(record, changes, [*puts, *questions], _no_questions(record))
+
+
+def _release(record: TaskRecord, event: events.Release, now_ms: int) -> Decision:
+    changes, puts = _added(record, event.added, event.number, now_ms)
+    changes |= {
+        **_free_until(event.wake_ms, event.due_ms),
+        "attempts": event.attempts,
+        "declined_ms": event.declined_ms,
+    }
+    if event.keeps_blame:  # after a fault, the next turn may still ask the previous questions
+        return Next(record, changes, puts)
+    changes |= {**_NO_BLAME, "asked": ()}
+    return Next(record, changes, puts, _no_questions(record))
+
+
+def _restart(record: TaskRecord, event: events.Restart, now_ms: int) -> Decision:
+    changes = {
+        **_PROGRESS,
+        "lease_until_ms": 0,
+        "wake_ms": 0,
+        "due_ms": event.due_ms,
+        "unsent": False,
+        "journal_version": event.journal_version,
+        "asked": (),
+    }
+    drops = [Drop(Part.JOURNAL), Drop(Part.ANSWER), *_no_questions(record)]
+    return Next(record, changes, _work(event.call, event.journal, event.state), drops)
+
+
+def _park(record: TaskRecord, event: events.Park, now_ms: int) -> Decision:
+    changes, _ = _added(record, Added(status_message=event.status_message), 0, now_ms)
+    end_ms = record.expires_ms
+    return Next(record, {**changes, "lease_until_ms": 0, "wake_ms": end_ms, "due_ms": end_ms})
+
+
+def _finish(record: TaskRecord, event: events.Finish, now_ms: int) -> Decision:
+    changes = _ended(record, event.status, event.status_message, now_ms)
+    if event.ending is not None:
+        changes["ending"] = event.ending
+    if event.failed_steps:
+        changes["failed_steps"] = tuple(event.failed_steps)
+    if event.cleanup_due_ms is not None:
+        changes |= _to_clean_up(event.cleanup_due_ms)
+    outcome = [] if event.outcome is None else [Put(Part.OUTCOME, event.outcome)]
+    return Next(record, changes, outcome, _no_questions(record))
+
+
+def _let_go(record: TaskRecord, event: events.LetGo, now_ms: int) -> Decision:
+    if record.expires_ms <= now_ms:
+        return Refused(No.LEASE_LOST)
+    changes = {
+        "lease_until_ms": 0,
+        "wake_ms": 0,
+        "suspect": record.suspect or event.blame,
+        "deaths": record.deaths + (event.blame and record.alone),
+        **_moved(event.due_ms),
+    }
+    return Next(record, changes)
+
+
+# Events of a cleanup
+
+
+def _claim_cleanup(record: TaskRecord | None, event: events.ClaimCleanup, now_ms: int) -> Decision:
+    if record is None or not record.is_to_clean_up or record.wake_ms > now_ms:
+        return Refused(No.NOT_NOW)
+    if record.lease_until_ms > event.lapsed_ms and record.fence != event.fence:
+        return Refused(No.NOT_NOW)
+    changes = {
+        "fence": record.fence + 1,
+        "lease_until_ms": event.until_ms,
+        "wake_ms": 0,
+        "attempts": record.attempts + 1,
+        "resends": 0,
+        **_moved(event.due_ms),
+    }
+    if event.journal is None:
+        return Next(record, changes)
+    return Next(record, changes, _entries(event.journal), [Drop(Part.JOURNAL)])
+
+
+def _postpone_cleanup(record: TaskRecord, event: events.PostponeCleanup, now_ms: int) -> Decision:
+    return Next(record, _free_until(event.wake_ms, event.due_ms))
+
+
+def _end_cleanup(record: TaskRecord, event: events.EndCleanup, now_ms: int) -> Decision:
+    return Next(record, {"lease_until_ms": 0, "wake_ms": 0, **_NOT_DUE})
+
+
+# Events of the sweep
+
+
+def _go_on(record: TaskRecord | None, event: events.GoOn, now_ms: int) -> Decision:
+    if record is None or record.expires_ms <= now_ms or record.status not in sources(Step.GO_ON):
+        return Refused(No.NOT_NOW)
+    if not 0 < record.wake_ms <= now_ms:
+        return Refused(No.NOT_NOW)
+    working = {"status": target(Step.GO_ON), "wake_ms": 0, "due_ms": event.due_ms}
+    return Next(record, {**_seen(record, now_ms), **working, "unsent": False})
+
+
+def _postpone(record: TaskRecord | None, event: events.Postpone, now_ms: int) -> Decision:
+    if record is None or record.due_ms != event.seen_ms:
+        return Refused(Postponed.MISSED)
+    until_ms = record.lease_until_ms
+    if until_ms > now_ms - event.skew_ms:
+        return Next(record, _moved(until_ms + event.skew_ms), result=Postponed.HELD)
+    moved = {"due_ms": event.due_ms, "resends": event.resends, "unsent": event.unsent}
+    return Next(record, moved, result=Postponed.LAPSED if until_ms > 0 else Postponed.MOVED)
+
+
+def _expire(record: TaskRecord | None, event: events.Expire, now_ms: int) -> Decision:
+    if record is None or record.expires_ms > now_ms or record.status not in sources(Step.EXPIRE):
+        return Refused(No.NOT_NOW)
+    return _end_early(record, Step.EXPIRE, "expired", now_ms, event.due_ms)
+
+
+# Events of the operator
+
+
+def _requeue(record: TaskRecord | None, event: events.Requeue, now_ms: int) -> Decision:
+    if record is None or record.expires_ms <= now_ms or record.status not in sources(Step.RUN):
+        return Refused(No.NOT_NOW)
+    if event.fence not in (None, record.fence):
+        return Refused(No.NOT_NOW)
+    changes = {
+        **_PROGRESS,
+        "fence": record.fence + 1,
+        "lease_until_ms": 0,
+        "wake_ms": 0,
+        "due_ms": event.due_ms,
+        "resends": 0,
+        "unsent": False,
+    }
+    return Next(record, changes)
+
+
+def _note_retry(record: TaskRecord | None, event: events.NoteRetry, now_ms: int) -> Decision:
+    if record is None or record.ending is not Ending.STEP_FAILED or record.retried_as is not None:
+        return Refused(No.NOT_NOW)
+    return Next(record, {"retried_as": event.as_id})
+
+
+def may_purge(record: TaskRecord, now_ms: int) -> bool:
+    """Return whether a task may be deleted: it is terminal, or its time is over."""
+    return not record.is_open or record.expires_ms <= now_ms
+
+
+# What several events change
+
+Changes: TypeAlias = dict[str, Any]
+
+_NO_BLAME: Final[Mapping[str, Any]] = MappingProxyType({"deaths": 0, "suspect": False})
+_PROGRESS: Final[Mapping[str, Any]] = MappingProxyType(
+    {**_NO_BLAME, "attempts": 0, "declined_ms": 0}
+)
+_NOT_DUE: Final[Mapping[str, Any]] = MappingProxyType(
+    {"due_ms": None, "unsent": False, "cleans_up": False}
+)
+
+
+def is_for_a_sweep(wake_ms: int, due_ms: int) -> bool:
+    """Return whether a task that is released is to be woken by a sweep, with no message on its
+    way."""
+    return wake_ms > 0 and due_ms <= wake_ms + 1_000
+
+
+def _seen(record: TaskRecord, now_ms: int) -> Changes:
+    """The client can see a change."""
+    return {"updated_ms": now_ms, "revision": record.revision + 1}
+
+
+def _moved(due_ms: int) -> Changes:
+    """Another due time, for which no message is sent."""
+    return {"due_ms": due_ms, "unsent": True}
+
+
+def _free_until(wake_ms: int, due_ms: int) -> Changes:
+    unsent = is_for_a_sweep(wake_ms, due_ms)
+    return {"lease_until_ms": 0, "wake_ms": wake_ms, "due_ms": due_ms, "unsent": unsent}
+
+
+def _added(record: TaskRecord, added: Added, number: int, now_ms: int) -> tuple[Changes, list[Put]]:
+    """Return what an event adds. Entries with a number that was noted are kept already."""
+    changes: Changes = {}
+    puts = []
+    if added.entries and number > record.noted:
+        changes["noted"], puts = number, _entries(added.entries)
+    if added.state is not None:
+        puts.append(Put(Part.STATE, added.state))
+    if added.status_message is not None and added.status_message != record.status_message:
+        changes |= {**_seen(record, now_ms), "status_message": added.status_message}
+    return changes, puts
+
+
+def _no_questions(record: TaskRecord) -> list[Drop]:
+    return [Drop(Part.REQUEST)] if record.asked else []
+
+
+def _ended(record: TaskRecord, status: Status, message: str | None, now_ms: int) -> Changes:
+    """A terminal task: nothing is due any more, nothing outstanding, no worker has it."""
+    return {
+        **_seen(record, now_ms),
+        **_NOT_DUE,
+        "status": status,
+        "status_message": message,
+        "ending": ENDING_OF[status],
+        "lease_until_ms": 0,
+        "wake_ms": 0,
+        "asked": (),
+    }
+
+
+def _to_clean_up(due_ms: int) -> Changes:
+    return {"cleans_up": True, "due_ms": due_ms, "attempts": 0, "resends": 0}
+
+
+def _end_early(record: TaskRecord, step: Step, message: str, now_ms: int, due_ms: int) -> Next:
+    """Make a task terminal whose work is not done. If it is to be cleaned up, its lease goes on."""
+    over, drops = _ended(record, target(step), message, now_ms), _no_questions(record)
+    if not record.cleans_up:
+        return Next(record, over, (), drops, Cancelled.OVER)
+    left = {**over, **_to_clean_up(due_ms), "lease_until_ms": record.lease_until_ms}
+    return Next(record, left, (), drops, Cancelled.CLEAN_UP)
+
+
+# The table
+
+_HANDLERS: Final[Mapping[type, Callable[[Any, Any, int], Decision]]] = MappingProxyType(
+    {
+        events.Answer: _answer,
+        events.Cancel: _cancel,
+        events.Claim: _claim,
+        events.Checkpoint: _checkpoint,
+        events.Suspend: _suspend,
+        events.Release: _release,
+        events.Restart: _restart,
+        events.Park: _park,
+        events.Finish: _finish,
+        events.LetGo: _let_go,
+        events.ClaimCleanup: _claim_cleanup,
+        events.PostponeCleanup: _postpone_cleanup,
+        events.EndCleanup: _end_cleanup,
+        events.GoOn: _go_on,
+        events.Postpone: _postpone,
+        events.Expire: _expire,
+        events.Requeue: _requeue,
+        events.NoteRetry: _note_retry,
+    }
+)
+
+
+def apply(record: TaskRecord | None, event: Event, now_ms: int) -> Decision:
+    """Decide what an event makes of a task; `None` is a task that there is not."""
+    is_refused = False
+    if isinstance(event, events.UnderLease):
+        is_refused = record is None or not holds(record, event.fence)
+    elif isinstance(event, events.Cleaning):
+        is_ours = record is not None and record.fence == event.fence
+        is_refused = record is None or not is_ours or not record.is_to_clean_up
+    return Refused(No.LEASE_LOST) if is_refused else _HANDLERS[type(event)](record, event, now_ms)

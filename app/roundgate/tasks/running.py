@@ -1,0 +1,310 @@
+"""How a task's handler runs: a heartbeat renews its lease, writes are retried, and a handler that
+does not end is cancelled, then abandoned.
+
+    told to stop (lease lost, time is up, asked and goes on) ── GRACE_S ── cancelled ── GRACE_S ── abandoned
+
+A handler that is starting work elsewhere (`Run.beginning`) may first receive its answer.
+
+The handler runs in an asyncio task of its own, so the turn ends even if the handler ignores a
+cancellation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+
+from roundgate import aio
+from roundgate.backends import Returned
+from roundgate.clock import Clock
+from roundgate.errors import CallTimeout, LeaseLost, TaskTimeout, ToolError
+from roundgate.replay import Failed, Stop, Suspended, engine, inside
+from roundgate.tasks import watchdog
+from roundgate.tasks.lease import ClockTrust
+from roundgate.tasks.watchdog import RUNNING
+
+if TYPE_CHECKING:
+    from roundgate.tasks.turn import Carrier
+
+log = logging.getLogger("roundgate.tasks")
+
+T = TypeVar("T")
+
+PAUSES_S: Final = (0.1, 0.5, 2.0, *[5.0] * 60)
+"""Pauses between attempts at a write that fails: five minutes. The lease is renewed meanwhile, if
+that is possible; if it is not, others find the task when the store is back."""
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """What the work returns. A cancellation meanwhile does not reach it; it is raised
+    when the work is done."""
+    task = _apart(work)
+    cancelled = await aio.to_its_end(task)
+    if cancelled is None or task.cancelled():
+        return task.result()
+    # seen to by whoever did the work; here it only must not be reported as forgotten
+    task.exception()
+    raise cancelled
+
+
+class Patience:
+    """Retries after any error, until the write succeeds, the lease is known to
+    be lost, or time is up."""
+
+    def __init__(self, is_over: Callable[[], bool], **fields: Any) -> None:
+        """`is_over` says whether time is up; `fields` are logged beside each failure."""
+        self._is_over = is_over
+        self._fields = fields
+        self._hurry = asyncio.Event()
+
+    def hurry(self) -> None:
+        """Make one more attempt at most, because the process is about to end."""
+        self._hurry.set()
+
+    async def attempt(self, what: str, write: Callable[[], Awaitable[T]]) -> T:
+        """What the write returns when it succeeds.
+
+        Raises:
+            LeaseLost: at once.
+            Exception: the last one, when there is no more time.
+        """
+        for pause_s in PAUSES_S:
+            try:
+                return await write()
+            except LeaseLost:
+                raise
+            except Exception as error:
+                if self._hurry.is_set() or self._is_over():
+                    raise
+                self._tell(what, error)
+            await self._pause(pause_s)
+        return await write()
+
+    def _tell(self, what: str, error: Exception) -> None:
+        fields = {**self._fields, "error": f"{type(error).__name__}: {error}"[:500]}
+        log.warning("%s failed, trying again", what, extra={"fields": fields})
+
+    async def _pause(self, pause_s: float) -> None:
+        hurry = _apart(self._hurry.wait())
+        try:
+            await asyncio.wait([hurry], timeout=pause_s)
+        finally:
+            hurry.cancel()
+
+
+def _apart(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """An asyncio task that belongs to no handler, even if one caused it."""
+    with inside(None):
+        return asyncio.create_task(work)
+
+
+class Heartbeat:
+    """`async with Heartbeat(every_s, beat):` calls `beat` again and again until the block ends.
+
+    It is an asyncio task of its own. Its errors are logged and never end it, nor does a handler
+    that cancels every task of the event loop.
+    """
+
+    def __init__(self, every_s: float, beat: Callable[[], Awaitable[None]], **fields: Any) -> None:
+        """`fields` go into the log beside an error."""
+        self._every_s = every_s
+        self._beat = beat
+        self._fields = fields
+        self._is_over = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Heartbeat:
+        self._start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._is_over = True
+        if self._task is not None:
+            self._task.cancel()
+            # unlike `await task`, this tells its end from a cancellation of ours
+            await asyncio.wait([self._task])
+
+    def _start(self) -> None:
+        self._task = asyncio.create_task(self._go_on())
+        self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Start again if something else ended it. It may have been cancelled before it started."""
+        if self._is_over:
+            return
+        log.warning("a heartbeat was stopped, and goes on", extra={"fields": self._fields})
+        self._start()
+
+    async def _go_on(self) -> None:
+        while not self._is_over:
+            await asyncio.sleep(self._every_s)
+            try:
+                await self._beat()
+            except Exception as error:
+                log.warning("a heartbeat failed", exc_info=error, extra={"fields": self._fields})
+
+
+GRACE_S: Final = 2.0
+"""How long a handler that was told to stop may go on before it is cancelled, and after that
+before it is abandoned."""
+LOOK_S: Final = 5.0
+"""How often a step that writes nothing is held against the row: by then a cancel is noticed."""
+LATE_S: Final = 0.5
+"""The same once the turn's own deadline is past."""
+TICK_S: Final = 0.25
+"""How often it is looked at whether a handler has to be ended."""
+TOO_LONG: Final = "The task took longer than a task of this server may (tasks.task_timeout_s)"
+
+Outcome: TypeAlias = engine.Outcome[Returned]
+
+
+class Running:
+    """A run in progress, until it is over or abandoned."""
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        tool: str,
+        clock: Clock,
+        trust: ClockTrust,
+        *,
+        lease_s: float,
+        give_up_ms: int,
+    ) -> None:
+        """`give_up_ms` is when the task has taken as long as it may, in
+        milliseconds since the epoch."""
+        self.carrier = carrier
+        self.tool = tool
+        self._clock = clock
+        self._trust = trust
+        self._every_s = min(1.0, lease_s / 6)
+        self._give_up_ms = give_up_ms
+        self._last_look_ms = clock.monotonic_ms()
+        self._told_s: float | None = None
+        self._root: asyncio.Task[Outcome] | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """Fields for the log."""
+        return {"task": str(self.carrier.ref), "name": self.tool}
+
+    def request_stop(self) -> None:
+        """Ask it to free its task at its next step."""
+        self.carrier.run.request_stop()
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the turn is over and the handler is not."""
+        root = self.carrier.run.root_task
+        return root is not None and not root.done()
+
+    async def outcome(self, handler: Callable[[], Awaitable[Returned]]) -> Outcome:
+        """How the handler ended, or was ended.
+
+        Raises:
+            LeaseLost: the task is not ours any more.
+            Exception: a fault of the gateway, for instance what the store raised.
+        """
+        if self._is_late:
+            return Failed(TaskTimeout(TOO_LONG))
+        self._root = root = asyncio.create_task(self._run(handler))
+        try:
+            async with Heartbeat(self._every_s, self._beat, **self.facts()):
+                while not root.done() and not self._is_given_up():
+                    await asyncio.wait([root], timeout=TICK_S)
+        except asyncio.CancelledError:
+            await self._cancel()
+            raise
+        return self._result(root)
+
+    async def _run(self, handler: Callable[[], Awaitable[Returned]]) -> Outcome:
+        RUNNING.set(self)
+        watchdog.attend()
+        return await engine.run_handler(handler, self.carrier.run)
+
+    def _result(self, root: asyncio.Task[Outcome]) -> Outcome:
+        if self.carrier.lost:
+            self._leave(root)
+            raise LeaseLost(self.carrier.ref.id)
+        fault = self.carrier.fault
+        if fault is not None:
+            self._leave(root)
+            if isinstance(fault, ToolError):
+                return Failed(fault)
+            raise fault
+        if root.done() and not root.cancelled():
+            return root.result()
+        self._leave(root)
+        return self._ended()
+
+    def _ended(self) -> Outcome:
+        """The outcome of a handler that did not come to one."""
+        run = self.carrier.run
+        if run.call.deadline.is_past:
+            return Failed(CallTimeout("The call did not finish within the time of its worker"))
+        # it asked something, was told to wait, and went on all the same
+        if run.stopped is Stop.SUSPENDED:
+            return Suspended(run.requests, run.journal, run.wants_task, run.wake_ms)
+        return Failed(RuntimeError("the handler cancelled itself"))
+
+    def _leave(self, root: asyncio.Task[Outcome]) -> None:
+        root.add_done_callback(_seen)
+        if self.is_abandoned:
+            log.error("a handler does not end and is abandoned", extra={"fields": self.facts()})
+
+    async def _cancel(self) -> None:
+        """End the handler because the process stops, and wait for that no longer than a bound."""
+        assert self._root is not None, "it has begun"
+        self._root.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([self._root], timeout=GRACE_S)
+        self._leave(self._root)
+
+    # while it runs
+
+    async def _beat(self) -> None:
+        if self._is_late:
+            self.carrier.end(TaskTimeout(TOO_LONG))
+        try:
+            await self.carrier.attend(look=self._is_time_to_look())
+        except LeaseLost:
+            self.carrier.lose()
+
+    @property
+    def _is_late(self) -> bool:
+        return self._clock.now_ms() >= self._give_up_ms and self._trust.expires
+
+    def _is_time_to_look(self) -> bool:
+        now_ms = self._clock.monotonic_ms()
+        is_time = now_ms - self._last_look_ms >= LOOK_S * 1000
+        if is_time:
+            self._last_look_ms = now_ms
+        return is_time
+
+    def _is_given_up(self) -> bool:
+        """Whether it was told to stop so long ago that it is abandoned. Halfway
+        to that it is cancelled."""
+        run = self.carrier.run
+        if not run.call.deadline.is_past and (run.stopped is None or run.is_beginning):
+            return False
+        now_s = asyncio.get_running_loop().time()
+        self._told_s = now_s if self._told_s is None else self._told_s
+        grace_s = LATE_S if run.call.deadline.is_past else GRACE_S
+        if now_s - self._told_s >= grace_s and self._root is not None:
+            self._root.cancel()
+        return now_s - self._told_s >= 2 * grace_s
+
+
+def _seen(root: asyncio.Task[Any]) -> None:
+    """Retrieve the exception of an abandoned handler, so that asyncio does not report
+    it as never retrieved."""
+    if not root.cancelled():
+        root.exception()

@@ -1,0 +1,461 @@
+"""The stored tasks: each method is one event, decided by `tasks.machine` and kept by compare-and-swap.
+
+    read the record ──▶ apply(record, event, now) ──▶ swap ──▶ done
+                              ▲                        │ another process was first:
+                              └──── the record as it is now
+
+Under a lease no read is needed: a `Lease` remembers the record as its last write left it. Every
+method raises `Unavailable` when the store cannot be reached; a write may then have happened or not.
+It may be tried again under the same lease: a `checkpoint` of the same entries then happens once and
+returns; any other write happens once, or, if it had happened already, raises `LeaseLost`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from roundgate.errors import LeaseLost
+from roundgate.protocol import Status
+from roundgate.storage import (
+    ANY,
+    Ending,
+    Found,
+    Lost,
+    OpenTask,
+    TaskRecord,
+    TaskRef,
+    TaskStore,
+    Wanted,
+    Work,
+)
+from roundgate.tasks import events, machine
+from roundgate.tasks.events import (
+    Added,
+    Answered,
+    Cancelled,
+    Event,
+    NewTask,
+    Next,
+    No,
+    NotClaimed,
+    Postponed,
+    Refused,
+)
+
+
+@dataclass(slots=True)
+class _Held:
+    """What a lease remembers."""
+
+    known: TaskRecord
+    """The record as the last write of this lease left it."""
+    number: int = 0
+    """The number of the last write of entries."""
+    in_doubt: Sequence[bytes] | None = None
+    """The entries of that write while it is not known whether it happened."""
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One write after another."""
+
+    def number_of(self, entries: Sequence[bytes]) -> int:
+        """Return the number of a write that is about to be made."""
+        if entries != self.in_doubt:
+            self.number, self.in_doubt = self.number + 1, entries
+        return self.number
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to write to a task."""
+
+    ref: TaskRef
+    fence: int
+    held: _Held | None = field(default=None, compare=False, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A claimed task, with all that a run needs."""
+
+    lease: Lease
+    record: TaskRecord
+    """As it is after the claim."""
+    call: bytes
+    journal: Sequence[bytes]
+    """Every entry that was ever added, in order."""
+    state: bytes
+    answers: Mapping[str, bytes]
+    """Every answer that was ever taken, by wire key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A task as it was seen, and its new due time."""
+
+    task: OpenTask
+    due_ms: int
+    resends: int
+    """The new `TaskRecord.resends`."""
+    unsent: bool = False
+    """Whether no message is sent for it."""
+
+
+class StoredTasks:
+    """The tasks in a store. Methods that write under a lease raise `LeaseLost` once it is lost."""
+
+    def __init__(self, store: TaskStore) -> None:
+        self.store = store
+
+    async def _apply(
+        self, ref: TaskRef, event: Event, now_ms: int, known: TaskRecord | None = None
+    ) -> Next | Refused:
+        """Return what an event came to. A `Next` has been written."""
+        record = known or await self.store.head(ref)
+        while True:
+            decision = machine.apply(record, event, now_ms)
+            if isinstance(decision, Refused):
+                return decision
+            match await self.store.swap(decision):
+                case Lost(record=record):
+                    pass
+                case TaskRecord():
+                    return decision
+
+    async def _happens(self, ref: TaskRef, event: Event, now_ms: int) -> bool:
+        return isinstance(await self._apply(ref, event, now_ms), Next)
+
+    # for the owner
+
+    async def create(self, task: NewTask) -> bool:
+        """Keep a task. When this returns, `read` finds it, in any process.
+
+        `False` if this owner has a task of this id already, which is left as it is. Safe to repeat
+        after `Unavailable`.
+        """
+        return await self.store.insert(*machine.create(task))
+
+    async def count_open(self, owner: str, up_to: int) -> int:
+        """Count the open tasks of an owner, up to a bound. Eventually consistent."""
+        return await self.store.count_open(owner, up_to)
+
+    async def read(self, ref: TaskRef, now_ms: int) -> TaskRecord | None:
+        """Return a task as of the last write; `None` if it is unknown or has expired."""
+        record = await self.store.read(ref)
+        return None if record is None or record.expires_ms <= now_ms else record
+
+    async def answer(
+        self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int
+    ) -> Answered:
+        """See `events.Answer`."""
+        match await self._apply(ref, events.Answer(answers, due_ms), now_ms):
+            case Next(result=Answered() as result) | Refused(Answered() as result):
+                return result
+        raise AssertionError("an answer comes to something")
+
+    async def cancel(
+        self, ref: TaskRef, status_message: str, now_ms: int, due_ms: int | None = None
+    ) -> Cancelled:
+        """See `events.Cancel`. It is due at `due_ms`, by default at once."""
+        due_ms = now_ms if due_ms is None else due_ms
+        match await self._apply(ref, events.Cancel(status_message, due_ms), now_ms):
+            case Next(result=Cancelled() as result) | Refused(Cancelled() as result):
+                return result
+        raise AssertionError("a cancellation comes to something")
+
+    # for the worker
+
+    async def claim(
+        self,
+        ref: TaskRef,
+        now_ms: int,
+        until_ms: int,
+        *,
+        due_ms: int | None = None,
+        lapsed_ms: int | None = None,
+        alone: bool = False,
+    ) -> Claimed | NotClaimed:
+        """See `events.Claim`. Of many claims one wins. `due_ms` is by default `until_ms`, and
+        `lapsed_ms` is `now_ms`."""
+        due_ms = until_ms if due_ms is None else due_ms
+        lapsed_ms = now_ms if lapsed_ms is None else lapsed_ms
+        claimed = await self._claim(ref, events.Claim(until_ms, due_ms, lapsed_ms, alone), now_ms)
+        if isinstance(claimed, Claimed):
+            return claimed
+        return NotClaimed(claimed.reason)
+
+    async def _claim(
+        self, ref: TaskRef, event: events.Claim | events.ClaimCleanup, now_ms: int
+    ) -> Claimed | Refused:
+        """The work is read before the swap; if that succeeds, none of it has changed since."""
+        while True:
+            record, work = await self.store.read_work(ref)
+            decision = machine.apply(record, event, now_ms)
+            if isinstance(decision, Refused):
+                return decision
+            swapped = await self.store.swap(decision)
+            if isinstance(swapped, TaskRecord):
+                break
+        assert work is not None, "what can be claimed keeps its work"
+        journal = work.journal
+        if isinstance(event, events.ClaimCleanup) and event.journal is not None:
+            journal = list(event.journal)
+        return Claimed(
+            Lease(ref, swapped.fence, _Held(swapped)),
+            swapped,
+            work.call,
+            journal,
+            work.state,
+            work.answers,
+        )
+
+    async def checkpoint(
+        self,
+        lease: Lease,
+        added: Added,
+        now_ms: int,
+        until_ms: int | None = None,
+        due_ms: int | None = None,
+    ) -> None:
+        """See `events.Checkpoint`."""
+        event = events.Checkpoint(lease.fence, added, 0, until_ms, due_ms)
+        await self._under_lease(lease, event, now_ms)
+
+    async def suspend(
+        self,
+        lease: Lease,
+        added: Added,
+        requests: Mapping[str, bytes],
+        now_ms: int,
+        *,
+        wake_ms: int = 0,
+    ) -> None:
+        """See `events.Suspend`."""
+        event = events.Suspend(lease.fence, added, 0, requests, wake_ms)
+        await self._under_lease(lease, event, now_ms)
+
+    async def release(
+        self,
+        lease: Lease,
+        added: Added,
+        now_ms: int,
+        *,
+        wake_ms: int,
+        due_ms: int,
+        attempts: int = 0,
+        declined_ms: int = 0,
+        keeps_blame: bool = False,
+    ) -> None:
+        """See `events.Release`."""
+        rest = (wake_ms, due_ms, attempts, declined_ms, keeps_blame)
+        await self._under_lease(lease, events.Release(lease.fence, added, 0, *rest), now_ms)
+
+    async def restart(
+        self,
+        lease: Lease,
+        call: bytes,
+        journal: Sequence[bytes],
+        state: bytes,
+        journal_version: int,
+        now_ms: int,
+        due_ms: int,
+    ) -> None:
+        """See `events.Restart`."""
+        event = events.Restart(lease.fence, call, journal, state, journal_version, due_ms)
+        await self._under_lease(lease, event, now_ms)
+
+    async def park(self, lease: Lease, status_message: str, now_ms: int) -> None:
+        """See `events.Park`."""
+        event = events.Park(lease.fence, status_message)
+        await self._under_lease(lease, event, now_ms)
+
+    async def finish(
+        self,
+        lease: Lease,
+        status: Status,
+        outcome: bytes | None,
+        status_message: str | None,
+        now_ms: int,
+        *,
+        cleanup_due_ms: int | None = None,
+        ending: Ending | None = None,
+        failed_steps: Sequence[str] = (),
+    ) -> None:
+        """See `events.Finish`."""
+        event = events.Finish(
+            *(lease.fence, status, outcome, status_message, cleanup_due_ms, ending, failed_steps)
+        )
+        await self._under_lease(lease, event, now_ms)
+
+    async def let_go(
+        self, ref: TaskRef, fence: int, now_ms: int, due_ms: int, *, blame: bool
+    ) -> bool:
+        """See `events.LetGo`. `False` if the lease is lost.
+
+        May be called from another thread, on a store and in an event loop of its own.
+        """
+        return await self._happens(ref, events.LetGo(fence, due_ms, blame), now_ms)
+
+    async def _under_lease(self, lease: Lease, event: events.UnderLease, now_ms: int) -> None:
+        held = lease.held
+        if held is None or held.known.ref != lease.ref:
+            raise LeaseLost(str(lease.ref))
+        async with held.writing:  # the record is as the write before left it
+            entries: Sequence[bytes] = ()
+            if isinstance(event, events.Checkpoint | events.Suspend | events.Release):
+                entries = event.added.entries
+                event = replace(event, number=held.number_of(entries)) if entries else event
+            record: TaskRecord | None = held.known
+            while True:
+                decision = machine.apply(record, event, now_ms)
+                if isinstance(decision, Next):
+                    swapped = await self.store.swap(decision)
+                    if isinstance(swapped, Lost):
+                        record = swapped.record
+                        continue
+                    record = swapped
+                elif record is None or decision.reason is not No.HAPPENED:
+                    raise LeaseLost(str(lease.ref))
+                held.known = record
+                if entries:  # another write does not tell what became of those in doubt
+                    held.in_doubt = None
+                return
+
+    async def claim_cleanup(
+        self,
+        ref: TaskRef,
+        now_ms: int,
+        until_ms: int,
+        *,
+        due_ms: int,
+        lapsed_ms: int,
+        fence: int | None = None,
+        journal: Sequence[bytes] | None = None,
+    ) -> Claimed | None:
+        """See `events.ClaimCleanup`. `None` if there is nothing to clean up, or not now."""
+        event = events.ClaimCleanup(until_ms, due_ms, lapsed_ms, fence, journal)
+        claimed = await self._claim(ref, event, now_ms)
+        return claimed if isinstance(claimed, Claimed) else None
+
+    async def postpone_cleanup(self, lease: Lease, *, wake_ms: int, due_ms: int) -> bool:
+        """See `events.PostponeCleanup`. `False` if another worker has claimed it since."""
+        return await self._cleaning(lease, events.PostponeCleanup(lease.fence, wake_ms, due_ms))
+
+    async def end_cleanup(self, lease: Lease) -> bool:
+        """See `events.EndCleanup`. `False` if another worker has claimed it since."""
+        return await self._cleaning(lease, events.EndCleanup(lease.fence))
+
+    async def _cleaning(self, lease: Lease, event: Event) -> bool:
+        known = None if lease.held is None else lease.held.known
+        return isinstance(await self._apply(lease.ref, event, 0, known), Next)
+
+    # for the sweep
+
+    @property
+    def shards(self) -> int:
+        """How many parts the index of due tasks has."""
+        return self.store.shards
+
+    async def due(self, now_ms: int, limit: int, shard: int | None = None) -> Sequence[OpenTask]:
+        """Return tasks whose `due_ms` has come, of one shard or of all, the longest overdue first:
+        open ones, and those that are to be cleaned up. Eventually consistent."""
+        return await self.store.scan(now_ms, limit, shard)
+
+    async def late_shards(self, now_ms: int) -> Sequence[int]:
+        """Return the shards in which `due` finds something now."""
+        shards = range(self.store.shards)
+        firsts = await asyncio.gather(*(self.store.scan(now_ms, 1, shard) for shard in shards))
+        return [shard for shard, first in zip(shards, firsts, strict=True) if first]
+
+    async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
+        """See `TaskStore`."""
+        return await self.store.take_shard(shard, sweeper, now_ms, until_ms)
+
+    async def tell_time(self, report: bytes) -> bytes | None:
+        """See `TaskStore`."""
+        return await self.store.tell_time(report)
+
+    async def go_on(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
+        """See `events.GoOn`. `False` if it is not to go on now."""
+        return await self._happens(ref, events.GoOn(due_ms), now_ms)
+
+    async def postpone_many(
+        self, moves: Sequence[Move], now_ms: int, skew_ms: int = 0
+    ) -> Sequence[Postponed]:
+        """See `events.Postpone`. Each move happens or not by itself; of many callers all but one
+        have missed it."""
+        if not moves:
+            return []
+        records = await self.store.heads([move.task.ref for move in moves])
+        return await asyncio.gather(
+            *(self._postpone(move, records.get(move.task.ref), now_ms, skew_ms) for move in moves)
+        )
+
+    async def _postpone(
+        self, move: Move, record: TaskRecord | None, now_ms: int, skew_ms: int
+    ) -> Postponed:
+        if record is None:
+            return Postponed.MISSED
+        seen_ms = move.task.due_ms
+        event = events.Postpone(seen_ms, move.due_ms, move.resends, move.unsent, skew_ms)
+        match await self._apply(move.task.ref, event, now_ms, record):
+            case Next(result=Postponed() as result):
+                return result
+        return Postponed.MISSED
+
+    async def expire(self, ref: TaskRef, now_ms: int, due_ms: int | None = None) -> bool:
+        """See `events.Expire`. Return whether it is now to be cleaned up; then it is due at
+        `due_ms`, by default at once."""
+        due_ms = now_ms if due_ms is None else due_ms
+        match await self._apply(ref, events.Expire(due_ms), now_ms):
+            case Next(result=Cancelled.CLEAN_UP):
+                return True
+        return False
+
+    async def forget(self, now_ms: int) -> int:
+        """See `TaskStore`."""
+        return await self.store.forget(now_ms)
+
+    # for the operator
+
+    async def open_tasks(self, limit: int) -> Sequence[OpenTask]:
+        """Return open tasks, the soonest due first; of more than 200 a store may give a sample.
+        Eventually consistent."""
+        return [task for task in await self.store.scan(None, limit) if not task.status.is_terminal]
+
+    async def find(
+        self, wanted: Wanted = ANY, limit: int = 100, cursor: str | None = None
+    ) -> Found:
+        """See `TaskStore`."""
+        return await self.store.find(wanted, limit, cursor)
+
+    async def read_work(self, ref: TaskRef) -> Work | None:
+        """Return the work of a task, expired or not; `None` if there is no such task, or the store
+        keeps no more of it than its end. Open tasks and tasks that a failed step ended are kept
+        whole."""
+        _, work = await self.store.read_work(ref)
+        return work
+
+    async def note_retry(self, ref: TaskRef, as_id: str) -> bool:
+        """See `events.NoteRetry`."""
+        return await self._happens(ref, events.NoteRetry(as_id), 0)
+
+    async def purge(self, ref: TaskRef, now_ms: int) -> bool:
+        """Delete a task that is terminal or expired, with everything that is kept of it. `False` if
+        there is none, or it is still open."""
+        while (record := await self.store.head(ref)) is not None:
+            if not machine.may_purge(record, now_ms):
+                return False
+            if await self.store.delete(record):
+                return True
+        return False
+
+    async def requeue(
+        self, ref: TaskRef, now_ms: int, due_ms: int, *, fence: int | None = None
+    ) -> bool:
+        """See `events.Requeue`. `False` if it is not working, or has another fence."""
+        return await self._happens(ref, events.Requeue(due_ms, fence), now_ms)
+
+    async def aclose(self) -> None:
+        """Let go of connections."""
+        await self.store.aclose()

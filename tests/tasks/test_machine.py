@@ -1,0 +1,515 @@
+"""The life of a task as a table, and its promises as properties."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, TypeAlias
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roundgate.protocol.tasks import OPEN, Status
+from roundgate.storage.tasks import Ending, Part, TaskRecord, TaskRef
+from roundgate.tasks import events, machine
+from roundgate.tasks.events import (
+    NOTHING,
+    Added,
+    Answered,
+    Cancelled,
+    Event,
+    NewTask,
+    Next,
+    No,
+    NotClaimed,
+    Postponed,
+    Refused,
+)
+from roundgate.tasks.machine import apply
+
+NOW: Final = 1_000_000
+END: Final = NOW + 100_000
+UNTIL: Final = NOW + 30_000
+FENCE: Final = 3
+NEW, _ = machine.create(
+    NewTask(TaskRef("owner", "id"), "tool", b"call", NOW - 1_000, END, NOW + 5_000)
+)
+HELD = replace(NEW, fence=FENCE, lease_until_ms=UNTIL)
+ASKING = replace(NEW, fence=FENCE, status=Status.INPUT_REQUIRED, asked=("a", "b"), due_ms=NOW - 1)
+OVER = replace(NEW, fence=FENCE, status=Status.COMPLETED, ending=Ending.OK, due_ms=None)
+
+STATES: Final[Mapping[str, TaskRecord | None]] = {
+    "unknown": None,
+    "new": replace(NEW, fence=FENCE),
+    "held": HELD,
+    "held alone": replace(HELD, alone=True, suspect=True),
+    "lapsed": replace(HELD, lease_until_ms=NOW),
+    "asleep": replace(NEW, fence=FENCE, wake_ms=NOW + 1),
+    "suspect": replace(NEW, fence=FENCE, suspect=True),
+    "asking": ASKING,
+    "may go on": replace(ASKING, wake_ms=NOW),
+    "goes on": replace(NEW, fence=FENCE, asked=("a", "b")),
+    "expired": replace(HELD, expires_ms=NOW),
+    "completed": OVER,
+    "step failed": replace(OVER, ending=Ending.STEP_FAILED, failed_steps=("charge",)),
+    "to clean up": replace(
+        OVER, status=Status.CANCELLED, ending=Ending.CANCELLED, due_ms=NOW, cleans_up=True
+    ),
+    "cleaned up by another": replace(
+        OVER, due_ms=NOW, cleans_up=True, lease_until_ms=UNTIL, fence=FENCE + 1
+    ),
+}
+
+EVENTS: Final[Mapping[str, Event]] = {
+    "claim": events.Claim(UNTIL, UNTIL, NOW),
+    "claim alone": events.Claim(UNTIL, UNTIL, NOW, alone=True),
+    "checkpoint": events.Checkpoint(FENCE, Added([b"1"]), 1, UNTIL),
+    "suspend": events.Suspend(FENCE, NOTHING, 0, {"c": b"?"}),
+    "release": events.Release(FENCE, NOTHING, 0, 0, UNTIL),
+    "restart": events.Restart(FENCE, b"call", (), b"{}", 1, UNTIL),
+    "park": events.Park(FENCE, "waits"),
+    "finish": events.Finish(FENCE, Status.COMPLETED, b"{}", None),
+    "let go": events.LetGo(FENCE, NOW, blame=True),
+    "answer one": events.Answer({"a": b"!"}, UNTIL),
+    "answer all": events.Answer({"a": b"!", "b": b"!"}, UNTIL),
+    "answer others": events.Answer({"x": b"!"}, UNTIL),
+    "cancel": events.Cancel("no more", NOW),
+    "expire": events.Expire(NOW),
+    "go on": events.GoOn(UNTIL),
+    "requeue": events.Requeue(NOW),
+    "claim cleanup": events.ClaimCleanup(UNTIL, UNTIL, NOW),
+    "postpone cleanup": events.PostponeCleanup(FENCE, UNTIL, UNTIL),
+    "end cleanup": events.EndCleanup(FENCE),
+    "note retry": events.NoteRetry("other"),
+}
+UNDER_A_LEASE: Final = ("checkpoint", "suspend", "release", "restart", "park", "finish", "let go")
+IS_HELD: Final = ("held", "held alone", "lapsed")
+_EXPIRED_BUT_HELD: Final = "expired"
+
+TABLE: Final[Mapping[str, Mapping[str, Any]]] = {
+    "claim": {
+        "unknown": NotClaimed.GONE,
+        "expired": NotClaimed.GONE,
+        "new": Status.WORKING,
+        "goes on": Status.WORKING,
+        "held": NotClaimed.LEASED,
+        "held alone": NotClaimed.LEASED,
+        "lapsed": NotClaimed.SUSPECT,
+        "suspect": NotClaimed.SUSPECT,
+        "asleep": NotClaimed.ASLEEP,
+        "asking": NotClaimed.WAITING,
+        "may go on": NotClaimed.WAITING,
+        "completed": NotClaimed.OVER,
+        "step failed": NotClaimed.OVER,
+        "to clean up": NotClaimed.CLEAN_UP,
+        "cleaned up by another": NotClaimed.CLEAN_UP,
+    },
+    "answer one": {
+        **dict.fromkeys(STATES, Answered.NOT_NEEDED),
+        "unknown": Answered.UNKNOWN_TASK,
+        "expired": Answered.UNKNOWN_TASK,
+        "asking": Answered.PARTLY,
+        "may go on": Answered.PARTLY,
+        "goes on": Answered.LATER,
+    },
+    "answer others": {
+        **dict.fromkeys(STATES, Answered.NOT_NEEDED),
+        "unknown": Answered.UNKNOWN_TASK,
+        "expired": Answered.UNKNOWN_TASK,
+    },
+    "cancel": {
+        **dict.fromkeys(STATES, Status.CANCELLED),
+        "unknown": Cancelled.UNKNOWN_TASK,
+        "expired": Cancelled.UNKNOWN_TASK,
+        **dict.fromkeys(
+            ("completed", "step failed", "to clean up", "cleaned up by another"), Cancelled.OVER
+        ),
+    },
+    "expire": {**dict.fromkeys(STATES, No.NOT_NOW), "expired": Status.FAILED},
+    "go on": {**dict.fromkeys(STATES, No.NOT_NOW), "may go on": Status.WORKING},
+    "requeue": {
+        **dict.fromkeys(STATES, No.NOT_NOW),
+        **dict.fromkeys(
+            ("new", "held", "held alone", "lapsed", "asleep", "suspect", "goes on"), Status.WORKING
+        ),
+    },
+    "claim cleanup": {**dict.fromkeys(STATES, No.NOT_NOW), "to clean up": Status.CANCELLED},
+    "postpone cleanup": {**dict.fromkeys(STATES, No.LEASE_LOST), "to clean up": Status.CANCELLED},
+    "end cleanup": {**dict.fromkeys(STATES, No.LEASE_LOST), "to clean up": Status.CANCELLED},
+    "note retry": {**dict.fromkeys(STATES, No.NOT_NOW), "step failed": Status.COMPLETED},
+    **{
+        name: {
+            **dict.fromkeys(STATES, No.LEASE_LOST),
+            **dict.fromkeys((*IS_HELD, _EXPIRED_BUT_HELD), status),
+        }
+        for name, status in {
+            "checkpoint": Status.WORKING,
+            "suspend": Status.INPUT_REQUIRED,
+            "release": Status.WORKING,
+            "restart": Status.WORKING,
+            "park": Status.WORKING,
+            "finish": Status.COMPLETED,
+        }.items()
+    },
+    "let go": {**dict.fromkeys(STATES, No.LEASE_LOST), **dict.fromkeys(IS_HELD, Status.WORKING)},
+}
+"""The status after each event in each state, or why it is refused. Where an answer is taken, what
+became of it."""
+ALONE: Final = {**TABLE["claim"], "lapsed": Status.WORKING, "suspect": Status.WORKING}
+ALL: Final = {
+    **TABLE["answer one"],
+    "asking": Answered.FULLY,
+    "may go on": Answered.FULLY,
+}
+WHOLE_TABLE: Final = {**TABLE, "claim alone": ALONE, "answer all": ALL}
+
+
+@pytest.mark.parametrize("name", EVENTS)
+@pytest.mark.parametrize("state", STATES)
+def test_an_event_in_a_state_comes_to_what_the_table_has(name: str, state: str) -> None:
+    decision = apply(STATES[state], EVENTS[name], NOW)
+    expected = WHOLE_TABLE[name][state]
+    if isinstance(decision, Refused):
+        assert decision.reason is expected
+    elif isinstance(expected, Answered):
+        assert decision.result is expected
+        partly = expected is Answered.PARTLY
+        status = Status.INPUT_REQUIRED if partly else Status.WORKING
+        assert decision.record().status is status
+    else:
+        assert decision.record().status is expected
+
+
+def test_the_table_is_whole() -> None:
+    assert WHOLE_TABLE.keys() == EVENTS.keys()
+    assert all(row.keys() == STATES.keys() for row in WHOLE_TABLE.values())
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    {
+        **dict.fromkeys(("unknown", "completed", "step failed"), Postponed.MISSED),
+        **dict.fromkeys(("new", "asleep", "suspect", "asking", "to clean up"), Postponed.MOVED),
+        **dict.fromkeys(("held", "held alone", "cleaned up by another"), Postponed.HELD),
+        "lapsed": Postponed.LAPSED,
+    }.items(),
+)
+def test_a_sweep_moves_what_is_not_held(state: str, expected: Postponed) -> None:
+    record = STATES[state]
+    seen_ms = NOW if record is None or record.due_ms is None else record.due_ms
+    decision = apply(record, events.Postpone(seen_ms, END, 1, False, 0), NOW)
+    if isinstance(decision, Refused):
+        assert decision.reason is expected
+        return
+    assert decision.result is expected
+    after = decision.record()
+    is_held = expected is Postponed.HELD
+    assert (after.due_ms, after.unsent) == ((UNTIL, True) if is_held else (END, False))
+    assert after.fence == (record or after).fence
+
+
+def test_a_task_that_was_moved_since_is_missed() -> None:
+    decision = apply(NEW, events.Postpone(NOW, END, 1, False, 0), NOW)
+    assert decision == Refused(Postponed.MISSED)
+
+
+def test_entries_whose_write_was_in_doubt_are_added_once() -> None:
+    event = events.Checkpoint(FENCE, Added([b"1"]), 1)
+    first = apply(HELD, event, NOW)
+    assert isinstance(first, Next)
+    assert apply(first.record(), event, NOW) == Refused(No.HAPPENED)
+    last = apply(first.record(), events.Release(FENCE, Added([b"1"]), 1, 0, UNTIL), NOW)
+    assert isinstance(last, Next)
+    assert last.puts == []
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_lease_that_ended_badly_is_a_death_of_what_ran_alone(alone: bool) -> None:
+    lapsed = replace(HELD, lease_until_ms=NOW, alone=alone)
+    for record, event in ((lapsed, EVENTS["claim alone"]), (lapsed, EVENTS["let go"])):
+        decision = apply(record, event, NOW)
+        assert isinstance(decision, Next)
+        after = decision.record()
+        assert (after.suspect, after.deaths) == (True, int(alone))
+
+
+def test_what_begins_anew_has_forgotten_all() -> None:
+    decision = apply(replace(HELD, asked=("a",)), EVENTS["restart"], NOW)
+    assert isinstance(decision, Next)
+    dropped = {drop.part for drop in decision.drops if drop.name is None}
+    assert dropped == {Part.JOURNAL, Part.ANSWER, Part.REQUEST}
+    assert {put.part for put in decision.puts} == {Part.CALL, Part.STATE}
+
+
+def test_what_goes_on_may_ask_the_same_again() -> None:
+    decision = apply(STATES["may go on"], EVENTS["go on"], NOW)
+    assert isinstance(decision, Next)
+    assert (list(decision.record().asked), list(decision.drops)) == (["a", "b"], [])
+
+
+def test_what_ends_early_is_found_by_a_sweep_if_it_is_to_be_cleaned_up() -> None:
+    for record, event in (
+        (replace(HELD, cleans_up=True), EVENTS["cancel"]),
+        (replace(HELD, cleans_up=True, expires_ms=NOW), EVENTS["expire"]),
+        (HELD, machine_finish := events.Finish(FENCE, Status.FAILED, b"{}", None, NOW)),
+    ):
+        decision = apply(record, event, NOW)
+        assert isinstance(decision, Next)
+        after = decision.record()
+        assert (after.due_ms, after.is_to_clean_up, after.attempts) == (NOW, True, 0)
+        assert after.lease_until_ms == (0 if event is machine_finish else UNTIL)
+
+
+def test_a_claim_moves_what_is_due_too_late() -> None:
+    for due_ms, expected in ((UNTIL - 1, UNTIL - 1), (UNTIL, UNTIL), (END, UNTIL)):
+        decision = apply(replace(NEW, due_ms=due_ms), EVENTS["claim"], NOW)
+        assert isinstance(decision, Next)
+        assert (decision.record().due_ms, decision.record().unsent) == (expected, due_ms == END)
+
+
+# properties
+
+TIME: Final = st.integers(0, 11).map(lambda n: NOW + n * 10_000)
+STEP: Final = st.tuples(
+    st.integers(0, 17), TIME, TIME, TIME, st.booleans(), st.integers(0, 7), st.integers(0, 3)
+)
+"""What happens, at which times, and how: `event_from` makes an event of it."""
+ENDS: Final = (6, 9, 15)
+"""Kinds of events after which little can happen."""
+STEPS: Final = st.lists(STEP, min_size=1, max_size=25)
+ADDED: Final = (
+    NOTHING,
+    Added([b"1"]),
+    Added([b"1", b"2"], b"{}", "on it"),
+    Added((), None, ""),
+)
+
+
+def event_from(
+    record: TaskRecord, kind: int, times: tuple[int, int, int], flag: bool, keys: int, n: int
+) -> Event:
+    """Any event that could reach a task as it is, those of workers that lost it too."""
+    first, second, third = times
+    fence = record.fence - (n == 0)
+    added, number = ADDED[n], record.noted + (keys % 3 > 0)
+    asked = {key: b"value" for bit, key in ((1, "a"), (2, "b"), (4, "c")) if keys & bit}
+    wake_ms = first if flag else 0
+    match kind:
+        case 0:
+            return events.Claim(first, second, third, alone=flag)
+        case 1 | 17:
+            return events.Checkpoint(fence, added, number, first, second if flag else None)
+        case 2:
+            return events.Suspend(fence, added, number, asked or {"a": b"?"}, wake_ms)
+        case 3:
+            return events.Release(fence, added, number, wake_ms, second, n, third * flag, flag)
+        case 4:
+            return events.Restart(fence, b"call", (), b"{}", 1, first)
+        case 5:
+            return events.Park(fence, "waits")
+        case 6:
+            status = Status.COMPLETED if n % 2 else Status.FAILED
+            cleanup_ms, ending = first if flag else None, Ending.STEP_FAILED if keys > 5 else None
+            return events.Finish(fence, status, b"{}", None, cleanup_ms, ending)
+        case 7:
+            return events.LetGo(fence, first, blame=flag)
+        case 8:
+            return events.Answer(asked, first)
+        case 9:
+            return events.Cancel("no more", first)
+        case 10:
+            journal = [b"1"] if n > 1 else None
+            return events.ClaimCleanup(first, second, third, fence if flag else None, journal)
+        case 11:
+            return events.PostponeCleanup(fence, first, second)
+        case 12:
+            return events.EndCleanup(fence)
+        case 13:
+            return events.GoOn(first)
+        case 14:
+            return events.Postpone(record.due_ms or 0, first, n, flag, 5_000)
+        case 15:
+            return events.Expire(first)
+        case _:
+            return events.Requeue(first, fence if flag else None) if n else events.NoteRetry("x")
+
+
+@dataclass
+class Life:
+    """A task on its way, with the values that a store would have."""
+
+    record: TaskRecord
+    questions: set[str] = field(default_factory=set)
+    answers: dict[str, bytes] = field(default_factory=dict)
+    journal: list[bytes] = field(default_factory=list)
+
+    def happens(self, event: Event, now_ms: int) -> Next | None:
+        """Apply an event as a store would write it."""
+        decision = apply(self.record, event, now_ms)
+        if isinstance(decision, Refused):
+            return None
+        for drop in decision.drops:
+            match drop.part:
+                case Part.REQUEST:
+                    self.questions -= self.questions if drop.name is None else {drop.name}
+                case Part.ANSWER:
+                    self.answers.clear()
+                case Part.JOURNAL:
+                    self.journal.clear()
+        for put in decision.puts:
+            match put.part:
+                case Part.REQUEST:
+                    self.questions.add(put.name)
+                case Part.ANSWER:
+                    self.answers[put.name] = put.value
+                case Part.JOURNAL:
+                    self.journal.append(put.value)
+        self.record = decision.record()
+        return decision
+
+
+Check: TypeAlias = "Callable[[Life, Event, Life, int], None]"
+
+
+def lives(steps: list[Any], cleans_up: bool, check: Check) -> None:
+    """Lead a task through any events, and look at each that happens."""
+    task = NewTask(NEW.ref, "tool", b"", NOW, END, NOW, cleans_up=cleans_up)
+    life, now_ms = Life(machine.create(task)[0]), NOW
+    for kind, first, second, third, flag, keys, n in steps:
+        now_ms += (0, 1, 10_000, 30_000)[keys % 4]
+        before = Life(life.record, {*life.questions}, {**life.answers}, [*life.journal])
+        others = [other for other in range(kind + 1, kind + 18) if other % 18 not in ENDS]
+        for one in (kind, *others):  # of what is drawn much cannot happen: then something else does
+            event = event_from(life.record, one % 18, (first, second, third), flag, keys, n)
+            if life.happens(event, now_ms) is not None:
+                check(before, event, life, now_ms)
+                break
+
+
+any_life = given(STEPS, st.booleans())
+often = settings(max_examples=200, deadline=None)
+
+
+@often
+@any_life
+def test_what_is_terminal_is_final(steps: list[Any], cleans_up: bool) -> None:
+    def check(before: Life, event: Event, after: Life, now_ms: int) -> None:
+        if before.record.status in OPEN:
+            return
+        kept = ("status", "status_message", "ending", "failed_steps", "revision", "updated_ms")
+        for name in kept:
+            assert getattr(after.record, name) == getattr(before.record, name)
+        assert before.record.due_ms is not None or isinstance(event, events.NoteRetry)
+        assert after.answers == before.answers
+
+    lives(steps, cleans_up, check)
+
+
+@often
+@any_life
+def test_a_fence_never_goes_back_and_each_lease_has_its_own(
+    steps: list[Any], cleans_up: bool
+) -> None:
+    def check(before: Life, event: Event, after: Life, now_ms: int) -> None:
+        takes = isinstance(event, events.Claim | events.ClaimCleanup | events.Requeue)
+        assert after.record.fence == before.record.fence + takes
+        if not before.record.lease_until_ms and after.record.lease_until_ms:
+            assert takes
+
+    lives(steps, cleans_up, check)
+
+
+@often
+@any_life
+def test_nothing_outstanding_is_forgotten(steps: list[Any], cleans_up: bool) -> None:
+    """An open task is due at some time, and a question goes only with its answer, or because the
+    task ends, asks anew, begins anew or lets go."""
+    forgets = (
+        *(events.Suspend, events.Release, events.Restart, events.Finish),
+        *(events.Cancel, events.Expire),
+    )
+
+    def check(before: Life, event: Event, after: Life, now_ms: int) -> None:
+        record = after.record
+        assert {*record.asked} == after.questions
+        assert not record.is_open or record.due_ms is not None
+        assert record.status is not Status.INPUT_REQUIRED or record.asked
+        if not isinstance(event, forgets):
+            gone = before.questions - after.questions
+            assert all(isinstance(event, events.Answer) and key in after.answers for key in gone)
+        if record.lease_until_ms:
+            assert record.due_ms is not None, "who dies with it is found"
+
+    lives(steps, cleans_up, check)
+
+
+@often
+@any_life
+def test_what_was_remembered_stays_until_it_begins_anew(steps: list[Any], cleans_up: bool) -> None:
+    def check(before: Life, event: Event, after: Life, now_ms: int) -> None:
+        if isinstance(event, events.Restart):
+            assert (after.journal, after.answers) == ([], {})
+        elif not isinstance(event, events.ClaimCleanup):
+            assert after.journal[: len(before.journal)] == before.journal
+            assert before.answers.keys() <= after.answers.keys()
+
+    lives(steps, cleans_up, check)
+
+
+@often
+@any_life
+def test_blame_falls_on_what_ran_alone(steps: list[Any], cleans_up: bool) -> None:
+    def check(before: Life, event: Event, after: Life, now_ms: int) -> None:
+        lease = before.record.lease_until_ms
+        if after.record.deaths > before.record.deaths:
+            assert before.record.alone
+            assert lease
+            assert after.record.deaths == before.record.deaths + 1
+        if after.record.suspect and not before.record.suspect:
+            assert lease, "nothing is suspected of what had no worker"
+        if isinstance(event, events.Claim) and after.record.suspect:
+            assert after.record.alone
+        if isinstance(event, events.Claim):
+            assert lease <= event.lapsed_ms, "a living lease is not taken"
+
+    lives(steps, cleans_up, check)
+
+
+@often
+@any_life
+def test_an_event_under_a_lease_happens_under_that_lease_alone(
+    steps: list[Any], cleans_up: bool
+) -> None:
+    def check(before: Life, event: Event, after: Life, now_ms: int) -> None:
+        if isinstance(event, events.UnderLease):
+            assert event.fence == before.record.fence
+            assert before.record.lease_until_ms
+            assert before.record.status is Status.WORKING
+
+    lives(steps, cleans_up, check)
+
+
+@often
+@any_life
+def test_a_revision_counts_what_the_client_can_see(steps: list[Any], cleans_up: bool) -> None:
+    def check(before: Life, event: Event, after: Life, now_ms: int) -> None:
+        def seen(life: Life) -> Any:
+            shown = life.record.status is Status.INPUT_REQUIRED
+            questions = life.record.asked if shown else ()
+            return life.record.status, life.record.status_message, questions
+
+        if seen(before) != seen(after):
+            assert after.record.revision == before.record.revision + 1
+            assert after.record.updated_ms == now_ms
+
+    lives(steps, cleans_up, check)
+
+
+def test_changes_are_fields_of_a_record() -> None:
+    known = {one.name for one in fields(TaskRecord)}
+    for record in STATES.values():
+        for event in EVENTS.values():
+            decision = apply(record, event, NOW)
+            if isinstance(decision, Next):
+                assert decision.changes.keys() <= known - {"ref", "requests", "outcome", "version"}
