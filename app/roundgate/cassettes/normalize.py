@@ -251,6 +251,8 @@ def _has_news(exchange: Exchange, states: dict[str, Any]) -> bool:
 
 
 class _Writer:
+    """The conversion of a conversation's exchanges into interactions, in order."""
+
     def __init__(self, secrets: Secrets, namer: Namer, exchanges: Sequence[Exchange]) -> None:
         self._secrets = secrets
         self._namer = namer
@@ -366,8 +368,8 @@ class _Writer:
         `None`.
 
         `number` is the number of exchanges begun when the message arrived. Only answers and
-        cancellations count, but on a stream that waits for other requests every exchange does. That
-        any other exchange had begun is chance.
+        cancellations count, but on a stream that waits for other requests every exchange does. Other
+        exchanges begin before or after the message by chance.
         """
         waits = exchange.http == "GET" or method_of(exchange.message) == "subscriptions/listen"
         between = [

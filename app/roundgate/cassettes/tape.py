@@ -91,6 +91,7 @@ class Tape:
 
     @property
     def is_full(self) -> bool:
+        """Return whether the recording has reached its limits, and is no longer complete."""
         return self._size > MAX_TAPE or len(self.exchanges) >= MAX_EXCHANGES
 
     def begin(self, http: str, headers: Sequence[tuple[str, str]], body: bytes | None) -> Exchange:

@@ -90,6 +90,8 @@ async def serving(answer: Answerer, host: str, port: int) -> AsyncGenerator[int,
 
 
 class _Server:
+    """The open connections, and the answers to their requests."""
+
     def __init__(self, answer: Answerer, *, is_local: bool) -> None:
         self._answer = answer
         self._is_local = is_local

@@ -125,6 +125,8 @@ def _newlines() -> KeyBindings:
 
 
 class _Checked(Validator):
+    """A prompt_toolkit validator that uses a `Check`."""
+
     def __init__(self, check: Check) -> None:
         self._check = check
 

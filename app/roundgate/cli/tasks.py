@@ -446,7 +446,7 @@ async def _act(action: Action, arguments: argparse.Namespace, stores: Stores, cl
     operator did not confirm, and 2 if the arguments have both names and filters, or neither.
 
     Raises:
-        Unavailable: the store failed for a task; the batch of that task is reported before.
+        Unavailable: the store failed for a task; raised once its batch is reported.
     """
     filters = (arguments.owner, arguments.tool, arguments.status, arguments.outcome)
     is_narrowed = any(one is not None for one in (*filters, arguments.older_than))

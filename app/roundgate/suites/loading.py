@@ -49,6 +49,7 @@ class SuiteFile:
 
     @property
     def name(self) -> str:
+        """Return the name for reports: that of the suite, else that of the file."""
         return self.suite.name or self.path.name
 
     def line(self, *steps: str | int) -> int | None:
