@@ -248,8 +248,8 @@ def _entry(part: Any) -> Any:
 
 
 def _message(message: Any) -> Json:
-    """Return the members of a document that hold a message. The members of a plain JSON-RPC message
-    stand beside those of the exchange; another message is the member `message`."""
+    """Return a message for a document: its own members if it is a plain JSON-RPC message, else the
+    member `message`."""
     if message is None:
         return {}
     if isinstance(message, dict) and message and not message.keys() - MESSAGE.keys():
@@ -390,8 +390,8 @@ def _char(char: str) -> str:
 
 
 def differences(recorded: Cassette, now: Cassette) -> list[str]:
-    """Return a report, as lines, of how a new recording differs from an old one. The report is empty
-    if they are equal except for the numbers of placeholders."""
+    """Return the differences of a new recording as lines of a report. Different numbers of
+    placeholders are no difference."""
     return list(_differences(recorded, now))
 
 

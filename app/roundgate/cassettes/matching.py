@@ -130,7 +130,7 @@ def fill(recorded: Any, value_of: Callable[[Slot], Any]) -> Any:
     have a value of any type.
 
     Raises:
-        UnboundPlaceholder: `value_of` raised it, because a placeholder has no value.
+        UnboundPlaceholder: `value_of` has no value for a placeholder.
     """
     match recorded:
         case str():
@@ -167,8 +167,8 @@ class Bindings:
         self.values: dict[Slot, Any] = dict(values or {})
 
     def learn(self, slot: Slot, value: Any) -> str | None:
-        """Bind a placeholder to a value. Return the expected value in words, and bind nothing, if the
-        placeholder has another value or another placeholder of the kind has this one."""
+        """Bind a placeholder to a value, or return the expected value in words if the placeholder has
+        another value or another placeholder of its kind has this one."""
         if slot in self.values:
             known = self.values[slot]
             return None if known == value else f"{slot}, which is {shown(known)}"

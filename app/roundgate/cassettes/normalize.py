@@ -42,7 +42,7 @@ _MADE_BY_CLIENTS: Final = frozenset({"token"})
 _WHOLE_ONLY: Final = frozenset({"state", "cursor", "token", "id"})
 """The kinds of values that are not searched for within other texts."""
 _SHORTEST_WITHIN: Final = 8
-"""The minimum length of a value that is searched for within other texts."""
+"""The minimum length of a value to search for within other texts."""
 
 # -- names -----------------------------------------------------------------------------------------
 
@@ -182,12 +182,7 @@ def _as_whole_word(value: str) -> str:
 def make_cassette(
     tape: Tape, rules: Sequence[Rule], ignore: Sequence[str] = (), redact: Sequence[str] = ()
 ) -> Cassette:
-    """Return the cassette of the exchanges recorded so far.
-
-    Args:
-        ignore: paths that a verification does not compare.
-        redact: paths of values to redact.
-    """
+    """Return the cassette of the exchanges recorded so far. `redact` are paths of secret values."""
     secrets = Secrets(tape, redact)
     namer = Namer(rules, dict(_server_names(tape)), secrets.elsewhere())
     exchanges = _without_chance(tape.exchanges)
@@ -230,9 +225,8 @@ def _without_chance(exchanges: Sequence[Exchange]) -> list[Exchange]:
 
 
 def _has_news(exchange: Exchange, states: dict[str, Any]) -> bool:
-    """Return whether an exchange adds something to the cassette. A poll of a working or unchanged task
-    does not, nor does another GET stream without events. `states` keeps the last states of tasks
-    between calls."""
+    """Return False for a poll of a working or unchanged task, and for another GET stream without
+    events. `states` holds the last state of each task."""
     if exchange.http == "GET":
         is_first = "(stream)" not in states
         states["(stream)"] = True
@@ -364,12 +358,10 @@ class _Writer:
         return {"id": known or self._namer.value(value, is_sent=True)}
 
     def _after(self, exchange: Exchange, number: int) -> int | None:
-        """Return the number of the last interaction that had to begin before a message arrived, or
-        `None`.
+        """Return the last interaction that had to begin before a message of an exchange, or `None`.
 
-        `number` is the number of exchanges begun when the message arrived. Only answers and
-        cancellations count, but on a stream that waits for other requests every exchange does. Other
-        exchanges begin before or after the message by chance.
+        Only an answer or cancellation has to, except that on a GET or `subscriptions/listen` stream
+        every exchange counts. `number` exchanges had begun when the message arrived.
         """
         waits = exchange.http == "GET" or method_of(exchange.message) == "subscriptions/listen"
         between = [

@@ -33,9 +33,7 @@ class Recorder:
     those of MCP and Retry-After are recorded.
 
     Args:
-        path: the file to write; `None` to write none.
-        url: the endpoint of the server.
-        ignore: paths that a verification does not compare.
+        path: the file to write, if any.
         redact: paths of members whose values are secrets.
         secrets: secret values by the names of their environment variables.
     """
@@ -173,8 +171,8 @@ class Proxy:
         self._recorder.tape.origins.append(origin)
 
     async def answer(self, asked: Asked) -> Reply | None:
-        """Return the server's response, or 502 if the server cannot be reached or redirects to another
-        origin. Return `None` if the connection was lost after the request was sent."""
+        """Return the server's response; 502 if the server cannot be reached or redirects to another
+        origin; `None` if the connection was lost after sending."""
         url = Url(self._url.scheme, self._url.host, self._url.port, asked.target)
         headers = [*_end_to_end(asked.headers).items(), ("accept-encoding", "identity")]
         body = asked.body if asked.method in ("POST", "PUT", "PATCH") else None

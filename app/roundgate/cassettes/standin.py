@@ -189,8 +189,8 @@ class StandIn:
         return None
 
     def _candidates(self, message: Any) -> Iterator[int]:
-        """Yield the interactions that a message may match, in order of preference: unplayed ones, then
-        played ones. A poll of a task does not skip other requests about the task."""
+        """Yield the interactions to match, unplayed ones first. A poll of a task does not skip other
+        requests about the task."""
         unused = [index for index, played in enumerate(self._played) if not played.is_used]
         used = [index for index, played in enumerate(self._played) if played.is_used]
         if self._in_order:
@@ -319,8 +319,7 @@ class StandIn:
         return None
 
     def _value_of(self, slot: Slot) -> Any:
-        """Return the value of a placeholder: the one learnt from the client, else one that is made up
-        once.
+        """Return the value of a placeholder: learnt from the client, or made up once.
 
         Raises:
             UnboundPlaceholder: only the client can determine the value.
@@ -404,8 +403,8 @@ class StandIn:
 
 
 def wire(message: Any, request_id: Any) -> Any:
-    """Return a message of a cassette, whose placeholders are filled, as it is sent: with `jsonrpc`,
-    and a response with the id of its request."""
+    """Return a filled message of a cassette in the form that is sent: with `jsonrpc`, and in a response
+    the id of its request."""
     if not isinstance(message, dict):
         return message
     if "jsonrpc" in message:

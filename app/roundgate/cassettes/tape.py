@@ -43,8 +43,7 @@ class TapeEvent:
 
 @dataclass(slots=True)
 class Exchange:
-    """A request, and its response as far as it has arrived. `after` is the number of exchanges that
-    had begun when the exchange ended."""
+    """A request, and its response so far. `after` exchanges had begun when the exchange ended."""
 
     number: int
     http: str
@@ -91,11 +90,11 @@ class Tape:
 
     @property
     def is_full(self) -> bool:
-        """Return whether the recording has reached its limits, and is no longer complete."""
+        """Return whether the recording has reached a limit."""
         return self._size > MAX_TAPE or len(self.exchanges) >= MAX_EXCHANGES
 
     def begin(self, http: str, headers: Sequence[tuple[str, str]], body: bytes | None) -> Exchange:
-        """Record the beginning of an exchange with its request, and return the exchange."""
+        """Record a request, and return its exchange."""
         lower = {name.lower(): value for name, value in headers}
         self._note_secrets(lower)
         kept = {
@@ -161,8 +160,7 @@ class Tape:
 
 
 def decoded(body: bytes) -> tuple[Any, str | None]:
-    """Return the JSON value of a body and `None`, or `None` and its text if the body is not JSON.
-    `null` counts as text, to tell it from an absent value."""
+    """Return the JSON value of a body, or its text if the body is not JSON. `null` counts as text."""
     try:
         message = decode(body)
     except ParseError:
@@ -173,7 +171,7 @@ def decoded(body: bytes) -> tuple[Any, str | None]:
 # -- secrets ---------------------------------------------------------------------------------------
 
 _SHORTEST_ELSEWHERE: Final = 4
-"""The minimum length of a secret that is searched for in any text."""
+"""The minimum length of a secret to search for in any text."""
 _DEEPEST: Final = 8
 _MOST_SCHEMAS: Final = 1_000
 """The maximum depth (`_DEEPEST`) and number of subschemas that are searched."""

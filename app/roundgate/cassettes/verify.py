@@ -111,8 +111,8 @@ class _Live:
         return self.status is not None and len(self.received) >= wanted
 
     def short(self, message: Any) -> Any:
-        """Return a message as it stands in a cassette: without `jsonrpc`, and a response to this
-        request without its id."""
+        """Return a message in the form of a cassette: without `jsonrpc`, and without the id of this
+        request."""
         if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
             return message
         is_own = "method" not in message and message.get("id") == self.request_id
@@ -236,8 +236,7 @@ class Verifier:
         return HttpRequest(recorded.http, url, sent, body)
 
     def _addressed(self, message: Json, live: _Live) -> Json:
-        """Return a recorded message with an id, and with the envelope of the cassette if the request
-        is of the modern era."""
+        """Return a recorded message with an id and, in the modern era, the cassette's envelope."""
         method = method_of(message) or ""
         if not method or method.startswith("notifications/"):
             return message
@@ -305,8 +304,8 @@ class Verifier:
             await live.notify()
 
     def _poll_again_s(self, live: _Live) -> float | None:
-        """Return the seconds until a task is polled again; `None` if no further poll is needed, because
-        the task has ended or reached its recorded state, or the response is an error."""
+        """Return the seconds until the next poll of a task; `None` once it has ended, reached its
+        recorded state, or failed to answer."""
         response = live.recorded.response
         if not is_poll(live.recorded) or response is None or not live.received:
             return None
@@ -340,8 +339,7 @@ class Verifier:
         self._compare(live, wanted)
 
     def _compare(self, live: _Live, wanted: int) -> None:
-        """Compare the first `wanted` messages as far as they were not compared before, and bind
-        placeholders to their values."""
+        """Compare the first `wanted` messages unless they were compared before; bind placeholders."""
         response = live.recorded.response
         if response is None:
             return
@@ -372,8 +370,8 @@ class Verifier:
         yield from compare(piece.message, now, self._bindings, path, self._ignore)
 
     async def _finish(self, live: _Live) -> None:
-        """Compare the rest of a response. If the server ended the recorded response, wait for its end
-        first, and report messages that were not recorded."""
+        """Compare the rest of a response. If the server ended the recorded response, wait for the end
+        and report additional messages."""
         response = live.recorded.response
         if response is None:
             await live.stop()
@@ -446,11 +444,8 @@ class _Call:
 async def in_another_era(
     cassette: Cassette, client: Client, environment: Mapping[str, str]
 ) -> AsyncIterator[Outcome]:
-    """Repeat the calls of a cassette with a client that speaks another revision, and compare the
-    results. Questions with the same texts get the recorded answers.
-
-    Yield an outcome for each call that ended without a task; its number is that of the interaction
-    that ended the call.
+    """Yield the outcomes of calls repeated by a client that speaks another revision. Questions with
+    the same texts get the recorded answers; calls that became tasks are omitted.
 
     Raises:
         UsageError: the environment variable of a secret is not set.

@@ -21,11 +21,8 @@ from roundgate.observability import escaped
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status.
 
-    The status is 1 for an invalid configuration, 2 for wrong usage, 130 after Ctrl-C, and 141 if the
-    reader of standard output has closed it.
-
-    Raises:
-        SystemExit: the command line cannot be parsed, or only help was asked for.
+    Besides that of the command: 1 for an invalid configuration, 2 for wrong usage, 130 after Ctrl-C,
+    141 if the reader of standard output has closed it.
     """
     if os.getpid() == 1:  # in a container: the kernel drops signals to PID 1 without a handler
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))

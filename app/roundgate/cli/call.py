@@ -190,12 +190,7 @@ class _Pair:
             )
 
     def _value(self, types: frozenset[str], schema: _Schema) -> Any:
-        """Return the text as a value of the first type that fits; prefer null, then number,
-        boolean, JSON, and text.
-
-        Raises:
-            UsageError: no type fits.
-        """
+        """Return the text as a value of the first type that fits. Raise `UsageError` if none fits."""
         text, choices = self.text, schema.get("enum")
         if isinstance(choices, list) and text in choices:
             return text

@@ -34,8 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print everything that a configuration serves, with remarks.
 
     Raises:
-        ConfigError: the file, a document that it refers to, or the environment has problems; the
-            error lists all of them.
+        ConfigError: lists all problems of the file, its documents, and the environment.
     """
     path = configuration_file(arguments.config)
     inspected = config.inspect(path)
@@ -265,7 +264,8 @@ def check_exposure(file: ConfigFile, using: Settings, host: str) -> None:
     one local subject.
 
     Raises:
-        ConfigError: `auth` is none, the address is not loopback, and --allow-anonymous is not given.
+        ConfigError: unless `auth` is configured, the address is loopback, or --allow-anonymous is
+            given.
     """
     if file.config.auth != "none" or host in LOOPBACK or using.allow_anonymous:
         return

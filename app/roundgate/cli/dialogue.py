@@ -254,7 +254,7 @@ class _Field:
         self._takes_several = self._schema.get("type") == "array"
         choices = self._schema.get("items") if self._takes_several else self._schema
         self._options = _options(choices) if isinstance(choices, Mapping) else ()
-        """The values of a choice, each with its title; empty for a field to type in."""
+        """The values of a choice, each with its title."""
 
     async def ask(self, prompts: Prompts, current: Any) -> Any:
         """Return the person's value, or `None`. `current` is the previous answer."""
@@ -335,8 +335,8 @@ class _Field:
 
 
 def _options(schema: Mapping[str, Any]) -> tuple[tuple[Any, str], ...]:
-    """Return the values of a choice with their titles: a boolean, an `enum` with optional
-    `enumNames`, or `oneOf` or `anyOf` of constants. Return an empty tuple if there is no choice."""
+    """Return the values of a choice with their titles; empty if the schema is not a boolean, an `enum`,
+    or `oneOf` or `anyOf` of constants."""
     if schema.get("type") == "boolean":
         return (True, "yes"), (False, "no")
     if isinstance(values := schema.get("enum"), list):

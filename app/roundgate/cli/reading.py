@@ -49,12 +49,8 @@ async def _list(client: Client, arguments: argparse.Namespace) -> int:
 
 
 def show_list(rows: Sequence[tuple[str, str, str]], *, has_kinds: bool) -> None:
-    """Print names in a column, each with the part of its description that fits into the line.
-
-    Args:
-        rows: the kind, name and description of each entry, entries of a kind together.
-        has_kinds: whether to print a heading above each kind.
-    """
+    """Print rows of kind, name and description: names in a column, descriptions cut to the line, and
+    a heading for each kind if `has_kinds`."""
     style, last = Style(sys.stdout), ""
     width = max(shutil.get_terminal_size().columns - 1, 20)
     names = min(max((columns(escaped(name)) for _, name, _ in rows), default=0), width // 2)

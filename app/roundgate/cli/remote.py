@@ -71,8 +71,8 @@ def refused(error: errors.GatewayError, *, has_lines: bool = False) -> int:
     questions on standard output as JSON.
 
     Args:
-        has_lines: whether to print line ends in the text. Set it only for texts without content of
-            the server, which could otherwise imitate a message of this program.
+        has_lines: whether to print line ends unescaped; a server's could imitate messages of this
+            program.
     """
     if isinstance(error, errors.Unanswered):
         questions = [question.as_json() for question in error.questions]
@@ -169,11 +169,7 @@ def headers(options: Sequence[str]) -> dict[str, str]:
 
 
 def _transcript(path: Path | None, files: ExitStack) -> Observer | None:
-    """Return an observer that writes each message as a line of JSON; `None` without a path.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
+    """Return an observer that writes each message as a line of JSON; `None` without a path."""
     if path is None:
         return None
     try:

@@ -119,11 +119,7 @@ def _project_name(directory: Path) -> str:
 
 
 def _document(openapi: Path) -> dict[str, bytes]:
-    """Return the content of an OpenAPI document by its file name.
-
-    Raises:
-        UsageError: the document is a URL, or cannot be read.
-    """
+    """Return the content of an OpenAPI document by its file name."""
     if re.match(r"https?:/", str(openapi)):
         raise UsageError(f"{openapi} is a URL: download the document, and give the file")
     try:
@@ -133,11 +129,7 @@ def _document(openapi: Path) -> dict[str, bytes]:
 
 
 def _backend(file: str, raw: bytes) -> str:
-    """Return the back end of gateway.yaml for an OpenAPI document.
-
-    Raises:
-        UsageError: the document is invalid.
-    """
+    """Return the back end of gateway.yaml for an OpenAPI document."""
     try:
         base_url = base_url_for(raw, file, _PLACEHOLDER_URL)
     except UnreadableDocument as error:
@@ -206,12 +198,7 @@ def _or_reference(setting: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rotated(stage: int) -> str:
-    """Return GATEWAY_STATE_KEYS for a stage of a rotation (`roundgate docs runbooks/rotate-keys`).
-
-    Raises:
-        UsageError: the variable is not set, or has too few keys for the stage.
-        ConfigError: a key is invalid.
-    """
+    """Return GATEWAY_STATE_KEYS for a stage of a rotation (`roundgate docs runbooks/rotate-keys`)."""
     current = os.environ.get("GATEWAY_STATE_KEYS", "")
     if not current:
         raise UsageError("set GATEWAY_STATE_KEYS to the ring that is in use")

@@ -38,9 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal stops the process.
 
     Raises:
-        ConfigError: the configuration or the environment is invalid; raised before binding the port.
+        ConfigError: the configuration or the environment is invalid.
         UsageError: the address or the port cannot be used.
-        SystemExit: the app fails to start (`STARTUP_FAILURE`).
+        SystemExit: the app fails to start.
     """
     into_environment(arguments)
     with kept():

@@ -66,7 +66,7 @@ class _Session:
         """Run the suites, or list their cases; return the exit status.
 
         Raises:
-            ConfigError: suites are invalid; the error lists the problems of all of them.
+            ConfigError: a suite is invalid; lists the problems of all suites.
             UsageError: an option is invalid, or no case matches `--filter`.
             ConnectionLost: a server under test cannot be started.
         """

@@ -128,7 +128,7 @@ async def _list(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> 
 
 
 def _wanted(arguments: argparse.Namespace, now_ms: int) -> Wanted:
-    """Return the filters of a search. `now_ms` is the time to which `--older-than` refers."""
+    """Return the filters of a search."""
     return Wanted(
         owner=arguments.owner,
         tool=arguments.tool,
@@ -210,8 +210,8 @@ def _row(record: TaskRecord, now_ms: int) -> tuple[str, ...]:
 
 
 def _activity(record: TaskRecord, now_ms: int) -> str:
-    """Return in a few words what an open task does or waits for, or which failed steps ended a task
-    and which task continues it; `-` for other tasks."""
+    """Return the activity of an open task in a few words, or the failed steps of an ended one or its
+    successor; else `-`."""
     if record.expires_ms <= now_ms:
         return "-"
     if record.retried_as is not None:
@@ -353,8 +353,8 @@ def _span(ms: int) -> str:
 
 
 Chosen: TypeAlias = tuple[TaskRef, int | None]
-"""A task, and its fence when a search found it. The fence is `None` for a task given by name, on
-which the command acts even if a worker runs it."""
+"""A task, and its fence when a search found it. The fence is `None` for a task given by name, which
+is taken even from a worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,8 +362,8 @@ class Action:
     """An action on tasks."""
 
     act: Callable[[Stores, Chosen, int], Awaitable[str | None]]
-    """Acts on a task at a time in ms; returns the result in words after the task's name, or `None`
-    if nothing was done."""
+    """Returns the result in words, or `None` if nothing was done. The last argument is the time in
+    ms."""
     statuses: frozenset[Status]
     """The statuses of the tasks that a search considers."""
     refusal: str
@@ -443,11 +443,7 @@ ACTIONS: Final[dict[str, Action]] = {
 
 async def _act(action: Action, arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
     """Act on the tasks that are named or found. Return 1 if a named task could not be changed or the
-    operator did not confirm, and 2 if the arguments have both names and filters, or neither.
-
-    Raises:
-        Unavailable: the store failed for a task; raised once its batch is reported.
-    """
+    operator did not confirm, and 2 if the arguments have both names and filters, or neither."""
     filters = (arguments.owner, arguments.tool, arguments.status, arguments.outcome)
     is_narrowed = any(one is not None for one in (*filters, arguments.older_than))
     if bool(arguments.task) == is_narrowed:
@@ -513,7 +509,7 @@ def _report(
 
 def _is_agreed(arguments: argparse.Namespace, refs: Sequence[TaskRef]) -> bool:
     """Return whether to act on the tasks: they were named, `--yes` was given, or the operator
-    confirms. Return False if there are no tasks, or after listing them for `--dry-run`."""
+    confirms. For `--dry-run`, list them and return False."""
     count = f"{len(refs)} task{'s' * (len(refs) != 1)}"
     if arguments.dry_run or not refs:
         for ref in refs:

@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run tasks until a signal stops the process; with `--suspect`, run one turn of one task.
 
     Raises:
-        ConfigError: the configuration or the environment is invalid; raised before a task is claimed.
+        ConfigError: the configuration or the environment is invalid.
     """
     into_environment(arguments)
     using, file = startup.read_configuration(os.environ)

@@ -392,9 +392,7 @@ class Snapshots:
     ) -> Unmet | None:
         """Return the differences between the outcome and a snapshot, or `None`.
 
-        Args:
-            expected: True to compare the result, a JMESPath expression to compare a part of the
-                outcome, False to compare nothing.
+        `expected` is True for the result, or a JMESPath expression for a part of the outcome.
 
         Raises:
             ValueError: the expression cannot be applied.
@@ -426,12 +424,8 @@ class Snapshots:
         return sorted(self._stored.keys() - self._used)
 
     def save(self, *, drop_unused: bool) -> None:
-        """Replace the file if values have changed; do nothing without `updates`. `drop_unused`
-        removes the snapshots that no step has compared.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Replace the file if values have changed, with `updates` only. `drop_unused` removes the
+        snapshots that no step has compared."""
         if self._updates and drop_unused and self.unused:
             self._stored = {name: self._stored[name] for name in self._stored if name in self._used}
             self._changed = True

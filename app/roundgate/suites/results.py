@@ -25,7 +25,7 @@ class Failure:
     """The reason why a case failed. Secrets are redacted."""
 
     step: int
-    """The number of the step, from 1; 0 if the case failed before its first step."""
+    """The number of the step, from 1; 0 before the first step."""
     title: str
     line: int | None
     message: str

@@ -103,7 +103,7 @@ class Run:
         return [results[index] for index in chosen if index in results]
 
     async def case(self, index: int) -> CaseResult:
-        """Run the case with this index, or skip it, and return its result."""
+        """Run or skip the case with this index."""
         case = self.file.suite.cases[index]
         result = CaseResult(
             self.file.name, case.name, self.file.line("cases", index), Verdict.PASSED

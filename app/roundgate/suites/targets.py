@@ -59,8 +59,8 @@ async def started(target: Target) -> AsyncGenerator[Target, None]:
 
     Raises:
         UsageError: the command cannot be run.
-        ConnectionLost: the server ended, or did not listen in time, or no free port was found. The
-            message has the end of the server's output.
+        ConnectionLost: the server ended or did not listen in time. The message has the end of its
+            output.
     """
     if not target.command:
         yield target
@@ -92,12 +92,7 @@ class _Process:
 
     async def is_started(self) -> bool:
         """Start the server and wait until it listens; return False if another process has taken its
-        port.
-
-        Raises:
-            UsageError: the command cannot be run.
-            ConnectionLost: the server ended, or did not listen in time.
-        """
+        port. Raises as `started`."""
         environment = {**os.environ, **(self._target.environment or {})}
         # a separate store, so that the server sees no tasks of other runs
         environment.setdefault("GATEWAY_STORE", f"sqlite:///{self._folder / 'store.sqlite3'}")
