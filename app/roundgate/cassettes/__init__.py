@@ -1,11 +1,11 @@
-"""Recorded conversations with MCP servers, and the replay of either side.
+"""Recordings of conversations with MCP servers, and the replay of either side.
 
     from roundgate.cassettes import Player, Recorder
 
     async with Client(url, transport=Recorder("refund.yaml", url)) as client: ...   # records
     async with Client(url, transport=Player("refund.yaml")) as client: ...          # needs no server
 
-Names that this package does not export may change between releases.
+Names that this package does not export can change with any release.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Cassettes in files: YAML, or JSON if the name ends in `.json`. Reading is bounded, writing replaces
-the file atomically, and members with their usual values are left out."""
+"""Reading and writing of cassette files: YAML, or JSON if the name ends in `.json`. Members with their
+default values are omitted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from roundgate.settings import yaml_file
 _ADAPTER: Final = TypeAdapter(Cassette)
 _MAX_PROBLEMS: Final = 50
 Found = tuple[Path, str, str]
-"""A problem: the place, the fact, and the remedy."""
+"""A problem: the location in the file, the fact, and the remedy."""
 
 
 def _schema() -> Json:
@@ -51,15 +51,19 @@ def _schema() -> Json:
 
 
 SCHEMA: Final = _schema()
-"""The JSON Schema of cassettes, with which editors complete and check."""
+"""The JSON Schema of cassette files, for completion and validation in editors."""
 
 
 # -- reading ---------------------------------------------------------------------------------------
 
 
 def read(path: FilePath) -> Cassette:
-    """Read a cassette. Raise `ConfigError` if it cannot be read or is none, with every problem:
-    line, fact, remedy."""
+    """Read a cassette.
+
+    Raises:
+        ConfigError: the file cannot be read or is not a cassette; the error lists up to
+            `_MAX_PROBLEMS` problems.
+    """
     located = yaml_file.read(path, has_aliases=False, remedy="give the path of a cassette")
     cassette, problems = parse_document(located.value)
     if cassette is None or problems:
@@ -79,7 +83,8 @@ def read(path: FilePath) -> Cassette:
 
 
 def parse_document(document: Any) -> tuple[Cassette | None, list[Found]]:
-    """Return the cassette in a file's value, or its problems."""
+    """Return the cassette in a document, and its problems. Without a cassette there are always
+    problems."""
     if not isinstance(document, dict) or "cassette" not in document:
         return None, [((), "is no cassette", f"a cassette begins with 'cassette: {VERSION}'")]
     version = document["cassette"]
@@ -134,7 +139,7 @@ def _found(detail: Any) -> Found:
 
 
 def _broken_values(value: Any, at: Path) -> Iterator[Found]:
-    """Yield keys and values that JSON does not have, and malformed placeholders."""
+    """Yield keys and values that are not valid in JSON, and malformed placeholders."""
     stack: list[tuple[Path, Any]] = [(at, value)]
     while stack:
         path, item = stack.pop()
@@ -191,9 +196,12 @@ def _after(after: int | None, number: int, at: Path) -> Iterator[Found]:
 
 
 def write(cassette: Cassette, path: FilePath) -> None:
-    """Write a cassette atomically, as a file that only its owner can read. A symbolic link in its
-    place is replaced, not followed. Raise `UsageError` if the file cannot be written, or the
-    cassette is too large."""
+    """Write a cassette atomically, as a file that only its owner can read. A symbolic link at the
+    path is replaced, not followed.
+
+    Raises:
+        UsageError: the file cannot be written, or the cassette is too large.
+    """
     text = as_text(cassette, is_json=path.suffix == ".json").encode()
     if len(text) > yaml_file.MAX_BYTES:
         raise UsageError(
@@ -215,14 +223,14 @@ def write(cassette: Cassette, path: FilePath) -> None:
 
 
 def to_document(cassette: Cassette) -> Json:
-    """Return the value of a file, which `parse_document` reads."""
+    """Return a cassette as a document that `parse_document` reads."""
     document: Json = {"cassette": VERSION, "rules": [_entry(rule) for rule in cassette.rules]}
     document |= {key: value for key, value in _entry(cassette).items() if key != "rules"}
     return document | {"interactions": document.pop("interactions", [])}
 
 
 def _entry(part: Any) -> Any:
-    """Return a part of a cassette as in a file: in the order of its fields, without usual values."""
+    """Return a part of a cassette for a document: fields in order, without default values."""
     match part:
         case tuple():
             return [_entry(item) for item in part]
@@ -240,7 +248,8 @@ def _entry(part: Any) -> Any:
 
 
 def _message(message: Any) -> Json:
-    """Return a message as members beside those of the exchange, unless it is no plain message."""
+    """Return a message for a document: its own members if it is a plain JSON-RPC message, else the
+    member `message`."""
     if message is None:
         return {}
     if isinstance(message, dict) and message and not message.keys() - MESSAGE.keys():
@@ -249,7 +258,7 @@ def _message(message: Any) -> Json:
 
 
 def as_text(cassette: Cassette, *, is_json: bool = False) -> str:
-    """Return the text of a file."""
+    """Return the text of a cassette file."""
     if is_json:
         text = json.dumps(to_document(cassette), indent=2, ensure_ascii=False)
         return "".join(f"{escaped(line)}\n" for line in text.split("\n"))
@@ -269,8 +278,8 @@ def _lines(cassette: Cassette) -> Iterator[str]:
         yield from dump([entry], 2)
 
 
-# The writer is our own because its bytes must be the same on every Python, with hidden characters
-# escaped: PyYAML writes controls that reorder text as they are.
+# PyYAML is not used for writing: it does not escape characters that reorder text, and the bytes of a
+# cassette must be the same on every version of Python.
 
 _WIDTH: Final = 96
 _PLAIN: Final = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*(?: [A-Za-z0-9_./-]+)*")
@@ -282,8 +291,8 @@ _HIDDEN: Final = re.compile(
     "[\\x00-\\x1f\\x7f-\\x9f\\xad\\u061c\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f"
     "\\ud800-\\udfff\\ufeff\\ufff9-\\ufffb\\ufffe\\uffff\\U000e0000-\\U000e007f]"
 )
-"""Controls, and characters that hide or reorder text. Not `str.isprintable`, which differs from one
-Python to another."""
+"""Control characters, and characters that hide or reorder text. `str.isprintable` is not used because
+it differs between versions of Python."""
 
 
 def dump(value: Any, indent: int = 0) -> Iterator[str]:
@@ -315,7 +324,8 @@ def _dump_entry(head: str, value: Any, indent: int) -> Iterator[str]:
 
 
 def _inline(value: Any, room: int) -> str | None:
-    """Return a value for the line of its key, `None` if it is better below it."""
+    """Return a value in the form that fits on the line of its key, or `None` if it takes lines of its
+    own."""
     if isinstance(value, str):
         return None if "\n" in value and _is_block(value) else _scalar(value)
     if not isinstance(value, (Mapping, list)):
@@ -349,7 +359,7 @@ def _key(text: str) -> str:
 
 def _scalar(value: Any) -> str:
     if isinstance(value, float):
-        # YAML 1.1 wants a point, and a sign in the exponent
+        # YAML 1.1 requires a decimal point, and a sign in the exponent
         digits, exponent, power = repr(value).partition("e")
         digits = digits if "." in digits else f"{digits}.0"
         sign = "" if power.startswith(("-", "+")) or not exponent else "+"
@@ -380,8 +390,8 @@ def _char(char: str) -> str:
 
 
 def differences(recorded: Cassette, now: Cassette) -> list[str]:
-    """Return the lines that tell how a new recording differs; none if both are equal, whatever
-    their placeholders stand for."""
+    """Return the differences of a new recording as lines of a report. Different numbers of
+    placeholders are no difference."""
     return list(_differences(recorded, now))
 
 
@@ -402,7 +412,7 @@ def _differences(recorded: Cassette, now: Cassette) -> Iterator[str]:
 
 
 def _literal(value: Any) -> Any:
-    """Return a value of a cassette with its placeholders as literal texts."""
+    """Return a recorded value in which placeholders are literal texts."""
     match value:
         case str():
             return "".join(map(str, parse(value)))

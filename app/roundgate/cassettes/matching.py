@@ -1,9 +1,9 @@
 """Placeholders in texts, paths into messages, and the comparison of a recorded message with a new
-one, in which placeholders learn their values.
+one, which binds placeholders to values.
 
-Placeholders are `${kind}`, `${kind:1}` and `${secret:NAME}`. A literal `${` has one more `$` before
-it. Paths such as `result.content[0].text`, `items[*].id` and `pin` say what to ignore and what to
-redact. A path matches if its steps are the last ones: `pin` is any member of that name.
+Placeholders are `${kind}`, `${kind:1}` and `${secret:NAME}`. A literal `${` has an additional `$` in
+front. Paths such as `result.content[0].text`, `items[*].id` and `pin` select values to ignore or to
+redact. A path matches every place that ends with its steps: `pin` is any member of that name.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from roundgate.settings.yaml_file import dotted
 Path: TypeAlias = tuple[str | int, ...]
 
 _LONGEST: Final = 300
+"""The maximum number of characters of a value in a report."""
 _MISSING: Final = object()
 
 # -- paths -----------------------------------------------------------------------------------------
@@ -30,7 +31,8 @@ _STEP: Final = re.compile(r"\[(\*|\d+)\]|(?:^|\.)([^.\[\]]+)")
 
 @lru_cache(maxsize=256)
 def steps(text: str) -> Path:
-    """Return the steps of a path; `*` is any step. Raise `ValueError` if it is malformed."""
+    """Parse a path into its steps; `*` stands for any step. Raise `ValueError` if the path is
+    malformed."""
     matched = list(_STEP.finditer(text))
     if not matched or "".join(step[0] for step in matched) != text:
         raise ValueError(f"{text!r} is no path: write it as arguments.items[0].pin, or pin")
@@ -41,7 +43,7 @@ def steps(text: str) -> Path:
 
 
 def check_paths(option: str, paths: Sequence[str]) -> Sequence[str]:
-    """Return the paths of an option of a command. Raise `UsageError` if one is malformed."""
+    """Return the paths of a command-line option. Raise `UsageError` if one is malformed."""
     for path in paths:
         try:
             steps(path)
@@ -57,14 +59,14 @@ def matches(pattern: str, path: Path) -> bool:
 
 
 def is_at(place: Path, path: Path) -> bool:
-    """Return whether a path has the steps of a place, of which `*` is any step."""
+    """Return whether a path has exactly the steps of a place, in which `*` stands for any step."""
     return len(place) == len(path) and all(
         wanted in ("*", step) for wanted, step in zip(place, path, strict=True)
     )
 
 
 def any_matches(patterns: Sequence[str], path: Path) -> bool:
-    """Return whether one of the patterns matches."""
+    """Return whether one of the patterns matches a path."""
     return any(matches(pattern, path) for pattern in patterns)
 
 
@@ -76,7 +78,8 @@ _INSIDE: Final = re.compile(r"([A-Za-z][\w-]*)(?::([\w.-]+))?\}")
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One placeholder; `key` follows the colon, `None` if all values are the same."""
+    """A placeholder. `key` is the text after the colon; `None` if values of the kind are not told
+    apart."""
 
     kind: str
     key: str | None = None
@@ -86,13 +89,13 @@ class Slot:
 
 
 def escape(text: str) -> str:
-    """Return a literal text as a cassette has it."""
+    """Return a literal text as it is written in a cassette, with `${` escaped."""
     return _MARK.sub(lambda mark: f"${mark[0]}", text) if "${" in text else text
 
 
 @lru_cache(maxsize=4096)
 def parse(text: str) -> tuple[str | Slot, ...]:
-    """Return the literal texts and placeholders of a text in a cassette. Raise `ValueError` if a
+    """Parse a text of a cassette into literal texts and placeholders. Raise `ValueError` if a
     placeholder is malformed."""
     pieces: list[str | Slot] = []
     plain, at = "", 0
@@ -115,7 +118,7 @@ def parse(text: str) -> tuple[str | Slot, ...]:
 
 
 def only_slot(text: str) -> Slot | None:
-    """Return the placeholder that is the whole text, `None` if it is another text."""
+    """Return the placeholder if it is the whole text, else `None`."""
     match parse(text):
         case [Slot() as slot]:
             return slot
@@ -123,8 +126,12 @@ def only_slot(text: str) -> Slot | None:
 
 
 def fill(recorded: Any, value_of: Callable[[Slot], Any]) -> Any:
-    """Return a recorded value with the values of its placeholders. Raise `UnboundPlaceholder` if
-    `value_of` does not know one."""
+    """Return a recorded value with its placeholders replaced. A placeholder that is a whole text may
+    have a value of any type.
+
+    Raises:
+        UnboundPlaceholder: `value_of` has no value for a placeholder.
+    """
     match recorded:
         case str():
             if (slot := only_slot(recorded)) is not None:
@@ -160,7 +167,8 @@ class Bindings:
         self.values: dict[Slot, Any] = dict(values or {})
 
     def learn(self, slot: Slot, value: Any) -> str | None:
-        """Bind a placeholder to a value; return the expected value if this is another."""
+        """Bind a placeholder to a value, or return the expected value in words if the placeholder has
+        another value or another placeholder of its kind has this one."""
         if slot in self.values:
             known = self.values[slot]
             return None if known == value else f"{slot}, which is {shown(known)}"
@@ -173,7 +181,7 @@ class Bindings:
         return None
 
     def shown(self, pieces: Sequence[str | Slot]) -> str:
-        """Return a text with the values that are known."""
+        """Return a text with the known values of its placeholders."""
         return "".join(
             str(self.values.get(piece, piece)) if isinstance(piece, Slot) else piece
             for piece in pieces
@@ -185,7 +193,7 @@ class Bindings:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One difference from the recording: the place, and both values in words."""
+    """A difference from the recording: the path, and both values as texts."""
 
     path: str
     expected: str
@@ -196,7 +204,7 @@ class Difference:
 
 
 def shown(value: Any) -> str:
-    """Return a JSON value in a line, not too long."""
+    """Return a JSON value on one line, cut to `_LONGEST` characters."""
     if value is _MISSING:
         return "(nothing)"
     text = encode(value).decode()
@@ -206,8 +214,8 @@ def shown(value: Any) -> str:
 def compare(
     recorded: Any, now: Any, bindings: Bindings, path: Path = (), ignore: Sequence[str] = ()
 ) -> Iterator[Difference]:
-    """Yield each difference between a recorded value and a new one; placeholders learn their
-    values on the way."""
+    """Yield the differences between a recorded value and a new one, and bind the placeholders in the
+    recorded value. Paths in `ignore` are not compared."""
     if ignore and any_matches(ignore, path):
         return
     if isinstance(recorded, str):
@@ -254,9 +262,9 @@ def _compare_text(recorded: str, now: Any, bindings: Bindings, path: Path) -> It
 def _split(
     pieces: Sequence[str | Slot], text: str, bindings: Bindings
 ) -> list[tuple[Slot, str]] | None:
-    """Return the value of each placeholder in a text, `None` if it is another text.
+    """Return the value of each unbound placeholder in a text, or `None` if the literal parts differ.
 
-    Each placeholder takes as little as it can, in one pass.
+    In one pass, each placeholder matches as few characters as possible, but at least one.
     """
     known = [
         str(bindings.values[piece])

@@ -1,8 +1,9 @@
-"""The model of a cassette, and of its file: the normalized HTTP exchanges of one conversation, and
-the rules of their normalization.
+"""The model of a cassette and its file: the normalized HTTP exchanges of one conversation, and the
+rules of normalization.
 
-Values that differ from run to run are placeholders: `${state:1}` is the first `requestState` of the
-conversation wherever it comes up, `${time}` any moment. A literal `${` has one more `$` before it.
+Values that differ from run to run are replaced by placeholders: `${state:1}` is the first
+`requestState` of the conversation wherever it appears, `${time}` any time. A literal `${` has an
+additional `$` in front.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ Json: TypeAlias = dict[str, Any]
 VERSION: Final = 1
 META: Final = "io.modelcontextprotocol/"
 ENVELOPE: Final = ("protocolVersion", "clientInfo", "clientCapabilities")
-"""The members of `_meta` (behind `io.modelcontextprotocol/`) that each request of a client
-repeats."""
+"""The members of `_meta`, without the prefix `io.modelcontextprotocol/`, that a client repeats in
+each request."""
 MESSAGE: Final[Mapping[str, Any]] = {
     "id": {"type": ["string", "integer", "null"], "description": "If not that of the request."},
     "method": {"type": "string", "description": "Of a request or a notification."},
     **dict.fromkeys(("params", "result", "error"), True),
 }
-"""The members of a message that a file has beside those of the exchange, with their schemas."""
+"""The members of a message that stand beside those of the exchange in a file, with their schemas."""
 _LONGEST_PATTERN: Final = 200
 
 
@@ -49,7 +50,7 @@ def _check_path(path: str) -> str:
 
 
 def _gathered(entry: Any) -> Any:
-    """Gather the members of a message that stand beside those of the exchange."""
+    """Return an entry of a file with its members of a message gathered in `message`."""
     if not isinstance(entry, dict) or MESSAGE.keys().isdisjoint(entry):
         return entry
     message = {name: entry[name] for name in MESSAGE if name in entry}
@@ -71,8 +72,8 @@ _After: TypeAlias = Annotated[
 
 @dataclass(frozen=True, slots=True, config=_FORBID)
 class Rule:
-    """Values that differ from run to run and stand as ${name:1}, numbered by first appearance;
-    selected by the names of their members or headers, or by a pattern in any text."""
+    """A rule for values that differ from run to run. They are written as ${name:1}, numbered by first
+    appearance, and are selected by names of members or headers, or by a pattern in any text."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
     members: tuple[str, ...] = ()
@@ -100,14 +101,14 @@ RULES: Final = (
     ),
     Rule("uuid", pattern=r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"),
 )
-"""The rules of a new cassette. Ids of requests that a server sends are `${request:1}`, its origin
-is `${server}`."""
+"""The default rules of a new cassette. In addition, ids of a server's requests become `${request:1}`,
+and its origin becomes `${server}`."""
 
 
 @dataclass(frozen=True, slots=True, config=_WITH_MESSAGE)
 class Request:
-    """A request of the client: a message (or a batch), a GET for a stream, a DELETE of a
-    session. Headers only if they do not follow from the rest."""
+    """A request of the client: a POST with a message or a batch, a GET for a stream, or a DELETE of a
+    session. Headers that follow from the message and the session are omitted."""
 
     http: Literal["POST", "GET", "DELETE"] = "POST"
     headers: dict[str, str] = field(default_factory=dict)
@@ -123,7 +124,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, config=_WITH_MESSAGE)
 class Event:
-    """One event of a stream."""
+    """An event of a stream."""
 
     after: _After = None
     event_id: str | None = None
@@ -151,7 +152,7 @@ class Response:
 
     @property
     def pieces(self) -> Sequence[Event]:
-        """The events of a stream, or the one message of another response."""
+        """Return the events of a stream, or the message of another response as the only event."""
         if self.events is not None:
             return self.events
         return () if self.message is None else (Event(message=self.message, after=self.after),)
@@ -159,14 +160,14 @@ class Response:
 
 @dataclass(frozen=True, slots=True, config=_FORBID)
 class Interaction:
-    """A request and its response; without a response if none came."""
+    """A request and its response, if one arrived."""
 
     request: Request
     response: Response | None = None
 
     @property
     def title(self) -> str:
-        """A name of a few words."""
+        """Return a title of a few words, such as `tools/call refund`."""
         message = self.request.message
         if self.request.http == "GET":
             return "open a stream"
@@ -198,19 +199,19 @@ class Cassette:
 
 
 def subject_of(message: Any) -> str:
-    """Return the tool, prompt, resource or task that a request is about, else ""."""
+    """Return the name of the tool or prompt, the URI, or the task id in a request, else ""."""
     params = params_of(message)
     return str(next((params[name] for name in ("name", "uri", "taskId") if name in params), ""))
 
 
 def params_of(message: Any) -> Json:
-    """Return the params of a message, `{}` if there are none."""
+    """Return the params of a message, or `{}` if it has none."""
     params = message.get("params") if isinstance(message, dict) else None
     return params if isinstance(params, dict) else {}
 
 
 def result_of(message: Any) -> Json | None:
-    """Return the result of a message, `None` if there is none."""
+    """Return the result of a message, or `None` if it has none."""
     result = message.get("result") if isinstance(message, dict) else None
     return result if isinstance(result, dict) else None
 
@@ -222,12 +223,13 @@ def method_of(message: Any) -> str | None:
 
 
 def without(message: Mapping[str, Any], *names: str) -> Json:
-    """Return an object without some members."""
+    """Return a copy of an object without the members with these names."""
     return {name: value for name, value in message.items() if name not in names}
 
 
 def envelope_of(message: Any) -> Json:
-    """Return the envelope of a modern request, with the prefix of its names left out."""
+    """Return the envelope (`ENVELOPE`) of a request of the modern era, without the prefix of its
+    names."""
     meta = params_of(message).get("_meta")
     if not isinstance(meta, dict):
         return {}
@@ -235,22 +237,22 @@ def envelope_of(message: Any) -> Json:
 
 
 def without_envelope(message: Json) -> Json:
-    """Return a request without the envelope that each request repeats."""
+    """Return a copy of a request without its envelope. The request must have `params._meta`."""
     params = dict(message["params"])
     meta = without(params.pop("_meta"), *(META + name for name in ENVELOPE))
     return {**message, "params": {**params, "_meta": meta} if meta else params}
 
 
 def with_envelope(message: Json, client: Mapping[str, Any]) -> Json:
-    """Return a request with an envelope."""
+    """Return a copy of a request with an envelope."""
     params = params_of(message)
     envelope = {META + name: value for name, value in client.items()}
     return {**message, "params": {**params, "_meta": {**(params.get("_meta") or {}), **envelope}}}
 
 
 class Course:
-    """The era, revision and session of a conversation. `initialize` begins the era of sessions, and
-    each session after it."""
+    """The state of a conversation: era, revision and session. A conversation is of the older era
+    once the client sends `initialize`, which also begins each new session."""
 
     def __init__(self) -> None:
         self.is_older = False
@@ -258,19 +260,19 @@ class Course:
         self._session: str | None = None
 
     def begin(self, message: Any) -> None:
-        """Take note of a request that is about to be sent."""
+        """Update the state for a request that is about to be sent."""
         if method_of(message) == "initialize":
             self.is_older, self._version, self._session = True, None, None
 
     def end(self, message: Any, answer: Any, headers: Mapping[str, str]) -> None:
-        """Take note of the answer to a request."""
+        """Update the state for the response to a request."""
         result = result_of(answer)
         if method_of(message) == "initialize" and result is not None:
             self._version = str(result.get("protocolVersion"))
             self._session = headers.get("mcp-session-id")
 
     def headers(self, message: Any) -> dict[str, str]:
-        """Return the headers that follow from the conversation."""
+        """Return the headers of a request that follow from the state and the request's envelope."""
         if self.is_older:
             headers = {"mcp-protocol-version": self._version, "mcp-session-id": self._session}
             return {name: value for name, value in headers.items() if value is not None}

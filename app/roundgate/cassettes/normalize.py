@@ -1,11 +1,11 @@
-"""A cassette from a tape, without the traces of chance and time.
+"""Normalization of a recording into a cassette that does not depend on timing.
 
-Left out are attempts that were repeated with another outcome (a lost connection, a redirect, a
-login), and polls of a task that found nothing new: how often a client polls depends on the clock.
+Failed attempts that the client repeated (after a lost connection, a redirect, a login) are omitted.
+So are polls of a task that is working or has not changed, because their number depends on the clock.
 
 Values that differ from run to run become placeholders, numbered in the order of their first
-appearance. A value that the client sends stays as it is unless the server sent it before: only then
-can a replay know it.
+appearance. A value that the client sends becomes one only if the server sent it before, because a
+replay could not know it otherwise. Progress tokens and ids of requests are exceptions.
 """
 
 from __future__ import annotations
@@ -36,17 +36,19 @@ from roundgate.cassettes.model import (
 from roundgate.cassettes.tape import Exchange, Hidden, Secrets, Tape, TapeEvent
 from roundgate.settings.redacting import Redactor, split
 
+# the statuses of failed attempts; None: there was no response
 _TRIED_AGAIN: Final = frozenset({None, 301, 302, 303, 307, 308, 401, 403, 429, 502, 503, 504})
 _MADE_BY_CLIENTS: Final = frozenset({"token"})
 _WHOLE_ONLY: Final = frozenset({"state", "cursor", "token", "id"})
-"""Kinds whose values are not searched for within other texts."""
+"""The kinds of values that are not searched for within other texts."""
 _SHORTEST_WITHIN: Final = 8
+"""The minimum length of a value to search for within other texts."""
 
 # -- names -----------------------------------------------------------------------------------------
 
 
 class Namer:
-    """Names the values of one conversation."""
+    """The placeholders of the values of one conversation."""
 
     def __init__(
         self,
@@ -54,8 +56,12 @@ class Namer:
         fixed: Mapping[str, str] | None = None,
         redactor: Redactor | None = None,
     ) -> None:
-        """Name values by `rules`. `fixed` has the placeholders of values that are known in
-        advance, `redactor` those of secrets."""
+        """Name values by `rules`.
+
+        Args:
+            fixed: the placeholders of values that are known in advance.
+            redactor: replaces secrets.
+        """
         self._redactor = redactor or Redactor()
         self._members = {name: rule for rule in rules for name in rule.members}
         self._headers = {name: rule for rule in rules for name in rule.headers}
@@ -65,10 +71,11 @@ class Namer:
         self._within: dict[str, str] = dict(fixed or {})
         self._regex: re.Pattern[str] | None = None
         self._sent: set[str] = set()
-        """Values of clients that look like those of a rule: they stay as they are."""
+        """The values that match a rule's pattern but were first sent by the client; they are not
+        replaced."""
 
     def name(self, kind: str, value: Any, *, is_numbered: bool = True) -> str:
-        """Return the placeholder of a value; a new one if it was not seen before."""
+        """Return the placeholder of a value; assign the next number to a new value."""
         if not is_numbered:
             return f"${{{kind}}}"
         key = (kind, value)
@@ -82,11 +89,11 @@ class Namer:
         return self._known[key]
 
     def known(self, kind: str, value: Any) -> str | None:
-        """Return the placeholder of a value that was seen before."""
+        """Return the placeholder of a value that was named before, else `None`."""
         return self._known.get((kind, value))
 
     def header(self, name: str, value: str, *, is_sent: bool) -> str:
-        """Return a header's value with placeholders."""
+        """Return the value of a header with placeholders."""
         rule = self._headers.get(name)
         named = None if rule is None else self._by_rule(rule, value, is_sent=is_sent)
         return self.text(value, is_sent=is_sent) if named is None else named
@@ -144,7 +151,7 @@ class Namer:
         )
 
     def _mentions(self) -> re.Pattern[str]:
-        """Return the pattern of known values as whole words."""
+        """Return a pattern of the known values as whole words, the longest first."""
         if self._regex is None:
             longest_first = sorted(self._within, key=lambda value: (-len(value), value))
             self._regex = re.compile("|".join(map(_as_whole_word, longest_first)))
@@ -175,7 +182,7 @@ def _as_whole_word(value: str) -> str:
 def make_cassette(
     tape: Tape, rules: Sequence[Rule], ignore: Sequence[str] = (), redact: Sequence[str] = ()
 ) -> Cassette:
-    """Return the cassette of a tape so far."""
+    """Return the cassette of the exchanges recorded so far. `redact` are paths of secret values."""
     secrets = Secrets(tape, redact)
     namer = Namer(rules, dict(_server_names(tape)), secrets.elsewhere())
     exchanges = _without_chance(tape.exchanges)
@@ -198,7 +205,7 @@ def _server_names(tape: Tape) -> Iterator[tuple[str, str]]:
 
 
 def _without_chance(exchanges: Sequence[Exchange]) -> list[Exchange]:
-    """Return the exchanges without attempts that were repeated, and polls without news."""
+    """Return the exchanges without repeated attempts and without polls that changed nothing."""
     later: list[Any] = []
     superseded: set[int] = set()
     for exchange in reversed(exchanges):
@@ -208,7 +215,7 @@ def _without_chance(exchanges: Sequence[Exchange]) -> list[Exchange]:
         if has_failed and message is not None and content in later:
             superseded.add(exchange.number)
         later.append(content)
-        del later[:-64]
+        del later[:-64]  # a client repeats a request soon after it failed
     states: dict[str, Any] = {}
     return [
         exchange
@@ -218,7 +225,8 @@ def _without_chance(exchanges: Sequence[Exchange]) -> list[Exchange]:
 
 
 def _has_news(exchange: Exchange, states: dict[str, Any]) -> bool:
-    """Return whether an exchange adds something; `states` are the last states of tasks."""
+    """Return False for a poll of a working or unchanged task, and for another GET stream without
+    events. `states` holds the last state of each task."""
     if exchange.http == "GET":
         is_first = "(stream)" not in states
         states["(stream)"] = True
@@ -237,6 +245,8 @@ def _has_news(exchange: Exchange, states: dict[str, Any]) -> bool:
 
 
 class _Writer:
+    """The conversion of a conversation's exchanges into interactions, in order."""
+
     def __init__(self, secrets: Secrets, namer: Namer, exchanges: Sequence[Exchange]) -> None:
         self._secrets = secrets
         self._namer = namer
@@ -280,8 +290,8 @@ class _Writer:
         )
 
     def _without_envelope(self, message: Json) -> tuple[Json, bool]:
-        """Return a request without the usual envelope, and whether it has an envelope of its
-        own."""
+        """Return a request without the conversation's envelope, and whether the request keeps another
+        envelope."""
         method, own = str(message.get("method", "notifications/")), envelope_of(message)
         if self._course.is_older or not self._envelope or method.startswith("notifications/"):
             return message, bool(own)
@@ -348,8 +358,11 @@ class _Writer:
         return {"id": known or self._namer.value(value, is_sent=True)}
 
     def _after(self, exchange: Exchange, number: int) -> int | None:
-        """Return the interaction that a message came after, unless by chance: on a stream that
-        waits, or after an answer."""
+        """Return the last interaction that had to begin before a message of an exchange, or `None`.
+
+        Only an answer or cancellation has to, except that on a GET or `subscriptions/listen` stream
+        every exchange counts. `number` exchanges had begun when the message arrived.
+        """
         waits = exchange.http == "GET" or method_of(exchange.message) == "subscriptions/listen"
         between = [
             index
@@ -363,7 +376,7 @@ def _end(exchange: Exchange) -> str:
     for message in exchange.responses():
         is_response = isinstance(message, dict) and "method" not in message
         if is_response and message.get("id") == exchange.own_id:
-            return "server"  # a client that hangs up afterwards has received everything
+            return "server"  # the client has the response: a later hang-up makes no difference
     if exchange.events is None and not exchange.body and exchange.end == "client":
         return "server"  # there was nothing to read
     return exchange.end or "client"
@@ -385,7 +398,8 @@ def _key(value: Any) -> Any:
 
 
 def _mentions(exchange: Exchange) -> Iterator[Any]:
-    """Yield the ids of requests that are mentioned outside their own exchange."""
+    """Yield the request ids that messages of an exchange mention, except in the response to its own
+    request."""
     for message in (exchange.message, *exchange.responses()):
         if not isinstance(message, dict):
             continue

@@ -1,4 +1,4 @@
-"""The fixture `cassette` for pytest: a test talks to a server once, and to the recording ever after.
+"""The pytest fixture `cassette`: the first run of a test records a server, later runs replay it.
 
     async def test_refund(cassette):
         async with cassette.client("http://127.0.0.1:8000/mcp") as client:
@@ -7,9 +7,9 @@
 The cassette is `cassettes/<file>/<test>.yaml` beside the test. `--cassettes` has four modes:
 
     once     record if there is no cassette, else replay (the default)
-    replay   replay; a test without a cassette fails, as it should in CI
+    replay   replay; a test without a cassette fails (for CI)
     record   record again
-    verify   ask the server; the test fails if an answer is not as recorded
+    verify   call the server, and fail if its responses differ from the recording
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class CassetteOfTest:
-    """The cassette of one test. Set `redact`, `ignore` and `secrets` before the first client is
-    made."""
+    """The cassette of one test. Set `redact`, `ignore` and `secrets` before making a client."""
 
     def __init__(self, path: Path, mode: str) -> None:
         self.path = path
@@ -54,11 +53,15 @@ class CassetteOfTest:
 
     @property
     def needs_server(self) -> bool:
-        """Whether the test needs the server."""
+        """Return whether the test calls the server."""
         return self._mode != "replay"
 
     def transport(self, url: str) -> Transport:
-        """Return the transport of a client of this server; one for each test."""
+        """Return a transport that records the server, or replays its recording.
+
+        Raises:
+            RuntimeError: the test has made another client that records.
+        """
         from roundgate.cassettes import Player, Recorder
 
         if not self.needs_server:
@@ -77,13 +80,13 @@ class CassetteOfTest:
         return self._recorder
 
     def client(self, url: str, **options: Any) -> Client:
-        """Return a client of this server, or of its recording."""
+        """Return a client of the server, or of its recording. `options` are those of `Client`."""
         from roundgate.client import Client
 
         return Client(url, transport=self.transport(url), **options)
 
     def finish(self) -> None:
-        """Write the recording, or compare it."""
+        """Write the recording, or fail the test if it differs from the cassette (`verify`)."""
         from roundgate.cassettes import differences, read, write
 
         if self._recorder is None:
@@ -101,7 +104,7 @@ class CassetteOfTest:
 
 @pytest.fixture
 def cassette(request: pytest.FixtureRequest) -> Iterator[CassetteOfTest]:
-    """Yield the cassette of this test; it is written or compared when the test has passed."""
+    """Yield the cassette of a test. It is written or compared once the test has passed."""
     name = re.sub(r"[^\w.-]+", "-", request.node.name).strip("-")
     path = request.path.parent / "cassettes" / request.path.stem / f"{name}.yaml"
     of_test = CassetteOfTest(path, request.config.getoption("--cassettes"))

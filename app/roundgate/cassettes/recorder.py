@@ -1,5 +1,5 @@
-"""A transport that records, `Client(url, transport=Recorder(path, url))`, and a proxy that records
-between any client and a server."""
+"""A transport that records, `Client(url, transport=Recorder(path, url))`, and a recording proxy for
+any client."""
 
 from __future__ import annotations
 
@@ -27,11 +27,15 @@ _FOLLOWED: Final = (307, 308)
 
 
 class Recorder:
-    """Sends through another transport, and writes a cassette when it is closed.
+    """A transport that sends through another one, and writes a cassette when it is closed.
 
-    Only requests to the server's endpoint are recorded, no login at another address, and no header
-    except those of the protocol. `redact` are paths of members whose values are secrets, `secrets`
-    secret values by the names of their environment variables.
+    Only requests to the endpoint are recorded, not a login at another address. Of the headers, only
+    those of MCP and Retry-After are recorded.
+
+    Args:
+        path: the file to write, if any.
+        redact: paths of members whose values are secrets.
+        secrets: secret values by the names of their environment variables.
     """
 
     def __init__(
@@ -57,7 +61,7 @@ class Recorder:
 
     @property
     def cassette(self) -> Cassette:
-        """The recording so far. Raise `UsageError` if it is more than a cassette may hold."""
+        """Return the recording so far. Raise `UsageError` if it is too large for a cassette."""
         if self.tape.is_full:
             raise UsageError(
                 "The conversation is longer than a cassette may be (32 MB, 20,000 requests): "
@@ -66,7 +70,11 @@ class Recorder:
         return make_cassette(self.tape, self._rules, self._ignore, self._redact)
 
     async def send(self, request: HttpRequest) -> HttpResponse:
-        """Send a request, and record it if it goes to the endpoint."""
+        """Send a request, and record it if it goes to the endpoint.
+
+        Raises:
+            ClientError: the underlying transport raised it.
+        """
         if str(request.url) not in self._endpoints:
             return await self._transport.send(request)
         exchange = self.tape.begin(request.method, request.headers, request.body)
@@ -80,15 +88,18 @@ class Recorder:
             raise
         self.tape.head(exchange, response.status, response.headers)
         if response.status in _FOLLOWED:
-            # The client follows within the server: its next request belongs to the conversation.
+            # the client follows a redirect within the origin: record its next request, too
             target = _redirect_target(request.url, response.headers.get("location", ""))
             if target is not None:
                 self._endpoints.add(str(target))
         return _Recorded(self.tape, exchange, response)
 
     async def close(self) -> None:
-        """Close the connections, and write the cassette. Raise `UsageError` if the file cannot be
-        written, or the conversation is too long."""
+        """Close the connections, and write the cassette.
+
+        Raises:
+            UsageError: the file cannot be written, or the recording is too large for a cassette.
+        """
         await self._transport.close()
         if self._path is not None and not self._is_closed:
             self._is_closed = True
@@ -96,7 +107,7 @@ class Recorder:
 
 
 def _redirect_target(url: Url, location: str) -> Url | None:
-    """Return the URL of a redirect within the server, else `None`."""
+    """Return the target of a redirect within the server's origin, else `None`."""
     is_path = location.startswith("/") and not location.startswith("//")
     try:
         target = Url.parse(f"{url.root}{location}" if is_path else location)
@@ -106,7 +117,7 @@ def _redirect_target(url: Url, location: str) -> Url | None:
 
 
 class _Recorded:
-    """A response that is recorded as the client reads it."""
+    """A response whose body is recorded as the client reads it."""
 
     def __init__(self, tape: Tape, exchange: Exchange, response: HttpResponse) -> None:
         self._tape = tape
@@ -140,10 +151,10 @@ class _Recorded:
 
 
 class Proxy:
-    """Passes requests on to a server, through a recorder.
+    """A proxy that forwards requests to a server through a recorder.
 
-    Redirects are not followed, and a redirect to another host does not reach the client: it would
-    take the conversation and the credentials to a place that is not recorded.
+    The proxy passes on redirects within the server's origin and refuses others: the conversation and
+    its credentials would go to a server that is not recorded.
     """
 
     def __init__(self, url: str, recorder: Recorder) -> None:
@@ -152,15 +163,16 @@ class Proxy:
 
     @property
     def path(self) -> str:
-        """The path of the endpoint, at the server and here."""
+        """Return the path of the endpoint, which is the same at the server and the proxy."""
         return self._url.target
 
     def listens_at(self, origin: str) -> None:
-        """Record this address as `${server}`, like the server's own."""
+        """Record the origin of the proxy as `${server}`, like that of the server."""
         self._recorder.tape.origins.append(origin)
 
     async def answer(self, asked: Asked) -> Reply | None:
-        """Return the server's answer; 502 if it has none."""
+        """Return the server's response; 502 if the server cannot be reached or redirects to another
+        origin; `None` if the connection was lost after sending."""
         url = Url(self._url.scheme, self._url.host, self._url.port, asked.target)
         headers = [*_end_to_end(asked.headers).items(), ("accept-encoding", "identity")]
         body = asked.body if asked.method in ("POST", "PUT", "PATCH") else None
@@ -168,7 +180,7 @@ class Proxy:
             response = await self._recorder.send(HttpRequest(asked.method, url, headers, body))
         except (ClientError, ValueError) as error:
             if isinstance(error, ConnectionLost) and error.was_sent:
-                return None  # lost here as it was there: the server may have acted on it
+                return None  # drop the client's connection, too: the server may have acted
             return _bad_gateway(asked, f"The server could not be reached: {error}")
         if response.status not in _REDIRECTS:
             return await _reply(response)
@@ -182,7 +194,7 @@ class Proxy:
 
 
 def _bad_gateway(asked: Asked, text: str) -> Reply:
-    """Return a JSON-RPC error under the id of the request, which clients show."""
+    """Return a 502 with a JSON-RPC error for the id of the request, so that clients show the text."""
     message, _ = decoded(asked.body)
     return refusal(message.get("id") if isinstance(message, dict) else None, -32603, text, 502)
 
@@ -207,6 +219,6 @@ async def _passed_on(response: HttpResponse, reply: Reply) -> AsyncGenerator[byt
         async for data in response.chunks():
             yield data
     except ClientError:
-        reply.is_cut = True  # the client must see that it is not whole
+        reply.is_cut = True  # the client must see that the response is incomplete
     finally:
         await response.close()

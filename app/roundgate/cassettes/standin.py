@@ -1,18 +1,18 @@
-"""A cassette as a server: each request is answered as when it was recorded, with the client's ids.
+"""Replay of a cassette as a server: each request gets its recorded response, with the client's ids.
 
-A request is matched by its method, name, arguments, answers and state, so by its round; in the order
-of the cassette or in any. After all was played, a call begins again. A request that was never
-recorded gets an error that names the nearest one.
+A request is matched by its method, name, arguments, answers and state, and thus by its round, in the
+order of the cassette or in any order. A repeated call is played again once no unplayed interaction
+matches it. A request that was not recorded gets an error that names the nearest recorded one.
 
     client ─ tools/call ──▶ 2 matched, its question goes out, event 3 waits (after: 3)
     client ─ the answer ──▶ 3 matched ─────────────────────────▶ the result follows on the stream of 2
 
-`--fault` and `faults=` make a replay go wrong on purpose:
+`--fault` and `faults=` inject faults into a replay:
 
-    lost:2       the response to interaction 2 is lost; the request comes (or is sent) again
-    twice:2      request 2 is sent twice, and both are answered alike (only when verifying)
+    lost:2       the response to interaction 2 is lost; the client sends the request again
+    twice:2      request 2 is sent twice, and both responses are compared (only when verifying)
     cut:2        the response to interaction 2 breaks off in the middle; cut:2:3 after three events
-    delay:2:0.5  half a second passes before interaction 2
+    delay:2:0.5  interaction 2 begins half a second late
 """
 
 from __future__ import annotations
@@ -48,11 +48,13 @@ _INVALID: Final = -32602
 _NOT_FOUND: Final = -32601
 _PARSE: Final = -32700
 _OF_CLIENTS: Final = frozenset({"id", "token"})
+"""The kinds of placeholders whose values only the client can determine."""
 _BEGINNINGS: Final = frozenset(
     {"initialize", "tools/call", "prompts/get", "resources/read", "subscriptions/listen"}
 )
-"""Requests that may come a second time, and then go the same way again."""
+"""The methods whose repetition replays an interaction and all later ones again."""
 _ANY_PARAMS: Final = frozenset({"initialize", "server/discover"})
+"""The methods that are matched whatever their params are."""
 
 # -- faults ----------------------------------------------------------------------------------------
 
@@ -62,8 +64,8 @@ _LONGEST_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault, at one interaction; `amount` is the number of events before a cut, or the seconds
-    of a delay."""
+    """A fault at one interaction. `amount` is the number of events before a cut, or the seconds of a
+    delay."""
 
     kind: str
     number: int
@@ -71,14 +73,14 @@ class Fault:
 
 
 class Faults:
-    """The faults of one replay; each except a delay happens once."""
+    """The faults of one replay. Each happens once, except that a delay happens at each repetition."""
 
     def __init__(self, faults: Iterable[Fault] = ()) -> None:
         self.all = tuple(faults)
         self._left = list(self.all)
 
     def take(self, kind: str, number: int) -> bool:
-        """Return whether this fault happens now, and take it away."""
+        """Return whether a fault is still to happen at an interaction, and remove it."""
         fault = next(
             (fault for fault in self._left if (fault.kind, fault.number) == (kind, number)), None
         )
@@ -87,7 +89,8 @@ class Faults:
         return fault is not None
 
     def amount(self, kind: str, number: int) -> float:
-        """Return the sum of the amounts of this fault, whether it has happened or not."""
+        """Return the total amount of a kind of fault at an interaction, including faults that were
+        taken."""
         return sum(
             fault.amount for fault in self.all if (fault.kind, fault.number) == (kind, number)
         )
@@ -96,8 +99,12 @@ class Faults:
 def parse_faults(
     texts: Iterable[str], interactions: int, *, kinds: Sequence[str] = FAULTS
 ) -> Faults:
-    """Parse the faults of a command line. Raise `UsageError` if one is malformed, not possible
-    here, or names an interaction beyond the last."""
+    """Parse the faults of a command line.
+
+    Raises:
+        UsageError: a fault is malformed, is not one of `kinds`, or names an interaction that does
+            not exist.
+    """
     return Faults(_parse_fault(text, interactions, kinds) for text in texts)
 
 
@@ -123,15 +130,16 @@ def _parse_fault(text: str, interactions: int, kinds: Sequence[str]) -> Fault:
 
 @dataclass(slots=True)
 class _Played:
-    """The state of one interaction."""
+    """The state of one interaction in a replay."""
 
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     is_used: bool = False
     failure: str | None = None
+    """The reason why a call that waits for this interaction fails."""
 
 
 class StandIn:
-    """Answers requests from a cassette. Only placeholders of moments depend on a clock."""
+    """A server that answers requests from a cassette. The clock only determines values of `${time}`."""
 
     def __init__(
         self,
@@ -154,7 +162,7 @@ class StandIn:
         self._methods = {method_of(interaction.request.message) for interaction in self._all}
 
     async def answer(self, http: str, headers: Mapping[str, str], body: bytes) -> Reply | None:
-        """Return the reply to one request; `None` if it is to be lost."""
+        """Return the reply to a request, or `None` if the response is lost."""
         try:
             message = decode(body) if http == "POST" else None
         except ParseError as error:
@@ -181,8 +189,8 @@ class StandIn:
         return None
 
     def _candidates(self, message: Any) -> Iterator[int]:
-        """Yield unplayed interactions, then played ones. A poll of a task does not skip other
-        requests about it."""
+        """Yield the interactions to match, unplayed ones first. A poll of a task does not skip other
+        requests about the task."""
         unused = [index for index, played in enumerate(self._played) if not played.is_used]
         used = [index for index, played in enumerate(self._played) if played.is_used]
         if self._in_order:
@@ -232,7 +240,8 @@ class StandIn:
         yield from compare(recorded, now, bindings, (), self._ignore)
 
     def _play(self, index: int) -> None:
-        """Mark an interaction as played. A second call begins again, with all that follow it."""
+        """Mark an interaction as played. If a call is repeated, mark all later interactions as not
+        played."""
         request = self._all[index].request.message
         if self._played[index].is_used and method_of(request) in _BEGINNINGS:
             for later in self._played[index:]:
@@ -280,7 +289,7 @@ class StandIn:
         return f"; the nearest is interaction {index + 1} ({self._all[index].title}): {what}"
 
     def _fail_waiting(self, failure: str) -> None:
-        """Fail the call that waits for the next recorded answer, because another answer came."""
+        """Fail the call that waits for the next recorded answer, after the client sent another one."""
         for index, interaction in enumerate(self._all):
             sent, played = interaction.request.message, self._played[index]
             if isinstance(sent, dict) and "method" not in sent and not played.is_used:
@@ -291,7 +300,8 @@ class StandIn:
     # -- the reply ---------------------------------------------------------------------------------
 
     def _created_task(self, message: Any) -> Reply | None:
-        """Return the state of a task as it was created, if nothing else of it was recorded."""
+        """Return the state of a task at its creation, for a poll that was not recorded; `None` for
+        other requests."""
         if method_of(message) != "tasks/get":
             return None
         for interaction, played in zip(self._all, self._played, strict=True):
@@ -309,7 +319,11 @@ class StandIn:
         return None
 
     def _value_of(self, slot: Slot) -> Any:
-        """Return the value of a placeholder: learnt from the client, or made up once."""
+        """Return the value of a placeholder: learnt from the client, or made up once.
+
+        Raises:
+            UnboundPlaceholder: only the client can determine the value.
+        """
         values = self._bindings.values
         if slot.kind == "time":
             return iso(self._clock.now_ms())
@@ -322,7 +336,7 @@ class StandIn:
         return values[slot]
 
     def _value_or_own(self, slot: Slot) -> Any:
-        """Return the value of a placeholder; made up even if only the client could know it."""
+        """Return the value of a placeholder; make one up even if only the client can determine it."""
         try:
             return self._value_of(slot)
         except UnboundPlaceholder:
@@ -348,7 +362,7 @@ class StandIn:
         return Reply(response.status, headers, body, None, is_cut)
 
     async def _failure_before(self, after: int | None) -> str | None:
-        """Wait until a later interaction begins, and return why the call must fail, if it must."""
+        """Wait until a later interaction begins. Return the reason why the call fails, or `None`."""
         if after is None or after > len(self._played):
             return None
         played = self._played[after - 1]
@@ -374,7 +388,7 @@ class StandIn:
             try:
                 data = self._event(event, request_id)
             except UnboundPlaceholder:
-                continue  # progress for a client that does not want it
+                continue  # progress, which this client has not asked for
             if number == last:
                 yield data[: len(data) // 2]
                 return
@@ -389,7 +403,8 @@ class StandIn:
 
 
 def wire(message: Any, request_id: Any) -> Any:
-    """Return a message of a cassette, with its placeholders filled, as it is sent."""
+    """Return a filled message of a cassette in the form that is sent: with `jsonrpc`, and in a response
+    the id of its request."""
     if not isinstance(message, dict):
         return message
     if "jsonrpc" in message:
@@ -406,7 +421,7 @@ def is_poll(interaction: Interaction) -> bool:
 def _event_bytes(message: Any, event_id: str | None = None, retry_ms: int | None = None) -> bytes:
     lines = [] if event_id is None else [f"id: {event_id}".encode()]
     lines += [] if retry_ms is None else [f"retry: {retry_ms}".encode()]
-    if isinstance(message, str):  # it was no JSON
+    if isinstance(message, str):  # recorded data that is not JSON
         lines += [f"data: {line}".encode() for line in message.split("\n")]
     else:
         lines.append(b"data: " + (b"" if message is None else encode(message)))
@@ -420,7 +435,7 @@ def _made_up(slot: Slot) -> str:
 
 
 def _learn_of_client(recorded: Any, message: Any, bindings: Bindings) -> None:
-    """Bind the placeholders of a request's id and progress token to the client's."""
+    """Bind the placeholders of a request's id and progress token to the client's values."""
     for placeholder, value in (
         (recorded.get("id"), message.get("id")),
         (_progress_token(recorded), _progress_token(message)),
@@ -435,8 +450,7 @@ def _progress_token(message: Any) -> Any:
 
 
 def _comparable(message: Any) -> Any:
-    """Return the parts of a message that identify its request: not the client, and not the
-    notifications that it wants."""
+    """Return the parts of a message that identify a request, without `jsonrpc` and `_meta`."""
     if not isinstance(message, dict):
         return message
     short = without(message, "jsonrpc")
@@ -460,11 +474,11 @@ def _title(message: Any) -> str:
 
 
 class Player:
-    """A transport that answers a client's requests from a cassette or its file, without a socket:
-    `Client(url, transport=Player(cassette))`.
+    """A transport that answers a client's requests from a cassette or a cassette file, without a
+    socket: `Client(url, transport=Player(cassette))`.
 
     Raises:
-        ConfigError: the file is no cassette.
+        ConfigError: the file cannot be read, or is not a cassette.
     """
 
     def __init__(
@@ -480,7 +494,11 @@ class Player:
         self._stand_in: StandIn | None = None
 
     async def send(self, request: HttpRequest) -> PlayedResponse:
-        """Return the recorded response, or an error that says what was not recorded."""
+        """Return the recorded response, or a JSON-RPC error for a request that was not recorded.
+
+        Raises:
+            ConnectionLost: the response was lost in the recording or by a fault.
+        """
         if self._stand_in is None:
             self._stand_in = StandIn(
                 self._cassette,
@@ -521,5 +539,5 @@ class PlayedResponse:
 
     async def close(self) -> None:
         if self._reply.stream is not None:
-            with suppress(RuntimeError):  # its reader closes it
+            with suppress(RuntimeError):  # the stream is being read; its reader closes it
                 await self._reply.stream.aclose()

@@ -1,9 +1,9 @@
-"""The recording of a conversation in memory: requests as they begin, responses as they arrive; and
-the secrets in it, which are redacted before anything is written.
+"""The recording of a conversation in memory, and the redaction of its secrets before it is written.
 
-Of the headers, only those that a cassette may hold are kept; the values of secret ones are noted, to
-be redacted elsewhere. A secret is `${secret:NAME}` in the cassette, and a replay takes its value from
-the environment variable NAME. A value that is redacted in one place is redacted everywhere.
+Only headers that a cassette may hold are kept. The values of secret headers are remembered, so that
+they can be redacted elsewhere. A secret becomes `${secret:NAME}`; a replay reads its value from the
+environment variable NAME. A value of at least `_SHORTEST_ELSEWHERE` characters that is secret in one
+place is redacted everywhere.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ _KEPT_OF_RESPONSES: Final = ("mcp-session-id", "retry-after")
 MAX_TAPE: Final = 32 * 1024 * 1024
 MAX_EXCHANGES: Final = 20_000
 _SECRET_WORDS: Final = ("auth", "cookie", "dpop", "key", "token", "secret", "password")
+"""The words in the names of headers whose values are secret."""
 _SHORTEST_SECRET: Final = 8
+"""The minimum length of a secret in a header."""
 
 
 @dataclass(slots=True)
 class TapeEvent:
-    """An event of a stream; `after` is the number of exchanges that had begun."""
+    """An event of a stream. `after` is the number of exchanges that had begun when it arrived."""
 
     message: Any
     event_id: str | None
@@ -41,7 +43,7 @@ class TapeEvent:
 
 @dataclass(slots=True)
 class Exchange:
-    """One request and its response so far."""
+    """A request, and its response so far. `after` exchanges had begun when the exchange ended."""
 
     number: int
     http: str
@@ -59,15 +61,15 @@ class Exchange:
 
     @property
     def own_id(self) -> Any:
-        """The id of the request."""
+        """Return the id of the request, or `None`."""
         return self.message.get("id") if isinstance(self.message, dict) else None
 
     def decoded_body(self) -> tuple[Any, str | None]:
-        """Return the message of a response that is no stream, or its text."""
+        """Return the message of a response that is not a stream, or its text if it is not JSON."""
         return decoded(bytes(self.body)) if self.body.strip() else (None, None)
 
     def responses(self) -> Iterator[Any]:
-        """Yield each message that the server sent."""
+        """Yield the messages that the server sent; a body without a message yields `None`."""
         if self.events is not None:
             yield from (event.message for event in self.events)
         else:
@@ -75,23 +77,24 @@ class Exchange:
 
 
 class Tape:
-    """The exchanges of one conversation, in the order in which they began; `MAX_TAPE` bytes at
-    most."""
+    """The exchanges of one conversation, in the order in which they began. Recording stops beyond
+    `MAX_TAPE` bytes or at `MAX_EXCHANGES` exchanges."""
 
     def __init__(self) -> None:
         self.exchanges: list[Exchange] = []
         self.secrets: dict[str, str] = {}
-        """Secret values, with their names in the cassette."""
+        """The secret values, each with its name in the cassette."""
         self.origins: list[str] = []
-        """The origins that are `${server}` in the cassette: the server's, and a proxy's."""
+        """The origins that become `${server}` in the cassette: those of the server and of a proxy."""
         self._size = 0
 
     @property
     def is_full(self) -> bool:
+        """Return whether the recording has reached a limit."""
         return self._size > MAX_TAPE or len(self.exchanges) >= MAX_EXCHANGES
 
     def begin(self, http: str, headers: Sequence[tuple[str, str]], body: bytes | None) -> Exchange:
-        """Record a request."""
+        """Record a request, and return its exchange."""
         lower = {name.lower(): value for name, value in headers}
         self._note_secrets(lower)
         kept = {
@@ -108,7 +111,7 @@ class Tape:
         return exchange
 
     def head(self, exchange: Exchange, status: int, headers: Mapping[str, str]) -> None:
-        """Record the head of a response."""
+        """Record the status and the headers of a response."""
         exchange.status = status
         exchange.response_headers = {
             name: headers[name] for name in _KEPT_OF_RESPONSES if name in headers
@@ -120,7 +123,7 @@ class Tape:
             exchange.events, exchange.reader = [], EventReader(MAX_TAPE)
 
     def arrived(self, exchange: Exchange, data: bytes) -> None:
-        """Record a part of a body."""
+        """Record a chunk of the body of a response."""
         self._size += len(data)
         if self.is_full:
             return
@@ -140,8 +143,8 @@ class Tape:
             exchange.events.append(TapeEvent(content, event_id, event.retry_ms, after))
 
     def end(self, exchange: Exchange, by: str) -> None:
-        """Record the end of an exchange: "server", "client" (hung up), "cut" (lost). Only the first
-        end counts."""
+        """Record which side ended an exchange: "server", "client" (it hung up), or "cut" (connection
+        lost). Only the first call has an effect."""
         if exchange.end is None:
             exchange.end = by
             exchange.after = len(self.exchanges)
@@ -157,7 +160,7 @@ class Tape:
 
 
 def decoded(body: bytes) -> tuple[Any, str | None]:
-    """Return the JSON value of a body, or its text if it is none. `null` counts as text."""
+    """Return the JSON value of a body, or its text if the body is not JSON. `null` counts as text."""
     try:
         message = decode(body)
     except ParseError:
@@ -168,28 +171,29 @@ def decoded(body: bytes) -> tuple[Any, str | None]:
 # -- secrets ---------------------------------------------------------------------------------------
 
 _SHORTEST_ELSEWHERE: Final = 4
+"""The minimum length of a secret to search for in any text."""
 _DEEPEST: Final = 8
 _MOST_SCHEMAS: Final = 1_000
-"""Bounds of the depth and the number of subschemas that are searched."""
+"""The maximum depth (`_DEEPEST`) and number of subschemas that are searched."""
 _ANY_MEMBER: Final = ("items", "additionalProperties")
 _SAME_VALUE: Final = ("anyOf", "oneOf", "allOf", "then", "else")
 
 
 class Hidden(str):
-    """A placeholder of a secret, which is no text of the conversation."""
+    """The placeholder of a secret. Its type tells it from texts of the conversation."""
 
     __slots__ = ()
 
 
 class Secrets:
-    """Finds the secrets of a whole conversation, and redacts them in their places."""
+    """The secrets of a whole conversation, found by schemas and paths."""
 
     def __init__(self, tape: Tape, paths: Sequence[str]) -> None:
         self._paths = tuple(paths)
         self._names: dict[str, str] = dict(tape.secrets)
         self._of_tools: dict[str, list[Path]] = {}
         self._of_questions: dict[str, list[Path]] = {}
-        for exchange in tape.exchanges:  # a schema may come after the value
+        for exchange in tape.exchanges:  # all schemas first: one may come after its value
             for message in exchange.responses():
                 self._learn_schemas(message)
         for exchange in tape.exchanges:
@@ -220,7 +224,7 @@ class Secrets:
             self._of_questions[key] = fields
 
     def hidden(self, message: Any) -> Any:
-        """Return a message without the values in secret places."""
+        """Return a message with the values at secret places replaced by placeholders."""
         if isinstance(message, list):
             return [self.hidden(part) for part in message]
         return self._hidden(message, (), list(self._secret_places(message)))
@@ -267,7 +271,7 @@ class Secrets:
         return Hidden(f"${{secret:{self._names[text]}}}")
 
     def elsewhere(self) -> Redactor:
-        """Return a redactor of the secrets that are long enough to be found in any text."""
+        """Return a redactor of the secrets that are long enough to search for in any text."""
         redactor = Redactor()
         for value, name in self._names.items():
             if len(value) >= _SHORTEST_ELSEWHERE:
@@ -276,14 +280,14 @@ class Secrets:
 
 
 def secret_fields(schema: Any) -> list[Path]:
-    """Return the places that a schema says are secret: passwords, and write-only values. `*` is any
-    member."""
+    """Return the places that a schema declares as secret: passwords and write-only values. `*` stands
+    for any step."""
     places: dict[Path, None] = {}
     left: deque[tuple[Any, Path, int]] = deque([(schema, (), 0)])
     for _ in range(_MOST_SCHEMAS):
         if not left:
             break
-        part, path, depth = left.popleft()  # the parts near the top come first
+        part, path, depth = left.popleft()  # breadth first: the limits cut off the deepest parts
         if not isinstance(part, dict) or depth > _DEEPEST:
             continue
         if path and (part.get("format") == "password" or part.get("writeOnly") is True):

@@ -1,8 +1,9 @@
-"""A cassette as a client: every request is sent again, in its order, and each answer compared with
-the recorded one.
+"""Replay of a cassette as a client: the recorded requests are sent again in order, and each response
+is compared with the recorded one.
 
-The values that the server made up (states, tasks, sessions) are the new ones. A request is sent once
-everything that preceded it has arrived again. A task is polled until it reaches its recorded state.
+Values that the server makes up (states, tasks, sessions) are replaced by the new ones. A request is
+sent once all messages that preceded it have arrived again. A task is polled until it reaches its
+recorded state or ends.
 
     2 sent ──▶ stream of 2: its question, learnt ──▶ 3, the answer, sent ──▶ stream of 2: the result, compared
 """
@@ -55,7 +56,7 @@ _MAX_MESSAGE: Final = 32 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of one interaction; no differences if the server still answers as recorded."""
+    """The outcome of one interaction, without differences if the server still answers as recorded."""
 
     number: int
     title: str
@@ -64,12 +65,12 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Live:
-    """A request that was sent, and its response so far."""
+    """A request that was sent, and its response as far as it has arrived."""
 
     number: int
     recorded: Interaction
     received: list[tuple[Any, str | None]] = field(default_factory=list)
-    """Messages, each with the id of its event."""
+    """The messages that have arrived, each with the id of its event."""
     status: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     text: str | None = None
@@ -78,7 +79,9 @@ class _Live:
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     task: asyncio.Task[None] | None = None
     compared: int = 0
+    """The number of messages that have been compared."""
     has_head: bool = False
+    """Whether the status and headers have been compared."""
     request_id: Any = None
     differences: list[Difference] = field(default_factory=list)
 
@@ -93,13 +96,13 @@ class _Live:
             self.task = None
 
     def expected_before(self, number: int) -> int:
-        """Return how many messages must arrive before an interaction begins."""
+        """Return the number of messages that must arrive before another interaction begins."""
         pieces = self.recorded.response.pieces if self.recorded.response else ()
         return sum((piece.after or self.number) < number for piece in pieces)
 
     def has_received(self, wanted: int) -> bool:
-        """Return whether that many messages have arrived; a response without content arrives when
-        it ends."""
+        """Return whether `wanted` messages have arrived. Return False for a poll and for a response
+        without messages: their end is awaited instead."""
         response = self.recorded.response
         if response is None:
             return True
@@ -108,7 +111,8 @@ class _Live:
         return self.status is not None and len(self.received) >= wanted
 
     def short(self, message: Any) -> Any:
-        """Return a message as a cassette has it."""
+        """Return a message in the form of a cassette: without `jsonrpc`, and without the id of this
+        request."""
         if not isinstance(message, dict) or message.get("jsonrpc") != "2.0":
             return message
         is_own = "method" not in message and message.get("id") == self.request_id
@@ -116,7 +120,7 @@ class _Live:
 
 
 class Verifier:
-    """Replays a cassette against one server, or against replicas in turn."""
+    """A replay of a cassette against one server, or against its replicas in turn."""
 
     def __init__(
         self,
@@ -146,8 +150,11 @@ class Verifier:
         self._live: list[_Live] = []
 
     async def run(self) -> AsyncIterator[Outcome]:
-        """Send everything again; yield each outcome, in the order of the cassette. Raise
-        `UsageError` if the environment variable of a secret is not set."""
+        """Send all requests again, then yield the outcomes in the order of the cassette.
+
+        Raises:
+            UsageError: the environment variable of a secret is not set.
+        """
         try:
             for number, interaction in enumerate(self._cassette.interactions, 1):
                 await self._begin(number, interaction)
@@ -180,13 +187,14 @@ class Verifier:
         live.task = asyncio.create_task(self._converse(live, request))
 
     async def _send_before(self, live: _Live, request: HttpRequest) -> None:
-        """Send a request an additional time, and compare its answer as well."""
+        """Send a request an additional time, before it is sent as recorded, and compare the response
+        as well."""
         values = dict(self._bindings.values)
         first = _Live(live.number, live.recorded, request_id=live.request_id)
         first.task = asyncio.create_task(self._converse(first, request))
         await self._receive(first, first.expected_before(live.number + 1))
         await first.stop()
-        self._bindings.values = values  # the second answer may have a state of its own
+        self._bindings.values = values  # the second response may have different states
         again = "when it was sent the first time: "
         live.differences += [
             Difference(again + difference.path, difference.expected, difference.actual)
@@ -194,7 +202,8 @@ class Verifier:
         ]
 
     async def _lose(self, request: HttpRequest, *, is_read: bool) -> None:
-        """Send a request and hang up before its answer, or within it."""
+        """Send a request and hang up once the response begins; with `is_read`, after the first chunk
+        of its body."""
         with suppress(ClientError):
             response = await self._transport.send(request)
             if is_read:
@@ -227,7 +236,7 @@ class Verifier:
         return HttpRequest(recorded.http, url, sent, body)
 
     def _addressed(self, message: Json, live: _Live) -> Json:
-        """Return a message with its id and envelope."""
+        """Return a recorded message with an id and, in the modern era, the cassette's envelope."""
         method = method_of(message) or ""
         if not method or method.startswith("notifications/"):
             return message
@@ -295,7 +304,8 @@ class Verifier:
             await live.notify()
 
     def _poll_again_s(self, live: _Live) -> float | None:
-        """Return when to poll a task again, `None` if it has reached its recorded state."""
+        """Return the seconds until the next poll of a task; `None` once it has ended, reached its
+        recorded state, or failed to answer."""
         response = live.recorded.response
         if not is_poll(live.recorded) or response is None or not live.received:
             return None
@@ -316,7 +326,7 @@ class Verifier:
         return min(max(interval_ms, 20), 5_000) / 1_000
 
     async def _receive(self, live: _Live, wanted: int) -> None:
-        """Wait until that many messages have arrived, and compare them."""
+        """Wait until `wanted` messages have arrived or the timeout has passed, and compare them."""
         try:
             async with asyncio.timeout(self._timeout_s), live.changed:
                 await live.changed.wait_for(
@@ -329,7 +339,7 @@ class Verifier:
         self._compare(live, wanted)
 
     def _compare(self, live: _Live, wanted: int) -> None:
-        """Compare messages that were not compared before; placeholders learn their values."""
+        """Compare the first `wanted` messages unless they were compared before; bind placeholders."""
         response = live.recorded.response
         if response is None:
             return
@@ -360,7 +370,8 @@ class Verifier:
         yield from compare(piece.message, now, self._bindings, path, self._ignore)
 
     async def _finish(self, live: _Live) -> None:
-        """Compare the rest of a response, once everything that was recorded has arrived."""
+        """Compare the rest of a response. If the server ended the recorded response, wait for the end
+        and report additional messages."""
         response = live.recorded.response
         if response is None:
             await live.stop()
@@ -395,7 +406,7 @@ def _secret(slot: Slot, environment: Mapping[str, str]) -> str:
 
 
 def secret_names(cassette: Cassette) -> list[str]:
-    """Return the environment variables that a replay of a cassette takes secrets from."""
+    """Return the names of the environment variables from which a replay reads secrets."""
     needed = [
         slot for interaction in cassette.interactions for slot in slots(interaction.request.message)
     ]
@@ -403,7 +414,7 @@ def secret_names(cassette: Cassette) -> list[str]:
 
 
 def _metadata(message: Any, is_older: bool) -> dict[str, str]:
-    """Return the headers that repeat the body of a modern request."""
+    """Return the headers that repeat parts of the body of a request of the modern era."""
     method = method_of(message)
     if is_older or method is None:
         return {}
@@ -418,21 +429,27 @@ _COMPARED: Final = ("content", "structuredContent", "isError")
 
 @dataclass(slots=True)
 class _Call:
-    """A call with all its rounds: its end, and the answers by the texts of their questions."""
+    """A call with all its rounds."""
 
     number: int
+    """The number of the interaction that ended the call."""
     name: str
     arguments: Json
     answers: Json = field(default_factory=dict)
+    """The answers, by the texts of their questions."""
     end: Json = field(default_factory=dict)
+    """The result or error."""
 
 
 async def in_another_era(
     cassette: Cassette, client: Client, environment: Mapping[str, str]
 ) -> AsyncIterator[Outcome]:
-    """Make each call again with a client that speaks another revision, give the recorded answers to
-    questions with the same texts, and compare the results; yield the outcomes, numbered as the
-    calls. Raise `UsageError` if the environment variable of a secret is not set."""
+    """Yield the outcomes of calls repeated by a client that speaks another revision. Questions with
+    the same texts get the recorded answers; calls that became tasks are omitted.
+
+    Raises:
+        UsageError: the environment variable of a secret is not set.
+    """
     bindings = Bindings({Slot("server"): client.url.rpartition("/")[0]})
 
     def value_of(slot: Slot) -> Any:
@@ -466,7 +483,7 @@ def _compared(result: Json) -> Json:
 
 
 def _calls(cassette: Cassette) -> list[_Call]:
-    """Return the calls that ended without a task, which other revisions lack."""
+    """Return the calls that ended without a task; other revisions have no tasks."""
     calls: list[_Call] = []
     latest: dict[str, _Call] = {}
     texts: dict[str, str] = {}
@@ -503,7 +520,7 @@ def _calls(cassette: Cassette) -> list[_Call]:
 
 
 def _question_texts(message: Any) -> dict[str, str]:
-    """Return the text of each question in a message, by its key or id."""
+    """Return the text of each question in a message, by the key or id of the question."""
     requests = (result_of(message) or {}).get("inputRequests")
     questions = dict(requests) if isinstance(requests, dict) else {}
     if isinstance(message, dict) and "method" in message and "id" in message:
@@ -512,7 +529,7 @@ def _question_texts(message: Any) -> dict[str, str]:
 
 
 def _end(message: Any) -> Json | None:
-    """Return the end of a call as it is compared, `None` if this message is none."""
+    """Return the compared parts of a result or error that ends a call; `None` for another message."""
     error = message.get("error") if isinstance(message, dict) else None
     if isinstance(error, dict):
         return {"error": {"code": error.get("code"), "message": error.get("message")}}

@@ -1,7 +1,7 @@
-"""A small HTTP/1.1 server for a cassette that plays, or a proxy that records: one request a
-connection, bounded.
+"""A small HTTP/1.1 server for a replay or a recording proxy, with one request per connection and
+limits on size, time and connections.
 
-It can do what a real server never should: send nothing, or stop in the middle.
+To imitate faults, it can close a connection without a response or in the middle of one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HERE: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One HTTP request."""
+    """An HTTP request."""
 
     method: str
     target: str
@@ -36,18 +36,20 @@ class Asked:
 
 @dataclass(slots=True)
 class Reply:
-    """One HTTP response: `stream` if it is a stream, else `body`. `None` in place of a reply is no
-    response at all."""
+    """An HTTP response. `None` in place of a reply means that the connection is closed without a
+    response."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes = b""
     stream: AsyncGenerator[bytes, None] | None = None
+    """The chunks of a streamed body, sent instead of `body`."""
     is_cut: bool = False
+    """Whether the response breaks off before its end."""
 
     @property
     def sent_body(self) -> bytes:
-        """The part of the body that is sent."""
+        """Return the part of the body that is sent: the first half if the response is cut."""
         return self.body[: len(self.body) // 2] if self.is_cut else self.body
 
 
@@ -71,7 +73,11 @@ def address(text: str) -> tuple[str, int]:
 
 @asynccontextmanager
 async def serving(answer: Answerer, host: str, port: int) -> AsyncGenerator[int, None]:
-    """Serve until the block ends; yields the port. Raise `UsageError` if nothing can listen there."""
+    """Serve until the block ends, and yield the port. Port 0 is a free port.
+
+    Raises:
+        UsageError: the address cannot be bound.
+    """
     server = _Server(answer, is_local=host in _HERE)
     try:
         listening = await asyncio.start_server(server.connected, host, port, limit=_MAX_HEAD)
@@ -84,6 +90,8 @@ async def serving(answer: Answerer, host: str, port: int) -> AsyncGenerator[int,
 
 
 class _Server:
+    """The open connections, and the answers to their requests."""
+
     def __init__(self, answer: Answerer, *, is_local: bool) -> None:
         self._answer = answer
         self._is_local = is_local
@@ -110,8 +118,8 @@ class _Server:
         await asyncio.gather(*self._open, return_exceptions=True)
 
     def _refuse_foreign(self, asked: Asked) -> None:
-        """Raise `RequestMalformed` for a request from a page of another origin, also under a name
-        that leads here (DNS rebinding)."""
+        """Raise `RequestMalformed` if a web page of a non-local origin sent the request. A server at a
+        local address also checks the Host header, against DNS rebinding."""
         origin, host = asked.headers.get("origin"), asked.headers.get("host")
         is_foreign = origin is not None and _host_in(origin) not in _HERE
         if self._is_local and host is not None:
@@ -147,7 +155,8 @@ def _host_in(url: str) -> str | None:
 async def _unless_hung_up(
     work: Awaitable[Reply | None], reader: asyncio.StreamReader
 ) -> Reply | None:
-    """Await work; cancel it and return `None` once the client has hung up."""
+    """Return the result of `work`; cancel it and return `None` if the client hangs up or sends more
+    data."""
     task = asyncio.ensure_future(work)
     hung_up = asyncio.ensure_future(reader.read(1))
     try:

@@ -1,5 +1,5 @@
-"""The command `roundgate`: arguments are read with the standard library (`options`), and the module
-of a command is imported when the command is chosen."""
+"""The command `roundgate`. `options` defines the arguments; the module of a command is imported
+once the command is chosen."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ from roundgate.observability import escaped
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command, and return its exit status: 2 for wrong usage, otherwise its own."""
-    if os.getpid() == 1:  # in a container, where a signal without a handler is lost
+    """Run a command and return its exit status.
+
+    Besides that of the command: 1 for an invalid configuration, 2 for wrong usage, 130 after Ctrl-C,
+    141 if the reader of standard output has closed it.
+    """
+    if os.getpid() == 1:  # in a container: the kernel drops signals to PID 1 without a handler
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     arguments = parse(with_stack(sys.argv[1:] if argv is None else argv))
     try:
@@ -36,14 +40,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # its reader has enough: `roundgate list URL | head -1`
+    except BrokenPipeError:  # the reader closed the pipe, as in `roundgate list URL | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     return status
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; exit with a usage error if it is wrong."""
+    """Parse a command line; exit with status 2 if it is wrong."""
     return make_parser().parse_args(argv)
 
 

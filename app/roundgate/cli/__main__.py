@@ -1,4 +1,4 @@
-"""`python -m roundgate.cli` is `roundgate`."""
+"""The command `roundgate` as `python -m roundgate.cli`."""
 
 from roundgate.cli import main
 

@@ -1,5 +1,5 @@
-"""How the words of a command line are read: the parser of a command, the types of its arguments,
-and the arguments that are settings as well."""
+"""Parsing of the command line: the parser of a command, the types of arguments, and arguments that
+set environment variables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Number = TypeVar("Number", int, float)
 
 
 def task_ref(text: str) -> TaskRef:
-    """Parse a task, as `roundgate tasks list` prints it."""
+    """Parse a task's `owner.id`, as `roundgate tasks list` prints it."""
     try:
         return TaskRef.parse(text)
     except ValueError:
@@ -27,7 +27,7 @@ def task_ref(text: str) -> TaskRef:
 
 
 def age_ms(text: str) -> int:
-    """Return `90s`, `15m`, `2h` or `1d` in milliseconds."""
+    """Return an age such as `90s`, `15m`, `2h` or `1d` in milliseconds."""
     age = re.fullmatch(r"(\d{1,6})([smhd])", text)
     if age is None:
         raise argparse.ArgumentTypeError("give an age such as 90s, 15m, 2h or 1d")
@@ -35,7 +35,7 @@ def age_ms(text: str) -> int:
 
 
 def number(kind: type[Number], least: Number, most: Number) -> Callable[[str], Number]:
-    """Return the type of an argument that is a number between two bounds, included."""
+    """Return a parser of numbers from `least` to `most`, both included."""
 
     def parse(text: str) -> Number:
         if re.fullmatch(r"[0-9]+" if kind is int else r"[0-9]*\.?[0-9]+", text):
@@ -48,8 +48,8 @@ def number(kind: type[Number], least: Number, most: Number) -> Callable[[str], N
 
 
 def configuration_file(path: Path | None) -> Path:
-    """Return the gateway.yaml of a command: the given one, GATEWAY_CONFIG, or the nearest, here or
-    in a directory above."""
+    """Return the path of gateway.yaml: `path`, else GATEWAY_CONFIG, else the nearest file in the
+    current directory or one above it."""
     if path is not None:
         return path
     if named := os.environ.get("GATEWAY_CONFIG"):
@@ -61,8 +61,8 @@ def configuration_file(path: Path | None) -> Path:
 
 
 def into_environment(arguments: argparse.Namespace) -> None:
-    """Put the arguments that are settings into the environment, for this process and those that it
-    starts."""
+    """Set the environment variables of arguments that are settings, for this process and its
+    children."""
     os.environ["GATEWAY_CONFIG"] = str(configuration_file(arguments.config))
     for name in ("log_level", "log_format"):
         if (value := getattr(arguments, name)) is not None:
@@ -73,12 +73,16 @@ def into_environment(arguments: argparse.Namespace) -> None:
 
 
 def with_stack(words: Sequence[str]) -> Sequence[str]:
-    """Insert an empty name of a stack where `deploy` is given none: samconfig.toml has it then.
-    argparse would take the value of an option of `sam` for the name."""
+    """Return a command line in which `deploy` has a stack name, empty if none was given.
+
+    Without it, argparse would take the value of a `sam` option for the name. An empty name stands
+    for that of samconfig.toml.
+    """
     match words:
         case ["deploy"]:
             return ["deploy", ""]
         case ["deploy", str(word), *_] if word not in ("-h", "--help"):
+            # an option, or the path of gateway.yaml
             is_none = word.startswith("-") or "." in word or "/" in word
             return ["deploy", "", *words[1:]] if is_none else words
     return words
@@ -87,14 +91,15 @@ def with_stack(words: Sequence[str]) -> Sequence[str]:
 class CommandParser(argparse.ArgumentParser):
     """The parser of one command, or of a command with actions.
 
-    `argparse` gives positional arguments their values as soon as it meets the first of them, so
-    `call URL TOOL --json a=1` would reject `a=1`. Subparsers never use
-    `parse_known_intermixed_args`, which handles this.
+    `argparse` assigns all positional arguments when it meets the first of them, so
+    `call URL TOOL --json a=1` would reject `a=1`. `parse_known_intermixed_args` allows this, but
+    subparsers do not use it.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._takes_the_rest = False
-        """Whether an argument consumes every following word, as an action and REMAINDER do."""
+        """Whether an argument consumes all words after it, as a subcommand and REMAINDER do. Such
+        a parser cannot intermix."""
         self._is_mixing = False
         super().__init__(*arguments, **options)  # adds --help
 
@@ -106,7 +111,7 @@ class CommandParser(argparse.ArgumentParser):
         self._takes_the_rest = True
         return super().add_subparsers(**options)
 
-    def parse_known_args(  # type: ignore[override]  # as argparse declares it: four overloads
+    def parse_known_args(  # type: ignore[override]  # argparse declares four overloads
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         if self._takes_the_rest or self._is_mixing:

@@ -1,12 +1,12 @@
-"""`roundgate call URL TOOL key=value …`: a call through its rounds, and through its task.
+"""`roundgate call URL TOOL key=value …` and `roundgate wait HANDLE`: a tool call with its rounds and
+its task.
 
-`--detach` prints a handle as soon as the call is a task; `roundgate wait HANDLE` continues on any
-machine, also with a task whose call was interrupted. Arguments get their types from the tool's
-schema:
+`call --detach` prints a handle once the call is a task. `wait` waits for the task on any machine,
+also after an interrupted call. The tool's schema gives arguments their types:
 
-limit=5                the type that the schema gives the property; text where it gives none
-tag=a tag=b            items of an array, in order; `tag=a` alone is an array of one
-filter:='{"a": 1}'     JSON, whatever the schema says
+limit=5                a value of the property's type; text if the schema has no type
+tag=a tag=b            the items of an array, in order; `tag=a` alone is an array of one item
+filter:='{"a": 1}'     JSON, regardless of the schema
 body=@letter.txt       the text of a file; `=@-` reads standard input
 filter:=@filter.json   the JSON of a file
 address.city=Paris     a member of an object
@@ -80,7 +80,7 @@ async def _call_without_limit(client: Client, arguments: argparse.Namespace) -> 
 async def _finished(
     task: Task, answers: Answers, status: Status, timeout_s: float | None
 ) -> CallResult:
-    """Return the result of a task; tell a user who interrupts how to come back to it."""
+    """Return the result of a task. If the user interrupts, print the command that waits again."""
     try:
         return await task.wait(answers=answers, timeout_s=timeout_s, on_task=status.task)
     except (asyncio.CancelledError, KeyboardInterrupt):
@@ -136,7 +136,7 @@ def parse_arguments(pairs: Iterable[str], schema: _Schema) -> dict[str, Any]:
     """Return the arguments of a call.
 
     Args:
-        pairs: the words of the command line, a `key=value` or `key:=json` each.
+        pairs: words of the command line, each a `key=value` or `key:=json`.
         schema: the tool's `inputSchema`.
 
     Raises:
@@ -190,7 +190,7 @@ class _Pair:
             )
 
     def _value(self, types: frozenset[str], schema: _Schema) -> Any:
-        """Return the value of the text in the first of the types that fits."""
+        """Return the text as a value of the first type that fits. Raise `UsageError` if none fits."""
         text, choices = self.text, schema.get("enum")
         if isinstance(choices, list) and text in choices:
             return text
@@ -249,13 +249,14 @@ def _read_file(name: str, key: str) -> str:
 
 
 class _PropertyTypes:
-    """The types that a tool's schema gives its properties; references within it are followed."""
+    """The types of a tool's arguments, from its schema. `$ref` within the schema is followed."""
 
     def __init__(self, schema: _Schema) -> None:
         self._root = schema
 
     def path(self, key: str) -> tuple[str, ...]:
-        """Split a key at its dots, unless the schema has a property with dots in its name."""
+        """Return the path of a key. The key is split at its dots if its first part is a property
+        and the whole key is not."""
         properties = self._properties(self._root)
         head, dot, _ = key.partition(".")
         if key in properties or not dot or head not in properties:
@@ -269,7 +270,7 @@ class _PropertyTypes:
         return schema
 
     def items(self, schema: _Schema) -> _Schema | None:
-        """Return the schema of an array's items; `None` if the value may be no array."""
+        """Return the schema of an array's items; `None` unless only an array or null is allowed."""
         if self.types(schema) - {"null"} != {"array"}:
             return None
         schemas = (schema, *map(self._followed, self._alternatives(schema)))

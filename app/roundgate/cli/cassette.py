@@ -1,7 +1,7 @@
-"""`roundgate cassette record|verify|serve|show|schema`: conversations in files.
+"""`roundgate cassette record|verify|serve|show|schema`: recorded conversations.
 
-The exit status is 0 for a server that still answers as recorded, 1 if it does not, 2 for wrong
-usage or a file that is no cassette.
+`verify` returns 1 if a response differs from the recording. An invalid cassette is wrong usage (2);
+the other exit statuses are those of `cli.remote`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SERVER_FAULTS: Final = ("lost", "cut", "delay")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run an action on a cassette."""
+    """Run a `cassette` action and return its exit status."""
     try:
         return asyncio.run(_ACTIONS[arguments.action](arguments))
     except ConfigError as error:
@@ -93,7 +93,7 @@ def _rule(text: str) -> Rule:
     try:
         if equals:
             return Rule(name, pattern=pattern)
-    except ValueError:  # of the name or the pattern
+    except ValueError:  # the name or the pattern is invalid
         pass
     raise UsageError(
         f"--rule {text}: write it as NAME=PATTERN, such as order=ORD-[0-9]+, with a regular "
@@ -112,7 +112,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
     host, port = address(arguments.listen)
     cassette = read(arguments.file)
     faults = parse_faults(arguments.fault, len(cassette.interactions), kinds=_SERVER_FAULTS)
-    stand_in: StandIn | None = None  # made once the port is known
+    stand_in: StandIn | None = None  # created once the port is known
 
     async def answer(asked: Asked) -> Reply | None:
         assert stand_in is not None
@@ -244,7 +244,7 @@ async def _show(arguments: argparse.Namespace) -> int:
 
 
 def _result(response: Any) -> str:
-    """Return a response in a few words."""
+    """Return a summary of a response in a few words."""
     if response is None:
         return "no answer"
     message: Any = response.message

@@ -1,4 +1,4 @@
-"""`roundgate check`: everything that is wrong with a configuration, or everything that it serves."""
+"""`roundgate check`: all problems of a configuration, or everything that it serves."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from roundgate.settings import process as settings
 from roundgate.tokens import keys
 
 _MAX_NAMED: Final = 5
-"""The most tools that one remark names."""
+"""The maximum number of tools that one remark names."""
 _ASKS: Final = frozenset({"elicitation", "sampling", "roots"})
+"""The client capabilities that a question of a tool needs."""
 _ENVIRONMENT: Final = "environment"
 LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what is served.
+    """Print everything that a configuration serves, with remarks.
 
     Raises:
-        ConfigError: every problem of the file, of the documents it refers to, and of the
-            environment.
+        ConfigError: lists all problems of the file, its documents, and the environment.
     """
     path = configuration_file(arguments.config)
     inspected = config.inspect(path)
@@ -95,7 +95,7 @@ def _print_catalog(served: Catalog) -> None:
 
 
 def _unasked_scopes(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
-    """Yield a remark if tools require scopes but `auth` is none, which gives every caller all
+    """Yield a remark if tools require scopes while `auth` is none, where every caller has all
     scopes."""
     catalogs = [served, *(served.of_view(view.name) for view in file.config.views)]
     scoped = {
@@ -116,7 +116,7 @@ def _backend_remarks(file: ConfigFile, fetched: dict[str, bytes]) -> Iterator[Pr
 
 
 def _client_remarks(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
-    """Yield a remark for each client capability that some tools require."""
+    """Yield a remark for each client capability whose absence makes some tools fail."""
     fallback = Fallback.of(served, file.config.fallback)
     tools = {name: entry.tool for name, entry in served.tools.items()}
     at = file.origin.at("fallback")
@@ -153,7 +153,8 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _environment(environ: Mapping[str, str]) -> tuple[Settings, list[Problem]]:
-    """Return the valid settings of an environment, and the problems of the others."""
+    """Return the settings from the valid variables of an environment, and the problems of the
+    invalid ones."""
     try:
         return settings.from_environment(environ), []
     except ConfigError as error:
@@ -179,7 +180,7 @@ def _stores_and_keys(using: Settings) -> Iterator[Problem]:
 
 
 def _serving(file: ConfigFile, using: Settings, host: str, port: int | None) -> Iterator[Problem]:
-    """Yield the problems between a file, the environment, and the address to serve at."""
+    """Yield the problems of the file in combination with the environment and the address."""
     auth = file.config.auth
     if isinstance(auth, AuthorizerConfig):
         return
@@ -208,7 +209,7 @@ def _problems_of(check: Callable[[], object]) -> Iterator[Problem]:
 
 
 def _check_keys(using: Settings) -> None:
-    """Raise ConfigError for keys that cannot be used. Keys at AWS are not read, and none are made."""
+    """Raise ConfigError if the keys are invalid. Keys at AWS are not read, and no key is created."""
     if using.state_keys is not None:
         keys.parse(using.state_keys, "GATEWAY_STATE_KEYS")
     elif using.state_keys_secret is None and using.state_keys_kms is None:
@@ -218,7 +219,7 @@ def _check_keys(using: Settings) -> None:
 
 
 def _sqlite(path: Path) -> Iterator[Problem]:
-    """Yield a problem if a store's file is none, or cannot be made."""
+    """Yield a problem unless the SQLite file can be written, or created."""
     there = next(one for one in (path, *path.absolute().parents) if one.exists())
     is_usable = there.is_file() if there == path else there.is_dir()
     if not is_usable or not os.access(there, os.W_OK):
@@ -231,14 +232,15 @@ def _sqlite(path: Path) -> Iterator[Problem]:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that is bound to an address; port 0 is one that the system chooses.
+    """Return a socket bound to an address, for this process and its children. For port 0 the system
+    chooses a free port.
 
     Raises:
         UsageError: the address or the port cannot be used.
     """
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        # a name such as localhost may stand for both: clients of either kind try IPv4
+        # prefer IPv4: clients try it for names such as localhost that have both kinds of address
         addresses.sort(key=lambda entry: entry[0] != socket.AF_INET)
         family, kind, protocol, _, address = addresses[0]
         bound = socket.socket(family, kind, protocol)
@@ -258,10 +260,12 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def check_exposure(file: ConfigFile, using: Settings, host: str) -> None:
-    """Refuse a public address without authentication, where every caller is the one local subject.
+    """Raise if a public address would be served without authentication. Every caller would be the
+    one local subject.
 
     Raises:
-        ConfigError: unless --allow-anonymous is given.
+        ConfigError: unless `auth` is configured, the address is loopback, or --allow-anonymous is
+            given.
     """
     if file.config.auth != "none" or host in LOOPBACK or using.allow_anonymous:
         return

@@ -1,5 +1,5 @@
 """`roundgate compile`, `package`, `deploy` and `stack`: a repository as AWS Lambda functions, at AWS
-or on this machine."""
+or on the local machine."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run one of the commands.
 
     Raises:
-        ConfigError: the configuration, or what would be packed, is wrong.
-        UsageError: the deployment is refused, AWS does not answer, or this machine lacks a tool.
+        ConfigError: the configuration or the content of the package is invalid.
+        UsageError: the deployment is refused, AWS does not answer, or a tool is not installed.
     """
     match arguments.command:
         case "compile":
@@ -53,7 +53,7 @@ def planned_from(path: Path, arch: str, *, anew: bool = False) -> packaging.Plan
         anew: whether to resolve package versions again.
 
     Raises:
-        ConfigError: as `run`.
+        ConfigError: the configuration or the content of the package is invalid.
     """
     file = config.load(path, placeholder=packaging.PLACEHOLDER)
     with _environment_as_before():
@@ -67,8 +67,8 @@ def planned_from(path: Path, arch: str, *, anew: bool = False) -> packaging.Plan
 
 @contextmanager
 def _environment_as_before() -> Iterator[None]:
-    """Restore the environment: the variables of the functions, and their placeholders, are for the
-    modules that are imported within, and not for what runs later, such as `sam`."""
+    """Restore the environment at the end of the block. Loading a configuration sets the functions'
+    variables and placeholders, which later commands such as `sam` must not inherit."""
     before = dict(os.environ)
     try:
         yield
@@ -78,7 +78,7 @@ def _environment_as_before() -> Iterator[None]:
 
 
 def _make(planned: packaging.Plan, out: Path) -> Path:
-    """Make the zips and the template in a folder; return the template."""
+    """Make the zips and the template in a folder; return the template's path."""
     packaging.package(planned, out)
     written = template.write(planned.file, planned.arch, out)
     print(written)
@@ -108,7 +108,7 @@ def _run_stack(arguments: argparse.Namespace) -> int:
     path = demo.CONFIG if arguments.demo else configuration_file(arguments.config)
     variables = _variables(path)
     find_tools()
-    # as Ctrl-C, so that nothing stays behind
+    # handle SIGTERM as Ctrl-C, so that processes and temporary files are cleaned up
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory() as temporary:
         directory: Path = (arguments.directory or Path(temporary)).resolve()
@@ -122,10 +122,10 @@ def _run_stack(arguments: argparse.Namespace) -> int:
 
 
 def _variables(path: Path) -> dict[str, str]:
-    """Return the variables of `env` that are set here.
+    """Return the variables of `env` that are set in this process.
 
     Raises:
-        UsageError: a variable whose value is kept at AWS is not set.
+        UsageError: a variable that refers to a value at AWS is not set.
     """
     env = config.load(path, placeholder=packaging.PLACEHOLDER).config.env
     kept = [name for name, text in env.items() if list(kept_at_aws(text))]

@@ -1,7 +1,7 @@
-"""Asks the person at a terminal the questions of a server.
+"""Terminal prompts for the questions of a server, with prompt_toolkit.
 
-Prompts go to standard error, so that standard output holds nothing but the result of the call.
-Control and format characters of a server are escaped. prompt_toolkit draws and reads.
+Prompts go to standard error, so that standard output holds only the result of the call. Control and
+format characters in the server's texts are escaped.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ MAX_SHOWN_CHARS: Final = 4_000
 _INDENT: Final = "  "
 
 Check = Callable[[str], str | None]
-"""Returns what is wrong with a text that was typed, or `None`."""
+"""A function that returns the problem of a typed text, or `None`."""
 
 
 class Prompts:
-    """Asks on the terminal of standard error.
+    """Prompts on the terminal.
 
-    Ctrl-C raises `KeyboardInterrupt`, Ctrl-D on an empty line `EOFError`.
+    Ctrl-C raises `KeyboardInterrupt`; Ctrl-D on an empty line raises `EOFError`.
 
     Args:
-        keys: where keys come from; default: the terminal.
-        screen: where prompts are drawn; default: standard error.
+        keys: the source of keystrokes; default: the terminal.
+        screen: the output that prompts are drawn on; default: standard error.
     """
 
     def __init__(self, keys: Input | None = None, screen: Output | None = None) -> None:
@@ -57,7 +57,7 @@ class Prompts:
         self._screen = screen or create_output(stdout=sys.stderr)
 
     def say(self, text: str) -> None:
-        """Print lines of text, escaped."""
+        """Print a text, escaping all control characters but line ends."""
         for line in text.split("\n"):
             say(line, to=sys.stderr)
 
@@ -69,7 +69,8 @@ class Prompts:
         *,
         is_secret: bool = False,
     ) -> str:
-        """Ask for a text; Alt-Enter begins a new line. A secret is shown as stars."""
+        """Ask for a text until `check` accepts it. Alt-Enter begins a new line; a secret is shown as
+        stars."""
         with create_app_session(self._keys, self._screen):
             session: PromptSession[str] = PromptSession(key_bindings=_newlines(), multiline=False)
             return await session.prompt_async(
@@ -81,7 +82,7 @@ class Prompts:
             )
 
     async def choice(self, label: str, options: Sequence[str], default: int = 0) -> int:
-        """Ask for one option, with the arrow keys and Enter; return its index."""
+        """Ask for one option and return its index."""
         shown = [(index, escaped(option)) for index, option in enumerate(options)]
         with create_app_session(self._keys, self._screen):
             asked: ChoiceInput[int] = ChoiceInput(
@@ -96,8 +97,8 @@ class Prompts:
         chosen: set[int],
         check: Callable[[set[int]], str | None],
     ) -> set[int]:
-        """Ask for any number of options: Enter chooses each, and the last entry ends it. Return
-        their indexes."""
+        """Ask for any number of options and return their indexes. Enter toggles an option; the last
+        entry ends the selection if `check` accepts it."""
         at = 0
         while True:
             marks = [
@@ -124,6 +125,8 @@ def _newlines() -> KeyBindings:
 
 
 class _Checked(Validator):
+    """A prompt_toolkit validator that uses a `Check`."""
+
     def __init__(self, check: Check) -> None:
         self._check = check
 
@@ -133,14 +136,15 @@ class _Checked(Validator):
 
 
 class Person:
-    """Answers questions by asking the person at the terminal, one question at a time."""
+    """An answerer that asks the person at the terminal, one question at a time."""
 
     def __init__(self, prompts: Prompts | None = None) -> None:
         self._prompts = prompts or Prompts()
         self._one_at_a_time = asyncio.Lock()
 
     async def __call__(self, question: Question) -> Any:
-        """Return the answer, which may be `DECLINE` or `CANCEL`. Ctrl-D dismisses a question."""
+        """Return the person's answer, which may be `DECLINE` or `CANCEL`. Ctrl-D dismisses the
+        question: `CANCEL` for a form or URL, otherwise `None`."""
         ask = {
             Kind.FORM: self._form,
             Kind.URL: self._url,
@@ -180,7 +184,8 @@ class Person:
             content[field.name] = value
 
     async def _url(self, question: Question) -> Any:
-        """Open a URL only with consent. The host is shown separately: a long address may hide it."""
+        """Ask for consent before opening a URL. Shows the host separately, because a long address
+        can hide it."""
         url = question.url or ""
         self._prompts.say(_bounded(question.message))
         self._prompts.say(f"  to be opened: {_bounded(url)}")
@@ -207,7 +212,7 @@ class Person:
         return await self._prompts.text("Answer as the model (Alt-Enter: new line)")
 
     async def _roots(self, question: Question) -> Any:
-        """Ask for the folders that the server may know; none is an answer."""
+        """Ask for the folders that the server may know of. An empty list is a valid answer."""
 
         def check(text: str) -> str | None:
             is_usable = not text or Path(text).expanduser().is_dir()
@@ -236,7 +241,7 @@ _NUMBERS: Final = {"integer": (int,), "number": (int, float)}
 
 
 class _Field:
-    """One field of a form. `options` are the values of a choice, each with its title."""
+    """One field of a form."""
 
     def __init__(self, name: str, question: Question) -> None:
         self.name = name
@@ -249,9 +254,10 @@ class _Field:
         self._takes_several = self._schema.get("type") == "array"
         choices = self._schema.get("items") if self._takes_several else self._schema
         self._options = _options(choices) if isinstance(choices, Mapping) else ()
+        """The values of a choice, each with its title."""
 
     async def ask(self, prompts: Prompts, current: Any) -> Any:
-        """Return the value that the person gives, or `None`. `current` is the previous answer."""
+        """Return the person's value, or `None`. `current` is the previous answer."""
         if description := self._schema.get("description"):
             prompts.say(f"  {str(description)[:1_000]}")
         default = self._schema.get("default") if current is None else current
@@ -305,7 +311,7 @@ class _Field:
         """Return the typed text as a value of the field's type.
 
         Raises:
-            ValueError: it is no number, and the field is one.
+            ValueError: the field is a number and the text is not one of its kind.
         """
         kind = self._schema.get("type")
         if kind not in (*_NUMBERS, "array", "object"):
@@ -319,7 +325,7 @@ class _Field:
         return value
 
     def _problem(self, value: Any) -> str | None:
-        """Return what the form's schema rejects in a value of this field."""
+        """Return the first problem that the form's schema finds in a value of this field."""
         place = f"answer.{self.name}"
         for problem in self._question.problems({self.name: value}):
             where, _, what = problem.partition(": ")
@@ -329,8 +335,8 @@ class _Field:
 
 
 def _options(schema: Mapping[str, Any]) -> tuple[tuple[Any, str], ...]:
-    """Return the values of a choice with their titles: `enum` with `enumNames`, `oneOf` or `anyOf`
-    of constants, a boolean."""
+    """Return the values of a choice with their titles; empty if the schema is not a boolean, an `enum`,
+    or `oneOf` or `anyOf` of constants."""
     if schema.get("type") == "boolean":
         return (True, "yes"), (False, "no")
     if isinstance(values := schema.get("enum"), list):

@@ -1,7 +1,7 @@
-"""Every command, and the options that it takes.
+"""The commands and their options.
 
-`roundgate.cli` builds the parser from this module, and imports the module of a command once it is
-chosen. Nothing that a command works with is imported here.
+`roundgate.cli` builds the parser from this module. To start fast, nothing is imported here that only
+a command needs.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import Any, Final, Protocol
 from roundgate.cli.arguments import age_ms, number, task_ref
 
 TOKEN_VARIABLE: Final = "ROUNDGATE_TOKEN"  # noqa: S105 — a name
-"""The default variable of a bearer token."""
+"""The default environment variable for a bearer token."""
 SECRET_VARIABLE: Final = "ROUNDGATE_CLIENT_SECRET"  # noqa: S105 — a name
 KINDS: Final = ("tools", "prompts", "resources", "templates")
 
 
 class Commands(Protocol):
-    """The return value of `ArgumentParser.add_subparsers`."""
+    """The subparsers of a parser, as `ArgumentParser.add_subparsers` returns them."""
 
     def add_parser(self, name: str, **options: Any) -> argparse.ArgumentParser: ...
 
 
 class Options(Protocol):
-    """A parser, or a group of its options."""
+    """A parser or an argument group."""
 
     def add_argument(self, *names: Any, **options: Any) -> Any: ...
 
 
 def add_commands(commands: Commands) -> None:
-    """Add each command, in the order of `roundgate --help`."""
+    """Add all commands, in the order of `roundgate --help`."""
     _add_local_commands(commands)
     _add_deployment(commands)
     _add_tasks(commands)
@@ -44,7 +44,7 @@ def add_commands(commands: Commands) -> None:
 def _command(
     commands: Commands, name: str, module: str | None, about: str, *examples: str, **options: Any
 ) -> argparse.ArgumentParser:
-    """Add a command that a module runs, or an action of one (`module` is None)."""
+    """Add a command that `module` runs, or, with `module` None, an action of a command."""
     if examples:
         options["formatter_class"] = argparse.RawDescriptionHelpFormatter
         options["epilog"] = "\n  ".join(("examples:", *examples))
@@ -128,7 +128,7 @@ def _add_local_commands(commands: Commands) -> None:
     _add_config(worker)
     _add_log(worker)
     _flag(worker, "--reload", "as for serve")
-    # for processes that this program begins
+    # passed by a worker to the process that it starts for a suspect task
     worker.add_argument("--suspect", type=task_ref, help=argparse.SUPPRESS)
 
     schema = _command(

@@ -1,4 +1,4 @@
-"""Results on standard output, for other programs too; notes and progress on standard error."""
+"""Output of commands: results on standard output, notes and progress on standard error."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def show_json(value: Any) -> None:
 
 
 def show_text(text: str) -> None:
-    """Print a text; on a terminal, escape the characters that would act on it."""
+    """Print a text; on a terminal, escape control and format characters but line ends."""
     print(escaped_lines(text) if sys.stdout.isatty() else text)
 
 
 def show_table(rows: Sequence[Sequence[str]], indent: str = "") -> None:
-    """Print rows in columns, with every character escaped that a terminal would act on."""
+    """Print rows in columns, with control and format characters escaped."""
     rows = [[escaped(cell) for cell in row] for row in rows]
     widths = [max(map(columns, cells)) for cells in zip(*rows, strict=True)]
     for row in rows:
@@ -45,7 +45,8 @@ def show_table(rows: Sequence[Sequence[str]], indent: str = "") -> None:
 def show_result(result: CallResult) -> None:
     """Print the structured content of a tool's result, else its text.
 
-    For images, sounds and resources print a note: `--json` has them.
+    Images, sounds and resources beside a text are only noted on standard error; `--json` prints
+    them.
     """
     if "structuredContent" in result.raw:
         show_json(result.structured)
@@ -59,23 +60,23 @@ def show_result(result: CallResult) -> None:
 
 
 def say(*values: object, to: TextIO | None = None) -> None:
-    """Print one line, with every character escaped that a terminal would act on."""
+    """Print values on one line, with control and format characters escaped."""
     print(" ".join(escaped(str(value)) for value in values), file=to or sys.stdout)
 
 
 def escaped_lines(text: str) -> str:
-    """Escape every character but line ends that a terminal would act on."""
+    """Return a text with control and format characters escaped, except line ends."""
     return "\n".join(map(escaped, text.split("\n")))
 
 
 def columns(text: str) -> int:
-    """Return the width of a text on a terminal: wide characters take two columns, combining ones
-    none."""
+    """Return the width of a text in terminal columns: two for a wide character, none for a combining
+    one."""
     return len(text) if text.isascii() else sum(map(_width, text))
 
 
 def cut(text: str, width: int) -> str:
-    """Return as much of a text as fits into a width, with a mark at which it was cut."""
+    """Return a text cut to a width in terminal columns; a cut text ends with `…`."""
     if columns(text) <= width:
         return text
     kept, taken = "", 0
@@ -97,12 +98,15 @@ _CLEAR: Final = "\r\x1b[2K"
 _BAR: Final = 20
 _TICK_S: Final = 1.0
 _SHOWN_AFTER_S: Final = 2
-"""The seconds after which the line shows the time."""
+"""The seconds after which the line shows the elapsed time."""
 
 
 class Status:
-    """Shows progress, log messages and the state of a task while the context is open. On a
-    terminal they share one line, which is then cleared."""
+    """A display of progress, log messages and a task's state while the context is open.
+
+    On a terminal, progress and state share one line, which is cleared for other output and at the
+    end.
+    """
 
     def __init__(self, to: TextIO, clock: Clock | None = None) -> None:
         self._to = to
@@ -130,12 +134,12 @@ class Status:
         self.hide()
 
     def _tick(self) -> None:
-        """Draw the line each second, so that the user sees the time pass."""
+        """Draw the line, and again every second, so that the elapsed time advances."""
         self._draw()
         self._ticking = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
 
     def progressed(self, progress: Progress) -> None:
-        """Show a request's progress, on a terminal only."""
+        """Show the progress of a request; do nothing unless on a terminal."""
         message = progress.message or ""
         if not progress.total or progress.total <= 0:
             self.show(f"{progress.progress:g} {message}")
@@ -146,7 +150,7 @@ class Status:
         self.show(f"{full * done}{empty * (_BAR - done)} {share:4.0%} {message}")
 
     def logged(self, log: Log) -> None:
-        """Print a log message of the server on a line of its own."""
+        """Print a log message of the server above the status line."""
         text = log.data if isinstance(log.data, str) else json.dumps(log.data, ensure_ascii=False)
         line = self._line
         self.hide()
@@ -154,7 +158,8 @@ class Status:
         self.show(line)
 
     def task(self, state: TaskState) -> None:
-        """Show the state of a task; in a log, print a line for each change."""
+        """Show the state of a task. If the output is not a terminal, print a line when the state
+        differs from the last."""
         text = f"{state.status}: {state.message}" if state.message else state.status
         if self._is_live:
             self.show(text)
@@ -163,13 +168,13 @@ class Status:
             say(text, to=self._to)
 
     def show(self, text: str) -> None:
-        """Replace the line, on a terminal only."""
+        """Replace the status line; do nothing unless on a terminal."""
         if self._is_live:
             self._line = text
             self._draw()
 
     def hide(self) -> None:
-        """Clear the line, for other output."""
+        """Clear the status line so that other output can be printed."""
         if self._is_live and self._line:
             self._to.write(_CLEAR)
             self._to.flush()

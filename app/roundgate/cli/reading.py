@@ -22,7 +22,7 @@ _MAX_CHOICES: Final = 8
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the command; return an exit status of `cli.remote`."""
+    """Run a command and return its exit status, as listed in `cli.remote`."""
     return remote.run(arguments, _COMMANDS[arguments.command])
 
 
@@ -49,8 +49,8 @@ async def _list(client: Client, arguments: argparse.Namespace) -> int:
 
 
 def show_list(rows: Sequence[tuple[str, str, str]], *, has_kinds: bool) -> None:
-    """Print names in a column, with as much of each description as fits into the line, and a
-    heading for each kind."""
+    """Print rows of kind, name and description: names in a column, descriptions cut to the line, and
+    a heading for each kind if `has_kinds`."""
     style, last = Style(sys.stdout), ""
     width = max(shutil.get_terminal_size().columns - 1, 20)
     names = min(max((columns(escaped(name)) for _, name, _ in rows), default=0), width // 2)
@@ -58,7 +58,7 @@ def show_list(rows: Sequence[tuple[str, str, str]], *, has_kinds: bool) -> None:
         if has_kinds and kind != last:
             print(("\n" if last else "") + style(kind, "bold"))
             last = kind
-        shown = escaped(name)  # whole, because users type it
+        shown = escaped(name)  # never cut, because users type names
         space = " " * max(names - columns(shown), 0)
         room = width - max(columns(shown), names) - 4
         about = cut(escaped(description), room) if room > 10 else ""
@@ -68,7 +68,8 @@ def show_list(rows: Sequence[tuple[str, str, str]], *, has_kinds: bool) -> None:
 
 
 async def _entries(client: Client, kind: str, *, is_required: bool) -> list[Any]:
-    """Return a list of the server; an empty one if the server has no such list, unless required."""
+    """Return the server's entries of a kind. If the server does not have the method, return an empty
+    list, or raise RpcError if `is_required`."""
     try:
         entries: list[Any] = await _LISTS[kind](client)
     except RpcError as error:
@@ -141,7 +142,7 @@ def _argument_lines(entry: Tool | Prompt | Resource) -> Iterator[str]:
 
 
 def argument_type(schema: Mapping[str, Any]) -> object:
-    """Return the type or the choices of an argument, with its default, for people."""
+    """Return the type or the choices of an argument, with its default, to be shown."""
     choices = schema.get("enum")
     kind: object = schema.get("type", "any")
     if isinstance(kind, list):
@@ -181,7 +182,7 @@ def _write_bytes(blob: object) -> None:
         data = base64.b64decode(str(blob), validate=True)
     except ValueError:
         raise BadAnswer("The server sent a resource whose 'blob' is no base64") from None
-    sys.stdout.flush()  # the text before it, which waits in a buffer of its own
+    sys.stdout.flush()  # text written earlier is in another buffer
     sys.stdout.buffer.write(data)
 
 

@@ -1,13 +1,13 @@
-"""The client of the commands that talk to a server: its options, its answers to questions, and the
-exit statuses.
+"""The client of commands that talk to a server: connection options, answers to questions, and exit
+statuses.
 
 0    done
-1    the tool failed (`isError`), or its task did; a case of a suite failed
-2    wrong usage: an option, an argument of a tool, an answer file, a suite
+1    the tool (`isError`), its task, or a case of a suite failed
+2    wrong usage: an option, an argument of a tool, an answer, a suite
 3    the server answered with an error, or violated the protocol
-4    the server asks, and there is no answer; the questions are on standard output as JSON
+4    a question of the server has no answer; the questions are on standard output as JSON
 5    no connection, or no answer in time
-6    no access: credentials are missing or refused
+6    credentials are missing or refused
 130  interrupted
 """
 
@@ -50,16 +50,16 @@ NO_ACCESS: Final = 6
 INTERRUPTED: Final = 130
 
 Work = Callable[[Client, argparse.Namespace], Awaitable[int]]
-"""Works with a client of the server that the arguments name, and returns the exit status."""
+"""A command's work with a client of the server; returns the exit status."""
 
 
 def run(arguments: argparse.Namespace, work: Work) -> int:
-    """Work with a client of the server that the arguments name; return the exit status."""
+    """Run `work` with a client of the server that the arguments name; return the exit status."""
     try:
         return asyncio.run(_with_client(arguments, work))
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # its reader has enough, as `head` does
+    except BrokenPipeError:  # the reader closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except errors.GatewayError as error:
@@ -67,11 +67,12 @@ def run(arguments: argparse.Namespace, work: Work) -> int:
 
 
 def refused(error: errors.GatewayError, *, has_lines: bool = False) -> int:
-    """Print an error on standard error; return its exit status.
+    """Print an error on standard error and return its exit status. For `Unanswered`, print the
+    questions on standard output as JSON.
 
     Args:
-        has_lines: whether line ends in the text are ours. A server's are escaped, or it could
-            pretend to be us.
+        has_lines: whether to print line ends unescaped; a server's could imitate messages of this
+            program.
     """
     if isinstance(error, errors.Unanswered):
         questions = [question.as_json() for question in error.questions]
@@ -107,11 +108,11 @@ async def _with_client(arguments: argparse.Namespace, work: Work) -> int:
 
 
 def client_options(arguments: argparse.Namespace, files: ExitStack) -> dict[str, Any]:
-    """Return the options of the client, from those of the connection. `files` closes the file of
+    """Return the arguments of `Client` from the connection options. `files` closes the file of
     `--transcript`.
 
     Raises:
-        UsageError: an option cannot be used.
+        UsageError: an option is invalid, or a secret is missing.
     """
     return {
         "auth": _auth(arguments),
@@ -122,8 +123,8 @@ def client_options(arguments: argparse.Namespace, files: ExitStack) -> dict[str,
 
 
 def _auth(arguments: argparse.Namespace) -> Auth | str | None:
-    """Return the caller's credentials. Secrets come from the environment, because a list of
-    processes shows arguments."""
+    """Return the caller's credentials. Secrets come from the environment, because process lists show
+    arguments."""
     if arguments.login:
         from roundgate.client.auth import BrowserLogin, SystemKeyring
 
@@ -156,7 +157,7 @@ def headers(options: Sequence[str]) -> dict[str, str]:
     """Return the headers of `--header` options.
 
     Raises:
-        UsageError: an option is not a header.
+        UsageError: an option is not `Name: value`.
     """
     pairs: dict[str, str] = {}
     for option in options:
@@ -168,7 +169,7 @@ def headers(options: Sequence[str]) -> dict[str, str]:
 
 
 def _transcript(path: Path | None, files: ExitStack) -> Observer | None:
-    """Return an observer that writes each message as a line of JSON."""
+    """Return an observer that writes each message as a line of JSON; `None` without a path."""
     if path is None:
         return None
     try:
@@ -190,13 +191,14 @@ def _transcript(path: Path | None, files: ExitStack) -> Observer | None:
 
 
 def answers(arguments: argparse.Namespace, before_asking: Callable[[], None]) -> Answers:
-    """Return the answers to a server's questions: of the file, then of the person.
+    """Return the answers to a server's questions: those of `--answers`, then those that the person
+    at the terminal gives.
 
     Args:
-        before_asking: called before a person is asked, to clear the line of the prompt.
+        before_asking: called before each question to the person, to clear the status line.
 
     Raises:
-        UsageError: the file cannot be read.
+        UsageError: the file cannot be read, or is not a mapping.
     """
     sources: list[Any] = []
     if arguments.answers is not None:
@@ -207,7 +209,7 @@ def answers(arguments: argparse.Namespace, before_asking: Callable[[], None]) ->
 
 
 def report_unused(answers: Answers) -> None:
-    """Print the answers that no question asked for, so that a misspelt key is noticed."""
+    """Print the keys of answers that no question asked for; a key may be misspelt."""
     if answers.unused:
         say(f"no question asked for these answers: {', '.join(answers.unused)}", to=sys.stderr)
 
@@ -226,7 +228,8 @@ def _by_key(path: Path) -> Mapping[str, Any]:
 
 
 class _AtTheTerminal:
-    """Asks the person at the terminal; imports what it needs with the first question."""
+    """An answerer that asks the person at the terminal. Imports prompt_toolkit, an optional
+    dependency, with the first question."""
 
     def __init__(self, before_asking: Callable[[], None]) -> None:
         self._before_asking = before_asking

@@ -1,5 +1,5 @@
-"""`roundgate new`, `schema`, `keys` and `docs`: a repository of tools, the schemas for its editor,
-the keys of its gateway, and the documents of this version."""
+"""`roundgate new`, `schema`, `keys` and `docs`: a new repository of tools, JSON Schemas for editors,
+keys for requestState, and the documents of this version."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run one of the commands.
 
     Raises:
-        UsageError: the repository cannot be made, there is no such page, or the keys of the
+        UsageError: the repository cannot be created, the page does not exist, or the keys of the
             environment cannot be rotated.
     """
     match arguments.command:
@@ -51,7 +51,7 @@ _FILES: Final = {
     "README.md": "README.md",
     "ci.yml": ".github/workflows/ci.yml",
 }
-"""The files of `new_files`, and where they go."""
+"""The templates in `new_files` (without `.txt`), and their paths in the new repository."""
 _FILES_FOR_AWS: Final = {
     "samconfig.toml": "samconfig.toml",
     "deploy.yml": ".github/workflows/deploy.yml",
@@ -69,20 +69,20 @@ def _new(arguments: argparse.Namespace) -> None:
 
 
 def write_repository(directory: Path, openapi: Path | None, *, aws: bool = False) -> list[Path]:
-    """Write a repository; return its files, relative to the directory.
+    """Write a new repository and return the paths of its files, relative to the directory.
 
     Args:
-        directory: a new or an empty directory; its name is that of the repository.
-        openapi: an OpenAPI document whose operations are served, too; it is copied.
-        aws: whether to add the parameters of a stack, and a workflow that deploys it.
+        directory: a new or an empty directory; its name is the name of the project.
+        openapi: an OpenAPI document to copy and to serve.
+        aws: whether to add the parameters of a stack and a workflow that deploys it.
 
     Raises:
-        UsageError: the name cannot be a project's, the directory is not empty, or the document
-            cannot be read.
+        UsageError: the name is not valid for a project, the directory is not empty, or the document
+            cannot be read or has the name of a file of the repository.
     """
     name = _project_name(directory)
     document = {} if openapi is None else _document(openapi)
-    values = {  # in this order: the first have others in them
+    values = {  # filled in this order, as "aws" contains placeholders of later values
         "aws": _template("README.aws.md") if aws else "",
         "name": name,
         "package": name.replace("-", "_"),
@@ -119,7 +119,7 @@ def _project_name(directory: Path) -> str:
 
 
 def _document(openapi: Path) -> dict[str, bytes]:
-    """Return the content of an OpenAPI document, by its name in the repository."""
+    """Return the content of an OpenAPI document by its file name."""
     if re.match(r"https?:/", str(openapi)):
         raise UsageError(f"{openapi} is a URL: download the document, and give the file")
     try:
@@ -129,7 +129,7 @@ def _document(openapi: Path) -> dict[str, bytes]:
 
 
 def _backend(file: str, raw: bytes) -> str:
-    """Return the entry of gateway.yaml for the service of an OpenAPI document."""
+    """Return the back end of gateway.yaml for an OpenAPI document."""
     try:
         base_url = base_url_for(raw, file, _PLACEHOLDER_URL)
     except UnreadableDocument as error:
@@ -168,7 +168,7 @@ _ANNOTATIONS: Final[tuple[str, ...]] = ("description", "default", "title")
 
 
 def gateway_schema() -> str:
-    """Return the JSON Schema of gateway.yaml."""
+    """Return the JSON Schema of gateway.yaml, which also allows references such as `${NAME}`."""
     schema = json_schema()
     for model in (schema, *schema["$defs"].values()):
         model["properties"] = {
@@ -180,7 +180,7 @@ def gateway_schema() -> str:
 
 
 def _or_reference(setting: dict[str, Any]) -> dict[str, Any]:
-    """Allow a reference in place of a number, a boolean, or a string of a certain form."""
+    """Return a setting's schema that also allows a reference, if it would reject one."""
     options = setting.get("anyOf", [setting])
     is_strict = any(
         option.get("type") in ("integer", "number", "boolean")
@@ -198,7 +198,7 @@ def _or_reference(setting: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rotated(stage: int) -> str:
-    """Return the ring for a stage of a rotation (`roundgate docs runbooks/rotate-keys`)."""
+    """Return GATEWAY_STATE_KEYS for a stage of a rotation (`roundgate docs runbooks/rotate-keys`)."""
     current = os.environ.get("GATEWAY_STATE_KEYS", "")
     if not current:
         raise UsageError("set GATEWAY_STATE_KEYS to the ring that is in use")
@@ -212,7 +212,7 @@ def _rotated(stage: int) -> str:
 _PACKAGE: Final = Path(__file__).parents[1]
 _IN_WHEEL: Final = _PACKAGE / "docs"
 DOCS: Final = _IN_WHEEL if _IN_WHEEL.is_dir() else _PACKAGE.parents[1] / "docs"
-"""The folder of the documents: in the wheel, or in the repository that builds it."""
+"""The folder of the documents: in the installed package, or in a checkout."""
 
 
 def _print_page(page: str | None) -> None:
@@ -230,7 +230,7 @@ def _print_page(page: str | None) -> None:
 
 
 def pages() -> dict[str, Path]:
-    """Return the pages by name, such as `configuration` or `runbooks/rotate-keys`."""
+    """Return the paths of pages by name, such as `configuration` or `runbooks/rotate-keys`."""
     paths = [path for path in sorted(DOCS.rglob("*.md")) if path.parent.name != "site"]
     named = {path.relative_to(DOCS).with_suffix("").as_posix(): path for path in paths}
     return dict(sorted(named.items(), key=lambda item: ("/" in item[0], item[0])))

@@ -1,4 +1,4 @@
-"""`roundgate serve`: uvicorn around the app of `roundgate.main`."""
+"""`roundgate serve`: the app of `roundgate.main` in uvicorn."""
 
 from __future__ import annotations
 
@@ -26,32 +26,34 @@ from roundgate.runtime.startup import is_private, read_configuration
 from roundgate.settings import HttpConfig
 
 STARTUP_FAILURE: Final = 3
-"""The exit status of uvicorn for an app that does not start."""
+"""The exit status of uvicorn if the app fails to start."""
 
 GRACEFUL_SHUTDOWN_S: Final = 10
 ACCEPTS_AT_ONCE: Final = 16
+"""The number of connections accepted per turn of the event loop."""
 log = logging.getLogger("roundgate")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until told to stop.
+    """Serve until a signal stops the process.
 
     Raises:
-        ConfigError: before anything is bound.
-        UsageError: the port cannot be had.
+        ConfigError: the configuration or the environment is invalid.
+        UsageError: the address or the port cannot be used.
+        SystemExit: the app fails to start.
     """
     into_environment(arguments)
     with kept():
         using, file = read_configuration(os.environ)
         check_exposure(file, using, arguments.host)
         if using.show_errors == "auto" and arguments.host in LOOPBACK and is_private(file, using):
-            os.environ["GATEWAY_SHOW_ERRORS"] = "on"  # for the processes that this one begins, too
+            os.environ["GATEWAY_SHOW_ERRORS"] = "on"  # inherited by worker processes
             using = replace(using, show_errors="on")
-        # with several workers each makes its own; this one finds the problems, once
+        # each of several workers builds its own app; this one reports problems once
         app = build_app(file, using)
     bound = bind(arguments.host, arguments.port)
     log.info("serving %s", url_of(bound, arguments.host, file.config.http.path))
-    # uvicorn raises the signal again after the shutdown; exit with 0 then
+    # uvicorn raises the signal again after its shutdown: exit with 0
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     options = _options(file.config.http, arguments)
     if arguments.workers > 1:
@@ -76,10 +78,10 @@ def url_of(bound: socket.socket, host: str, path: str) -> str:
 
 
 class Supervisor(Multiprocess):
-    """A supervisor of several server processes on one port. Replaces processes that die."""
+    """A supervisor of several server processes on one port. It replaces processes that die."""
 
     def __init__(self, config: uvicorn.Config, sockets: list[socket.socket]) -> None:
-        # read first: uvicorn's handlers hide whether SIGHUP was ignored (`nohup`)
+        # before uvicorn installs its handlers, which hide whether SIGHUP was ignored (`nohup`)
         self._is_terminal_gone = terminal_watch() if hasattr(signal, "SIGHUP") else lambda: False
         super().__init__(config, sockets)
 
@@ -93,9 +95,9 @@ class Supervisor(Multiprocess):
                 log.error("a server process died; another was started", extra={"fields": fields})
 
     def handle_hup(self) -> None:
-        """Forward SIGHUP so that each process reloads. uvicorn would replace the processes and end
-        calls that outlast a graceful shutdown."""
-        if self._is_terminal_gone():  # the other processes have received the signal too
+        """Forward SIGHUP so that each process reloads, or stop if the terminal was closed. uvicorn
+        would replace the processes and end calls that outlast a graceful shutdown."""
+        if self._is_terminal_gone():  # the terminal has signalled the other processes, too
             self.should_exit.set()
             return
         for process in self.processes:
@@ -118,9 +120,9 @@ def _options(http: HttpConfig, arguments: argparse.Namespace) -> dict[str, Any]:
         "port": arguments.port,
         "http": Connections(Bounds.from_config(http)),
         "ws": "none",
-        "log_config": None,  # ours is configured
+        "log_config": None,  # the gateway configures logging
         "log_level": "warning",
-        "access_log": False,  # one structured line a request instead
+        "access_log": False,  # the gateway logs each request itself
         "server_header": False,
         "timeout_graceful_shutdown": GRACEFUL_SHUTDOWN_S,
         "timeout_keep_alive": http.idle_timeout_s,
@@ -128,10 +130,10 @@ def _options(http: HttpConfig, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _serve(configured: uvicorn.Config, bound: socket.socket) -> None:
-    """Serve until a signal stops the server; exit with uvicorn's status if it does not start.
+    """Serve until a signal stops the server; exit with `STARTUP_FAILURE` if it does not start.
 
-    uvloop accepts one connection of a socket per turn of the loop. With duplicates of the socket it
-    accepts as many, so that a client that opens many connections does not keep others waiting.
+    uvloop accepts one connection per socket and turn of the loop. Duplicates of the socket let it
+    accept more, so that one client that opens many connections does not delay others.
     """
     running = uvicorn.Server(configured)
     with suppress(KeyboardInterrupt):

@@ -1,7 +1,7 @@
-"""`roundgate test SUITE …`: cases against a server, a report for people, JUnit XML or JSON for programs.
+"""`roundgate test SUITE …`: test cases against a server, with a report as text, JUnit XML or JSON.
 
-The exit status is 0 if nothing failed, 1 if a case failed, 2 if a suite or an option is invalid, 5
-if the server that was to be started does not come up.
+The exit status is 0 if no case failed, 1 if one failed, 2 if a suite or an option is invalid, and 5
+if the server under test cannot be started.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from roundgate.suites import (
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run suites."""
+    """Run suites and return the exit status."""
     try:
         return asyncio.run(_Session(arguments).run())
     except KeyboardInterrupt:
@@ -63,11 +63,12 @@ class _Session:
         self._stopped = False
 
     async def run(self) -> int:
-        """Run everything; return the exit status.
+        """Run the suites, or list their cases; return the exit status.
 
         Raises:
-            ConfigError: everything that is wrong with the suites.
-            UsageError, ConnectionLost: the run cannot begin.
+            ConfigError: a suite is invalid; lists the problems of all suites.
+            UsageError: an option is invalid, or no case matches `--filter`.
+            ConnectionLost: a server under test cannot be started.
         """
         chosen = [(file, self._chosen(file)) for file in _loaded(self._arguments.suites)]
         if self._arguments.list:
@@ -164,7 +165,7 @@ def _loaded(paths: Sequence[Path]) -> list[SuiteFile]:
 
 
 class _ServerOptions:
-    """The server that a suite tests, and how to reach it: the command line wins over the suite."""
+    """The server under test and the options of its client. The command line overrides the suite."""
 
     def __init__(self, file: SuiteFile, arguments: argparse.Namespace, secrets: Secrets) -> None:
         self._file = file
@@ -179,7 +180,7 @@ class _ServerOptions:
             raise UsageError(f"{file.path}: variables: {error}") from None
 
     def target(self) -> Target:
-        """Return the server that is tested.
+        """Return the server under test.
 
         Raises:
             UsageError: neither the command line nor the suite names one.
@@ -205,10 +206,9 @@ class _ServerOptions:
         return Target(filled(server.url), command, environment, folder, timeout_s, shown)
 
     def client_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of the command line, completed by those of the suite.
+        """Return the client options of the command line, completed by those of the suite.
 
-        The token and the headers are for the server that the suite names: another gets none of
-        them.
+        The suite's token and headers are not sent to a server that `--url` names.
         """
         options = dict(options)
         server = self._server
@@ -241,7 +241,7 @@ _SIGNS: Final = {
 
 
 class Report:
-    """Prints results as they come; nothing if it is quiet."""
+    """The report for people, printed as results arrive; `is_quiet` suppresses it."""
 
     def __init__(self, to: TextIO, *, is_quiet: bool) -> None:
         self._to = to
@@ -253,7 +253,7 @@ class Report:
         self._print(f"{self._style(escaped(name), 'bold')} {self._dim(f'({escaped(target)})')}")
 
     def case(self, path: str, result: CaseResult) -> None:
-        """Print a case, with its failure."""
+        """Print the result of a case, with its failure."""
         drawn, plain, colour = _SIGNS[result.verdict]
         sign = self._style.sign(drawn, plain) if self._style.is_on else plain
         is_skipped = result.verdict is Verdict.SKIPPED
@@ -264,7 +264,7 @@ class Report:
                 self._print(f"      {line}")
 
     def total(self, suites: Sequence[SuiteResult], duration_ms: float) -> None:
-        """Print the last line."""
+        """Print the counts of all suites and the duration of the run."""
         counts = {verdict: sum(suite.count(verdict) for suite in suites) for verdict in Verdict}
         parts = [
             self._style(f"{count} {verdict}", _SIGNS[verdict][2])
@@ -274,7 +274,7 @@ class Report:
         self._print(f"{', '.join(parts) or 'nothing was run'} in {_duration(duration_ms)}")
 
     def note(self, text: str) -> None:
-        """Print a line about a suite."""
+        """Print a remark about a suite."""
         self._print(f"  {self._style(escaped(text), 'yellow')}")
 
     def _failure(self, path: str, failure: Failure) -> Iterator[str]:

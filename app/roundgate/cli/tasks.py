@@ -1,10 +1,11 @@
-"""`roundgate tasks`: what an operator can see of tasks, and do about them.
+"""`roundgate tasks`: the operator's view of tasks, and actions on them.
 
-`cancel`, `requeue`, `retry` and `purge` act on tasks that are named, or on all that filters find.
-Tasks that are found are counted first, and the operator has to agree. A task that a worker runs is
-taken from it only by name, also if the worker began after the search; an open task is never purged.
+`cancel`, `requeue`, `retry` and `purge` act on tasks given by name or found by filters. For tasks
+found by filters, the command prints their number and asks the operator to confirm. `requeue` takes a
+task from the worker that runs it only if the task is named; if a worker claims a found task after
+the search, the task is left alone. An open task is never purged.
 
-Arguments, answers and results of a call are never shown: they belong to its owner.
+Arguments, answers and results of a call are never shown, because they belong to its owner.
 """
 
 from __future__ import annotations
@@ -36,15 +37,19 @@ from roundgate.tasks.operating import StepDone, retry, steps_done
 from roundgate.tasks.sweep import Sweep
 
 PLACEHOLDER: Final = "unset-while-tasks-are-looked-at"
-"""Stands for variables that only the gateway has."""
+"""The value of `${…}` references whose variables only the gateway has."""
 CANCELLED_BY_OPERATOR: Final = "The operator cancelled the task"
 PAGE: Final = 100
 _AT_ONCE: Final = 16
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run a `tasks` action (`roundgate docs cli`). Return 1 if there is no such task or no store to
-    read."""
+    """Run a `tasks` action and return its exit status (`roundgate docs cli`): 1 if the task does not
+    exist or the store cannot be reached.
+
+    Raises:
+        ConfigError: a setting in the environment is invalid.
+    """
     clock = Clock()
     file = configuration_file(arguments.config)
     using = settings.from_environment({**os.environ, "GATEWAY_CONFIG": str(file)})
@@ -64,8 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _shards(using: Settings) -> int:
-    """Return `tasks.shards` of the gateway.yaml, or the default: a list reads each part of the
-    index of DynamoDB."""
+    """Return `tasks.shards` of gateway.yaml, or the default. A search reads every shard of the
+    DynamoDB index."""
     default = TasksConfig().shards
     if using.dynamodb_table is None or not using.config.is_file():
         return default
@@ -134,7 +139,7 @@ def _wanted(arguments: argparse.Namespace, now_ms: int) -> Wanted:
 
 
 async def _show(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
-    record = await stores.tasks.read(arguments.task, 0)  # an expired one too
+    record = await stores.tasks.read(arguments.task, 0)  # time 0: include expired tasks
     if record is None:
         return _unknown(arguments.task)
     work = await stores.tasks.read_work(arguments.task)
@@ -147,7 +152,8 @@ async def _show(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> 
 
 
 async def _watch(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
-    """Print a line for each change, until the task is over; return 0 if it is completed."""
+    """Print a line for each change of a task until it is terminal; return 0 if it completed, else
+    1."""
     shown = None
     while True:
         now_ms = clock.now_ms()
@@ -204,7 +210,8 @@ def _row(record: TaskRecord, now_ms: int) -> tuple[str, ...]:
 
 
 def _activity(record: TaskRecord, now_ms: int) -> str:
-    """Return the reason why an open task waits, or the failed steps that ended a task."""
+    """Return the activity of an open task in a few words, or the failed steps of an ended one or its
+    successor; else `-`."""
     if record.expires_ms <= now_ms:
         return "-"
     if record.retried_as is not None:
@@ -228,20 +235,21 @@ def _activity(record: TaskRecord, now_ms: int) -> str:
 
 
 def _is_parked(record: TaskRecord) -> bool:
-    """Return whether a task waits until an operator retries it."""
+    """Return whether a task waits until an operator retries it; such a task sleeps until it
+    expires."""
     return record.status is Status.WORKING and record.wake_ms >= record.expires_ms
 
 
 def _is_retryable(record: TaskRecord) -> bool:
-    """Return whether a failed step ended the task and no other task continues its work."""
+    """Return whether a failed step ended a task and no other task continues its work."""
     return record.ending is Ending.STEP_FAILED and record.retried_as is None
 
 
 def _facts(
     record: TaskRecord, now_ms: int, steps: Sequence[StepDone] | None = None
 ) -> dict[str, Any]:
-    """Return the facts about a task as JSON: times in UTC, unknown facts absent. `steps` lists the
-    steps done, if known."""
+    """Return the facts about a task for JSON: times are in UTC, unknown facts are omitted. `steps` is
+    the progress of the task, if known."""
     requests = record.requests.items()
     retried_as = record.retried_as
     return _known(
@@ -297,11 +305,11 @@ _COUNTED: Final = {
     "deaths": "workers that died or stalled while they ran nothing else",
     "claims": "turns that workers have begun",
 }
-"""The nouns of the counters."""
+"""The meanings of the counters."""
 
 
 def _print_facts(record: TaskRecord, now_ms: int, steps: Sequence[StepDone] | None) -> None:
-    """Print the facts about a task, for people."""
+    """Print the facts about a task as text."""
     for name, value in _facts(record, now_ms).items():
         match name:
             case "expired" if not value:
@@ -338,28 +346,30 @@ def _time(ms: int | None) -> str | None:
 
 
 def _span(ms: int) -> str:
-    """Return a span of time in its largest fitting unit."""
+    """Return a duration in the largest unit of which it has at least one, such as `1.5h`."""
     seconds = ms / 1000
     unit = next((unit for unit in "dhm" if seconds >= UNITS_S[unit]), "s")
     return f"{seconds / UNITS_S[unit]:.3g}{unit}"
 
 
 Chosen: TypeAlias = tuple[TaskRef, int | None]
-"""A task, and the fence with which it was found; `None` if it was named, which means it whatever
-it does."""
+"""A task, and its fence when a search found it. The fence is `None` for a task given by name, which
+is taken even from a worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """An action on tasks. `act` returns what became of a task, or `None` if nothing was done."""
+    """An action on tasks."""
 
     act: Callable[[Stores, Chosen, int], Awaitable[str | None]]
+    """Returns the result in words, or `None` if nothing was done. The last argument is the time in
+    ms."""
     statuses: frozenset[Status]
-    """The statuses of the tasks that a search finds for it."""
+    """The statuses of the tasks that a search considers."""
     refusal: str
-    """Why nothing was done to a task, after its name."""
+    """The reason why nothing was done, in words after the task's name."""
     is_meant: Callable[[TaskRecord, int], bool] = lambda record, now_ms: True
-    """Whether the action is for a task that was found."""
+    """Returns whether the action applies to a task that a search found."""
 
 
 async def _cancel(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
@@ -368,7 +378,7 @@ async def _cancel(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
     if cancelled is Cancelled.UNKNOWN_TASK:
         return None
     if cancelled is Cancelled.CLEAN_UP:
-        with suppress(Unavailable):  # a sweep finds it
+        with suppress(Unavailable):  # a sweep finds the task if the message is not sent
             await stores.queue.send(ref)
         return "is cancelled; a worker cancels its job"
     record = await stores.tasks.read(ref, now_ms)
@@ -384,7 +394,11 @@ async def _requeue(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
 
 
 async def _retry(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
-    """Retry a task at the step that ended it; queue a parked task."""
+    """Retry a task at the failed step that ended it, or requeue a parked task.
+
+    Raises:
+        NotRetryable: the task cannot be retried.
+    """
     ref = chosen[0]
     record = await stores.tasks.read(ref, now_ms)
     if record is None or record.ending is not Ending.STEP_FAILED:
@@ -402,7 +416,7 @@ def _is_alive(record: TaskRecord, now_ms: int) -> bool:
 
 
 def _waits(record: TaskRecord, now_ms: int) -> bool:
-    """Return whether no worker runs a task, and it does not sleep."""
+    """Return whether a task has not expired, is not leased, and does not sleep."""
     is_free = record.lease_until_ms <= now_ms and record.wake_ms <= now_ms
     return _is_alive(record, now_ms) and is_free
 
@@ -428,8 +442,8 @@ ACTIONS: Final[dict[str, Action]] = {
 
 
 async def _act(action: Action, arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
-    """Act on the tasks that are named, or found. Return 1 if a named task could not be changed, 2
-    if the arguments do not say which tasks are meant."""
+    """Act on the tasks that are named or found. Return 1 if a named task could not be changed or the
+    operator did not confirm, and 2 if the arguments have both names and filters, or neither."""
     filters = (arguments.owner, arguments.tool, arguments.status, arguments.outcome)
     is_narrowed = any(one is not None for one in (*filters, arguments.older_than))
     if bool(arguments.task) == is_narrowed:
@@ -494,8 +508,8 @@ def _report(
 
 
 def _is_agreed(arguments: argparse.Namespace, refs: Sequence[TaskRef]) -> bool:
-    """Return whether to act on the tasks: they are named, or --yes is given, or the operator
-    confirms."""
+    """Return whether to act on the tasks: they were named, `--yes` was given, or the operator
+    confirms. For `--dry-run`, list them and return False."""
     count = f"{len(refs)} task{'s' * (len(refs) != 1)}"
     if arguments.dry_run or not refs:
         for ref in refs:

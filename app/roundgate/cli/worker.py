@@ -1,7 +1,7 @@
-"""`roundgate worker`: a process that works on tasks and serves nothing.
+"""`roundgate worker`: a process that runs tasks and serves no requests.
 
-With `--suspect` it takes one turn at one task, for another worker process
-(`app/roundgate/tasks/pool.py`).
+With `--suspect`, the process runs one turn of one task, on behalf of another worker process
+(`roundgate.tasks.pool`).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from roundgate.storage import TaskRef
 from roundgate.tasks.pool import end_soon, run_suspect
 
 STOP_GRACE_S: Final = 25.0
-"""What a platform leaves a process between SIGTERM and SIGKILL (Kubernetes: 30 s),
-less some time to end."""
+"""The seconds that handlers get to end after SIGTERM: less than a platform waits before SIGKILL (30 s
+in Kubernetes)."""
 
 log = logging.getLogger("roundgate")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Work until a signal stops the process.
+    """Run tasks until a signal stops the process; with `--suspect`, run one turn of one task.
 
     Raises:
-        ConfigError: before any task is taken.
+        ConfigError: the configuration or the environment is invalid.
     """
     into_environment(arguments)
     using, file = startup.read_configuration(os.environ)
@@ -68,7 +68,7 @@ async def _work(parts: startup.Core, file: ConfigFile, *, watches: bool) -> None
 async def _work_alone(parts: startup.Core, using: GatewayConfig, ref: TaskRef) -> None:
     clock, stop, loop = Clock(), asyncio.Event(), asyncio.get_running_loop()
     _on_signals(stop.set)
-    # a process group may get SIGHUP; the parent starts another process
+    # SIGHUP may go to the whole process group, but only the parent reloads
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
@@ -85,7 +85,7 @@ async def _work_alone(parts: startup.Core, using: GatewayConfig, ref: TaskRef) -
     try:
         await run_suspect(worker, ref, stop, grace_s)
     finally:
-        end_soon()  # however this ends: a handler that takes no cancellation would keep the process
+        end_soon()  # in any case: a handler that ignores cancellation would keep the process alive
         await parts.aclose()
 
 

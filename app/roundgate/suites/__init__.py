@@ -1,7 +1,8 @@
-"""Test suites for MCP servers: a file of cases, what is expected of each, and how it went.
+"""Test suites for MCP servers: files of test cases with expected outcomes.
 
-The file is read and checked (`loading`), run with `roundgate.client` (`running`), compared with what
-is expected (`expecting`), and reported (`results`). `roundgate.cli.suite` is `roundgate test`.
+`loading` reads and validates a file, `running` runs its cases with `roundgate.client`, `expecting`
+compares outcomes with expectations, and `results` reports. `roundgate.cli.suite` is the command
+`roundgate test`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Compares the outcome of a step with its expectations: patterns, schemas, snapshots.
+"""Comparison of a step's outcome with its expectations: patterns, schemas, snapshots.
 
-A pattern is JSON. A scalar must be equal, an object must have at least the pattern's members, and a
-list exactly its items, in order. If every key of an object begins with `$`, the keys are matchers,
-and all must match; `$$ref` is a member called `$ref`.
+A pattern is JSON. A scalar must be equal, an object must have at least the members of the pattern,
+and a list must have exactly its items, in order. If every key of an object begins with `$`, the keys
+are matchers, and all must match; `$$ref` stands for a member called `$ref`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ _NOTHING: Final = "(nothing)"
 
 Differences: TypeAlias = Iterator["Difference"]
 Fill: TypeAlias = Callable[[Any], Any]
-"""Replaces the references in a value."""
+"""A function that returns a value with its `${…}` references replaced."""
 Unmet: TypeAlias = tuple[str, Sequence["Difference"]]
+"""A failed expectation: a sentence, and the differences."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One place where a value is not as expected. `lines` compares texts of several lines."""
+    """One place where a value is not as expected."""
 
     path: str
     expected: str
     actual: str
     lines: tuple[str, ...] = ()
+    """A line-by-line diff of two texts, if either has several lines."""
 
 
 MATCHERS: Final[Mapping[str, str]] = MappingProxyType(
@@ -54,7 +56,7 @@ MATCHERS: Final[Mapping[str, str]] = MappingProxyType(
         "$type": "{} as its type",
     }
 )
-"""The matchers, each with what it expects in words."""
+"""The matchers, each with its expectation in words; `{}` stands for the operand."""
 
 _SCHEMAS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
     {
@@ -65,18 +67,21 @@ _SCHEMAS: Final[Mapping[str, Callable[[Any], Any]]] = MappingProxyType(
         "$type": lambda operand: {"type": operand},
     }
 )
-"""The matchers that are short for a JSON Schema. Its engine bounds the effort of a regular
-expression, where Python's can take years: a suite may be a stranger's, and a server sends the
-text."""
+"""The matchers that are shorthand for a JSON Schema.
+
+The schema engine limits the effort of a regular expression. Python's `re` could run for years on a
+hostile pattern or text, and neither the suite nor the server need be trusted.
+"""
 
 
 def differences(pattern: Any, value: Any, path: str) -> list[Difference]:
-    """Return where a value differs from a pattern, at most `MAX_DIFFERENCES` places."""
+    """Return the places where a value differs from a pattern, at most `MAX_DIFFERENCES`."""
     return list(_bounded(_compare(pattern, value, path)))
 
 
 def exact(expected: Any, value: Any, path: str) -> list[Difference]:
-    """Return where two values differ; an object may not have additional members."""
+    """Return the places where two values differ, at most `MAX_DIFFERENCES`. `$` has no special
+    meaning, and an object must not have additional members."""
     return list(_bounded(_compare(expected, value, path, is_exact=True)))
 
 
@@ -88,7 +93,7 @@ def _bounded(found: Differences) -> Differences:
 def problems(
     pattern: Any, loc: tuple[str | int, ...] = ()
 ) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield what is wrong with a pattern: the place within it, and a sentence."""
+    """Yield the problems of a pattern, each as the location within it and the end of a sentence."""
     if isinstance(pattern, list):
         for index, item in enumerate(pattern):
             yield from problems(item, (*loc, index))
@@ -123,7 +128,7 @@ def _matcher_problem(name: str, operand: Any) -> str | None:
 
 
 def described(pattern: Any) -> str:
-    """Return a pattern as people read it in a report."""
+    """Return a pattern in words, for reports."""
     if not _is_matcher(pattern):
         return _shown(pattern)
     return " and ".join(
@@ -189,7 +194,7 @@ def _match(name: str, operand: Any, value: Any, path: str) -> Differences:
         case "$schema":
             yield from _schema(Schema.compile(operand), value, path)
             return
-        case "$any" | "$absent":  # compared only if there is a value
+        case "$any" | "$absent":  # only reached if there is a value
             fits = name == "$any"
         case "$contains" if isinstance(value, str):
             fits = isinstance(operand, str) and operand in value
@@ -209,7 +214,8 @@ def _schema(schema: Schema, value: Any, path: str) -> Differences:
 
 
 def _is_equal(expected: Any, value: Any) -> bool:
-    """Return whether two scalars are the same JSON value: 1 is 1.0, and no boolean is a number."""
+    """Return whether two scalars are the same JSON value: 1 equals 1.0, and a boolean is not a
+    number."""
     if isinstance(expected, bool) or isinstance(value, bool):
         return expected is value
     return bool(expected == value)
@@ -231,7 +237,7 @@ def _cut(text: str) -> str:
 
 
 def read_schema(schema: Mapping[str, Any] | str, folder: Path) -> Schema:
-    """Compile a JSON Schema, or the file of one that is named relative to a folder.
+    """Compile a JSON Schema that is given inline, or as a file name relative to `folder`.
 
     Raises:
         ValueError: the file cannot be read, or the schema is not valid.
@@ -248,11 +254,12 @@ def read_schema(schema: Mapping[str, Any] | str, folder: Path) -> Schema:
 
 
 def unmet(expect: Expect, outcome: Mapping[str, Any], fill: Fill, folder: Path) -> Unmet | None:
-    """Return a sentence and the differences, or `None` if the outcome is as expected. Snapshots
-    are compared by `Snapshots.unmet`.
+    """Return the failed expectations, or `None` if the outcome is as expected. `Snapshots.unmet`
+    compares snapshots.
 
     Raises:
-        ValueError: a reference leads to nothing, or an expression cannot be applied.
+        ValueError: a reference cannot be resolved, an expression cannot be applied, or a schema is
+            not valid.
     """
     error = outcome.get("error")
     if error is not None and expect.error is None:
@@ -275,7 +282,7 @@ def unmet(expect: Expect, outcome: Mapping[str, Any], fill: Fill, folder: Path) 
 
 
 def summary(found: Sequence[Difference]) -> str:
-    """Return one line that names the first places that differ."""
+    """Return one line that names the first three places that differ."""
     places = list(dict.fromkeys(one.path for one in found))
     more = f" and {len(places) - 3} more" if len(places) > 3 else ""
     return f"not as expected: {', '.join(places[:3])}{more}"
@@ -354,7 +361,7 @@ _HEAD: Final = (
 
 
 class Snapshots:
-    """The stored values of one suite, by name."""
+    """The stored values that the results of one suite are compared with, by name."""
 
     def __init__(self, path: Path, stored: dict[str, Any], *, updates: bool) -> None:
         self._path = path
@@ -365,10 +372,11 @@ class Snapshots:
 
     @classmethod
     def beside(cls, suite: Path, *, updates: bool = False) -> Snapshots:
-        """Read the snapshots of a suite; with `updates`, values are stored instead of compared.
+        """Read the snapshots of a suite. With `updates`, values that differ are stored and not
+        reported.
 
         Raises:
-            ConfigError: the file cannot be read.
+            ConfigError: the file cannot be read, or is not a mapping.
         """
         path = suite.with_suffix(".snapshots.yaml")
         if not path.exists():
@@ -382,7 +390,9 @@ class Snapshots:
     def unmet(
         self, name: str, expected: bool | str, outcome: Mapping[str, Any], secrets: Secrets
     ) -> Unmet | None:
-        """Compare the result, or what a JMESPath expression finds, with what is stored.
+        """Return the differences between the outcome and a snapshot, or `None`.
+
+        `expected` is True for the result, or a JMESPath expression for a part of the outcome.
 
         Raises:
             ValueError: the expression cannot be applied.
@@ -394,7 +404,8 @@ class Snapshots:
         return (summary(found), found) if found else None
 
     def compare(self, name: str, value: Any) -> list[Difference]:
-        """Return where a value differs from the stored one; with `updates`, store it instead."""
+        """Return the places where a value differs from the stored one; with `updates`, store the
+        value instead."""
         self._used.add(name)
         if name in self._stored and not (found := exact(self._stored[name], value, "snapshot")):
             return []
@@ -409,11 +420,12 @@ class Snapshots:
 
     @property
     def unused(self) -> list[str]:
-        """The stored names that no step has compared."""
+        """Return the names of snapshots that no step has compared."""
         return sorted(self._stored.keys() - self._used)
 
     def save(self, *, drop_unused: bool) -> None:
-        """Replace the file if values have changed."""
+        """Replace the file if values have changed, with `updates` only. `drop_unused` removes the
+        snapshots that no step has compared."""
         if self._updates and drop_unused and self.unused:
             self._stored = {name: self._stored[name] for name in self._stored if name in self._used}
             self._changed = True

@@ -1,5 +1,5 @@
-"""Reads a suite's file, and reports everything that is wrong with it, with line and remedy, before
-anything runs."""
+"""Loading and validation of suite files. All problems are reported with line and remedy before any
+case runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Loc: TypeAlias = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class SuiteFile:
-    """A valid suite, and the file that it is from."""
+    """A valid suite and its origin in a file."""
 
     suite: Suite
     origin: Origin
@@ -44,23 +44,24 @@ class SuiteFile:
 
     @property
     def folder(self) -> Path:
-        """The folder that relative paths of the suite start from."""
+        """Return the folder to which paths in the suite are relative."""
         return self.origin.base_dir
 
     @property
     def name(self) -> str:
+        """Return the name for reports: that of the suite, else that of the file."""
         return self.suite.name or self.path.name
 
     def line(self, *steps: str | int) -> int | None:
-        """Return the line of a part of the suite."""
+        """Return the line of a part of the suite, such as `line("cases", 0)`."""
         return self.origin.located.line(steps)
 
 
 def load(path: Path) -> SuiteFile:
-    """Read and check a suite.
+    """Load and validate a suite.
 
     Raises:
-        ConfigError: everything that is wrong with it.
+        ConfigError: the file cannot be read, or the suite is invalid; the error lists all problems.
     """
     if path.is_file() and (size := path.stat().st_size) > MAX_FILE_BYTES:
         what = f"has {size} bytes, and a suite at most {MAX_FILE_BYTES}"
@@ -74,7 +75,7 @@ def load(path: Path) -> SuiteFile:
         origin.at(*loc).problem(what, "quote it, if it is meant as text")
         for loc, what in _not_json(located.value, ())
     ]
-    if problems:  # the models would repeat them in other words
+    if problems:  # the models would report the same values again
         raise ConfigError(problems)
     try:
         suite = Suite.model_validate(located.value)
@@ -86,7 +87,7 @@ def load(path: Path) -> SuiteFile:
 
 
 def _not_json(value: Any, loc: Loc) -> Iterator[tuple[Loc, str]]:
-    """Yield the place and the description of each value that YAML has and JSON does not."""
+    """Yield the location and the description of each key or value that is not valid in JSON."""
     match value:
         case dict():
             for key, item in value.items():
@@ -121,7 +122,7 @@ def _invalid(error: ValidationError, origin: Origin) -> Iterator[Problem]:
 
 
 def _steps_in_file(loc: Loc, value: Any) -> Iterator[str | int]:
-    """Yield the steps of a location without the tags of unions, which pydantic puts in between."""
+    """Yield the steps of a pydantic location without the union tags that pydantic adds."""
     for index, step in enumerate(loc):
         is_there = (isinstance(value, Mapping) and step in value) or (
             isinstance(value, list) and isinstance(step, int) and step < len(value)
@@ -138,7 +139,8 @@ def _unique(problems: Iterable[Problem]) -> list[Problem]:
 
 
 def _checked(suite: Suite, origin: Origin) -> Iterator[Problem]:
-    """Yield the problems between parts that are valid by themselves."""
+    """Yield the problems of a suite that the models cannot find: patterns, expressions, references,
+    and contradictions between parts."""
     yield from _server(suite, origin)
     yield from _answers(suite.answers, origin.at("answers"))
     suite_variables: set[str] = set()
@@ -268,13 +270,13 @@ def _references(value: Any, known: set[str], at: Origin) -> Iterator[Problem]:
 
 
 def _fields_set(step: Step) -> set[str]:
-    """Return the fields that the file sets, by their names in the file."""
+    """Return the names of the fields that the file sets, as written in the file."""
     fields = type(step).model_fields
     return {fields[name].alias or name for name in step.model_fields_set}
 
 
 def _raw(origin: Origin, name: str) -> Any:
-    """Return a part as it is in the file, with its references; `None` if it is missing."""
+    """Return a part as written in the file, with its references; `None` if it is missing."""
     value = origin.located.value
     for step in (*origin.loc, name):
         is_there = isinstance(value, list) or (isinstance(value, Mapping) and step in value)

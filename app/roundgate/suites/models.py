@@ -1,4 +1,4 @@
-"""The models of a suite's file, as `roundgate docs testing` describes it.
+"""The models of a suite file; `roundgate docs testing` describes the format.
 
 `roundgate.suites.loading` validates patterns, expressions and references.
 """
@@ -15,11 +15,11 @@ ClientFailure: TypeAlias = Literal[
     "AnswerInvalid", "AuthorizationFailed", "BadAnswer", "ConnectionLost", "HttpRefused", "NoCommonVersion",
     "RpcError", "TaskEnded", "TimedOut", "TooManyRounds", "Unanswered",
 ]  # fmt: skip
-"""Errors of `roundgate.client` that a step may expect, by their names."""
+"""The names of the errors of `roundgate.client` that a step may expect."""
 
 
 def _shape(value: Any) -> str | None:
-    """Return a union's tag for a value of the file, or `None` if no member fits."""
+    """Return the union tag for a value of the file, or `None` if no member of the union fits."""
     if isinstance(value, bool):
         return "<flag>"
     if isinstance(value, int):
@@ -32,13 +32,14 @@ def _shape(value: Any) -> str | None:
 
 
 class SuiteModel(BaseModel):
-    """Base: frozen; an unknown field is an error."""
+    """The base of the models: frozen, and without unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Server(SuiteModel):
-    """The server that is tested: one that is up (`url`), or one that is started for the run."""
+    """The server under test: a running one (`url`), or one that is started for the run (`gateway`, or
+    `command` with `url`)."""
 
     url: str | None = Field(None, description="The endpoint, such as https://host/mcp.")
     gateway: str | None = Field(
@@ -59,8 +60,8 @@ class Server(SuiteModel):
 
 
 class AnswerRule(SuiteModel):
-    """An answer for the questions that have everything that is named; without any of
-    it, for every question."""
+    """An answer to the questions that meet all conditions of the rule. A rule without conditions
+    answers every question."""
 
     key: str | None = Field(None, description="The question's key.")
     round: int | None = Field(None, ge=1, description="The round it is asked in; the first is 1.")
@@ -76,7 +77,8 @@ AnswersGiven: TypeAlias = Annotated[
     Annotated[dict[str, Any], Tag("<mapping>")] | Annotated[list[AnswerRule], Tag("<list>")],
     Discriminator(_shape),
 ]
-"""By key, or by the names of a form's fields; or rules, of which the first that fits answers."""
+"""Answers by question key or by names of form fields, or a list of rules, of which the first that
+fits a question answers it."""
 
 
 SchemaGiven: TypeAlias = Annotated[
@@ -86,7 +88,7 @@ SchemaGiven: TypeAlias = Annotated[
 
 
 class ExpectedError(SuiteModel):
-    """An error of the protocol or of the client."""
+    """The expected error of the protocol or of the client."""
 
     kind: ClientFailure | None = Field(None, description="The client's name for it.")
     code: Any = Field(None, description="A pattern for the code of a JSON-RPC error.")
@@ -107,8 +109,8 @@ SnapshotGiven: TypeAlias = Annotated[
 
 
 class Expect(SuiteModel):
-    """Expectations of a step's outcome. Members that are not set are not checked, except that an
-    error fails the step."""
+    """The expected outcome of a step. Members that are not set are not checked, but an error that is
+    not expected fails the step."""
 
     result: Any = Field(None, description="A pattern for the result (`roundgate docs testing`).")
     text: Any = Field(None, description="A pattern for the text of the result.")
@@ -133,7 +135,7 @@ class Expect(SuiteModel):
 
 
 class Save(SuiteModel):
-    """A variable that is taken from an outcome."""
+    """The source of a variable that is taken from an outcome."""
 
     of: str = Field(description="JMESPath into the outcome.")
     secret: bool = Field(False, description="Keep its value out of reports and snapshots.")
@@ -145,7 +147,7 @@ SaveGiven: TypeAlias = Annotated[
 
 
 class Step(SuiteModel):
-    """One thing that is done with the server, and what is expected of it."""
+    """One action on the server, and its expected outcome."""
 
     call: str | None = Field(None, description="A tool that is called, through rounds and task.")
     start: str | None = Field(None, description="A tool that is called until it is a task.")
@@ -176,12 +178,12 @@ class Step(SuiteModel):
 
     @property
     def actions(self) -> list[str]:
-        """The actions of the step, as in `ACTIONS`; exactly one if the step is valid."""
+        """Return the actions of the step, in the order of `ACTIONS`. A valid step has exactly one."""
         return [name for name in ACTIONS if self._target(name) is not None]
 
     @property
     def title(self) -> str:
-        """The action and its target for reports: `call book`."""
+        """Return the action and its target for reports, such as `call book`."""
         return " ".join(f"{name} {self._target(name)}" for name in self.actions)
 
     def _target(self, action: str) -> str | None:
@@ -208,7 +210,7 @@ ACTIONS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
 
 
 class Case(Step):
-    """One case: steps in their order, or one step that stands in the case itself."""
+    """One test case: a list of steps, or a single step written in the case itself."""
 
     name: str = Field(min_length=1, max_length=200, description="Unique within the suite.")
     tags: list[str] = Field([], description="Words that --filter looks at, beside the name.")
@@ -217,7 +219,7 @@ class Case(Step):
 
 
 class Suite(SuiteModel):
-    """A file of cases."""
+    """A file of test cases."""
 
     name: str | None = Field(None, description="For reports; the file's unless given.")
     server: Server | None = Field(None, description="What is tested; --url and --serve replace it.")
@@ -228,6 +230,6 @@ class Suite(SuiteModel):
 
 
 def schema_of_suites() -> dict[str, Any]:
-    """Return the JSON Schema of suites, in draft 2020-12."""
+    """Return the JSON Schema (draft 2020-12) of suite files."""
     schema = Suite.model_json_schema(by_alias=True)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

@@ -1,4 +1,4 @@
-"""The results of a run: a verdict for each case, where it failed, and a report as JUnit XML."""
+"""The results of a run: the verdict on each case, its failure, and a report as JUnit XML."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roundgate.suites.expecting import Difference
 
 
 class Verdict(StrEnum):
-    """How a case ended."""
+    """The verdict on a case."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -22,9 +22,10 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a case failed: the step (from 1) and its line, a sentence, differences. Has no secrets."""
+    """The reason why a case failed. Secrets are redacted."""
 
     step: int
+    """The number of the step, from 1; 0 before the first step."""
     title: str
     line: int | None
     message: str
@@ -33,7 +34,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """The result of one case; `reason` says why it was skipped."""
+    """The result of one case. `reason` is that of a skipped case."""
 
     suite: str
     name: str
@@ -46,7 +47,7 @@ class CaseResult:
 
 @dataclass(frozen=True, slots=True)
 class SuiteResult:
-    """The results of one suite; `target` is the server that was tested."""
+    """The results of one suite. `target` describes the server under test, without secrets."""
 
     name: str
     path: str
@@ -55,16 +56,16 @@ class SuiteResult:
     duration_ms: float
 
     def count(self, verdict: Verdict) -> int:
-        """Return the number of cases with this verdict."""
+        """Return the number of cases with a verdict."""
         return sum(case.verdict is verdict for case in self.cases)
 
 
 _NOT_XML: Final = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""The characters that XML 1.0 cannot have, not even as references."""
+"""The characters that XML 1.0 does not allow, not even as references."""
 
 
 def junit(suites: Sequence[SuiteResult]) -> str:
-    """Return one document for all suites: a `testsuite` each, a `testcase` for each case."""
+    """Return JUnit XML with a `testsuite` for each suite and a `testcase` for each case."""
     root = Xml.Element("testsuites", _totals(suites))
     for suite in suites:
         element = Xml.SubElement(
@@ -107,7 +108,7 @@ def _totals(suites: Sequence[SuiteResult]) -> dict[str, str]:
 
 
 def failure_lines(failure: Failure) -> Iterator[str]:
-    """Yield a failure as plain lines, for people."""
+    """Yield a failure as lines of plain text."""
     yield f"step {failure.step}: {failure.title}: {failure.message}"
     for one in failure.differences:
         yield one.path

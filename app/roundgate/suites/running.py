@@ -1,10 +1,10 @@
-"""Runs suites: a client for each case, its steps in order, and what came of them compared with
-what is expected.
+"""Running of suites: each case has its own client and runs its steps in order.
 
     step ──▶ references filled in ──▶ request, through rounds and task ──▶ outcome ──▶ expectations ──▶ variables
 
-An outcome is one JSON object for patterns and JMESPath: `result`, `text`, `raw`, `is_error`,
-`rounds`, `asked`, `task`, `progress`, `logs`, `duration_ms`, or `error` in place of the first four.
+An outcome is a JSON object for patterns and JMESPath. Its members are `result`, `text`, `raw`,
+`is_error` and `rounds`, as far as the action has them, or `error` in their place, and `asked`,
+`progress`, `logs`, `duration_ms` and, for a task, `task`.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from roundgate.suites.results import CaseResult, Failure, Verdict
 from roundgate.suites.variables import Secrets, Variables, as_text, search
 
 MAX_NOTED: Final = 10_000
-"""The most notifications that are kept of one step."""
+"""The maximum number of progress notifications, of log messages, and of statuses kept of a step."""
 
 GivenAnswers: TypeAlias = Mapping[str, Any] | list[AnswerRule]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run of one suite. `connect` makes a client of the server that is tested."""
+    """A run of one suite. `connect` makes a client of the server under test."""
 
     file: SuiteFile
     connect: Callable[[], AbstractAsyncContextManager[Client]]
@@ -78,8 +78,8 @@ class Run:
         Args:
             chosen: the indexes of the cases in the suite.
             begun: called with each case as it begins.
-            done: called with each result once all results before it are there.
-            stops: returns whether no further case may begin after a result.
+            done: called with each result, in the order of `chosen`.
+            stops: called with each result at once; no further case begins after it returns True.
         """
         results: dict[int, CaseResult] = {}
         waiting = list(reversed(chosen))
@@ -103,7 +103,7 @@ class Run:
         return [results[index] for index in chosen if index in results]
 
     async def case(self, index: int) -> CaseResult:
-        """Run one case."""
+        """Run or skip the case with this index."""
         case = self.file.suite.cases[index]
         result = CaseResult(
             self.file.name, case.name, self.file.line("cases", index), Verdict.PASSED
@@ -150,7 +150,7 @@ class Run:
 
 
 class _RunningCase:
-    """The steps of one case: a client, the variables so far, the tasks that were started."""
+    """A case while it runs: its client, its variables, and the tasks it has started."""
 
     def __init__(self, run: Run, client: Client, variables: Variables, case: Case) -> None:
         self._run = run
@@ -160,7 +160,11 @@ class _RunningCase:
         self._tasks: dict[str, Task] = {}
 
     async def step(self, step: Step, number: int) -> Unmet | None:
-        """Run a step; return what was not as expected, or `None`."""
+        """Run a step and save its variables; return the failed expectation, or `None`.
+
+        Raises:
+            ValueError: a reference cannot be resolved, or an expression cannot be applied.
+        """
         run, variables = self._run, self._variables
         common = self._answers(run.file.suite.answers)
         script = Script(self._answers(step.answers), common, run.secrets)
@@ -298,7 +302,7 @@ class _RunningCase:
 
 
 class Script:
-    """Answers questions from a step, then from its suite. `asked` has the questions in order."""
+    """The answers of a step, then those of its suite. `asked` lists the questions in order."""
 
     def __init__(self, own: GivenAnswers, common: GivenAnswers, secrets: Secrets) -> None:
         self._own = _Rules(own) if isinstance(own, list) else Answers(own)
@@ -307,7 +311,7 @@ class Script:
         self.asked: list[Question] = []
 
     async def __call__(self, question: Question) -> Any:
-        """Return the answer to a question, or `None`."""
+        """Return the answer to a question, or `None`. Answers to password fields become secrets."""
         self.asked.append(question)
         answer = await self._own(question)
         if answer is None:
@@ -317,7 +321,7 @@ class Script:
 
     @property
     def unused(self) -> list[str]:
-        """The step's own answers that no question asked for."""
+        """Return the step's own answers that no question asked for."""
         return self._own.unused
 
     def _keep_secret(self, question: Question, answer: Any) -> None:
@@ -329,7 +333,7 @@ class Script:
 
 
 class _Rules:
-    """Rules in their order; the first that matches a question answers it."""
+    """Answer rules in order. The first that matches a question and has an answer is used."""
 
     def __init__(self, rules: list[AnswerRule]) -> None:
         self._rules = rules
@@ -371,7 +375,7 @@ def _named(rule: AnswerRule) -> str:
 
 
 class _Noted:
-    """The notifications and statuses of a task that come during a step."""
+    """The notifications and task statuses that are received during a step."""
 
     def __init__(self, step: Step) -> None:
         self._expressions = " ".join(
@@ -383,8 +387,8 @@ class _Noted:
         self.task_id = ""
 
     def is_used(self, name: str) -> bool:
-        """Return whether an expression of the step names this part of the outcome; otherwise the
-        server is not asked for it."""
+        """Return whether an expression of the step contains the name of a part of the outcome. If
+        none does, the server is not asked to send it."""
         return name in self._expressions
 
     def progressed(self, progress: Progress) -> None:
@@ -431,7 +435,7 @@ def _question(question: Question) -> dict[str, Any]:
 
 
 def _error(error: ClientError) -> dict[str, Any]:
-    """Return an error as patterns see it."""
+    """Return an error as the `error` member of an outcome."""
     outcome: dict[str, Any] = {"kind": type(error).__name__, "message": error.on_command_line}
     match error:
         case RpcError():

@@ -1,4 +1,4 @@
-"""The server that a suite tests: one that is up, or one that is started for the run."""
+"""The server under test: one that is already running, or one that is started for the run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from urllib.parse import urlsplit
 from roundgate.errors import ConnectionLost, UsageError
 
 _STOP_S: Final = 15.0
+"""The seconds that a server gets to end after SIGTERM."""
 _TAIL_BYTES: Final = 4_096
 _ATTEMPTS: Final = 3
-"""The number of ports to try: another process may take a free port before the server listens."""
+"""The number of ports to try: another process may take a free port before the server binds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,9 @@ class Target:
     """A server's URL, and the command that starts it, if any."""
 
     url: str
+    """The endpoint; `${port}` in it and in `command` stands for a free port."""
     command: Sequence[str] = ()
+    """The command that starts the server; empty if the server is already running."""
     environment: Mapping[str, str] | None = None
     folder: Path = Path()
     start_timeout_s: float = 60.0
@@ -38,7 +41,7 @@ class Target:
     def of_gateway(
         cls, config: Path, environment: Mapping[str, str], timeout_s: float, described: str
     ) -> Target:
-        """Return a gateway with this configuration, in a process of its own."""
+        """Return a target that serves a gateway.yaml in a separate process."""
         command = (
             sys.executable, "-m", "roundgate.cli", "serve", str(config.resolve()), "--port", "${port}",
         )  # fmt: skip
@@ -51,11 +54,13 @@ class Target:
 
 @asynccontextmanager
 async def started(target: Target) -> AsyncGenerator[Target, None]:
-    """Start the target, and yield it once it listens; end it with the block.
+    """Start a target, yield it once it listens, and stop it at the end of the block. A target without
+    a command is yielded at once.
 
     Raises:
         UsageError: the command cannot be run.
-        ConnectionLost: it ended, or did not listen in time; the text has the end of its output.
+        ConnectionLost: the server ended or did not listen in time. The message has the end of its
+            output.
     """
     if not target.command:
         yield target
@@ -75,7 +80,7 @@ async def started(target: Target) -> AsyncGenerator[Target, None]:
 
 
 class _Process:
-    """A server that was started, with its output in a file."""
+    """A server process whose output goes to a file."""
 
     def __init__(self, target: Target, port: int, folder: Path) -> None:
         self._target = target
@@ -86,9 +91,10 @@ class _Process:
         self.url = target.url.replace("${port}", self._port)
 
     async def is_started(self) -> bool:
-        """Start the server; return False if another process has taken its port since."""
+        """Start the server and wait until it listens; return False if another process has taken its
+        port. Raises as `started`."""
         environment = {**os.environ, **(self._target.environment or {})}
-        # a store of its own, so that nothing of another run is found
+        # a separate store, so that the server sees no tasks of other runs
         environment.setdefault("GATEWAY_STORE", f"sqlite:///{self._folder / 'store.sqlite3'}")
         words = [word.replace("${port}", self._port) for word in self._target.command]
         with self._output.open("wb") as output:
@@ -122,7 +128,7 @@ class _Process:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # Ctrl-C is for the run, which ends it
+                start_new_session=True,  # Ctrl-C must only reach the run, which stops the server
             )
         except OSError as error:
             raise UsageError(f"{words[0]} cannot be run: {error}") from None
@@ -139,7 +145,8 @@ class _Process:
         return True
 
     async def end(self) -> None:
-        """Stop the server and its child processes; kill them after `_STOP_S` seconds."""
+        """Send SIGTERM to the server's process group, and SIGKILL once the server has ended or after
+        `_STOP_S` seconds."""
         if self._process is None:
             return
         for number in (signal.SIGTERM, signal.SIGKILL):

@@ -1,11 +1,11 @@
-"""`${…}` in the values of a suite: variables, the environment, secrets, files.
+"""References (`${…}`) in the values of a suite: variables, the environment, secrets, files.
 
-${order.id}              JMESPath over the variables of the case; a text that is nothing else keeps the value's type
-${env:NAME}              a variable of the environment; ${env:NAME:-default}
-${secret:NAME}           the same, kept out of everything that is shown or written
-${file:path}             the text of a file beside the suite
-${unique}                a text that no other case and no other run has
-$${                      a plain ${
+${order.id}              JMESPath over the variables of the case; as the whole of a text, it keeps the value's type
+${env:NAME}              an environment variable; ${env:NAME:-default} if it may be unset or empty
+${secret:NAME}           the same, but redacted in all output
+${file:path}             the text of a file in the suite's folder or below
+${unique}                a text that is unique to one run of one case
+$${                      a literal ${
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from roundgate.settings.redacting import Redactor
 _BROKEN: Final = "${ begins something that is no reference: $${ is a plain one"
 MAX_FILE_BYTES: Final = 8 * 1024 * 1024
 BUILT_IN: Final = frozenset({"unique", "port"})
-"""Variables that no suite defines."""
+"""The names of variables that a suite cannot define."""
 
 
 @lru_cache(maxsize=1_024)
@@ -35,7 +35,7 @@ def compile_path(expression: str) -> Any:
     """Compile a JMESPath expression.
 
     Raises:
-        ValueError: it is not valid; the text says where.
+        ValueError: the expression is not valid.
     """
     try:
         return jmespath.compile(expression)
@@ -44,7 +44,7 @@ def compile_path(expression: str) -> Any:
 
 
 def search(expression: str, document: Any) -> Any:
-    """Return what a JMESPath expression finds, or `None`.
+    """Return the value that a JMESPath expression finds in a document, or `None`.
 
     Raises:
         ValueError: the expression is not valid, or cannot be applied to the document.
@@ -56,8 +56,12 @@ def search(expression: str, document: Any) -> Any:
 
 
 def _first_name(expression: str) -> str:
-    """Return the variable that an expression begins with: `order` of `order.items[0].id`; empty
-    if it does not begin with one."""
+    """Return the variable at the start of an expression, such as `order` of `order.items[0].id`, or
+    an empty text.
+
+    Raises:
+        ValueError: the expression is not valid.
+    """
     node = compile_path(expression).parsed
     while node.get("children") and node["type"] != "field":
         node = node["children"][0]
@@ -69,7 +73,7 @@ def _first_line(error: Exception) -> str:
 
 
 class Variables:
-    """The values that the references of one case stand for."""
+    """The variables of one case, and the resolution of references to them."""
 
     def __init__(
         self, values: Mapping[str, Any], folder: Path, environ: Mapping[str, str], secrets: Secrets
@@ -80,19 +84,19 @@ class Variables:
         self._secrets = secrets
 
     def define(self, definitions: Mapping[str, Any]) -> None:
-        """Add variables, each of which may refer to those before it.
+        """Add variables; each may refer to those before it.
 
         Raises:
-            ValueError: as `filled`.
+            ValueError: a reference cannot be resolved.
         """
         for name, value in definitions.items():
             self.values[name] = self.filled(value)
 
     def filled(self, value: Any) -> Any:
-        """Return a value with every reference in its texts and keys replaced.
+        """Return a value with all references in its texts and keys replaced.
 
         Raises:
-            ValueError: a reference leads to nothing; the text says which, and what to do.
+            ValueError: a reference cannot be resolved.
         """
         match value:
             case dict():
@@ -110,7 +114,7 @@ class Variables:
         """Return a text with its references replaced by texts.
 
         Raises:
-            ValueError: as `filled`.
+            ValueError: a reference cannot be resolved.
         """
         return "".join(as_text(self._resolved(part)) for part in _parts(value))
 
@@ -167,8 +171,8 @@ class Variables:
 def problems(
     value: Any, known: set[str], loc: tuple[str | int, ...] = ()
 ) -> Iterator[tuple[tuple[str | int, ...], str]]:
-    """Yield what is wrong with the references of a value before anything runs: the place within
-    it, and a sentence. `known` are the variables that are defined by then."""
+    """Yield the references in a value that cannot be resolved, each as the location within the value
+    and a sentence. `known` are the variables that are defined at this place of the suite."""
     match value:
         case dict():
             for key, item in value.items():
@@ -209,7 +213,7 @@ def _problem(part: str | Expression, known: set[str]) -> str | None:
 
 
 def as_text(value: Any) -> str:
-    """Return a text as it is, and any other value as JSON."""
+    """Return a text unchanged, and any other value as JSON on one line."""
     return value if isinstance(value, str) else as_json(value)
 
 
@@ -220,13 +224,13 @@ def as_json(value: Any) -> str:
 
 SHOWN: Final = "***"
 CUT: Final = "…"
-"""The mark at which a long text was cut."""
+"""The mark at the end of a text that was cut."""
 MIN_CHARS: Final = 4
-"""The length from which on a secret is searched for: shorter ones occur by chance."""
+"""The minimum length of a secret: shorter texts also occur by chance."""
 
 
 class Secrets:
-    """The values to keep out of everything that is shown or written."""
+    """The values to redact in all output."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         self._redactor = Redactor()
@@ -234,7 +238,8 @@ class Secrets:
             self.add(value)
 
     def add(self, value: Any) -> None:
-        """Keep a value secret from now on, and each text in it."""
+        """Redact a text or number from now on, or those within a JSON value. Values shorter than
+        `MIN_CHARS` are not redacted."""
         match value:
             case dict():
                 self.add(list(value.values()))
@@ -247,8 +252,8 @@ class Secrets:
                     self._redactor.add(text, SHOWN)
 
     def hidden(self, text: str) -> str:
-        """Return a text without the secrets in it, and without the beginning of a secret at which
-        the text was cut."""
+        """Return a text with its secrets redacted, and also the beginning of a secret where the text
+        was cut."""
         text = self._redactor.text(text)
         for form in self._redactor.forms:
             for length in range(min(len(form) - 1, len(text)), MIN_CHARS - 1, -1):
@@ -259,7 +264,7 @@ class Secrets:
         return text
 
     def without(self, value: Any) -> Any:
-        """Return a JSON value without the secrets in it."""
+        """Return a JSON value with the secrets in it redacted."""
         match value:
             case str():
                 return self.hidden(value)
