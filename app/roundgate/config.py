@@ -47,8 +47,8 @@ _ENTRY: Final = re.compile(r"backends\[(\d+)\]")
 
 
 def _kind_of_auth(given: Any) -> str:
-    """Return the tag of a section `auth`. It stands in angle brackets, so that problems leave it
-    out of the location."""
+    """Return the tag of a section `auth`, in angle brackets so that problems omit it from the
+    location."""
     match given:
         case AuthorizerConfig() | {"authorizer": _}:
             return "<authorizer>"
@@ -300,8 +300,7 @@ def _rest(
 def _misplaced(
     config: GatewayConfig | None, backends: Mapping[int, BackendConfig], origin: Origin
 ) -> list[Problem]:
-    """Return a problem for each reference to AWS in a setting that accepts any value, so no model
-    has refused it."""
+    """Return a problem for each reference to AWS in a setting that accepts any value."""
     parts: dict[Loc, Any] = {("backends", index): one for index, one in backends.items()}
     if config is not None:
         parts[()] = config.model_copy(update={"backends": []})

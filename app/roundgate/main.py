@@ -45,8 +45,8 @@ from roundgate.runtime.startup import Stores, build_core, read_configuration
 from roundgate.settings import Settings
 
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False}
-"""FastAPI's telemetry is off: `roundgate.observability.tracing` makes the spans, because it knows
-methods and tools, and FastAPI only paths."""
+"""`roundgate.observability.tracing` makes the spans: it knows methods and tools, FastAPI only
+paths."""
 
 
 def create_app() -> FastAPI:

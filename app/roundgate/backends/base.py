@@ -160,8 +160,8 @@ class Offering:
 class Backend(Protocol):
     """A back end: one entry of `backends:`, ready to serve.
 
-    A back end offers plain tools. For every kind alike, the loader selects and changes them, and
-    adds forms, approvals and limits to their calls (`backends.shaping`).
+    It offers plain tools. For every kind alike, the loader selects and changes them, and adds
+    forms, approvals and limits to their calls (`backends.shaping`).
     """
 
     async def offer(self) -> Offering:
@@ -323,8 +323,8 @@ def _requests(requests: Mapping[str, Any]) -> Mapping[str, bytes]:
 
 
 def _outcome(status: Status, task: Mapping[str, Any]) -> bytes | None:
-    """Return the outcome of a completed or failed task, or `None` if the task has none. An error
-    code that is not the protocol's becomes an internal error."""
+    """Return the outcome of a completed or failed task, or `None`. Unknown error codes become
+    internal errors."""
     if status is Status.COMPLETED and "result" in task:
         result = task["result"]
         if not isinstance(result["content"], list):

@@ -138,9 +138,8 @@ class KeptTexts:
 async def bounded(
     returned: Returned, limit: int, scopes: frozenset[str], context: Context
 ) -> Returned:
-    """Return the result with at most `limit` characters of its text, and keep the rest for callers
-    with `scopes`. Content other than text stays; structured content is dropped if the text is
-    cut."""
+    """Return the result with at most `limit` characters of text, and keep the rest for callers with
+    `scopes`. A cut drops structured content."""
     if not isinstance(returned, ToolResult):
         return returned
     text = _text_of(returned)

@@ -46,7 +46,7 @@ OFFER_S: Final = 120.0
 """Seconds within which a back end that may be missing must return its offer."""
 MAX_NAME: Final = 64
 MAX_VIEWS: Final = 256
-"""The most sets of scopes whose pages of tools a catalog caches."""
+"""The most sets of scopes with cached pages."""
 NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
 
 
@@ -300,7 +300,7 @@ async def build(
 
     Args:
         backends: the back ends, in the order of the lists.
-        page_size: the number of entries on a page.
+        page_size: entries on a page.
         problems: problems found earlier.
         missing: back ends that could not be made.
         may_be_missing: names of back ends without which the rest is served.
@@ -338,8 +338,7 @@ async def _offer(
 
 
 def missing_for(name: str, prefix: str, error: Exception) -> Missing:
-    """Return the `Missing` of a back end that failed with `error`; log the error unless it is a
-    ConfigError."""
+    """Return a failed back end as missing; log an error that is not a ConfigError."""
     if isinstance(error, ConfigError):
         return Missing(prefix, error.problems)
     log.error("a back end has failed", exc_info=error, extra={"fields": {"backend": name}})

@@ -142,8 +142,7 @@ class BackendConfig(Model):
 
     @property
     def effective_prefix(self) -> str:
-        """The text in front of names: the prefix, by default the back end's name, and a separator;
-        empty if `prefix` is."""
+        """The prefix of names, separator included; by default made from the back end's name."""
         prefix = self.name if self.prefix is None else self.prefix
         return f"{prefix}__" if prefix else ""
 
@@ -214,12 +213,12 @@ class ViewConfig(Model):
 
     @property
     def effective_path(self) -> str:
-        """The path of the endpoint; by default `/NAME/mcp`."""
+        """The endpoint's path; by default `/NAME/mcp`."""
         return f"/{self.name}/mcp" if self.path is None else self.path
 
 
 JsonPointer: TypeAlias = Annotated[str, Field(pattern=r"^(/.*)?$")]
-"""A JSON pointer (RFC 6901), such as "/job/id"; "" is the whole document."""
+"""A JSON pointer (RFC 6901): "/job/id"; "" is the whole document."""
 
 
 class JobConfig(Model):

@@ -66,9 +66,9 @@ def encoded(definition: Mapping[str, Any]) -> bytes:
 
 
 class EncodedDefinitions(Sequence[tuple[str, bytes]]):
-    """A sequence of keys with definitions as JSON. Stored definitions are assembled at first use,
-    because a cold start that answers one call lists nothing. Others are encoded immediately, so
-    a value without JSON fails at the start."""
+    """Keys with definitions as JSON. Stored definitions are assembled at first use, because a cold
+    start that answers one call lists nothing. Others are encoded now, so a value without JSON
+    fails the start."""
 
     __slots__ = ("_entries", "_items")
 

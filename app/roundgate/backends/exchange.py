@@ -73,8 +73,8 @@ async def dialogue(exchange: Exchange, context: Context) -> Kept:
 def _exchanging(
     exchange: Exchange, number: int, answering: Answering | None
 ) -> Callable[[], Awaitable[Kept]]:
-    """Return an exchange as a step without arguments. A step's arguments must not change between
-    rounds, but a credential or an endpoint may."""
+    """Return an exchange as a step without arguments, because a credential or an endpoint may
+    change between rounds."""
     return lambda: exchange(number, answering)
 
 
@@ -200,11 +200,11 @@ def _good(known: Kept) -> Kept:
 
 
 async def _cancel(job: Job, context: Context, cleanup: Cleanup) -> NoReturn:
-    """Cancel the job, if there is one. The steps have the names that `follow` uses, so a replay
-    restores their results.
+    """Cancel the job, if there is one, in the steps of `follow`, so a replay restores their
+    results.
 
     Raises:
-        CleanedUp: the job is cancelled, has ended, or was never started.
+        CleanedUp: the job is cancelled, has ended, was never started, or cannot be cancelled.
         NotCancelled: the cancel failed.
     """
     started = await context.step("start", lambda: _unknown_start(cleanup))
@@ -227,11 +227,10 @@ async def _cancel(job: Job, context: Context, cleanup: Cleanup) -> NoReturn:
 
 
 async def _found_again(job: Job) -> dict[str, str]:
-    """Return the values of a job whose answer to the start was lost, by starting it again at a
-    service that recognizes a repeated start.
+    """Return the values of a job whose answer to the start was lost, by starting it again.
 
     Raises:
-        CleanedUp: the service does not recognize repeated starts.
+        CleanedUp: the service does not recognize a repeated start.
         NotCancelled: the repeated start failed; the job may still be running.
     """
     if not job.starts_once:
@@ -282,12 +281,8 @@ async def _start(job: Job) -> Kept:
 
 
 async def _started(job: Job) -> dict[str, str]:
-    """Start the job and return the values of its variables.
-
-    Raises:
-        BackendError: the start failed, or the answer lacks a variable.
-        NotNow: it is unknown whether a job was started.
-    """
+    """Start the job and return the values of its variables; raise as `Job.start`, and BackendError
+    if the answer lacks a variable."""
     answer = await job.start()
     try:
         found = {
@@ -364,7 +359,7 @@ class AnsweredJob:
 
     config: JobConfig
     by: str
-    """The word for the other side in messages: "service" or "function"."""
+    """"service" or "function", for messages."""
     begin: Callable[[], Awaitable[Answer]]
     look: Ask
     result: Ask | None

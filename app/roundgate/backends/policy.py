@@ -46,8 +46,8 @@ def with_approval(tool: Tool, backend: BackendConfig) -> Tool:
     """Return the tool, which asks for approval first if the settings say so. A client that cannot
     be asked gets error -32021.
 
-    The question is prepared in any case, because a view may require it. An override wins over the
-    tool's declaration, which wins over the back end's `approve`.
+    Otherwise the question is prepared for a view that requires it. An override wins over the tool's
+    declaration, which wins over the back end's `approve`.
     """
     override = backend.override.get(tool.definition["name"])
     tool = replace(tool, approvable=_approved_first(tool, backend))
@@ -202,8 +202,8 @@ def with_defaults(tool: Tool, defaults: Mapping[str, Any]) -> Tool:
 
 
 def with_questions(tool: Tool, ask: Sequence[str]) -> Tool:
-    """Return the tool, which asks the user with a form for the missing ones of the arguments `ask`.
-    If the client cannot show the form, the call fails with a ToolError that names them.
+    """Return the tool, which asks the user with a form for missing arguments of `ask`, or fails
+    with a ToolError if the client cannot show the form.
 
     Raises:
         ValueError: an argument does not exist, or no form can ask for its type.

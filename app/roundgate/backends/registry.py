@@ -150,11 +150,9 @@ def _own_kind(place: str) -> Kind:
 def failures_told(config: BackendConfig, origin: Origin) -> Iterator[None]:
     """Report an exception of a user's kind as a problem of its entry, with the line of its code.
 
-    Exceptions of the gateway's own kinds propagate, as do KeyboardInterrupt, CancelledError and
-    TimeoutError.
-
     Raises:
-        ConfigError: the code of the user's kind failed or exited.
+        ConfigError: the kind's code failed or exited. Exceptions of the gateway's own kinds,
+            KeyboardInterrupt, CancelledError and TimeoutError propagate.
     """
     try:
         yield

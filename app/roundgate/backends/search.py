@@ -32,10 +32,9 @@ from roundgate.replay import Context
 from roundgate.settings import Origin
 
 K1: Final = 1.2
-"""k₁ of BM25F: the smaller it is, the less a word's weight in a document matters beyond its
-presence."""
+"""k₁ of BM25F: a smaller value counts presence more than weight."""
 B: Final = 0.75
-"""b of BM25F, from 0 to 1: the penalty for fields that are longer than the mean."""
+"""b of BM25F, from 0 to 1: the penalty for long fields."""
 SYNONYM: Final = 0.5
 """The weight of a synonym, relative to the word itself."""
 TITLE: Final = 0.5
@@ -144,9 +143,8 @@ class Ranking:
         tf    = Σ over fields that have the word: weight / (1 − b + b · length / mean length)
         score = (Σ over words: idf · tf / (k₁ + tf)) · (1 − t + t · part of the title that the query covers)
 
-    Here b is `B`, k₁ is `K1`, and t is `TITLE`. A word counts once in a field, however often it
-    occurs: in a name or description, repetition says nothing more. Synonyms (`_GROUPS`) count with
-    the weight `SYNONYM`.
+    b is `B`, k₁ is `K1`, t is `TITLE`. A word counts once in a field: in a name or description,
+    repetition says nothing more. Synonyms (`_GROUPS`) count less.
     """
 
     def __init__(self, weights: Sequence[float], documents: Iterable[Sequence[str]]) -> None:
@@ -184,8 +182,7 @@ class Ranking:
         return list(islice((number for number in ranked if allowed(number)), limit))
 
     def _part_of_title(self, number: int, given: Mapping[str, float]) -> float:
-        """Return the part of a title that the query covers, from 0 to 1, with rare words counting
-        more."""
+        """Return the part of a title that the query covers, from 0 to 1."""
         said = sum(given[one] * self._rarities[one] for one in self._titles[number] if one in given)
         return said / self._wholes[number] if said else 0.0
 
@@ -198,7 +195,7 @@ MAX_QUERY: Final = 500
 _LINE: Final = 160
 """The most characters of a description in a search result."""
 _READ: Final = 500
-"""The most characters of a description's first line, and of the rest, that are indexed."""
+"""Characters of a description's first line, and of the rest, that are indexed."""
 _NAME: Final = {"type": "string", "description": f"A name that {SEARCH} has returned."}
 
 
@@ -251,8 +248,7 @@ def with_search(
 def not_pinned(
     tools: Collection[str], missing: Collection[str], config: SearchConfig, origin: Origin
 ) -> list[Problem]:
-    """Return a problem for each pinned name without a tool; none while back ends are missing,
-    because the tool may be theirs."""
+    """Return a problem for each pinned name without a tool; none while back ends are missing."""
     if missing:
         return []
     remedy = "correct the name; `roundgate check` lists them, with their prefixes"

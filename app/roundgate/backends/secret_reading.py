@@ -132,7 +132,7 @@ class AtAws:
 
 @dataclass(slots=True)
 class _Held:
-    """The current and earlier texts of one reference, and the result of the last read."""
+    """The texts of one reference, and the outcome of the last read."""
 
     text: str | None = None
     read_ms: float = -math.inf
@@ -174,10 +174,8 @@ class Secrets:
             ) from None
 
     async def other_than(self, secret: Secret, refused: str) -> str | None:
-        """Return the current text of a secret if it differs from `refused`, the text that a service
-        has refused. Otherwise, or if the secret cannot be read, return `None`. A text that is
-        still `refused` is read again if it is at least `AGAIN_MS` old, or if its file has
-        changed."""
+        """Return the text of a secret, or `None` if it is still `refused`, the text that a service
+        has refused, or cannot be read. A refused text is read again from AWS after `AGAIN_MS`."""
         if not secret.references:
             return None
         try:
@@ -263,8 +261,7 @@ class Secrets:
         held.tried_ms = self._clock.monotonic_ms()
 
     def _known(self, secret: Secret) -> Iterable[str]:
-        """Yield the whole current text, and each current or earlier text of each reference in the
-        secret."""
+        """Yield the whole current text, and all known texts of each reference in the secret."""
         if secret.text is not None:
             yield secret.text
             return
@@ -293,7 +290,7 @@ def _member(reference: Reference, text: str) -> str:
     """Return the text, or the member of its JSON object that the reference names.
 
     Raises:
-        UnresolvedReference: the text is not an object with a text or number under that name.
+        UnresolvedReference: there is no such member with a text or number.
     """
     if reference.key is None:
         return text

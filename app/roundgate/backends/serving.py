@@ -33,8 +33,8 @@ class CatalogSource(Protocol):
 class Snapshot:
     """A catalog and its back ends, with the number of calls that use them.
 
-    Every call enters `use`, so that path is kept cheap: it needs no generator, and the event exists
-    only while `unused` waits.
+    Every call pays for `with snapshot.use()`, so it needs no generator, and only `unused` makes an
+    event.
     """
 
     def __init__(self, catalog: Catalog, backends: Sequence[NamedBackend]) -> None:
@@ -122,7 +122,7 @@ class ViewSource:
 
 
 class ToolScopes:
-    """The scopes that the current tools of a view need, looked up at each iteration."""
+    """The scopes that the current tools of a view need."""
 
     def __init__(self, serving: Serving, view: str = "") -> None:
         self._serving = serving

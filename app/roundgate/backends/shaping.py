@@ -145,7 +145,7 @@ def unknown_names(
         names: the names of all tools.
         chosen: the names of the selected tools.
         origin: the place of the settings.
-        prefix: the back end's prefix, which `names` lack; empty if they have it.
+        prefix: the prefix that `names` lack.
     """
     lists = f"`roundgate check` lists them, {'here without prefix' if prefix else 'with their prefixes'}"
     problems = [
@@ -174,8 +174,8 @@ def is_selected(tool: Tool, config: BackendConfig) -> bool:
 
 
 def is_known(wanted: str, names: Collection[str], prefix: str = "") -> bool:
-    """Return whether a selector's name matches a tool. A pattern may match none, unless it begins
-    with the prefix, which names here lack."""
+    """Return whether a selector's name matches a tool. A pattern need not, unless it begins with
+    the prefix that `names` lack."""
     if any(fnmatchcase(name, wanted) for name in names):
         return True
     is_prefixed = prefix != "" and wanted.startswith(prefix)

@@ -69,8 +69,8 @@ class WithoutTitles(GenerateJsonSchema):
 
 
 class _WithEveryChoice(WithoutTitles):
-    """A schema generator that keeps the alternatives of a union even if their schemas are equal,
-    because pydantic tries each alternative."""
+    """A schema generator that keeps alternatives of a union with equal schemas, because pydantic
+    tries each."""
 
     def get_flattened_anyof(self, schemas: list[JsonSchemaValue]) -> JsonSchemaValue:
         return {"anyOf": schemas}
@@ -380,7 +380,7 @@ class ToolReturn:
 
 
 def to_json_value(value: Any, adapter: TypeAdapter[Any] | None = None) -> Any:
-    """Return a Python value as plain JSON values; raise UnusableReturn if it has no JSON."""
+    """Return a Python value as JSON values; raise UnusableReturn if it has none."""
     try:
         if adapter is not None:
             # no warnings: the output schema decides whether the value fits
@@ -436,8 +436,7 @@ def completion(value: Any) -> Completion:
 
 
 def _blocks(value: Any) -> Sequence[Any]:
-    """Return the blocks of a tool's content: none for `None`, one for a block or text, or
-    several."""
+    """Return the blocks of a tool's content: none, one block or text, or several."""
     if value is None:
         return ()
     blocks = (value,) if isinstance(value, (str, *BLOCKS)) else tuple(value)
@@ -466,7 +465,7 @@ _NO_SCHEMA: Final = (inspect.Parameter.empty, Any, object, None, type(None), str
 
 def _is_content(annotation: Any) -> bool:
     """Return whether an annotation promises text, blocks or nothing in particular, rather than
-    data, so that no output schema is derived."""
+    data."""
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if annotation in _NO_SCHEMA or annotation in BLOCKS:

@@ -37,9 +37,9 @@ def with_views(
 
     Args:
         catalog: the catalog of all back ends.
-        configs: the settings of the views.
-        origin: the place of those settings, for problems.
-        page_size: the number of entries on a page.
+        configs: the views.
+        origin: the place of the views, for problems.
+        page_size: entries on a page.
         checks_scopes: whether callers need the scopes of tools.
 
     Raises:
@@ -121,8 +121,7 @@ def _overridden(
 
 
 def _others(everything: Catalog, config: ViewConfig, chosen: Mapping[str, ServedTool]) -> Catalog:
-    """Return the parts of a view other than its tools. Of the back ends' task sources, only those
-    of the chosen tools remain."""
+    """Return a view without tools, but with the task sources behind the chosen tools."""
     served_by = {served.backend for served in chosen.values()}
     return Catalog(
         tools={},

@@ -93,10 +93,9 @@ def effective_policy(file: ConfigFile, catalog: Catalog) -> EffectivePolicy:
 def losses(before: EffectivePolicy, after: EffectivePolicy) -> list[str]:
     """Return each protection of `before` that `after` lacks, as a sentence that names its place.
 
-    A new back end that serves tools of a removed one counts as the removed one renamed, so a
-    half-written name does not hide a loss. A tool that takes another tool's name is compared with
-    that tool. The removal of a protected back end is a loss, because a later write may restore the
-    back end without protection.
+    A new back end that serves tools of a removed one counts as renamed, so a half-written name
+    hides no loss. A tool that takes another's name is compared with it. The removal of a protected
+    back end is a loss, because a later write may restore it without protection.
     """
     found = [f"auth: {what}" for what in _auth_losses(before.auth, after.auth)]
     found += _loosened("limits", before.bounds, after.bounds)
@@ -240,8 +239,8 @@ def _auth_losses(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterato
 
 
 def _is_selected(view: str, backend: str, policy: EffectivePolicy) -> bool:
-    """Return whether a selection, by the back end or the view, decided which of a back end's tools
-    were in a view. False if the back end was missing."""
+    """Return whether a back end or view selected which tools it serves there; False if the back end
+    was missing."""
     if backend not in policy.backends or backend in policy.missing:
         return False
     return bool(policy.backends[backend].selection or policy.selections.get(view))

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 log = logging.getLogger("roundgate.backends")
 ONE_PAGE: Final = 1_000_000_000
-"""The page size without `limits.page_size`: all entries fit on one page."""
+"""The page size that puts all entries on one page."""
 
 
 def load(

@@ -45,9 +45,10 @@ from roundgate.settings.files import Stamp, stamp
 POLL_S: Final = 0.25
 """Seconds between two checks of the files."""
 HEAL_S: Final = 5.0
-"""Seconds before a missing back end is first tried again; the pause doubles with each failure."""
+"""Seconds before a missing back end is first tried again; the pause doubles up to
+`HEAL_AT_MOST_S`."""
 HEAL_AT_MOST_S: Final = 300.0
-"""The longest pause in seconds before missing back ends are tried again."""
+"""The longest pause in seconds between two tries."""
 SETTLE_S: Final = 0.1
 """Seconds without a write before files are read, because editors write in several steps."""
 CONFIRM_S: Final = 2.0
@@ -270,7 +271,7 @@ class Reloader:
 
     def _look(self, whatever_may_mend: bool = False) -> dict[Path, Stamp]:
         """Return the states of the loaded files and, after a failure or with `whatever_may_mend`,
-        of Python files beside them, which may contain a missing module."""
+        of Python files beside them."""
         files = {
             self._path,
             *self._file.references,

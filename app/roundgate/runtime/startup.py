@@ -58,8 +58,7 @@ class Stores:
     clock_skew_s: float = 5.0
     """The assumed difference of clocks in seconds, unless the configuration sets it."""
     trouble: Callable[[], str | None] = lambda: None
-    """Returns the reason why the store cannot be used, if it is known without asking the store;
-    otherwise `None`."""
+    """Returns why the store cannot be used, if that is known without asking the store."""
     id: Callable[[], str | None] = lambda: None
     """Returns the id that processes with the same SQLite file share; `None` before the file is
     opened, and for other stores."""
@@ -151,8 +150,7 @@ class Core:
         )
 
     def watchdog(self, worker: Worker, config: GatewayConfig, clock: Clock) -> Watchdog | None:
-        """Return the watchdog of a worker's event loop, or `None` if no second task store can be
-        made."""
+        """Return a watchdog, or `None` if no second task store can be made."""
         if self.stores.again is None:
             return None
         from roundgate.tasks.pool import watchdog_of
@@ -172,8 +170,7 @@ class Core:
 
 
 def read_configuration(environ: Mapping[str, str]) -> tuple[Settings, ConfigFile]:
-    """Return the settings of the environment and the configuration file that they name; configure
-    the log.
+    """Return the environment's settings and their configuration file; configure the log.
 
     Raises:
         ConfigError: lists every problem of the environment or of the file.
@@ -186,8 +183,8 @@ def read_configuration(environ: Mapping[str, str]) -> tuple[Settings, ConfigFile
 def build_core(
     file: ConfigFile, using: Settings, clock: Clock, stores: Stores | None = None
 ) -> Core:
-    """Load the configuration and make its stores. AWS clients are made immediately, unless a caller
-    waits for this start.
+    """Load the configuration and make its stores, and AWS clients unless a caller waits for the
+    start.
 
     Raises:
         ConfigError: see `build_app`.
@@ -214,8 +211,8 @@ def build_core(
 
 
 def is_private(file: ConfigFile, using: Settings) -> bool:
-    """Return whether only the developer can call: there is no authentication, no anonymous access
-    from elsewhere, no public URL, and no AWS Lambda."""
+    """Return whether only the developer can call: without authentication, anonymous callers from
+    elsewhere, a public URL or AWS Lambda."""
     return (
         file.config.auth == "none"
         and using.public_url is None
@@ -240,11 +237,11 @@ def shows_errors(file: ConfigFile, using: Settings) -> bool:
 
 
 def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
-    """Return the stores that the settings name. Only their modules are imported, and no connection
-    is kept; an existing SQLite file is opened to check its version.
+    """Return the stores that the settings name, without connecting them. The version of an existing
+    SQLite file is checked.
 
     Raises:
-        ConfigError: the settings contradict each other, or this version cannot use the SQLite file.
+        ConfigError: the settings contradict each other, or this version cannot use the file.
     """
     _check_queue(using)
     queue = None if using.sqs_url is None else _at_sqs(using.sqs_url)
@@ -348,6 +345,6 @@ def _state_keys(using: Settings, clock: Clock) -> Sequence[Key]:
 
 
 def _kept_at_aws(load: Callable[[], Sequence[Key]], using: Settings, clock: Clock) -> Sequence[Key]:
-    """Return the keys in a store of AWS. On Lambda, read them when needed and at intervals, because
-    a function outlives rotations and snapshots."""
+    """Return the keys. On Lambda, read them when needed and at intervals, because a function
+    outlives rotations and snapshots."""
     return keys.Refreshed(load, clock) if using.on_lambda else load()

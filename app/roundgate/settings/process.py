@@ -96,9 +96,8 @@ class Settings:
 
     @property
     def sqlite_path(self) -> Path:
-        """The SQLite file. It is relative to the folder of gateway.yaml, unless the path is
-        absolute. With a DynamoDB table, this file has the table's name and is for the local
-        queue and the keys."""
+        """The SQLite file, relative to the folder of gateway.yaml. With a DynamoDB table, the file
+        of the local queue and keys, under the table's name."""
         table = self.dynamodb_table
         name = self.store.removeprefix(SQLITE)
         if table is not None:

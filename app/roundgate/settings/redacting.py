@@ -12,8 +12,7 @@ from roundgate.settings.spellings import in_base64, in_escapes, in_json, spellin
 Piece: TypeAlias = tuple[str, bool]
 """A part of a text, and whether this part is a placeholder."""
 _Pattern: TypeAlias = tuple[str, re.Pattern[str], Callable[[str], str]]
-"""A text that each match contains, as a fast test (empty if there is none), the pattern, and a
-function from a match to its placeholder."""
+"""A text that each match contains (may be empty), the pattern, and the placeholder of a match."""
 
 
 class Redactor:

@@ -146,8 +146,8 @@ class Deferred:
 
     parts: Parts = field(repr=False)
     problem: Problem | None = field(default=None, repr=False)
-    """The problem of a file that could not be read. Later, it becomes a problem of the back end
-    with this `Secret`; other back ends are served."""
+    """The problem of a file that could not be read. The back end with this `Secret` reports it;
+    others are served."""
 
 
 class FromFiles(str):
@@ -160,14 +160,13 @@ class FromFiles(str):
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A setting whose text is for a service alone: it is not shown or logged."""
+    """A setting that only a service may read."""
 
     parts: Parts = field(repr=False)
     check: Callable[[str], None] = field(default=lambda _: None, repr=False, compare=False)
     """Raises ValueError for an unusable text."""
     first: str | None = field(default=None, repr=False, compare=False)
-    """The text as of the reading of the configuration, if it is from files; dropped once it is
-    checked."""
+    """The contents of files as the configuration was read, until they are checked."""
 
     @property
     def text(self) -> str | None:
@@ -213,8 +212,8 @@ def _secret_from(value: Any) -> Secret:
 
 
 def checked(check: Callable[[str], None]) -> Callable[[Secret], Secret]:
-    """Return a function for `pydantic.AfterValidator` that applies `check` to a text. A text that
-    is known is checked at once; others are checked when they are read."""
+    """Return a function for `pydantic.AfterValidator` that checks a known text immediately, and any
+    other when it is read."""
 
     def fit(secret: Secret) -> Secret:
         known = secret.text if secret.first is None else secret.first

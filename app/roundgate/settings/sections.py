@@ -380,8 +380,8 @@ class CachingConfig(Model):
     @model_validator(mode="before")
     @classmethod
     def _keep_the_rest(cls, given: Any) -> Any:
-        """Fill in the half of a hint that is not given from the default of its field, so `read`
-        stays private."""
+        """Keep a field's own default for the half of a hint that is not given, so `read` stays
+        private."""
         if not isinstance(given, dict):
             return given
         defaults = {name: field.default.model_dump() for name, field in cls.model_fields.items()}

@@ -50,16 +50,13 @@ def in_digits(secret: str) -> set[str]:
 
 
 def in_base64(secret: str) -> Iterator[tuple[str, str]]:
-    """Yield base64 texts, of which every encoding of data with the secret contains one; each with a
-    pattern that also matches the characters that depend on the secret in part.
+    """Yield texts of which the base64 of any data with the secret contains one, each with a pattern
+    that includes the characters at its ends. Secrets shorter than `MIN_CHARS_CODED` have none.
 
-    Three bytes are encoded as four characters. The offset of the secret within its three bytes
-    decides which characters those are. A character at either end may depend on neighbouring bytes,
-    too (`?`):
+    Base64 encodes three bytes as four characters. The text depends on the secret's offset within
+    three bytes, and characters at its ends depend on neighbouring bytes, too (`?`):
 
         secret at byte 0   SSSS SSSS SS??     at 1   ?SSS SSSS S???     at 2   ??SS SSSS SSSS
-
-    Yields nothing for secrets shorter than `MIN_CHARS_CODED`.
     """
     if len(secret) < MIN_CHARS_CODED:
         return

@@ -75,10 +75,10 @@ def read(
     """Parse a file. Dates stay text, because JSON has no dates.
 
     Args:
-        path: the file; JSON if its name ends with `.json`, otherwise YAML.
+        path: the file; JSON if it ends with `.json`, otherwise YAML.
         remedy: the remedy to report if the file cannot be opened.
-        repeated: receives a problem for each duplicate key; the last value counts. Without this
-            list, duplicate keys are an error.
+        repeated: receives problems of duplicate keys, which are then no error; the last value
+            counts.
         has_aliases: whether the file may repeat a value (`*name`).
 
     Raises:

@@ -96,12 +96,8 @@ class PythonBackend:
         self._module = self._import(shared.modules)
 
     async def offer(self) -> Offering:
-        """Return the module's declared tools, prompts and resources, in the order of their
-        definitions.
-
-        Raises:
-            ConfigError: lists every declaration that is wrong.
-        """
+        """Return the module's declarations, in the order of their definitions; raise ConfigError
+        with all that are wrong."""
         tools: list[Tool] = []
         prompts: list[Prompt] = []
         resources: list[Resource] = []
@@ -197,8 +193,8 @@ class Callee:
     threads: Threads
 
     async def __call__(self, context: Context, keywords: dict[str, Any]) -> Any:
-        """Call the function with `keywords`, which are bound already; return its value. A parameter
-        for the context is filled in."""
+        """Call the function with bound `keywords`, and the context if it takes one; return its
+        value."""
         if self.signature.is_async:
             if self.signature.takes_context:
                 keywords[self.signature.takes_context] = context
@@ -411,7 +407,7 @@ def _adapter(decorator: str) -> TypeAdapter[Any]:
 
 
 def remedy_for(error: BaseException, config: PythonBackendConfig, base: Path) -> str:
-    """Return the remedy for a failed import of a back end's module."""
+    """Return the remedy for a failed import."""
     said = str(error)
     match error:
         case TypeError() if "unexpected keyword argument" in said and "(@" in said:

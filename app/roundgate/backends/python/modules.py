@@ -39,7 +39,7 @@ class Modules:
 
     def __init__(self) -> None:
         self._named: dict[str, ModuleType] = {}
-        """The modules that the configuration names, by their names in `sys.modules`."""
+        """The modules that the configuration names."""
         self._stamps: dict[Path, Stamp] = {}
         self._roots: set[Path] = set()
         self._before: frozenset[str] | None = None
@@ -91,8 +91,8 @@ class Modules:
 
     @contextmanager
     def renewed(self) -> Iterator[None]:
-        """Open a block in which the user modules are loaded again. If a source has changed, unload
-        all of them first; if the block raises, restore them."""
+        """Unload all user modules before the block if a source has changed, so that it imports them
+        again. Restore them if the block raises."""
         importlib.invalidate_caches()  # a finder may have cached a directory's earlier content
         changed, kept = self.changed(), dict(self._ours())
         named, stamps = self._named, self._stamps
@@ -119,9 +119,8 @@ class Modules:
         return time.time_ns()
 
     def _note(self, began_ns: int) -> None:
-        """Record the state of sources that are new. A source that was written after the import
-        began, at `began_ns`, counts as changed, because an earlier state may have been read. 0
-        skips this check."""
+        """Record the state of new sources. A source written after the import began, at `began_ns`,
+        counts as changed, because its earlier state may have been read; 0 skips this check."""
         for module in self._named.values():
             self._note_file(module, began_ns)
         for _, module in self._ours():
@@ -154,8 +153,7 @@ class Modules:
 
 
 def _source(module: ModuleType) -> Path | None:
-    """Return the Python file of a module; `None` if it has none, is installed, or belongs to the
-    standard library."""
+    """Return the Python file of a module; `None` if it has none or is not the user's."""
     file = getattr(module, "__dict__", {}).get("__file__")
     if not isinstance(file, str) or not file.endswith(".py"):
         return None
