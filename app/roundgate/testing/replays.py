@@ -144,8 +144,8 @@ _EVENTS: Final = {
 
 @contextmanager
 def collecting_effects() -> Iterator[list[str]]:
-    """Yield a list that receives descriptions of handlers' effects outside of steps, until the block
-    ends."""
+    """Yield a list that receives descriptions of handlers' effects outside of steps, until the
+    block ends."""
     global _effects, _is_hooked
     if not _is_hooked:
         sys.addaudithook(_collect)  # audit hooks cannot be removed
