@@ -80,6 +80,7 @@ class Connection:
         self.cache = Cache(clock, link.limits.max_cached)
         self.tools = ToolList(self)
         self._info = info
+        # Older revisions do not define `extensions`.
         self._older_capabilities = {
             name: value for name, value in capabilities.items() if name != "extensions"
         }

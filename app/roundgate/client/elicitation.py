@@ -45,7 +45,7 @@ class InputRequest:
 
 @dataclass(frozen=True, slots=True)
 class InputResponse:
-    """One answer, as it is sent."""
+    """One answer, in the form in which it is sent."""
 
     id: str
     value: Any

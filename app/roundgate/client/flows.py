@@ -11,7 +11,7 @@ A driver performs the I/O: `Connection.drive` over HTTP, or a test from a list o
 
 Revision 2025-11-25 has experimental tasks of its own (basic/utilities/tasks):
 
-    tools/call {…, "task": {}}   ──▶  {"task": {"taskId": …, "status": "working", "pollInterval": 1000, "ttl": …}}
+    tools/call {…, "task": {}}   ──▶  {"task": {"taskId": …, "status": "working", "ttl": …, …}}
     tasks/get {"taskId": …}      ──▶  {"taskId": …, "status": …}
     tasks/result {"taskId": …}   ──▶  the result of the call; until then, questions on its stream
 """
@@ -387,7 +387,7 @@ def negotiate(
                 raise
         except BadAnswer:
             pass  # not a message of this revision; the older handshake fails with a better error
-        except TimedOut as error:
+        except TimedOut as error:  # an older server may leave an unknown request unanswered
             if not error.was_sent:
                 raise
             raise TimedOut(str(error), Remedy.REVISION) from None

@@ -192,9 +192,9 @@ class Subscription:
     """A stream of changes, reopened when it breaks (basic/patterns/subscriptions). An older server
     reports changes on the session's stream, and each resource is subscribed to separately.
 
-    async with client.listen(tools=True) as changes:
-        async for change in changes:
-            print(change.method, change.params)
+        async with client.listen(tools=True) as changes:
+            async for change in changes:
+                print(change.method, change.params)
 
     `acknowledged` holds the kinds of changes that the server agreed to report.
     """

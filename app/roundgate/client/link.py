@@ -213,6 +213,7 @@ class Link:
         if is_modern(version):
             envelope = messages.envelope(version, self._info, self._capabilities)
             return messages.message(method, params, request_id, {**own, **extra, **envelope})
+        # Older revisions do not define these members; `logging/setLevel` sets their log level.
         extra = {key: value for key, value in extra.items() if not key.startswith(messages.META)}
         message: Json = {"jsonrpc": "2.0", "id": request_id, "method": method}
         if extra:

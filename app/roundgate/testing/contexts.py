@@ -78,7 +78,7 @@ class AnsweredRun(Run):
 
     def come_to_rest(self) -> None:
         if self.requests:
-            with inside(None):
+            with inside(None):  # the task that answers is not a branch
                 self._answering = asyncio.ensure_future(self._answer())
         elif self.clock.pass_time():
             self.quiescence.restart_quiet()

@@ -233,7 +233,7 @@ class VirtualClock(Clock):
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> _Timer:
         timer = _Timer(callback)
-        due_ms = self._now_ms + max(0, -int(-seconds * 1000 // 1))
+        due_ms = self._now_ms + max(0, -int(-seconds * 1000 // 1))  # rounded up
         heapq.heappush(self._timers, (due_ms, next(self._numbers), timer))
         return timer
 

@@ -295,6 +295,7 @@ def _written(source: Source) -> list[str] | None:
     if isinstance(source, ModuleType):
         return ["module", source.__name__]
     module, name = getattr(source, "__module__", ""), getattr(source, "__qualname__", "")
+    # Another process can import only a function that its module has under its own name.
     there = getattr(sys.modules.get(module), name, None) if name.isidentifier() else None
     return None if there is not source or module == "__main__" else ["function", module, name]
 
@@ -370,6 +371,7 @@ async def _replay(facts: Mapping[str, Any]) -> dict[str, Any]:
     clock.skip(LATER_S)
     async with _serving(setup.load(), clock) as core:
         sys.addaudithook(_refuse)
+        # A handler that reads the test's environment now ends differently.
         for name in [*os.environ]:
             if name not in _KEPT and not name.startswith("PYTHON"):
                 del os.environ[name]

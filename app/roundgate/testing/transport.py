@@ -1,5 +1,5 @@
-"""Requests to an ASGI app in this process. Responses stream, unlike those of httpx's transport for
-ASGI."""
+"""A transport to an ASGI app in this process. Unlike httpx's ASGI transport, it streams
+responses."""
 
 from __future__ import annotations
 

@@ -255,8 +255,8 @@ class Stored:
 
 
 class OAuth:
-    """The base class of the grants. `dpop` says whether to bind tokens to a key; `None` does so if
-    the authorization server supports it."""
+    """The base class of the grants. `dpop` is whether to bind tokens to a key; `None` binds them if
+    the authorization server supports that."""
 
     _wants_refresh = False
 
