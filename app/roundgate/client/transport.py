@@ -162,7 +162,6 @@ class Transport(Protocol):
             ConnectionLost: there is no connection, or it ended too early.
             TimedOut: `connect_s` or `idle_s` passed.
             BadAnswer: the response is not valid HTTP.
-            ClientError, ValueError: the request cannot be sent.
         """
 
     async def close(self) -> None:

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Final
 
 MOST_FRAMES: Final = 3
-"""The most frames that are written of one exception: the innermost frames of the user's code."""
+"""The most frames of the user's code that are written of one exception."""
 MOST_EXCEPTIONS: Final = 5
 """The most exceptions that are written of a chain or a group."""
 

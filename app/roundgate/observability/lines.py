@@ -56,10 +56,10 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 def configure(level: str, form: LogFormat = "auto", *, alone: bool = False) -> None:
     """Log all records at or above a level ("debug", "info", "warning", "error") to standard error.
-    A second call changes the settings without adding a second handler.
+    A second call changes the settings of the same handler.
 
-    `alone` removes all other handlers, such as the handler of the AWS Lambda runtime, which would
-    write each line a second time.
+    `alone` removes all other handlers: the handler of the AWS Lambda runtime would write each line
+    a second time.
     """
     root = logging.getLogger()
     root.setLevel(level.upper())

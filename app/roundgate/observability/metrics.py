@@ -102,6 +102,6 @@ class OpenTelemetryMetrics(Metrics):
 
 
 def set_up() -> Metrics:
-    """Return the metrics of this process. They record only if it has loaded an SDK's metrics;
-    otherwise nothing is imported."""
+    """Return metrics that record if the process has loaded an SDK's metrics; otherwise nothing is
+    imported."""
     return OpenTelemetryMetrics() if "opentelemetry.sdk.metrics" in sys.modules else Metrics()

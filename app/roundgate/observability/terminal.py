@@ -33,8 +33,7 @@ class Style:
         self._can_draw = (to.encoding or "").lower().replace("-", "") == "utf8"
 
     def __call__(self, text: str, *names: str) -> str:
-        """Return a text in the named colours, or unchanged if colours are off. The text must be
-        escaped."""
+        """Return an escaped text in the named colours, or unchanged if colours are off."""
         if not self.is_on or not text or not names:
             return text
         return f"\x1b[{';'.join(_COLOURS[name] for name in names)}m{text}\x1b[0m"

@@ -124,5 +124,5 @@ def _id_of(trace: str) -> str:
 
 
 def _time_of_day(seconds: float) -> str:
-    """Return the local time of day, to the millisecond, of a time in seconds since the epoch."""
+    """Return the local time of day to the millisecond."""
     return time.strftime("%H:%M:%S", time.localtime(seconds)) + f".{int(seconds * 1000) % 1000:03d}"

@@ -51,7 +51,7 @@ class Tracing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PassedOn:
-    """The substitute for a span without an SDK, which passes on the context that it was given."""
+    """A substitute for a span, which passes on a given context."""
 
     trace: Mapping[str, str]
 
@@ -66,11 +66,11 @@ class PassedOn:
 
 
 _NO_TRACE: Final = nullcontext(PassedOn({}))
-"""The shared substitute for requests without a trace context, which are the most common."""
+"""The shared substitute for requests without a trace context: most have none."""
 
 
 class NoTracing:
-    """The tracing of a process without an SDK, which makes no spans."""
+    """Tracing without an SDK, which makes no spans."""
 
     def request(
         self, method: str, target: str | None, trace: Mapping[str, str], version: str
@@ -171,8 +171,7 @@ class _OpenTelemetrySpan:
 
 
 def set_up() -> Tracing:
-    """Return the tracing of this process. It makes spans only if the process has set up an SDK;
-    otherwise nothing is imported."""
+    """Return tracing with spans if the process has set up an SDK; otherwise nothing is imported."""
     if "opentelemetry.sdk.trace" not in sys.modules:
         return NoTracing()
     from opentelemetry import trace

@@ -212,9 +212,9 @@ class VirtualClock(Clock):
     async def sleep(self, seconds: float) -> None:
         """Wait for some time of this clock.
 
-        In a handler, the clock advances once the whole handler waits. Elsewhere it advances at
-        once. If another instance is working, which the caller may be waiting for, the clock stays
-        and the caller waits up to 10 ms of real time.
+        In a handler, the clock advances once the whole handler waits; elsewhere at once. If another
+        instance is working, which the caller may be waiting for, `sleep` takes at most 10 ms of
+        real time instead.
         """
         if here.get() is None and seconds > 0:
             if self.at_work() > 1:

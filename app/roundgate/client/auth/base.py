@@ -204,7 +204,7 @@ class ProofKey:
         return pem.decode()
 
     def proof(self, method: str, url: Url, token: str | None = None) -> str:
-        """Return a DPoP proof for one request, made with `token` if there is one."""
+        """Return a DPoP proof for one request, with `token` if there is one."""
         import jwt
         from jwt.algorithms import ECAlgorithm
 
