@@ -231,7 +231,8 @@ class Link:
             raise TimedOut(f"No answer to {what} within {limit:g} s (limit request_s)") from None
 
     async def _deliver(self, message: Json, version: str, what: str) -> None:
-        """Send a message whose answer is a status. Raise `HttpRefused` unless it is 2xx."""
+        """Send a message whose answer is only a status. Raise `HttpRefused` unless the status is
+        2xx."""
         async with self._in_time(what):
             response = await self.post(message, version, NO_LISTENER)
             is_accepted = 200 <= response.status < 300

@@ -304,7 +304,8 @@ class Gateway:
             await self._leave(life, core)
 
     async def _leave(self, life: Life, core: Core) -> None:
-        """Close an instance; if it is dead, only at the end, because its work still uses it."""
+        """Close an instance. A dead instance is closed at the end, because its work still uses
+        it."""
         if life.died.is_set():
             self._left.append(core)
         else:
