@@ -68,11 +68,9 @@ class Connection:
         answers: Answers,
         clock: Clock,
     ) -> None:
-        """Prepare the connection without sending anything.
-
-        `info` and `capabilities` describe the client. `versions` are the revisions that it may
-        speak, newest first. `answers` is tried after the answers of a call.
-        """
+        """Prepare the connection without sending anything. `info` and `capabilities` describe the
+        client. It may speak `versions`, newest first. `answers` is tried after the answers of a
+        call."""
         self.link = link
         self.limits = link.limits
         self.server: ServerInfo | None = None
@@ -80,6 +78,7 @@ class Connection:
         self.cache = Cache(clock, link.limits.max_cached)
         self.tools = ToolList(self)
         self._info = info
+        # Older revisions do not define `extensions`.
         self._older_capabilities = {
             name: value for name, value in capabilities.items() if name != "extensions"
         }
@@ -110,15 +109,9 @@ class Connection:
         answers: AnswersLike = None,
         on_task: Callable[[TaskState], Any] | None = None,
     ) -> T:
-        """Run a flow and return its value.
-
-        `listener` handles notifications and questions during each request. `answers` is tried
-        before the answers of the client. `on_task` is called with each state of the task that the
-        flow follows.
-
-        Raises:
-            ClientError: an error that the flow raises or does not catch.
-        """
+        """Run a flow and return its value. `listener` handles notifications and questions during
+        requests, `answers` is tried before the client's, and `on_task` receives each state of the
+        task that the flow follows. Raise the `ClientError` that the flow does not catch."""
         outcome: Any = None
         error: Exception | None = None
         try:
@@ -162,8 +155,8 @@ class Connection:
         listener: Listener,
         version: str | None = None,
     ) -> Json:
-        """Return the result of a request, from the cache if it is fresh. `version` is set for
-        requests of the negotiation, which are sent before the connection exists."""
+        """Return the result of a request, from the cache if it is fresh. Only requests of the
+        negotiation itself have a `version`."""
         if version is None:
             await self.connect()
             if (cached := self.cache.get(method, params)) is not None:
@@ -178,8 +171,8 @@ class Connection:
         return result
 
     async def _send_in_new_session(self, method: str, params: Json, listener: Listener) -> Json:
-        """Start a new session and send the request again: the server forgot the old session and did
-        not act on the request. Raise `BadAnswer` if it forgets the new session as well."""
+        """Send a request in a new session, because the server forgot the last one. Raise
+        `BadAnswer` if it forgets the new session as well."""
         self.link.session_id = None
         await self.link.end_session()
         self.server = self.link.version = None
@@ -341,7 +334,7 @@ class ToolList:
         self._tools: dict[str, Tool] | None = None
 
     async def read(self) -> list[Tool]:
-        """Read all pages of the list and return the usable tools; log the newly rejected ones."""
+        """Read the whole list and return the usable tools; log the newly rejected ones."""
         items = await self._connection.items("tools/list", "tools")
         tools: dict[str, Tool] = {}
         rejected: dict[str, str] = {}
@@ -381,8 +374,8 @@ class ToolList:
         """Return a tool by its name; read the list if the tool is not known.
 
         Raises:
-            ClientError: the server has no such tool (the error lists similar names), or the tool
-                must not be used.
+            ClientError: there is no such tool (the error lists similar names), or it must not be
+                used.
         """
         if self._tools is None or name not in self._tools:
             await self.read()

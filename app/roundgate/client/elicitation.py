@@ -45,7 +45,7 @@ class InputRequest:
 
 @dataclass(frozen=True, slots=True)
 class InputResponse:
-    """One answer, as it is sent."""
+    """One answer, in the form in which it is sent."""
 
     id: str
     value: Any
@@ -163,14 +163,13 @@ async def run_elicitation_chain(
     *,
     dialect: Dialect = STANDARD,
 ) -> Any:
-    """Answer rounds from a fixture, and return the first response that does not ask for input.
+    """Answer rounds from a fixture, and return the first response that asks for no input.
     `next_response` sends params and returns the response.
 
     Raises:
         TooManyRounds: the server still asks after `max_rounds` rounds.
-        BadAnswer: the server breaks the protocol, or asks in another dialect.
-        Unanswered: a required answer or `next_response` is missing.
-        AnswerInvalid: an answer does not fit its question.
+        BadAnswer: a round is malformed, or in another dialect.
+        Unanswered, AnswerInvalid: as `collect_responses`; also if there is no `next_response`.
     """
     response = initial_response
     for _ in range(max_rounds):

@@ -11,7 +11,7 @@ A driver performs the I/O: `Connection.drive` over HTTP, or a test from a list o
 
 Revision 2025-11-25 has experimental tasks of its own (basic/utilities/tasks):
 
-    tools/call {…, "task": {}}   ──▶  {"task": {"taskId": …, "status": "working", "pollInterval": 1000, "ttl": …}}
+    tools/call {…, "task": {}}   ──▶  {"task": {"taskId": …, "status": "working", "ttl": …, …}}
     tasks/get {"taskId": …}      ──▶  {"taskId": …, "status": …}
     tasks/result {"taskId": …}   ──▶  the result of the call; until then, questions on its stream
 """
@@ -145,14 +145,12 @@ def call(
     """Send a request, through its rounds (basic/patterns/mrtr), and follow its task if it becomes
     one.
 
-    Each round sends the original params with the answers and the state of the last round only.
-    With `detach`, a task is returned as it was created, with an empty result.
+    Each round sends the original params with the answers and the state of the last round only. With
+    `detach`, a task is returned as it was created, with an empty result.
 
     Raises:
         TooManyRounds: the server still asks after `max_rounds` rounds.
-        TaskEnded: the task failed or was cancelled.
-        BadAnswer: the server broke the protocol.
-        ClientError: an error that the driver throws in.
+        TaskEnded, BadAnswer: as `follow`.
     """
     rounds = max_rounds or limits.max_rounds
     round_params: Json = params
@@ -205,7 +203,6 @@ def follow(
     Raises:
         TaskEnded: the task failed or was cancelled.
         BadAnswer: the server broke the protocol, or ignores answers.
-        ClientError: an error that the driver throws in.
     """
     answered: set[str] = set()
     ignored_ms = 0.0
@@ -314,13 +311,7 @@ def read_older_task(raw: Json, task_id: str | None = None) -> TaskState:
 
 def call_as_older_task(params: Json, limits: Limits, *, detach: bool) -> Flow[Finished]:
     """Call a tool as a task and follow the task to its end. With `detach`, the task is returned as
-    it was created.
-
-    Raises:
-        TaskEnded: the task failed or was cancelled.
-        BadAnswer: the server broke the protocol.
-        ClientError: an error that the driver throws in.
-    """
+    it was created. Raise as `follow_older`."""
     created: Json = yield Send("tools/call", {**params, "task": {}}, False)
     task = read_older_task(member(created, "task", dict, "a task that was created"))
     outcome = {} if detach else (yield from follow_older(task.task_id, limits, task))
@@ -333,7 +324,6 @@ def follow_older(task_id: str, limits: Limits, known: TaskState | None = None) -
     Raises:
         TaskEnded: the task failed or was cancelled.
         BadAnswer: the server broke the protocol.
-        ClientError: an error that the driver throws in.
     """
     params = {"taskId": task_id}
     task = known or read_older_task((yield Send("tasks/get", params, True)), task_id)
@@ -365,9 +355,8 @@ _MAX_PROBES: Final = 3
 def negotiate(
     info: Json, capabilities: Json, versions: Sequence[str] = VERSIONS
 ) -> Flow[ServerInfo]:
-    """Negotiate the revision by `server/discover`, then by `initialize` (basic/versioning), and
-    return the server's description of itself. Raise `NoCommonVersion` if the server speaks none of
-    `versions`."""
+    """Negotiate the revision by `server/discover`, then by `initialize` (basic/versioning); return
+    the server's description. Raise `NoCommonVersion` if the server speaks none of `versions`."""
     modern = [version for version in versions if is_modern(version)]
     legacy = [version for version in versions if not is_modern(version)]
     supported: Sequence[str] = ()
@@ -387,7 +376,7 @@ def negotiate(
                 raise
         except BadAnswer:
             pass  # not a message of this revision; the older handshake fails with a better error
-        except TimedOut as error:
+        except TimedOut as error:  # an older server may leave an unknown request unanswered
             if not error.was_sent:
                 raise
             raise TimedOut(str(error), Remedy.REVISION) from None
@@ -405,8 +394,7 @@ def negotiate(
 
 
 def _is_of_older_servers(status: int) -> bool:
-    """Return whether an HTTP status can mean that an older server does not know the request. Other
-    statuses concern the caller or the state of the server."""
+    """Return whether an HTTP status can mean that an older server does not know the request."""
     return status == 501 or (400 <= status < 500 and status not in (401, 403, 407, 408, 429))
 
 

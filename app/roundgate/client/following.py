@@ -91,12 +91,12 @@ class Task:
         timeout_s: float | None = None,
         on_task: Callable[[TaskState], Any] | None = None,
     ) -> CallResult:
-        """Wait for the task's end and return its result. Questions are answered from `answers`, or
-        else from the client's answers.
+        """Wait for the task's end and return its result. Questions are answered from `answers`,
+        then from the client's.
 
         Raises:
             TaskEnded: the task failed or was cancelled.
-            Unanswered: a question has no answer. The task keeps waiting for one.
+            Unanswered: a question has no answer. The task keeps waiting.
             TimedOut: `timeout_s` seconds passed. The task continues.
         """
         if self._result is None:
@@ -129,7 +129,7 @@ class Task:
         return CallResult.read(await within(work, timeout_s, "the task"), 1)
 
     async def get(self) -> TaskState:
-        """Request the state of the task once and return it."""
+        """Poll the task once and return its state."""
         result = await self._connection.request("tasks/get", {"taskId": self.id})
         server = await self._connection.connect()
         read = TaskState.read if server.is_modern else read_older_task
@@ -137,8 +137,8 @@ class Task:
         return self.state
 
     async def update(self, answers: Mapping[str, Any]) -> None:
-        """Send answers by key, each in a form that `response_to` accepts. The answer to an unknown
-        key is sent unchanged.
+        """Send answers by key, in forms that `response_to` accepts; unknown keys are sent
+        unchanged.
 
         Raises:
             AnswerInvalid: an answer does not fit its question.
@@ -192,9 +192,9 @@ class Subscription:
     """A stream of changes, reopened when it breaks (basic/patterns/subscriptions). An older server
     reports changes on the session's stream, and each resource is subscribed to separately.
 
-    async with client.listen(tools=True) as changes:
-        async for change in changes:
-            print(change.method, change.params)
+        async with client.listen(tools=True) as changes:
+            async for change in changes:
+                print(change.method, change.params)
 
     `acknowledged` holds the kinds of changes that the server agreed to report.
     """
@@ -217,8 +217,8 @@ class Subscription:
         return self
 
     async def _acknowledgement(self) -> None:
-        """Wait for the acknowledgement, the first message of the stream. Raise `TimedOut` after
-        `request_s` seconds, or `BadAnswer` if a change arrives first."""
+        """Wait for the acknowledgement, the first message. Raise `TimedOut` after `request_s`
+        seconds, or `BadAnswer` if a change arrives first."""
         limit = self._connection.limits.request_s
         try:
             async with asyncio.timeout(limit):

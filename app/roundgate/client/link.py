@@ -100,17 +100,16 @@ class Link:
     ) -> Json:
         """Send a request and return its result.
 
-        A lost request is sent again, up to twice and with a new id, if the server cannot have
-        received it or `may_repeat` is true. With `may_repeat`, it is also sent again if the server
-        asks to retry later.
+        A lost request is sent again, at most twice and with a new id, if the server cannot have
+        received it or if `may_repeat`. With `may_repeat`, so is a request that the server asks to
+        retry later.
 
         Raises:
             RpcError: the server answered with an error.
-            HttpRefused: the server answered with an HTTP status and no JSON-RPC message.
+            HttpRefused: the server answered without a JSON-RPC message.
+            SessionOver: the server has forgotten the session.
             BadAnswer: the server broke the protocol.
-            SessionOver: an older server has forgotten the session.
-            ConnectionLost: the connection failed.
-            TimedOut: a time limit passed.
+            ConnectionLost, TimedOut: no whole answer arrived.
         """
         spoken = version or self._version()
         for retry in range(_RETRIES + 1):
@@ -161,9 +160,9 @@ class Link:
     async def resumed_stream(
         self, last_id: str | None = None, is_open: asyncio.Event | None = None
     ) -> AsyncGenerator[ServerEvent, None]:
-        """Yield the events of an older server's stream: of the session's stream, or with `last_id`,
-        of the stream that had this event, from there on. `is_open` is set once the server has begun
-        to answer. Raise `HttpRefused` if the server offers no stream."""
+        """Yield the events of the session's stream, or with `last_id`, the later events of the
+        stream that had this event. `is_open` is set once the server has begun to answer. Raise
+        `HttpRefused` if the server offers no stream."""
         headers = [("Accept", "text/event-stream"), _IDENTITY]
         if last_id is not None:
             # in UTF-8, as browsers send it (WHATWG HTML, "Server-sent events")
@@ -213,6 +212,7 @@ class Link:
         if is_modern(version):
             envelope = messages.envelope(version, self._info, self._capabilities)
             return messages.message(method, params, request_id, {**own, **extra, **envelope})
+        # Older revisions do not define these members; `logging/setLevel` sets their log level.
         extra = {key: value for key, value in extra.items() if not key.startswith(messages.META)}
         message: Json = {"jsonrpc": "2.0", "id": request_id, "method": method}
         if extra:
@@ -231,7 +231,7 @@ class Link:
             raise TimedOut(f"No answer to {what} within {limit:g} s (limit request_s)") from None
 
     async def _deliver(self, message: Json, version: str, what: str) -> None:
-        """Send a message that is answered by a status alone. Raise `HttpRefused` unless it is
+        """Send a message whose answer is only a status. Raise `HttpRefused` unless the status is
         2xx."""
         async with self._in_time(what):
             response = await self.post(message, version, NO_LISTENER)

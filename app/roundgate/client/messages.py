@@ -70,8 +70,8 @@ def message(method: str, params: Mapping[str, Any], request_id: int | str, meta:
 
 
 def headers_of(message: Json) -> list[tuple[str, str]]:
-    """Return the headers of a request, without the `Mcp-Param-*` headers (see `of_arguments`) and
-    the headers that every HTTP client adds, such as `Host`."""
+    """Return the headers of a request, except `Mcp-Param-*` (see `of_arguments`) and those that any
+    HTTP client adds."""
     params = message["params"]
     version: str = params["_meta"][META + "protocolVersion"]
     return [ACCEPT_BOTH, SENDS_JSON, *of_request(message["method"], params, version)]
@@ -218,8 +218,8 @@ class EventReader:
 # -- responses -------------------------------------------------------------------------------------
 
 Observer: TypeAlias = Callable[[str, Json, int | None], None]
-"""A function that is called with each message: "sent" or "received", the message, and the HTTP
-status of a received body, otherwise `None`."""
+"""A function that receives each message: "sent" or "received", the message, and the HTTP status of
+a received body."""
 
 _LONGEST_RETRY_AFTER_S: Final = 30
 _LONGEST_SESSION_ID: Final = 8_192

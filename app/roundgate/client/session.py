@@ -165,8 +165,8 @@ class Client:
         """Return one tool by its name.
 
         Raises:
-            ClientError: the server has no such tool (the error lists similar names), or the tool
-                must not be used.
+            ClientError: there is no such tool (the error lists similar names), or it must not be
+                used.
         """
         return await self._connection.tools.find(name)
 

@@ -162,7 +162,6 @@ class Transport(Protocol):
             ConnectionLost: there is no connection, or it ended too early.
             TimedOut: `connect_s` or `idle_s` passed.
             BadAnswer: the response is not valid HTTP.
-            ClientError, ValueError: the request cannot be sent.
         """
 
     async def close(self) -> None:
@@ -287,6 +286,7 @@ class _HttpxResponse:
             raise _translated(error, self._url, self._limits) from None
 
     async def close(self) -> None:
+        # A cancelled caller must not leave the connection half closed.
         await asyncio.shield(self._response.aclose())
 
 
@@ -310,6 +310,7 @@ def _translated(error: Exception, url: Url, limits: Limits) -> ClientError:
         case httpx.LocalProtocolError():  # its text has the header, which may be a credential
             return ClientError("The request cannot be sent: a header has a forbidden character")
         case httpx.RemoteProtocolError() | httpx.InvalidURL() | UnicodeError():
+            # httpx also reports a closed connection as a protocol error: only the text differs.
             if "disconnected" not in str(error) and "closed" not in str(error):
                 return BadAnswer(f"{url.authority} does not answer in HTTP as it should")
     return ConnectionLost(

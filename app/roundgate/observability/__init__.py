@@ -1,5 +1,5 @@
-"""What the gateway says of itself: JSON for programs (`lines`), text for people
-(`text`, `frames`, `colours`)."""
+"""Logs, metrics and traces of the gateway. Logs are JSON for programs (`lines`) or text for people
+(`text`, `frames`, `terminal`)."""
 
 from __future__ import annotations
 

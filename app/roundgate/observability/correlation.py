@@ -1,7 +1,7 @@
 """Ids that connect the log lines of one call across processes.
 
     tools/call   line "request"   call=V1Xq…                     (round 1: asks the user)
-    tools/call   line "request"   call=V1Xq…  task=OWNER.ID      (round 2: goes on as a task)
+    tools/call   line "request"   call=V1Xq…  task=OWNER.ID      (round 2: continues as a task)
     worker       line "a step failed, trying again"   call=V1Xq…  task=OWNER.ID  tool=pay
 
 The id of a call travels sealed in `requestState` and is stored in the row of its task. While a call
@@ -19,23 +19,23 @@ from typing import Final
 
 @dataclass(slots=True)
 class Correlation:
-    """The ids of one call. They contain nothing of its arguments, answers or results."""
+    """The ids of one call. They reveal nothing of its arguments, answers or results."""
 
     tool: str | None = None
-    """The tool that runs."""
+    """The name of the tool that runs."""
     through: str | None = None
     """The gateway's own tool through which the client called `tool`."""
     task: str | None = None
     """The call's task as the commands name it: `OWNER.ID`."""
     make_call_id: Callable[[], str] | None = None
-    """Makes `call_id` on first use: most calls log only one line."""
+    """A function that makes `call_id` on first use, if it is not known yet."""
     known_call_id: str | None = None
-    """The id of the call, if it has one yet."""
+    """The id of the call; `None` until it is made or received."""
 
     @property
     def call_id(self) -> str | None:
-        """Return the id of the call, the same in all its rounds and in its task; `None` outside of
-        a call."""
+        """The id of the call, the same in all its rounds and in its task; `None` outside of
+        calls."""
         if self.known_call_id is None and self.make_call_id is not None:
             self.known_call_id = self.make_call_id()
         return self.known_call_id

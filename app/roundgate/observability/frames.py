@@ -1,12 +1,11 @@
-"""An exception as a person wants to see it: the line of their own code first, and what was said.
+"""Short tracebacks for people: the lines of the user's own code, then the message.
 
     tools.py:14 in refund
         return order["total"] * share
     KeyError: 'total'
-    (9 frames of roundgate and of libraries are left out)
 
 Frames of this package, of the standard library and of installed packages are left out. An exception
-that has no other frames is a fault of ours, and is written whole.
+without other frames is a fault of Roundgate, so its whole traceback is written.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from types import TracebackType
 from typing import Final
 
 MOST_FRAMES: Final = 3
-"""Of the user's own, innermost last, of one exception."""
+"""The most frames of the user's code that are written of one exception."""
 MOST_EXCEPTIONS: Final = 5
-"""Of a chain, or of a group."""
+"""The most exceptions that are written of a chain or a group."""
 
 _OURS: Final = str(Path(__file__).resolve().parents[1])
 _LIBRARIES: Final = tuple(
@@ -40,18 +39,19 @@ def framed(error: BaseException) -> list[str]:
 
 
 _AT: Final = "\x00"
-"""Marks a line that says where in the user's code something happened."""
+"""The prefix that marks a line with a place in the user's code."""
 
 
 def place_of(error: BaseException) -> str | None:
     """Return the innermost line of the user's own code that an exception passed, such as
-    `tools.py:14`, or `None`."""
+    `tools.py:14`; `None` if it passed none."""
     found = innermost(error)
     return f"{shown(found[0])}:{found[1]}" if found else None
 
 
 def innermost(error: BaseException) -> tuple[str, int] | None:
-    """Return file and number of that line, or the place of a syntax error."""
+    """Return the file and the line number of `place_of`; for a syntax error in the user's code, the
+    place of the error."""
     if isinstance(error, SyntaxError) and error.filename and _is_own(error.filename):
         return error.filename, error.lineno or 1
     own = [place for place in _places(error.__traceback__) if _is_own(place[0])]

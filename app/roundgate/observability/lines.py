@@ -5,8 +5,8 @@
     "tools/call", "name": "add", …}
 
 A record's `extra={"fields": {…}}` becomes members of the object, after the ids of the call being
-processed (`roundgate.observability.correlation`). Arguments, results, tokens and answers are never logged.
-Control characters and characters that reverse text direction are escaped.
+processed (`roundgate.observability.correlation`). Arguments, results, tokens and answers are never
+logged. Control characters, and characters that hide or reorder text, are escaped.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from roundgate.observability.terminal import escaped
 from roundgate.observability.tracing import TRACE
 
 LogFormat: TypeAlias = Literal["auto", "text", "json"]
-"""How lines are written; `auto` is text on a terminal, JSON anywhere else."""
+"""The format of log lines; `auto` is text on a terminal and JSON elsewhere."""
 
 REQUESTS: Final = "roundgate.request"
 """The logger that writes one line for each request."""
 
 
 class JsonFormatter(logging.Formatter):
-    """One record as one line of JSON."""
+    """A formatter that writes each record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line without its end."""
+        """Return the line of a record, without the final line feed."""
         members: dict[str, Any] = {**members_here(), **getattr(record, "fields", {})}
         if record.name not in (REQUESTS, "root"):
             members = {**members, "logger": record.name}
@@ -51,15 +51,15 @@ class JsonFormatter(logging.Formatter):
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """The handler of `configure`; a type of its own, so that a second call finds it."""
+    """The handler of `configure`. A second call finds it by its type."""
 
 
 def configure(level: str, form: LogFormat = "auto", *, alone: bool = False) -> None:
-    """Send everything at or above a level ("debug", "info", "warning",
-    "error") to standard error, once.
+    """Log all records at or above a level ("debug", "info", "warning", "error") to standard error.
+    A second call changes the settings of the same handler.
 
-    `alone` takes away what the runtime of AWS Lambda has set up, which would
-    write each line a second time.
+    `alone` removes all other handlers: the handler of the AWS Lambda runtime would write each line
+    a second time.
     """
     root = logging.getLogger()
     root.setLevel(level.upper())
@@ -69,10 +69,10 @@ def configure(level: str, form: LogFormat = "auto", *, alone: bool = False) -> N
     if handler is None:
         handler = _Handler(sys.stderr)
         root.addHandler(handler)
-    if handler.stream.closed:  # a process that runs several commands may have replaced it
+    if handler.stream.closed:  # a process that runs several commands may replace standard error
         handler.stream = sys.stderr
     handler.setFormatter(_formatter(form, level, handler.stream, alone=alone))
-    for noisy in ("httpx", "httpcore", "mangum"):  # a line a request each, with URLs in it
+    for noisy in ("httpx", "httpcore", "mangum"):  # each logs a line per request, with its URL
         logging.getLogger(noisy).setLevel("WARNING")
 
 

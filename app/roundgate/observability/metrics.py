@@ -1,14 +1,14 @@
-"""Metrics, recorded where the process has set up an OpenTelemetry SDK with a meter.
+"""Metrics, recorded if the process has loaded the metrics of an OpenTelemetry SDK.
 
-    roundgate.tasks.turns        counter, by tool and outcome      turns of workers
-    roundgate.tasks.turn_time    histogram in ms, likewise         how long they took
-    roundgate.tasks.open         gauge, by status                  open tasks
-    roundgate.tasks.oldest       gauge in s, by status             the age of the oldest of them
-    roundgate.tasks.overdue      gauge in s                        how late the latest working one is
-    roundgate.backends.missing   gauge                             back ends that are not served
-    roundgate.backends.circuit   gauge, by back end and host       1 while a host is left alone, else 0
+    roundgate.tasks.turns        counter, by tool and outcome         turns of workers
+    roundgate.tasks.turn_time    histogram in ms, by the same         duration of a turn
+    roundgate.tasks.open         gauge, by status                     open tasks
+    roundgate.tasks.oldest       gauge in s, by status                age of the oldest open task
+    roundgate.tasks.overdue      gauge in s                           delay of the most overdue task
+    roundgate.backends.missing   gauge                                back ends that are not served
+    roundgate.backends.circuit   gauge, by back end and host          1 while open, else 0
 
-Elsewhere nothing is imported; the same facts are in the log lines "task" and "tasks".
+Otherwise nothing is imported. The log lines "task" and "tasks" have the same facts about tasks.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Census:
     """The open tasks at one moment."""
 
     open: Mapping[str, int]
-    """How many, by status."""
+    """The number of open tasks, by status."""
     oldest_s: Mapping[str, float]
-    """The age of the oldest, by status."""
+    """The age of the oldest open task in seconds, by status."""
     overdue_s: float
-    """By how much the latest working one is late."""
+    """The delay of the most overdue working task, in seconds; 0 if none is overdue."""
     is_capped: bool = False
     """Whether there may be more open tasks than were counted."""
 
@@ -39,10 +39,10 @@ class Census:
 
 
 class Metrics:
-    """Records nothing: the metrics of a process without an SDK."""
+    """The metrics of a process without an SDK, which record nothing."""
 
     def turn(self, tool: str, outcome: str, took_ms: float) -> None:
-        """Record a worker's turn at a task."""
+        """Record a worker's turn at a task, and its duration in milliseconds."""
 
     def census(self, census: Census) -> None:
         """Record the open tasks."""
@@ -55,7 +55,7 @@ class Metrics:
 
 
 class OpenTelemetryMetrics(Metrics):
-    """Instruments of the process's meter provider."""
+    """Metrics that are recorded with instruments of the process's meter provider."""
 
     def __init__(self) -> None:
         from opentelemetry import metrics
@@ -102,5 +102,6 @@ class OpenTelemetryMetrics(Metrics):
 
 
 def set_up() -> Metrics:
-    """Return instruments if the process has loaded an SDK's metrics; nothing is imported otherwise."""
+    """Return metrics that record if the process has loaded an SDK's metrics; otherwise nothing is
+    imported."""
     return OpenTelemetryMetrics() if "opentelemetry.sdk.metrics" in sys.modules else Metrics()

@@ -1,4 +1,4 @@
-"""Text for a terminal: escaped so that no terminal acts on it, and in colour where that helps."""
+"""Text for a terminal: escaped, so that the terminal does not act on it, and in colour."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ _COLOURS: Final = {
 _ACTING: Final = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
-"""Control characters (U+009B begins a command on some terminals), and format characters that hide
-or reorder text."""
+"""The characters to escape: control characters (U+009B begins a command on some terminals), and
+format characters that hide or reorder text."""
 
 
 class Style:
-    """Colours, if the stream is a terminal; `NO_COLOR` (no-color.org) and `TERM=dumb` turn them off."""
+    """The colours of a stream, if it is a terminal. `NO_COLOR` (no-color.org) and `TERM=dumb` turn
+    them off."""
 
     def __init__(self, to: TextIO) -> None:
         self.is_on = (
@@ -32,7 +33,7 @@ class Style:
         self._can_draw = (to.encoding or "").lower().replace("-", "") == "utf8"
 
     def __call__(self, text: str, *names: str) -> str:
-        """Return a text in colour. Escape it first."""
+        """Return an escaped text in the named colours, or unchanged if colours are off."""
         if not self.is_on or not text or not names:
             return text
         return f"\x1b[{';'.join(_COLOURS[name] for name in names)}m{text}\x1b[0m"
@@ -43,7 +44,7 @@ class Style:
 
 
 def escaped(text: str) -> str:
-    """Return a text with each misleading character as `\\u….`, which is valid in JSON."""
+    """Return a text with each unsafe character escaped as `\\u….`, which is valid in JSON."""
     if text.isascii() and text.isprintable():
         return text
     return _ACTING.sub(_escape, text)

@@ -1,5 +1,5 @@
-"""The log for a person at a terminal: one line a record, in colour, exceptions
-framed at the user's own line.
+"""The log for people at a terminal: one line per record, in colour, with short tracebacks
+(`frames`).
 
     14:05:09.221  tools/call refund                 200 ok  3.1 ms
     14:05:11.014  error    tool refund failed  reference=8f2c…
@@ -7,7 +7,7 @@ framed at the user's own line.
             return order["total"] * share
         KeyError: 'total'
 
-The same records and members as in JSON (`roundgate.observability`); only how they are written differs.
+The records are the same as in JSON (`lines`), but a request's line omits some members.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from roundgate.observability.terminal import Style, escaped
 from roundgate.observability.tracing import TRACE
 
 WHAT_CHARS: Final = 36
-"""Columns for the method and the name of a request."""
+"""The width of the column with the method and the name of a request."""
 _GOOD: Final = frozenset({"ok", "task", "input_required", "finished", "asked", "released"})
 _LEVELS: Final = {
     "debug": ("dim",),
@@ -33,15 +33,16 @@ _LEVELS: Final = {
     "critical": ("red",),
 }
 _SHOWN_BEFORE: Final = frozenset({"method", "name", "status", "outcome", "ms", "bytes", "trace"})
-"""Members of a request that have their place in its line, or that nobody reads there."""
+"""Members of a request that have a fixed place in its line, or are omitted."""
 
 
 class TextFormatter(logging.Formatter):
-    """One record as a line for a person, and what belongs to it indented below.
+    """A formatter that writes each record as a line for people, with lists and exceptions indented
+    below.
 
     Args:
-        to: where it is written: in colour if that is a terminal.
-        whole: tracebacks are whole, not only the user's own part of them.
+        to: the stream that is written to; a terminal gets colours.
+        whole: whether to add the whole traceback below the short one.
     """
 
     def __init__(self, to: TextIO, *, whole: bool) -> None:
@@ -50,7 +51,7 @@ class TextFormatter(logging.Formatter):
         self._whole = whole
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the lines without the last end."""
+        """Return the lines of a record, without the final line feed."""
         fields: Mapping[str, Any] = {**members_here(), **getattr(record, "fields", {})}
         at = self._paint(_time_of_day(record.created), "dim")
         message = record.getMessage()
@@ -110,7 +111,7 @@ def _is_list_of_texts(value: Any) -> bool:
 
 
 def _plain(value: Any) -> str:
-    """Return a text without a space as it is, any other value as JSON."""
+    """Return a printable text without spaces unchanged, any other value as JSON."""
     if isinstance(value, str) and value and value.isprintable() and " " not in value:
         return value
     return encode(value).decode()
@@ -123,5 +124,5 @@ def _id_of(trace: str) -> str:
 
 
 def _time_of_day(seconds: float) -> str:
-    """Return the local time to the millisecond."""
+    """Return the local time of day to the millisecond."""
     return time.strftime("%H:%M:%S", time.localtime(seconds)) + f".{int(seconds * 1000) % 1000:03d}"

@@ -1,12 +1,11 @@
 """Trace context across rounds (basic/index, "OpenTelemetry trace context").
 
 A request continues the trace that its `_meta` names (`traceparent`, `tracestate`, `baggage`: W3C
-Trace Context). Where it came from is sealed into the state of its round, so the span of every later
-round links to that of the first, whatever the client does in between.
+Trace Context). The context of the first round is sealed into the call's state, so the span of every
+later round links to the first span, whatever trace the client sends.
 
-Spans are made when an OpenTelemetry SDK is set up in the process (extra `otel`,
-`opentelemetry-instrument`); otherwise nothing is imported and nothing is measured, and the
-context alone is passed on.
+Spans are made if the process has set up an OpenTelemetry SDK (extra `otel`,
+`opentelemetry-instrument`). Otherwise nothing is imported, and only the context is passed on.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 TRACE: Final[ContextVar[str | None]] = ContextVar("roundgate_trace", default=None)
-"""The `traceparent` of what is being done, for the lines of the log; `None` where nobody traces."""
+"""The `traceparent` of the current request or turn, for log lines; `None` without a trace."""
 
 KEYS: Final = ("traceparent", "tracestate", "baggage")
 
 
 class Span(Protocol):
-    """One request in its trace."""
+    """The span of one request or turn."""
 
     def carrier(self) -> Mapping[str, str]:
         """Return the context of this request, which is sealed for later rounds."""
@@ -34,25 +33,25 @@ class Span(Protocol):
         """Link this request to the request in which its call began."""
 
     def end(self, outcome: str, code: int | None) -> None:
-        """Record the outcome, as in the log, and the code of a JSON-RPC error."""
+        """Record the outcome, as in the log, and the code of a JSON-RPC error if there was one."""
 
 
 class Tracing(Protocol):
-    """Makes spans."""
+    """A factory of spans."""
 
     def request(
         self, method: str, target: str | None, trace: Mapping[str, str], version: str
     ) -> AbstractContextManager[Span]:
-        """Return a span for one request."""
+        """Return the span of one request, which continues the context `trace`."""
 
     def turn(self, tool: str, origin: Mapping[str, str]) -> AbstractContextManager[Span]:
-        """Return a span for one turn of a worker at a task, linked to the request in which its
-        call began."""
+        """Return the span of one turn of a worker at a task. The span links to `origin`, the
+        request in which the call began."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassedOn:
-    """No span: the context is what the client sent."""
+    """A substitute for a span, which passes on a given context."""
 
     trace: Mapping[str, str]
 
@@ -67,11 +66,11 @@ class PassedOn:
 
 
 _NO_TRACE: Final = nullcontext(PassedOn({}))
-"""Most clients trace nothing."""
+"""The shared substitute for requests without a trace context: most have none."""
 
 
 class NoTracing:
-    """Where no SDK is set up."""
+    """Tracing without an SDK, which makes no spans."""
 
     def request(
         self, method: str, target: str | None, trace: Mapping[str, str], version: str
@@ -99,7 +98,7 @@ def _named_in_the_log(carrier: Mapping[str, str]) -> Iterator[None]:
 
 
 class OpenTelemetry:
-    """Spans named and attributed as OpenTelemetry's semantic conventions for MCP say."""
+    """Tracing with names and attributes from OpenTelemetry's semantic conventions for MCP."""
 
     def __init__(self) -> None:
         from opentelemetry import trace
@@ -172,8 +171,7 @@ class _OpenTelemetrySpan:
 
 
 def set_up() -> Tracing:
-    """Return a tracing that makes spans if this process has set up an SDK; nothing is imported
-    otherwise."""
+    """Return tracing with spans if the process has set up an SDK; otherwise nothing is imported."""
     if "opentelemetry.sdk.trace" not in sys.modules:
         return NoTracing()
     from opentelemetry import trace
@@ -186,8 +184,8 @@ def set_up() -> Tracing:
 
 
 def context_of(meta: Mapping[str, Any]) -> dict[str, str]:
-    """Return the trace context in the `_meta` of a request, without values that are not text or
-    too long."""
+    """Return the trace context in the `_meta` of a request. Values that are not text, or are longer
+    than 512 characters, are left out."""
     if "traceparent" not in meta and "baggage" not in meta:
         return {}
     found = {key: meta.get(key) for key in KEYS}
@@ -197,8 +195,8 @@ def context_of(meta: Mapping[str, Any]) -> dict[str, str]:
 
 
 def outgoing(meta: Mapping[str, Any]) -> dict[str, str]:
-    """Return the trace context for calls that a request causes: that of the current span, or the
-    request's own."""
+    """Return the trace context for calls to back ends: the current span's context, or without a
+    span, the context in `meta`."""
     carrier: dict[str, str] = {}
     if "opentelemetry.sdk.trace" in sys.modules:
         from opentelemetry.propagate import inject

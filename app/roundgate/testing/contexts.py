@@ -78,7 +78,7 @@ class AnsweredRun(Run):
 
     def come_to_rest(self) -> None:
         if self.requests:
-            with inside(None):
+            with inside(None):  # the task that answers is not a branch
                 self._answering = asyncio.ensure_future(self._answer())
         elif self.clock.pass_time():
             self.quiescence.restart_quiet()
@@ -89,8 +89,8 @@ class AnsweredRun(Run):
             super().come_to_rest()
 
     async def park(self, branch: Branch) -> None:  # type: ignore[override]
-        """Wait until the branch can continue, in the same run instead of a new one. Raise `Suspend`
-        if the handler is in the low-level form."""
+        """Wait until the branch can continue in the same run. Raise `Suspend` for the low-level
+        form."""
         await self.quiescence.park(branch)
         if self.decides_by_state:  # the low-level form receives its answers in a new run
             self.stop(Stop.SUSPENDED)

@@ -33,7 +33,7 @@ Moment: TypeAlias = Literal["begins", "has run", "is remembered"]
 Crash: TypeAlias = Literal["everywhere"] | tuple[str, Moment]
 
 _UNKNOWN: Final = ("ended without a known outcome", "it is not known whether it took effect")
-"""Texts in the errors of a `once` tool and of an `at_most_once` step with an unknown outcome."""
+"""Texts of errors that report an unknown outcome, of a `once` tool and an `at_most_once` step."""
 MAX_MOMENTS: Final = 1_000
 """The most crash points that one test tries."""
 
@@ -50,12 +50,12 @@ class Point:
 
 
 class Watched:
-    """The record of one call: crash points, steps, and effects. The call's process dies at one of
-    the crash points, or at none."""
+    """The record of one call: its crash points, steps and effects. The call's process may die at a
+    crash point."""
 
     def __init__(self, dies_at: int | None, observe: Callable[[], Any] | None = None) -> None:
-        """Begin a record. `dies_at` is the number of the crash point, from 0, or `None`; `observe`
-        returns the effects so far, as a collection or a number."""
+        """Begin a record. `dies_at` is the number of a crash point, from 0; `observe` returns the
+        effects so far."""
         self.points: list[Point] = []
         self.outside: list[str] = []
         """Descriptions of the effects outside of steps."""
@@ -86,8 +86,8 @@ class Watched:
         return dies
 
     def look(self, before: str | None) -> None:
-        """Read the current effects; record the new ones as effects outside of a step, before the
-        event `before`. With `None`, the new ones belong to a step and are not recorded."""
+        """Record new effects as effects outside of a step, before the event `before`; with `None`,
+        only note that they exist, because a step had them."""
         size = self._size()
         if before is not None and size > self._seen:
             self.outside.append(
@@ -116,7 +116,7 @@ class Watched:
 
 
 class Steps(StepWatch):
-    """A watch of the steps of one instance, which kills the instance at the call's crash point."""
+    """A watch that kills an instance at the crash point of its call."""
 
     def __init__(self, watched: Watched, life: Life) -> None:
         self._watched = watched
@@ -206,12 +206,12 @@ class CrashTest:
     reset: Callable[[], Any] | None
 
     async def survive(self) -> CallResult:
-        """Make the call without a crash and once per crash point; return the result of the first.
+        """Make the call without a crash, then once per crash point; return the first result.
 
         Raises:
-            NondeterminismError: the handler took another path in a replay of the first call.
+            NondeterminismError: the handler took another path in a replay.
             Diverged: a run ended differently, or had effects outside of steps.
-            ValueError: the named crash point does not exist, or there are too many.
+            ValueError: the crash point does not exist, or there are too many.
         """
         with collecting_effects() as effects:
             first = await self._played(Watched(None, self.observe))

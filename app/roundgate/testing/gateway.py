@@ -123,11 +123,11 @@ class Gateway:
         """Return a client of the gateway.
 
         Args:
-            subject: the caller's subject; `None` is the default caller.
-            scopes: the caller's scopes; ignored for the default caller.
-            client_id: the caller's client id; ignored for the default caller.
-            options: further arguments of `roundgate.client.Client`, except `auth`, `clock` and
-                `transport`.
+            subject: the caller's subject; `None` is the default caller, for whom the next two are
+                ignored.
+            scopes: the caller's scopes.
+            client_id: the caller's client id.
+            options: those of `roundgate.client.Client`, except `auth`, `clock` and `transport`.
         """
         auth = None if subject is None else self._callers.add(subject, scopes, client_id)
         made = Client(
@@ -219,6 +219,7 @@ class Gateway:
         try:
             result = await self._client.call(tool, arguments, answers=answers)
         except (ClientError, NothingGoesOn):
+            # A crash test collects these errors itself.
             if errors and self._watch is None:
                 raise errors[0] from None
             raise
@@ -254,14 +255,14 @@ class Gateway:
             return turns
 
     async def advance(self, seconds: float) -> None:
-        """Run the tasks that are due. If there are none, advance the clock to the next event, and
-        run the tasks that are due then.
+        """Run the tasks that are due. If there are none, advance the clock to the next event and
+        run them then.
 
         Args:
-            seconds: how far the clock advances if there is no event, or an overdue one.
+            seconds: how far the clock advances if there is no next event, or an overdue one.
 
         Raises:
-            NothingGoesOn: no event is left, at several calls in a row.
+            NothingGoesOn: several calls in a row found no event.
         """
         if await self.work():
             self._idle_turns = 0
@@ -305,7 +306,8 @@ class Gateway:
             await self._leave(life, core)
 
     async def _leave(self, life: Life, core: Core) -> None:
-        """Close an instance; if it is dead, only at the end, because its work still uses it."""
+        """Close an instance. A dead instance is closed at the end, because its work still uses
+        it."""
         if life.died.is_set():
             self._left.append(core)
         else:
@@ -316,8 +318,8 @@ class Gateway:
             await self._living(life, app(scope, receive, send))
 
     async def _living(self, life: Life, work: Any) -> None:
-        """Run the work of an instance until the work ends or the instance dies. The work of a dead
-        instance stays pending until the gateway is left."""
+        """Run the work of an instance until it ends or the instance dies. The work of a dead
+        instance stays pending until the end of the test."""
         watch: StepWatch = _Noting() if self._watch is None else Steps(self._watch, life)
         token = WATCH.set(watch)
         try:

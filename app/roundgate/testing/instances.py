@@ -213,9 +213,9 @@ class VirtualClock(Clock):
     async def sleep(self, seconds: float) -> None:
         """Wait for some time of this clock.
 
-        In a handler, the clock advances once the whole handler waits. Elsewhere it advances at
-        once. If another instance is working, which the caller may be waiting for, the clock stays
-        and the caller waits up to 10 ms of real time.
+        In a handler, the clock advances once the whole handler waits; elsewhere at once. If another
+        instance is working, which the caller may be waiting for, `sleep` takes at most 10 ms of
+        real time instead.
         """
         if here.get() is None and seconds > 0:
             if self.at_work() > 1:
@@ -234,7 +234,7 @@ class VirtualClock(Clock):
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> _Timer:
         timer = _Timer(callback)
-        due_ms = self._now_ms + max(0, -int(-seconds * 1000 // 1))
+        due_ms = self._now_ms + max(0, -int(-seconds * 1000 // 1))  # rounded up
         heapq.heappush(self._timers, (due_ms, next(self._numbers), timer))
         return timer
 

@@ -129,7 +129,7 @@ def _ending_of_outcome(
 
 
 _effects: list[str] | None = None
-"""The list that receives effects; `None` unless a test collects them."""
+"""The list that receives effects while a test collects them."""
 _is_hooked = False
 _EVENTS: Final = {
     "os.remove": "removes {0!r}",
@@ -144,8 +144,8 @@ _EVENTS: Final = {
 
 @contextmanager
 def collecting_effects() -> Iterator[list[str]]:
-    """Yield a list that receives descriptions of handlers' effects outside of steps, until the block
-    ends."""
+    """Yield a list that receives descriptions of handlers' effects outside of steps, until the
+    block ends."""
     global _effects, _is_hooked
     if not _is_hooked:
         sys.addaudithook(_collect)  # audit hooks cannot be removed
@@ -247,8 +247,7 @@ async def findings_elsewhere(
     one, or if arguments or sections hold Python objects.
 
     Raises:
-        RuntimeError: a process failed.
-        TimeoutError: a process took longer than `WITHIN_S`.
+        RuntimeError, TimeoutError: a process failed, or took longer than `WITHIN_S`.
     """
     sources = [_written(source) for source in setup.sources]
     call = run.call
@@ -295,17 +294,14 @@ def _written(source: Source) -> list[str] | None:
     if isinstance(source, ModuleType):
         return ["module", source.__name__]
     module, name = getattr(source, "__module__", ""), getattr(source, "__qualname__", "")
+    # Another process can import only a function that its module has under its own name.
     there = getattr(sys.modules.get(module), name, None) if name.isidentifier() else None
     return None if there is not source or module == "__main__" else ["function", module, name]
 
 
 async def _ask(facts: bytes, environ: Mapping[str, str]) -> Any:
-    """Replay a call in another process, and return its ending and the differences.
-
-    Raises:
-        RuntimeError: the process failed.
-        TimeoutError: the process took longer than `WITHIN_S`.
-    """
+    """Replay a call in another process, and return its ending and the differences. Raise as
+    `findings_elsewhere`."""
     path = os.pathsep.join(filter(None, sys.path))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", __name__),
@@ -349,8 +345,7 @@ class _NothingNew(StepWatch):
 
 
 class _Replay(Run):
-    """A run that ignores the names of step functions: the fakes of a test have other names, and
-    this process does not have them."""
+    """A run that ignores the names of step functions, because a test's fakes have other names."""
 
     def is_same(self, before: str, now: str | None) -> bool:
         """Return whether a step's kind and arguments are the recorded ones."""
@@ -370,6 +365,7 @@ async def _replay(facts: Mapping[str, Any]) -> dict[str, Any]:
     clock.skip(LATER_S)
     async with _serving(setup.load(), clock) as core:
         sys.addaudithook(_refuse)
+        # A handler that reads the test's environment now ends differently.
         for name in [*os.environ]:
             if name not in _KEPT and not name.startswith("PYTHON"):
                 del os.environ[name]
@@ -406,8 +402,8 @@ def _call(facts: Mapping[str, Any], clock: Clock) -> Call:
 
 
 def main() -> None:
-    """Read a recorded call from standard input, replay it, and write its ending and the differences
-    to standard output."""
+    """Replay the recorded call on standard input; write ending and differences to standard
+    output."""
     facts = json.load(sys.stdin)
     sys.path[:] = facts["path"]
     with redirect_stdout(sys.stderr):  # a handler may print

@@ -1,5 +1,5 @@
-"""Requests to an ASGI app in this process. Responses stream, unlike those of httpx's transport for
-ASGI."""
+"""A transport to an ASGI app in this process. Unlike httpx's ASGI transport, it streams
+responses."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ class AsgiTransport:
     """A transport that sends each request of a client to an instance.
 
     In a crash test, a request whose answer is lost because its instance died is sent again, as
-    callers would do. Its answer is read whole before any part is passed on, because a part could
-    not be taken back.
+    callers would do. Its answer is first read whole, because half an answer cannot be taken back.
     """
 
     def __init__(self, serve: Serve, watched: Watched | None) -> None:

@@ -41,7 +41,7 @@ class Refusal:
 
 
 class Auth(Protocol):
-    """A source of credentials for one server. The client asks it only for requests to that server's
+    """A source of credentials for one server. The client uses it only for requests to that server's
     origin."""
 
     async def headers(self, method: str, url: Url) -> Sequence[tuple[str, str]]:
@@ -85,8 +85,8 @@ def refuse_plain(url: Url) -> None:
 
 
 def challenge_parameters(challenge: str) -> dict[str, str]:
-    """Return the parameters of a `WWW-Authenticate` header by lower-case name. If one is repeated,
-    its first value counts."""
+    """Return the parameters of a `WWW-Authenticate` header by lower-case name. The first value of a
+    repeated parameter counts."""
     parameters: dict[str, str] = {}
     for name, quoted, bare in _PARAMETER.findall(challenge[:8_192]):
         parameters.setdefault(name.lower(), re.sub(r"\\(.)", r"\1", quoted) or bare)
@@ -204,7 +204,7 @@ class ProofKey:
         return pem.decode()
 
     def proof(self, method: str, url: Url, token: str | None = None) -> str:
-        """Return a DPoP proof for one request, made with `token` if there is one."""
+        """Return a DPoP proof for one request, with `token` if there is one."""
         import jwt
         from jwt.algorithms import ECAlgorithm
 

@@ -170,9 +170,9 @@ _DONE: Final = b"<!doctype html><title>Roundgate</title><p>You can close this wi
 
 class BrowserLogin(OAuth):
     """The credentials of a user who logs in with a browser. `open_url` opens a URL in the user's
-    browser; `login_s` limits the time of a login, in seconds.
+    browser; `login_s` limits the login, in seconds.
 
-    The client is identified by `client_id` if there is one, else by its metadata document
+    The client is identified by its `client_id`, else by its metadata document
     (`client_metadata_url`) if the authorization server supports that, else by a dynamic
     registration.
     """
@@ -255,8 +255,8 @@ class BrowserLogin(OAuth):
     async def _identify(
         self, fetch: Fetcher, server: Server, stored: Stored, redirect: str, port: int
     ) -> None:
-        """Set the client's registration. A dynamic registration is stored with its port, and used
-        again if the callback has the same port."""
+        """Set the client's registration. A dynamic registration is used again on the same port
+        only."""
         has_documents = server.document.get("client_id_metadata_document_supported") is True
         if self._client_id is not None:
             stored.registration = {"client_id": self._client_id, "client_secret": self._secret}
@@ -332,8 +332,8 @@ async def _open_browser(url: str) -> None:
 async def _callback(
     port: int, last_port: Any
 ) -> AsyncGenerator[tuple[int, asyncio.Queue[dict[str, str]]], None]:
-    """Serve the callback on this machine; yield its port, and a queue with the query of each call.
-    Raise `ClientError` if the port cannot be used."""
+    """Serve the callback on this machine; yield its port and a queue of the queries that it
+    receives. Raise `ClientError` if the port cannot be used."""
     queries: asyncio.Queue[dict[str, str]] = asyncio.Queue(16)
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

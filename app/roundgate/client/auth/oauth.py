@@ -60,8 +60,8 @@ class Fetcher:
     transport: Transport
 
     async def get(self, url: Url) -> Json | None:
-        """Return a JSON document; `None` if the server answers with status 4xx. Raise
-        `AuthorizationFailed` for any other failure of the server."""
+        """Return a JSON document; `None` for a status 4xx. Raise `AuthorizationFailed` for any
+        other failure."""
         try:
             return await self._send("GET", url)
         except OAuthRefused as error:
@@ -255,8 +255,8 @@ class Stored:
 
 
 class OAuth:
-    """The base class of the grants. `dpop` says whether to bind tokens to a key; `None` does so if
-    the authorization server supports it."""
+    """The base class of the grants. `dpop` is whether to bind tokens to a key; `None` binds them if
+    the authorization server supports that."""
 
     _wants_refresh = False
 
@@ -323,7 +323,7 @@ class OAuth:
     # -- for subclasses ----------------------------------------------------------------------------
 
     async def _grant(self, fetch: Fetcher, server: Server, stored: Stored) -> Json:
-        """Obtain a token and return the response of the token endpoint.
+        """Return the response of the token endpoint to the grant.
 
         Raises:
             OAuthRefused, AuthorizationFailed: no token was granted.
@@ -350,8 +350,8 @@ class OAuth:
     async def _token(
         self, fetch: Fetcher, server: Server, stored: Stored, form: dict[str, str]
     ) -> Json:
-        """Request a token for the resource and return the response. The request has the client's
-        authentication, and a DPoP proof if the token is to be bound to a key."""
+        """Request a token for the resource, with the client's authentication and, if the token is
+        to be bound to a key, a DPoP proof. Return the response."""
         endpoint = server.endpoint("token_endpoint")
         if endpoint is None:
             raise failed("The authorization server has no token endpoint")
