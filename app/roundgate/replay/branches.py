@@ -207,7 +207,7 @@ class inside:  # noqa: N801  # read as a phrase: `with inside(branch): …`
 
 
 class _End:
-    """An awaitable that a driver never resumes, for a handler that continues after its run's end."""
+    """An awaitable that is never resumed, for a handler that continues after its run's end."""
 
     def __await__(self) -> Generator[Any, None, None]:
         while True:

@@ -4,10 +4,8 @@ A handler runs from the top each time, against a journal of what is already know
 without an answer *suspends* the run: any process can continue from its outcome.
 
     run_handler(handler, run) → Completed(value)               it returned
-                              | Suspended(requests, journal)   it waits for answers, for a time, or
-                              only for its next turn
-                              | Restarted(arguments)           it begins again with these arguments
-                              and an empty journal
+                              | Suspended(requests, journal)   it waits for answers, a time, or its next turn
+                              | Restarted(arguments)           it begins again with these alone
                               | Failed(error)                  it raised
 """
 

@@ -2,9 +2,8 @@
 
 Every recorded entry has a place (`branches`). A recorded result is returned; any other action is
 performed, recorded, and its result returned as every later run will get it. A run that cannot
-continue is
-suspended once all branches wait (`scheduling`). A run that finds another action at a place than was
-recorded there ends with `NondeterminismError`.
+continue is suspended once all branches wait (`scheduling`). A run that finds another action at a
+place than was recorded there ends with `NondeterminismError`.
 
 Other modules have the actions of a handler, as functions that take the run:
 

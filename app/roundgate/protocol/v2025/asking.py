@@ -1,5 +1,5 @@
-"""What a server asks a client, as requests of these revisions
-(client/elicitation, client/sampling, client/roots)."""
+"""A server's questions to a client, as requests of these revisions (client/elicitation,
+client/sampling, client/roots)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FIELD: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "boolean": frozenset({"type", "title", "description", "default"}),
     }
 )
-"""What a field of a form has in 2025-06-18."""
+"""The keywords of a form's field in 2025-06-18, by type."""
 
 
 def request_params(
