@@ -1,7 +1,7 @@
-"""Time and identifiers: the only place where the domain reads the clock or randomness.
+"""The clock, and the source of ids and random numbers.
 
-Everything else takes a `Clock` (or a value made by one) as an argument, so that a test can skip
-hours and choose ids.
+Code that decides by them takes a `Clock` (or a value made by one) as an argument, so that a test
+can skip hours and choose ids.
 """
 
 from __future__ import annotations

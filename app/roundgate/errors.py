@@ -1,9 +1,9 @@
 """The exceptions that users, operators and other packages see.
 
-An exception that never leaves the package that raises it is defined there, below `Inside`.
-Classes carry facts, never codes: a revision's `wire_errors` has the JSON-RPC codes and the HTTP
-statuses that go with them. Only errors of HTTP itself (`TransportError`, `AuthError`) carry a status.
-The caller sees the text of a `ProtocolError`, `TransportError` or `ToolError`, so it holds no secrets.
+An exception that never leaves the package that raises it is defined there, below `Inside`. Classes
+carry facts, never codes: a revision's `wire_errors` has the JSON-RPC codes and the HTTP statuses
+that go with them. Only errors of HTTP itself (`TransportError`, `AuthError`) carry a status. The
+caller sees the text of a `ProtocolError`, `TransportError` or `ToolError`, so it holds no secrets.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ class StateRefused(InvalidParams):
 
 
 class TaskNotFound(InvalidParams):
-    """The caller has no task with this id: it is unknown, expired, malformed, or another caller's."""
+    """The caller has no task with this id: it is unknown, expired, malformed, or another
+    caller's."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -177,8 +178,8 @@ class UnsupportedVersion(ProtocolError):
 
 
 class TransportError(GatewayError):
-    """The HTTP request was refused before its body was read as JSON-RPC. `status` is the HTTP status,
-    `headers` are sent with it."""
+    """The HTTP request was refused before its body was read as JSON-RPC. `status` is the HTTP
+    status, `headers` are sent with it."""
 
     def __init__(
         self, status: int, message: str, headers: Sequence[tuple[bytes, bytes]] = ()
@@ -206,13 +207,13 @@ class Unavailable(GatewayError):
 
 
 class StoreAway(Unavailable):
-    """The rows of a session's calls were unavailable for several attempts. A client that returns for
-    its call may get it."""
+    """The rows of a session's calls were unavailable for several attempts. A client that returns
+    for its call may get it."""
 
 
 class AuthError(GatewayError):
-    """The caller is unknown or not allowed. `error` is the code of RFC 6750, `None` if the request has
-    no token."""
+    """The caller is unknown or not allowed. `error` is the code of RFC 6750, `None` if the request
+    has no token."""
 
     status = 401
 
@@ -281,8 +282,8 @@ class FunctionFailed(BackendError):
 
 
 class NoAnswer(BackendError):
-    """A service sent no answer, or only a part of one. `reason` is a few words for the log; `reached`
-    is True if the service may have received the request."""
+    """A service sent no answer, or only a part of one. `reason` is a few words for the log;
+    `reached` is True if the service may have received the request."""
 
     reason: str
 
@@ -296,8 +297,8 @@ class JobLeft(BackendError):
 
 
 class TokenRefused(BackendError):
-    """An authorization server answered without a token. `error` is its code of RFC 6749 section 5.2,
-    if any; `retry_s` is the pause in seconds that it asked for, or 0."""
+    """An authorization server answered without a token. `error` is its code of RFC 6749 section
+    5.2, if any; `retry_s` is the pause in seconds that it asked for, or 0."""
 
     def __init__(self, message: str, error: str | None = None, retry_s: float = 0) -> None:
         super().__init__(message)
@@ -389,8 +390,8 @@ class StateTooLarge(GatewayError):
 
 
 class LeaseLost(GatewayError):
-    """The worker no longer holds the task: it was cancelled, finished, expired, or claimed by another
-    worker. Nothing was written."""
+    """The worker no longer holds the task: it was cancelled, finished, expired, or claimed by
+    another worker. Nothing was written."""
 
 
 class StepFailed(RoundgateError):
@@ -402,13 +403,13 @@ class StepTimeout(StepFailed):
 
 
 class Suspend(BaseException):
-    """Ends a run that cannot continue now. It is no `Exception`, so that a handler does not catch it
-    by accident."""
+    """The end of a run that cannot continue now. It is no `Exception`, so that a handler does not
+    catch it by accident."""
 
 
 class Diverged(RoundgateError, AssertionError):
-    """`roundgate.testing`: a handler ended differently after its process died or after it was replaced
-    by another version. `findings` has one line for each difference."""
+    """`roundgate.testing`: a handler ended differently after its process died or after it was
+    replaced by another version. `findings` has one line for each difference."""
 
     def __init__(self, tool: str, findings: Sequence[str]) -> None:
         super().__init__("\n  - ".join([f"{tool} does not survive everything:", *findings]))
@@ -556,8 +557,8 @@ class RpcError(ClientError):
 
 
 class NoCommonVersion(ClientError):
-    """Client and server share no revision of the protocol. `supported` lists the server's revisions, if
-    known."""
+    """Client and server share no revision of the protocol. `supported` lists the server's
+    revisions, if known."""
 
     def __init__(self, message: str, supported: Sequence[str] = ()) -> None:
         super().__init__(message)

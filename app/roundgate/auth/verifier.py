@@ -133,8 +133,8 @@ class AuthorizerVerifier:
         """Return the caller that the claims identify. The token itself is not read.
 
         Raises:
-            Unauthenticated: there are no claims, or they lack the issuer, a subject or a valid
-                client.
+            Unauthenticated: there are no claims, or they have another issuer, no subject, or an
+                invalid client.
             InsufficientScope: the token lacks scopes that every call needs.
         """
         if claims is None:

@@ -164,7 +164,7 @@ class Meta:
 
 @dataclass(slots=True)
 class Inbound:
-    """One request that is valid in its revision and whose method is served."""
+    """A request that is valid in its revision and whose method is served."""
 
     id: RequestId
     method: str

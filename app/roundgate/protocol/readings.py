@@ -7,7 +7,7 @@ member is read several times, and in a recursive schema this multiplies with eve
     {"left": {"left": {"left": 1}}}  the 1 is read 2 * 2 * 2 times
 
 Validators run in native code that no deadline interrupts and that blocks every other call.
-`Readings` computes the number in time proportional to the value: what a subschema needs for one
+`Readings` computes the number in time proportional to the value: the work of a subschema for one
 part of the value is computed once, however often that part is read.
 """
 
@@ -324,7 +324,8 @@ _NOBODY: Final = _Readers()
 
 
 def _look(subschema: _Subschema, part: Any, texts: dict[int, Any]) -> _Look:
-    """Return the work of one subschema at one part. `texts` keeps what JSON texts encode, by id."""
+    """Return the work of one subschema at one part. `texts` keeps the values that JSON texts
+    encode, by id."""
     same, choice = subschema.same, subschema.one_of
     here, parts = 1, 0
     reads = [(node, part) for node in same.nodes]

@@ -159,7 +159,8 @@ class Revision(Protocol):
         """
 
     def result_format(self, server_info: Mapping[str, Any], /) -> ResultFormat:
-        """Return the format of a server's results. `server_info` is the schema's `Implementation`."""
+        """Return the format of a server's results. `server_info` is the schema's
+        `Implementation`."""
 
     def look_up(self, error: GatewayError, /) -> WireError:
         """Return the JSON-RPC code and the HTTP status of an error.

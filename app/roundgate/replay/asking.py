@@ -108,7 +108,8 @@ def answered_key(run: Run, name: str) -> str | None:
 
 
 def _known(run: Run, key: str, name: str, question: Question) -> Answer | Asked:
-    """Return the usable answer to a question, or the question as it has to be asked now."""
+    """Return the usable answer to a question, or the question in the form that must be asked
+    now."""
     entry, shown = _received(run, key, name), digest_of(name, question)
     match entry:
         case None:

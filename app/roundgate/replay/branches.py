@@ -148,7 +148,8 @@ class Branch:
 
     @property
     def limits(self) -> list[Scope]:
-        """Return the limits whose blocks are open. A branch may outlive the block in which it began."""
+        """Return the limits whose blocks are open. A branch may outlive the block in which it
+        began."""
         return [scope for scope in self.scopes if not scope.is_left]
 
     def key(self, kind: str, name: str) -> str:

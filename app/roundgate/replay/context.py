@@ -1,8 +1,8 @@
 """The view that a handler has of the call it serves.
 
     async def deploy(ctx: Context, env: str) -> str:
-        plan = await ctx.step("plan", make_plan, env)                  # runs once, whatever happens afterwards
-        ok = await ctx.elicit("confirm", f"Apply {plan}?", Confirm)    # ends this round; the next one returns here
+        plan = await ctx.step("plan", make_plan, env)                # runs once, in all rounds
+        ok = await ctx.elicit("confirm", f"Apply {plan}?", Confirm)  # the next round returns here
         return await ctx.step("apply", apply, plan) if ok.go else "nothing done"
 
 The handler runs from the top in every round, so its actions between these calls must depend on its
@@ -137,7 +137,7 @@ class CallFacts:
 
 
 class Context(CallFacts):
-    """One call, as its handler sees it."""
+    """A handler's view of one call."""
 
     __slots__ = ("_last_progress",)
 
@@ -527,8 +527,8 @@ class Context(CallFacts):
         A task sends no notifications: progress becomes its `statusMessage`.
 
         Args:
-            progress: the work done. It must increase with each call (basic/patterns/progress); other
-                values are not sent.
+            progress: the work done. It must increase with each call (basic/patterns/progress);
+                other values are not sent.
             total: all of the work, in the same unit, if known.
             message: the current action.
         """

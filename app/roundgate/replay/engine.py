@@ -1,10 +1,10 @@
 """The engine: the function through which every handler runs, for every back end and every journal.
 
-A handler runs from the top each time, against a journal of what is already known. A question
+A handler runs from the top each time, against the journal of its call. A question
 without an answer *suspends* the run: any process can continue from its outcome.
 
     run_handler(handler, run) → Completed(value)               it returned
-                              | Suspended(requests, journal)   it waits for answers, a time, or its next turn
+                              | Suspended(requests, journal)   it waits: for answers, a time, a turn
                               | Restarted(arguments)           it begins again with these alone
                               | Failed(error)                  it raised
 """

@@ -1,4 +1,4 @@
-"""The journal: everything that is known of a call, so that its handler can run again from the top.
+"""The journal: the record of a call, with which its handler can run again from the top.
 
 It records actions (steps, sleeps, time limits) and questions with their answers, each under its
 place in the handler (`branches.Branch.key`). Between the rounds of a request it travels to the

@@ -1,8 +1,8 @@
 """The questions that a handler can ask, as values (client/elicitation, client/sampling,
 client/roots).
 
-A question is identified by the digest of what is shown. An answer that does not fit (`UnfitAnswer`)
-is asked for again.
+A question is identified by the digest of its wire form. After an answer that does not fit
+(`UnfitAnswer`), it is asked again.
 """
 
 from __future__ import annotations

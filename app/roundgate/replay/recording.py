@@ -100,8 +100,8 @@ async def write(run: Run, entry: Entry) -> None:
 async def in_order(run: Run, branch: Branch, key: str) -> None:
     """Wait until every branch has received all earlier results, and has run to its next wait.
 
-    If the branch was cancelled in an earlier run after it had got a value, it gets the value first
-    in this run too.
+    If the branch was cancelled in an earlier run after it had received a value, it receives the
+    value first in this run too.
     """
     order = run.order
     if order is None or (order.is_over and order.is_new(key)):

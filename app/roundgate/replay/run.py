@@ -85,7 +85,7 @@ PageDone: TypeAlias = Callable[[str], Awaitable[None]]
 Publish: TypeAlias = Callable[[str, str | None], Awaitable[None]]
 """Notifies every open `subscriptions/listen` stream that wants it of a change (method, uri)."""
 Read: TypeAlias = Callable[[Any, str], Awaitable[Sequence[ResourceContents]]]
-"""Reads a resource by its URI, as the caller of the handler whose context is given.
+"""Reads a resource by its URI, as the caller of the handler that has the given context.
 
 Raises ResourceNotFound.
 """

@@ -2,7 +2,7 @@
 nothing about them is stored.
 
 `Mcp-Session-Id`      the facts that a client stated when it opened its session
-id of a question      the session that was asked, the round, and the number of the question in it
+id of a question      its session, its round, and its number in the round
 id of an event        everything that a process needs to continue a call: its request and its state
 id of a remote task   the back end and the tool that have it, and the service's own id
 
@@ -162,7 +162,7 @@ class StreamIds:
         return self.ring.seal(json.encode(claims), owner)
 
     def open_question(self, token: Any, session: str, owner: Principal) -> QuestionId | None:
-        """Return the question that an answer is for, or `None` if this session was never asked it."""
+        """Return the question of an answer, or `None` if this session was never asked it."""
         match self._opened(token, owner):
             case [str(purpose), str(asked), str(round_), int(number)] if (
                 purpose == _QUESTION and asked == session

@@ -80,7 +80,7 @@ def _choices(items: Mapping[str, Any]) -> list[str]:
 def answer_of(
     revision: Revision, method: str, params: Mapping[str, Any], result: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return a client's answer in the form that the handler's question takes."""
+    """Return a client's answer in the form that the handler's question expects."""
     content = result.get("content")
     if method != "elicitation/create" or revision.has_rich_forms or not isinstance(content, dict):
         return result

@@ -74,7 +74,8 @@ class Opening:
 
 
 def _askable(revision: Revision, declared: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the declared capabilities that let a server ask, as the newest `ClientCapabilities`."""
+    """Return the declared capabilities that let a server ask, as the newest
+    `ClientCapabilities`."""
     found: dict[str, Any] = {}
     for name in ("elicitation", "sampling", "roots"):
         given = declared.get(name)

@@ -1,8 +1,8 @@
 """The validation of a request: (message, headers) → `Inbound`, or the error of the first failed
 check.
 
-The order is fixed by what clients and the conformance suite expect of each mistake when a request
-has several:
+The order decides which error a request with several mistakes gets, as clients and the conformance
+suite expect:
 
     1  version and method headers are there, once; `Mcp-Method` equals the body's method     -32020
     2  `params._meta` is there with its required fields, a string and an object               -32602

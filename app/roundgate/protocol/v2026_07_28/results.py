@@ -102,9 +102,10 @@ TABLE: Final[Mapping[type[GatewayError], WireError]] = MappingProxyType(
         ),  # all of Roundgate's have a row above; a handler may define another
     }
 )
-"""The codes of basic/index, "Error Codes", and the statuses of streamable-http: 404 for an unknown
-method, 400 for every other error in a request. -32603 travels with 200: no revision gives it a status,
-the official client reads the error from the body, and a 5xx would invite proxies to retry."""
+"""The codes of basic/index, "Error Codes", and the statuses of streamable-http: 404 for an
+unknown method, 400 for every other error in a request. -32603 travels with 200: no revision
+gives it a status, the official client reads the error from the body, and a 5xx would invite
+proxies to retry."""
 
 ERRORS: Final = ErrorTable(TABLE)
 look_up, render, kept_error = ERRORS.look_up, ERRORS.render, ERRORS.kept
