@@ -285,7 +285,7 @@ class NoAnswer(BackendError):
     """A service sent no answer, or only a part of one. `reason` is a few words for the log;
     `reached` is True if the service may have received the request."""
 
-    reason: str
+    reason: str  # never None here
 
     def __init__(self, message: str, reason: str = "", *, reached: bool = True) -> None:
         super().__init__(message, reason=reason)

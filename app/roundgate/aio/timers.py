@@ -45,6 +45,7 @@ class CoarseTimer:
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
+        # a copy, and a second look at each: a callback may set or cancel others
         for key, (due, callback) in list(self._set.items()):
             if due <= now and self._set.pop(key, None) is not None:
                 callback()

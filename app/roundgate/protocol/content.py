@@ -252,7 +252,7 @@ class Completion:
     total: int | None = None
     has_more: bool | None = None
 
-    MAX_VALUES = 100
+    MAX_VALUES = 100  # not annotated, so no field
 
     def to_wire(self) -> Wire:
         cut = len(self.values) > self.MAX_VALUES

@@ -23,7 +23,7 @@ from roundgate.replay.run import Run
 from roundgate.replay.waiting import within_scopes
 
 MAX_CHANGES: Final = 3
-"""The number of changes in a row, one per round, at which a question ends the run with an error."""
+"""The number of rounds in a row with a changed question at which the question is an error."""
 
 
 @engine_call
@@ -40,7 +40,8 @@ async def ask(
         default: the value of missing answers.
 
     Raises:
-        MissingCapability: the client did not declare what a question needs; nothing is asked.
+        MissingCapability: the client lacks a capability that a question needs; nothing is asked.
+        RuntimeError: a question reads differently in `MAX_CHANGES` rounds in a row.
     """
     branch = await run.enter("question", *asked)
     keys = {name: run.come_to(branch, "question", name) for name in asked}

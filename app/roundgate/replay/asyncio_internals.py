@@ -158,8 +158,8 @@ _LIMITED: Final = frozenset({id(_WAIT), id(_WAIT_FOR)})
 
 
 def engine_call(function: F) -> F:
-    """Mark a coroutine function, as its decorator, as a call of ctx. Its results have a place in
-    the order."""
+    """Mark the decorated coroutine function as a call of ctx, whose results have a place in the
+    order."""
     _calls.add(id(inspect.unwrap(function).__code__))
     return function
 

@@ -245,7 +245,7 @@ class BranchTask(asyncio.Task[Any]):
 
 
 def spawn(branch: Branch, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Create a task that runs as the given branch."""
+    """Create a task that runs a coroutine as a branch."""
     context = copy_context()
     context.run(here.set, branch)
     return BranchTask(

@@ -274,7 +274,7 @@ class Order:
 
     @contextmanager
     def expected(self, rank: float) -> Iterator[None]:
-        """Deliver no later result while the block is open: the branch of this rank waits for
+        """Hold back all later results while the block is open: the branch of this rank waits for
         something else."""
         if rank == math.inf:
             yield
