@@ -71,7 +71,7 @@ async def in_thread(function: Callable[[], T], *limiters: CapacityLimiter) -> T:
         for limiter in limiters:
             await limiter.acquire_on_behalf_of(place)
             held.append(limiter)
-        # anyio's own limiter has no effect: the slots of `limiters` are held until the function ends
+        # a new limiter never waits; the slots of `limiters` are held until the function ends
         return await to_thread.run_sync(run, abandon_on_cancel=True, limiter=CapacityLimiter(1))
     finally:
         # the function did not begin, and can no longer begin
