@@ -1,7 +1,7 @@
-"""Time and identifiers: the only place where the domain reads the clock or randomness.
+"""The clock, and the source of ids and random numbers.
 
-Everything else takes a `Clock` (or a value made by one) as an argument, so a test can
-skip hours and name its ids.
+Code that decides by them takes a `Clock` (or a value made by one) as an argument, so that a test
+can skip hours and choose ids.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def seed_after_restore() -> None:
 
 
 class Timer(Protocol):
-    """What `Clock.call_later` returns."""
+    """The handle of a callback that `Clock.call_later` has scheduled."""
 
     def cancel(self) -> None:
         """Cancel the callback."""
@@ -59,12 +59,13 @@ class Clock:
         await asyncio.sleep(seconds)
 
     def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Call back once that time is over, in the running event loop."""
+        """Call a function after `seconds`, in the running event loop; return a handle that can
+        cancel it."""
         return asyncio.get_running_loop().call_later(seconds, callback)
 
     def pass_time(self) -> bool:
-        """Advance to the next moment that somebody waits for, when a handler waits only for time.
-        Clocks of tests do; the real clock returns `False`."""
+        """Advance a test's clock to its next timer, when handlers wait only for time; return
+        whether it moved. The real clock returns `False`."""
         return False
 
     def deadline(self, in_ms: float | None) -> Deadline:
@@ -74,8 +75,8 @@ class Clock:
 
 @dataclass(slots=True)
 class Deadline:
-    """The moment by which a call has to have its answer. `at_ms` is on the
-    clock's monotonic scale."""
+    """The moment by which a call must be answered. `at_ms` is on the clock's monotonic scale;
+    `None` is no deadline."""
 
     clock: Clock
     at_ms: float | None
@@ -96,6 +97,6 @@ def iso(at_ms: int) -> str:
 
 @lru_cache(maxsize=4)
 def _iso_second(at_s: int) -> str:
-    """Return the second of a moment. It is cached: the lines of a log have it in common, and it
-    takes 4 µs."""
+    """Return the second of a moment. Cached, because formatting takes 4 µs and many log lines share
+    a second."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at_s))

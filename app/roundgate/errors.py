@@ -1,9 +1,9 @@
 """The exceptions that users, operators and other packages see.
 
-An exception that never leaves the package that raises it is defined there, below `Inside`.
-Classes carry facts, never codes: a revision's `wire_errors` has the JSON-RPC codes and the HTTP
-statuses that go with them. Only errors of HTTP itself (`TransportError`, `AuthError`) carry a status.
-The caller sees the text of a `ProtocolError`, `TransportError` or `ToolError`, so it holds no secrets.
+An exception that never leaves the package that raises it is defined there, below `Inside`. Classes
+carry facts, never codes: a revision's `wire_errors` has the JSON-RPC codes and the HTTP statuses
+that go with them. Only errors of HTTP itself (`TransportError`, `AuthError`) carry a status. The
+caller sees the text of a `ProtocolError`, `TransportError` or `ToolError`, so it holds no secrets.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 
 class RoundgateError(Exception):
-    """The base of all exceptions here but `Suspend`."""
+    """The base of all exceptions here except `Suspend`."""
 
     failed_step: str | None = None
     """The key of the step that failed, if the engine raised the error for a step."""
@@ -39,7 +39,7 @@ class Inside(RoundgateError):
 
 
 class ProtocolError(GatewayError):
-    """The request is at fault."""
+    """A fault of the request."""
 
 
 class ParseError(ProtocolError):
@@ -101,7 +101,8 @@ class StateRefused(InvalidParams):
 
 
 class TaskNotFound(InvalidParams):
-    """The caller has no task with this id: it is unknown, expired, malformed, or another caller's."""
+    """The caller has no task with this id: it is unknown, expired, malformed, or another
+    caller's."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -155,7 +156,7 @@ def _substitutes(missing: Mapping[str, Any]) -> str:
 
 
 def _paths(missing: Mapping[str, Any], above: str = "") -> Iterator[str]:
-    """`{"elicitation": {"form": {}}, "roots": {}}` as elicitation.form, roots."""
+    """Yield the dotted paths of capabilities, such as `elicitation.form`."""
     for name, inner in missing.items():
         if isinstance(inner, Mapping) and inner:
             yield from _paths(inner, f"{above}{name}.")
@@ -177,8 +178,8 @@ class UnsupportedVersion(ProtocolError):
 
 
 class TransportError(GatewayError):
-    """The HTTP request was refused before its body was read as JSON-RPC. `status` is the HTTP status,
-    `headers` are sent with it."""
+    """The HTTP request was refused before its body was read as JSON-RPC. `status` is the HTTP
+    status, `headers` are sent with it."""
 
     def __init__(
         self, status: int, message: str, headers: Sequence[tuple[bytes, bytes]] = ()
@@ -206,13 +207,13 @@ class Unavailable(GatewayError):
 
 
 class StoreAway(Unavailable):
-    """The rows of a session's calls were unavailable for several attempts. A client that returns for
-    its call may get it."""
+    """The rows of a session's calls were unavailable for several attempts. A client that returns
+    for its call may get it."""
 
 
 class AuthError(GatewayError):
-    """The caller is unknown or not allowed. `error` is the code of RFC 6750, `None` if the request has
-    no token."""
+    """The caller is unknown or not allowed. `error` is the code of RFC 6750, `None` if the request
+    has no token."""
 
     status = 401
 
@@ -281,10 +282,10 @@ class FunctionFailed(BackendError):
 
 
 class NoAnswer(BackendError):
-    """A service sent no answer, or only a part of one. `reason` is a few words for the log; `reached`
-    is True if the service may have received the request."""
+    """A service sent no answer, or only a part of one. `reason` is a few words for the log;
+    `reached` is True if the service may have received the request."""
 
-    reason: str
+    reason: str  # never None here
 
     def __init__(self, message: str, reason: str = "", *, reached: bool = True) -> None:
         super().__init__(message, reason=reason)
@@ -296,8 +297,8 @@ class JobLeft(BackendError):
 
 
 class TokenRefused(BackendError):
-    """An authorization server answered without a token. `error` is its code of RFC 6749 section 5.2,
-    if any; `retry_s` is the pause in seconds that it asked for, or 0."""
+    """An authorization server answered without a token. `error` is its code of RFC 6749 section
+    5.2, if any; `retry_s` is the pause in seconds that it asked for, or 0."""
 
     def __init__(self, message: str, error: str | None = None, retry_s: float = 0) -> None:
         super().__init__(message)
@@ -389,8 +390,8 @@ class StateTooLarge(GatewayError):
 
 
 class LeaseLost(GatewayError):
-    """The worker no longer holds the task: it was cancelled, finished, expired, or claimed by another
-    worker. Nothing was written."""
+    """The worker no longer holds the task: it was cancelled, finished, expired, or claimed by
+    another worker. Nothing was written."""
 
 
 class StepFailed(RoundgateError):
@@ -402,13 +403,13 @@ class StepTimeout(StepFailed):
 
 
 class Suspend(BaseException):
-    """Ends a run that cannot continue now. It is no `Exception`, so that a handler does not catch it
-    by accident."""
+    """The end of a run that cannot continue now. It is no `Exception`, so that a handler does not
+    catch it by accident."""
 
 
 class Diverged(RoundgateError, AssertionError):
-    """`roundgate.testing`: a handler ended differently after its process died or after it was replaced
-    by another version. `findings` has one line for each difference."""
+    """`roundgate.testing`: a handler ended differently after its process died or after it was
+    replaced by another version. `findings` has one line for each difference."""
 
     def __init__(self, tool: str, findings: Sequence[str]) -> None:
         super().__init__("\n  - ".join([f"{tool} does not survive everything:", *findings]))
@@ -556,8 +557,8 @@ class RpcError(ClientError):
 
 
 class NoCommonVersion(ClientError):
-    """Client and server share no revision of the protocol. `supported` lists the server's revisions, if
-    known."""
+    """Client and server share no revision of the protocol. `supported` lists the server's
+    revisions, if known."""
 
     def __init__(self, message: str, supported: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -565,11 +566,7 @@ class NoCommonVersion(ClientError):
 
 
 class Unanswered(ClientError):
-    """The server asks questions that no answer was given for.
-
-    `questions` are the open ones, as `roundgate.client.Question`. `request_state` continues the
-    call; it is `None` if the server sent none or a task asks.
-    """
+    """The server asks questions for which the client has no answer."""
 
     def __init__(
         self, message: str, questions: Sequence[Any], request_state: str | None = None
@@ -617,21 +614,21 @@ class WrongHandle(ClientError):
 
 
 class AnswerTooLarge(Inside):
-    """A service's answer has more bytes than it may."""
+    """A service's answer exceeds its limit of bytes."""
 
 
 class CallCancelled(Inside):
-    """The client wants no answer any more."""
+    """The client no longer wants an answer."""
 
 
 class CleanedUp(Inside):
-    """What a call had begun elsewhere was ended, or there is nothing to end; its text says
+    """The work that a call had begun elsewhere was ended, or there was none; the text says
     which."""
 
 
 class InvocationFailed(Inside):
-    """A function of the local stack raised, timed out, or its environment died. `said` is what AWS
-    answers to who has invoked it."""
+    """A function of the local stack raised, timed out, or its environment died. `said` is the
+    response of AWS to its invoker."""
 
     def __init__(self, message: str, said: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -639,15 +636,15 @@ class InvocationFailed(Inside):
 
 
 class PayloadTooLarge(InvocationFailed):
-    """The event is larger than AWS Lambda takes; nothing was invoked."""
+    """The event is larger than AWS Lambda accepts; nothing was invoked."""
 
 
 class Throttled(InvocationFailed):
-    """As many functions run as may run at once; nothing was invoked."""
+    """The limit of concurrent functions is reached; nothing was invoked."""
 
 
 class KeysUnavailable(Inside):
-    """The issuer's keys have never been read; nobody can be verified."""
+    """The issuer's keys have never been read, so no caller can be verified."""
 
 
 class NotCancelled(Inside):
@@ -660,7 +657,7 @@ class NotCancelled(Inside):
 
 
 class NotNow(Inside):
-    """A job cannot be asked for just now; its text says why."""
+    """A request about a job cannot be answered now; a later one may succeed. The text says why."""
 
 
 class NotRetryable(Inside):
@@ -669,13 +666,12 @@ class NotRetryable(Inside):
 
 
 class NotServedHere(Inside):
-    """This worker cannot serve the task, another may. The text says what that
-    one must be able to do."""
+    """This worker cannot serve the task, another may. The text names the feature that it needs."""
 
 
 class OAuthRefused(Inside):
-    """An endpoint's answer that is no success: its status, OAuth's `error` and
-    `error_description`, a DPoP nonce."""
+    """An OAuth endpoint refused a request: the HTTP status, OAuth's `error` and
+    `error_description`, and a DPoP nonce, if any."""
 
     def __init__(self, status: int, body: Mapping[str, Any], nonce: str | None) -> None:
         super().__init__(f"HTTP status {status}")
@@ -686,7 +682,7 @@ class OAuthRefused(Inside):
 
 
 class RequestMalformed(Inside):
-    """A request that a stand-in or a recording proxy does not take; `status` is its HTTP status."""
+    """A stand-in or a recording proxy refused a request; `status` is the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -694,19 +690,20 @@ class RequestMalformed(Inside):
 
 
 class SealBroken(Inside):
-    """A token that cannot be opened. The reason is for the log; whoever sent it is told nothing."""
+    """A token cannot be opened. The reason is for the log; the sender is told nothing."""
 
 
 class SessionOver(Inside):
-    """An older server has forgotten the session."""
+    """A server of an older revision has forgotten the session."""
 
 
 class TaskGivenUp(Inside):
-    """The task fails now; the text says why, fit for a `statusMessage`."""
+    """The task fails now. The text is the reason, fit for a `statusMessage`."""
 
 
 class TryLater(Inside):
-    """A server cannot answer its client now; `wait_s` is when to ask again."""
+    """A server cannot answer its client now; `wait_s` is the pause in seconds before the next
+    attempt."""
 
     def __init__(self, status: int, wait_s: float, reason: str = "") -> None:
         super().__init__(f"The server is not available now (HTTP status {status}){reason}")
@@ -715,7 +712,7 @@ class TryLater(Inside):
 
 
 class UnboundPlaceholder(Inside):
-    """A placeholder of a cassette stands for nothing yet."""
+    """A placeholder of a cassette has no value yet."""
 
 
 class Unconfirmed(Inside):
@@ -728,19 +725,19 @@ class Unconfirmed(Inside):
 
 
 class UnfitAnswer(Inside):
-    """A response that does not fit its question; says what is wrong, for whoever answers."""
+    """A response does not fit its question. The text describes the fault for the respondent."""
 
 
 class UnknownEncoding(Inside):
-    """A service's answer is packed in a way that we did not ask for."""
+    """A service's answer has a content encoding that was not requested."""
 
 
 class UnreadableDocument(Inside):
-    """A document of OpenAPI cannot be had; its text says why."""
+    """An OpenAPI document cannot be read; the text says why."""
 
 
 class UnresolvedReference(Inside):
-    """A `${…}` in the configuration leads to nothing, or is none."""
+    """A `${…}` in the configuration has no value, or is malformed."""
 
     def __init__(self, message: str, remedy: str, *, is_syntax: bool = False) -> None:
         super().__init__(message)
@@ -749,19 +746,19 @@ class UnresolvedReference(Inside):
 
 
 class UnusableIndex(Inside):
-    """A compiled index that is none, is not whole, or is of something else."""
+    """A compiled index is malformed, incomplete, or made from other content."""
 
 
 class IndexOfAnotherVersion(UnusableIndex):
-    """A compiled index that another version of Roundgate has written."""
+    """A compiled index was written by another version of Roundgate."""
 
     def __init__(self) -> None:
         super().__init__("was compiled by another version of Roundgate")
 
 
 class UnusableOperation(Inside):
-    """A part of a document cannot be used. `remedy` is for the person who has the
-    document or the configuration."""
+    """A part of a document cannot be used. `remedy` is for the person who maintains the document or
+    the configuration."""
 
     def __init__(
         self,
@@ -777,11 +774,11 @@ class DanglingReference(UnusableOperation):
 
 
 class UnusableReturn(Inside, TypeError):
-    """A handler returned something that has no JSON, or does not conform to what it promises."""
+    """A handler returned a value that has no JSON form, or violates its declared schema."""
 
 
 class WorkerFault(Inside):
-    """What is wrong with us rather than with the tool; its text is fit for a `statusMessage`."""
+    """A fault of the gateway rather than of the tool; the text is fit for a `statusMessage`."""
 
 
 class YamlTooCostly(Inside):

@@ -1,9 +1,9 @@
-"""JSON as we read and write it, and digests of JSON values: the only place
-that knows the libraries.
+"""The reading and writing of JSON, and digests of JSON values. Only this module uses jiter and
+orjson.
 
-Strict on the way in: no duplicate keys, no NaN or Infinity, no number that overflows to infinity,
-at most 200 levels deep (the parser's own bound). On the way out: one line, because a reader of
-events splits on line ends.
+Reading is strict: no duplicate keys, no NaN or Infinity, no number that overflows to infinity, at
+most 200 levels deep (the parser's own bound). Writing makes one line, because a reader of events
+splits on line ends.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def decode(body: bytes) -> Any:
 
 
 def decode_own(data: bytes) -> Any:
-    """Decode JSON that `encode` has made, in a third of the time of `decode`.
+    """Decode JSON that `encode` wrote, in a third of the time of `decode`.
 
     Raises:
-        ValueError: it is incomplete.
+        ValueError: the data is not complete JSON.
     """
     return orjson.loads(data)
 
@@ -98,8 +98,7 @@ def digest(value: Any) -> str:
 
 
 def _normal(value: Any) -> Any:
-    """Return the value with 1.0 as 1: to JSON they are the same number, and some clients write one
-    for the other."""
+    """Return the value with 1.0 as 1: JSON does not distinguish them, and clients send either."""
     match value:
         case float() if value.is_integer():
             return int(value)
@@ -112,7 +111,7 @@ def _normal(value: Any) -> Any:
 
 def _sorted(value: Any) -> Any:
     match value:
-        case dict():  # a tuple, so that {} and [] are told apart
+        case dict():  # a tuple, so that {} and [] differ
             return tuple(sorted((key, _sorted(item)) for key, item in value.items()))
         case list():
             return [_sorted(item) for item in value]

@@ -1,4 +1,4 @@
-"""What several packages need of asyncio: timers, threads, and work that is done once for many."""
+"""Helpers for asyncio: timers, threads, and work that is done once for many callers."""
 
 from __future__ import annotations
 

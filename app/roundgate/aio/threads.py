@@ -1,9 +1,8 @@
-"""Plain functions in threads, never more at once than allowed, however their callers give up on
-them.
+"""Bounded pools of threads for plain functions.
 
-anyio frees the place of a thread when whoever waits for it is cancelled, while its function
-still runs. Here it is held until the function has really ended: callers that time out one after
-another cannot pile up threads.
+anyio frees a slot when its waiter is cancelled, although the function still runs. Here a slot is
+held until the function has ended, so callers that time out one after another cannot pile up
+threads.
 """
 
 from __future__ import annotations
@@ -24,14 +23,15 @@ _Identity: TypeAlias = tuple[str, str, str]
 
 
 class Threads:
-    """A bound on threads, and one on those of a single caller: functions that hang take
-    no more of them than that.
+    """A bound on all threads, and one on those of each caller, so that one caller's hanging
+    functions cannot occupy all of them.
 
-    Without authentication there is one caller, who may have them all.
+    Without authentication there is one caller, which may have all threads.
     """
 
     def __init__(self, total: int, share: int | None = None) -> None:
-        """Make the threads. `share` is the number that one caller may use; `None` is half of them."""
+        """Make a pool of `total` threads. `share` is the number that one caller may use; `None` is
+        half."""
         self._all = CapacityLimiter(total)
         self._share = share or max(1, total // 2)
         self._of_caller: WeakValueDictionary[_Identity, CapacityLimiter] = WeakValueDictionary()
@@ -43,12 +43,12 @@ class Threads:
         limiter = self._of_caller.get(caller.identity)
         if limiter is None:
             limiter = self._of_caller[caller.identity] = CapacityLimiter(self._share)
-        # first the caller's own: who has to wait for that stands in nobody else's way
+        # first the caller's own limiter: waiting for that delays no other caller
         return await in_thread(function, limiter, self._all)
 
 
 async def in_thread(function: Callable[[], T], *limiters: CapacityLimiter) -> T:
-    """Run a function in a thread, after waiting for a place at each limiter in this order, and
+    """Run a function in a thread, after waiting for a slot of each limiter in this order, and
     return its result. If the caller is cancelled, the function continues and its result is
     dropped."""
     place, loop, owner = object(), asyncio.get_running_loop(), Lock()
@@ -60,7 +60,7 @@ async def in_thread(function: Callable[[], T], *limiters: CapacityLimiter) -> T:
 
     def run() -> T:
         if not owner.acquire(blocking=False):
-            raise RuntimeError("given up before it began")  # nobody hears this
+            raise RuntimeError("given up before it began")  # no caller sees this
         try:
             return function()
         finally:
@@ -71,8 +71,9 @@ async def in_thread(function: Callable[[], T], *limiters: CapacityLimiter) -> T:
         for limiter in limiters:
             await limiter.acquire_on_behalf_of(place)
             held.append(limiter)
+        # a new limiter never waits; the slots of `limiters` are held until the function ends
         return await to_thread.run_sync(run, abandon_on_cancel=True, limiter=CapacityLimiter(1))
     finally:
-        # the thread never took the places over, and will not any more
+        # the function did not begin, and can no longer begin
         if owner.acquire(blocking=False):
             release()

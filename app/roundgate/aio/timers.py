@@ -1,8 +1,8 @@
-"""A coarse timer: callbacks that are nearly always cancelled before their time, at little cost.
+"""A coarse timer for callbacks that are nearly always cancelled before their time, at little cost.
 
-Every call has a deadline, and most are over long before it. A timer of the event loop for each
-costs 10 µs, a tenth of a call. Here a callback is an entry in a dictionary that is gone through
-every `TICK_S` seconds while it has any. It is called up to that much late, never early.
+Every call has a deadline, and most end long before it. A timer of the event loop for each costs 10
+µs, a tenth of a call. Here a callback is an entry of a dictionary, which is scanned every `TICK_S`
+seconds unless it is empty. A callback is called up to that much late, never early.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ class CoarseTimer:
         self._ticking = False
 
     def set(self, key: object, after_s: float, callback: Callable[[], None]) -> None:
-        """Call back once, after a time, unless `cancel` comes before.
+        """Call a function once, after a time, unless `cancel` is called before.
 
         Args:
-            key: what to cancel it by; a callback that was set under the same key is replaced.
-            after_s: in seconds; the callback comes up to `TICK_S` later.
-            callback: must not block.
+            key: identifies the callback for `cancel`; replaces an earlier callback under the same
+                key.
+            after_s: the time in seconds; the call comes up to `TICK_S` later.
+            callback: the function, which must not block.
         """
         loop = asyncio.get_running_loop()
         self._set[key] = (loop.time() + after_s, callback)
@@ -38,12 +39,13 @@ class CoarseTimer:
             loop.call_later(TICK_S, self._tick)
 
     def cancel(self, key: object) -> None:
-        """Forget a callback, if it has not been called."""
+        """Cancel a callback, if it has not been called."""
         self._set.pop(key, None)
 
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
+        # a copy, and a second look at each: a callback may set or cancel others
         for key, (due, callback) in list(self._set.items()):
             if due <= now and self._set.pop(key, None) is not None:
                 callback()
@@ -54,14 +56,14 @@ class CoarseTimer:
 
 _timers: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, CoarseTimer]] = WeakKeyDictionary()
 _latest: tuple[ref[asyncio.AbstractEventLoop], CoarseTimer] | None = None
-"""The loop that was asked for last: nearly always the only one, and found in
-a quarter of the time."""
+"""The loop that asked last, and its timer: nearly always the only loop, and found in a quarter of
+the time."""
 
 
 def of_this_loop() -> CoarseTimer:
     """Return the coarse timer of the running event loop."""
     global _latest
-    # one look at it: other threads may have other loops
+    # read `_latest` once: other threads, with other loops, may replace it
     loop, latest = (
         asyncio.get_running_loop(),
         _latest,
@@ -76,7 +78,7 @@ def of_this_loop() -> CoarseTimer:
 
 
 class Limit:
-    """`with Limit(seconds) as limit:` is `asyncio.timeout` on a coarse timer."""
+    """A time limit as `asyncio.timeout`, on a coarse timer: `with Limit(seconds) as limit: …`"""
 
     def __init__(self, after_s: float | None) -> None:
         self.after_s = after_s
@@ -100,7 +102,7 @@ class Limit:
         if self.after_s is None:
             return
         self._timer.cancel(self)
-        # ours alone becomes a time-out: a cancellation that came from elsewhere as well goes on
+        # only our own cancellation becomes TimeoutError; an external one propagates
         is_ours = self.expired and self._task.uncancel() <= self._cancelling
         if is_ours and kind is not None and issubclass(kind, asyncio.CancelledError):
             raise TimeoutError from error

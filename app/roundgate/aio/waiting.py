@@ -1,11 +1,11 @@
 """Waits for work that a cancellation of the waiter does not reach.
 
-`to_its_end` waits until a task has ended. `Flight` is one run of something for all who ask for it
-while it is under way:
+`to_its_end` waits until a task has ended. A `Flight` runs a function once for all callers that ask
+while it runs:
 
-first ──▶ begins ────────────────▶ result for everybody
-others ─────▶ wait ──────────────▶
-one hangs up ─▶ the run goes on, for the others and for whoever comes next
+    first caller   ──▶ begins ───────────────▶ result
+    others         ─────▶ wait ──────────────▶ the same result
+    one is cancelled ──▶ the run continues, for the others and for later callers
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 
 async def to_its_end(work: asyncio.Future[Any]) -> asyncio.CancelledError | None:
-    """Wait until `work` has ended. Return the cancellation that came meanwhile, for the caller to
-    raise when it has seen to the result."""
+    """Wait until `work` has ended. Return a cancellation that came meanwhile, which the caller must
+    raise after it has handled the result."""
     cancelled: asyncio.CancelledError | None = None
     while not work.done():
         try:
@@ -31,7 +31,7 @@ async def to_its_end(work: asyncio.Future[Any]) -> asyncio.CancelledError | None
 
 
 class Flight(Generic[T]):
-    """What is under way of one thing; what has ended is not kept."""
+    """A run that concurrent callers share. Its result is not kept."""
 
     def __init__(self) -> None:
         self._running: asyncio.Task[T] | None = None
@@ -48,7 +48,7 @@ class Flight(Generic[T]):
 
     async def join(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the result of the current run, or of a new one; raise its exception. The run has
-        no context of its caller: no deadline of one request ends the wait of others."""
+        an empty context, so the deadline of one request does not affect the others."""
         if not self.is_under_way or self._running is None:
             self._running = asyncio.create_task(begin(), context=Context())
             self._running.add_done_callback(_look_at)
@@ -56,6 +56,6 @@ class Flight(Generic[T]):
 
 
 def _look_at(ended: asyncio.Task[Any]) -> None:
-    """Retrieve the exception of a run that nobody waits for, so that asyncio does not report it."""
+    """Retrieve the exception of a run without waiters, so that asyncio does not report it."""
     if not ended.cancelled():
         ended.exception()

@@ -1,4 +1,4 @@
-"""Who is calling. Knows nothing of MCP methods, tools or HTTP frameworks."""
+"""The identification of callers. It depends on no MCP methods, tools or HTTP frameworks."""
 
 from __future__ import annotations
 

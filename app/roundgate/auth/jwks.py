@@ -1,7 +1,7 @@
 """The public keys of an issuer, cached (RFC 7517).
 
-Stale ones serve while the issuer cannot be reached, and whatever `kid` callers make up, it
-is asked once an interval.
+Stale keys stay in use while the issuer cannot be reached. Whatever `kid` callers send, the issuer
+is asked at most once in `RETRY_MS`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TIMEOUT_S: Final = 5
 
 @dataclass(slots=True)
 class KeySet:
-    """The keys at one JWKS URL. `fetch` reads a URL; the default does so with httpx."""
+    """The keys at one JWKS URL. `fetch` reads a URL, by default with httpx."""
 
     url: str
     clock: Clock
@@ -48,7 +48,8 @@ class KeySet:
             KeysUnavailable: the keys have never been read.
         """
         is_known = kid in self._keys
-        # while one caller asks, a stale key serves all others: a slow issuer holds up nobody else
+        # while one call reads the keys, the others use stale ones: a slow issuer delays only one
+        # call
         if not is_known or (self._age_ms(self._read_ms) > FRESH_MS and not self._lock.locked()):
             await self._refresh()
         if self._read_ms is None:
@@ -58,14 +59,14 @@ class KeySet:
     async def _refresh(self) -> None:
         async with self._lock:
             if self._age_ms(self._asked_ms) < RETRY_MS:
-                return  # somebody else has just asked
+                return  # another call has just asked
             self._asked_ms = self.clock.monotonic_ms()
             try:
-                # httpx's own is for each read, and bytes may drip
+                # httpx's timeout is for each read, and a server could send single bytes
                 async with asyncio.timeout(self.timeout_s):
                     self._keys = _parse(await self.fetch(self.url))
                 self._read_ms = self.clock.monotonic_ms()
-            except Exception as error:  # whatever it is, the keys we have go on serving
+            except Exception as error:  # after any error the earlier keys stay in use
                 reason = str(error)[:200] or type(error).__name__
                 log.warning(
                     "JWKS could not be read", extra={"fields": {"url": self.url, "reason": reason}}
@@ -80,10 +81,10 @@ def _parse(document: bytes) -> dict[str, PyJWK]:
     entries: list[Any] = json.decode(document)["keys"]
     for entry in entries:
         try:
-            # never a secret, nor a key to encrypt with
+            # skip secrets and encryption keys
             if entry["kty"] != "oct" and entry.get("use", "sig") == "sig":
                 keys[entry["kid"]] = PyJWK(entry)
-        except Exception:  # noqa: S112  a key that we cannot use, for whatever reason, is none to lose the others
+        except Exception:  # noqa: S112  one unusable key must not cost the others
             continue
     if not keys:
         raise ValueError("no usable key in the document")
@@ -91,7 +92,12 @@ def _parse(document: bytes) -> dict[str, PyJWK]:
 
 
 async def fetch(url: str) -> bytes:
-    """Read a URL, within time and size."""
+    """Read a URL, with `TIMEOUT_S` for each read and at most `MAX_BYTES`.
+
+    Raises:
+        ValueError: the document is too large or compressed.
+        httpx.HTTPError: it cannot be read.
+    """
     from roundgate.net.http import make_client
 
     client = make_client(timeout_s=TIMEOUT_S, headers={"accept-encoding": "identity"})

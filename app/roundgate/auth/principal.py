@@ -1,5 +1,4 @@
-"""The caller that records, tokens and answers are bound to, and the port
-that finds out who it is."""
+"""The caller that records, tokens and answers are bound to, and the port that identifies it."""
 
 from __future__ import annotations
 
@@ -9,26 +8,25 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 MAX_NAME: Final = 1_024
-"""Characters of a subject or client: they are part of keys and rows."""
+"""The most characters of a subject or client, which are part of keys and rows."""
 LOCAL_ISSUER: Final = "local"
 """The issuer of the only subject in a gateway without authentication."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """An authenticated subject: the issuer that vouches for it, the client it came
-    through, what it may do."""
+    """An authenticated subject: the issuer that vouches for it, its client, and its scopes."""
 
     issuer: str
     subject: str
     client_id: str = ""
     scopes: frozenset[str] = frozenset()
     expires_at_s: float | None = field(default=None, compare=False)
-    """When its token expires, in seconds since the epoch; no part of who it is."""
+    """When its token expires, in seconds since the epoch; not part of its identity."""
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """Return issuer, subject and client, whatever the token allows."""
+        """Return issuer, subject and client."""
         return self.issuer, self.subject, self.client_id
 
     @property
@@ -82,7 +80,7 @@ LOCAL: Final = Principal(issuer=LOCAL_ISSUER, subject="local")
 
 
 class Verifier(Protocol):
-    """Finds out who is calling."""
+    """The port that identifies callers."""
 
     async def principal(
         self, authorization: bytes | None, claims: Mapping[str, Any] | None = None
@@ -96,7 +94,7 @@ class Verifier(Protocol):
 
 
 class LocalVerifier:
-    """`auth: none`: everybody is the one local subject."""
+    """The verifier of `auth: none`: every caller is the one local subject."""
 
     async def principal(
         self, authorization: bytes | None, claims: Mapping[str, Any] | None = None

@@ -1,8 +1,8 @@
-"""Who sent a request: a bearer token → `Principal`.
+"""The verification of callers: a bearer token → `Principal`.
 
-JWTs as RFC 9068 has them: signature by a key of the issuer, algorithm pinned by us and not by the
-token, issuer, audience and expiry checked. What is wrong is told in OAuth's words (RFC 6750 section
-3.1) and never repeats the token.
+Tokens are JWTs as in RFC 9068. Their signature is by a key of the issuer, with an algorithm from
+the configuration and not from the token; issuer, audience and expiry are checked. Errors have
+OAuth's codes (RFC 6750 section 3.1) and never repeat the token.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from roundgate.errors import InsufficientScope, KeysUnavailable, Unauthenticated
 from roundgate.settings import AuthorizerConfig, JwtAuthConfig
 
 _TYPES: Final = ("at+jwt", "application/at+jwt", "jwt", None)
-"""RFC 9068 section 4, and what servers from before it write. An issuer signs other things with the
-same keys: logout tokens, DPoP proofs, ID tokens of some; none of them is for us."""
+"""The accepted `typ` values: RFC 9068 section 4, and those of earlier servers. With the same keys
+an issuer signs logout tokens, DPoP proofs and perhaps ID tokens, all of which are refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class JwtVerifier:
-    """Bearer JWTs of one issuer."""
+    """The verifier of one issuer's bearer JWTs."""
 
     config: JwtAuthConfig
     audience: str
@@ -81,14 +81,14 @@ class JwtVerifier:
             TypeError,
             ValueError,
             OverflowError,
-        ):  # not every version wraps what odd dates raise
+        ):  # not every version of PyJWT wraps the errors of odd dates
             raise Unauthenticated("invalid_token", "The token is not valid") from None
         return claims
 
 
 def _check_type(header: Mapping[str, Any]) -> None:
-    """Raises Unauthenticated: not an access token, or one with conditions that we do not
-    know (RFC 7515 4.1.11)."""
+    """Raise Unauthenticated unless the token is an access token without `crit`: no critical
+    extension is supported (RFC 7515 section 4.1.11)."""
     kind = header.get("typ")
     if (kind.lower() if isinstance(kind, str) else kind) not in _TYPES or "crit" in header:
         raise Unauthenticated(
@@ -99,8 +99,7 @@ def _check_type(header: Mapping[str, Any]) -> None:
 def _bearer(authorization: bytes | None) -> str:
     scheme, _, token = (authorization or b"").decode("latin-1").strip().partition(" ")
     if scheme.lower() != "bearer" or not token.strip():
-        # RFC 6750 section 3.1: no error code for who did not know, or tried a
-        # scheme that we do not have
+        # RFC 6750 section 3.1: no error code if the request has no token or another scheme
         raise Unauthenticated(
             None, "A bearer token is needed; the Authorization header must be: Bearer TOKEN"
         )
@@ -120,10 +119,10 @@ def _principal(claims: Mapping[str, Any]) -> Principal:
 
 @dataclass(frozen=True, slots=True)
 class AuthorizerVerifier:
-    """Takes the claims of callers that an authorizer in front of the gateway has verified.
+    """The verifier of callers that an authorizer in front of the gateway has authenticated.
 
-    API Gateway's JWT authorizer checks signature, issuer, audience and expiry before the function is
-    invoked. The claims arrive in the event, beside the request: no client can send them.
+    API Gateway's JWT authorizer checks signature, issuer, audience and expiry before the function
+    is invoked. The claims arrive in the event, beside the request, so no client can send them.
     """
 
     config: AuthorizerConfig
@@ -131,7 +130,13 @@ class AuthorizerVerifier:
     async def principal(
         self, authorization: bytes | None, claims: Mapping[str, Any] | None = None
     ) -> Principal:
-        """See `Verifier`; the token itself is not looked at."""
+        """Return the caller that the claims identify. The token itself is not read.
+
+        Raises:
+            Unauthenticated: there are no claims, or they have another issuer, no subject, or an
+                invalid client.
+            InsufficientScope: the token lacks scopes that every call needs.
+        """
         if claims is None:
             raise Unauthenticated(
                 None, "The request came past the authorizer that has to stand in front"

@@ -1,7 +1,7 @@
-"""The protocol as values: bytes and headers in, requests and errors out. What one revision
-alone has is in its package.
+"""The protocol as values: requests and errors, read from bytes and headers. Each revision has a
+package for its own part.
 
-No I/O, no clock, no logging, no FastAPI. Everything here is a pure function or a frozen value.
+No I/O, no clock, no logging, no FastAPI: everything here is a pure function or a frozen value.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Content blocks, resource contents, prompt messages and tool results (schema.ts:
-`ContentBlock` and its parts).
+"""Content blocks, resource contents, prompt messages and tool results (schema.ts: `ContentBlock`
+and its parts).
 
-Values a handler makes and returns. Each knows its JSON (`to_wire`); binary data is taken as
-bytes, written as base64.
+Handlers make and return these values. `to_wire` returns their JSON; binary data is bytes here, and
+base64 there.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def without_none(**members: Any) -> Wire:
 
 
 def _copied(meta: Mapping[str, Any] | None) -> Wire | None:
-    return None if meta is None else dict(meta)  # the JSON writer takes no Mapping but dict
+    return None if meta is None else dict(meta)  # the JSON writer accepts only dict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Annotations:
-    """For whom a block is, how much it matters (0 to 1), when it last changed (ISO 8601)."""
+    """The audience, priority (0 to 1) and last change (ISO 8601) of a block."""
 
     audience: Sequence[Role] | None = None
     priority: float | None = None
@@ -77,7 +77,7 @@ class _Annotated:
 
 @dataclass(frozen=True, slots=True)
 class TextContent(_Annotated):
-    """`{"type": "text", "text": …}`"""
+    """A block of text: `{"type": "text", "text": …}`"""
 
     text: str
 
@@ -87,7 +87,7 @@ class TextContent(_Annotated):
 
 @dataclass(frozen=True, slots=True)
 class ImageContent(_Annotated):
-    """`{"type": "image", "data": base64, "mimeType": "image/png"}`"""
+    """An image: `{"type": "image", "data": base64, "mimeType": "image/png"}`"""
 
     data: bytes | str
     mime_type: str
@@ -103,7 +103,7 @@ class ImageContent(_Annotated):
 
 @dataclass(frozen=True, slots=True)
 class AudioContent(_Annotated):
-    """`{"type": "audio", "data": base64, "mimeType": "audio/wav"}`"""
+    """A recording: `{"type": "audio", "data": base64, "mimeType": "audio/wav"}`"""
 
     data: bytes | str
     mime_type: str
@@ -119,7 +119,7 @@ class AudioContent(_Annotated):
 
 @dataclass(frozen=True, slots=True)
 class TextResourceContents:
-    """What a resource holds, as text."""
+    """The text of a resource."""
 
     uri: str
     text: str
@@ -134,7 +134,7 @@ class TextResourceContents:
 
 @dataclass(frozen=True, slots=True)
 class BlobResourceContents:
-    """What a resource holds, as bytes (or base64 that is made already)."""
+    """The bytes of a resource, or their base64."""
 
     uri: str
     blob: bytes | str
@@ -153,7 +153,7 @@ ResourceContents: TypeAlias = TextResourceContents | BlobResourceContents
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedResource(_Annotated):
-    """`{"type": "resource", "resource": …}`: a resource's contents inside a result."""
+    """A resource's contents inside a result: `{"type": "resource", "resource": …}`"""
 
     resource: ResourceContents
 
@@ -163,7 +163,8 @@ class EmbeddedResource(_Annotated):
 
 @dataclass(frozen=True, slots=True)
 class ResourceLink(_Annotated):
-    """`{"type": "resource_link", "uri": …, "name": …}`: a resource that the client may read."""
+    """A link to a resource that the client may read: `{"type": "resource_link", "uri": …, "name":
+    …}`"""
 
     uri: str
     name: str
@@ -206,8 +207,7 @@ class PromptMessage:
 
 
 class _Absent:
-    """The type of `ABSENT`: `None` is a legal structured result, so absence
-    needs a value of its own."""
+    """The type of `ABSENT`, which is not `None` because `None` is a legal structured result."""
 
 
 ABSENT = _Absent()
@@ -215,8 +215,8 @@ ABSENT = _Absent()
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What tools/call answers: blocks for a model to read, a JSON value for a program, and
-    whether the tool failed."""
+    """The result of tools/call: blocks for a model to read, a JSON value for a program, and whether
+    the tool failed."""
 
     content: Sequence[ContentBlock | str] = ()
     structured_content: Any = ABSENT
@@ -252,7 +252,7 @@ class Completion:
     total: int | None = None
     has_more: bool | None = None
 
-    MAX_VALUES = 100
+    MAX_VALUES = 100  # not annotated, so no field
 
     def to_wire(self) -> Wire:
         cut = len(self.values) > self.MAX_VALUES

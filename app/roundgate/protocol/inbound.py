@@ -1,15 +1,14 @@
-"""A valid request, whichever revision it came in: its headers, what its client can do, and which
-revision it is of.
+"""A valid request of any revision: its headers, its client's capabilities, and its revision.
 
-`protocol.revision.Revision.validate_request` makes an `Inbound`; `methods` serves it without knowing
-the revision. A request of 2026-07-28 names it in its header and in its `_meta`. One that names none
-is of a revision with sessions if it opens a session or belongs to one: by its header, by the
-session's id, or because it is `initialize`. Where both are named, the later revision counts, and a
-session's id on its requests means nothing (basic/versioning).
+`protocol.revision.Revision.validate_request` makes an `Inbound`; `methods` serves it without
+knowing the revision. A request of 2026-07-28 names it in its header and in its `_meta`. One that
+names none is of a revision with sessions if it opens a session or belongs to one: by its header, by
+the session's id, or because it is `initialize`. If a request names both, the later revision counts
+and the session's id is ignored (basic/versioning).
 
 A requirement has the shape of the schema's `ClientCapabilities`: `{"sampling": {"tools": {}}}`,
-`{"extensions": {"io.modelcontextprotocol/tasks": {}}}`. -32021 names what is missing in the same
-shape.
+`{"extensions": {"io.modelcontextprotocol/tasks": {}}}`. The error -32021 names missing capabilities
+in the same shape.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from roundgate.errors import InvalidParams, MissingCapability
 from roundgate.protocol.jsonrpc import RequestId
 
 SUPPORTED_VERSIONS: Final = ("2026-07-28",)
-"""Newest first, as `server/discover` and -32022 tell them."""
+"""The supported revisions, newest first, as `server/discover` and the error -32022 list them."""
 
 
 class Headers(dict[bytes, bytes]):
-    """Values by lower-case name. Lines of one name are one list (RFC 9110, section 5.3): a client
-    may say in two lines what it accepts."""
+    """Header values by lower-case name. Lines with the same name are joined to one list (RFC 9110,
+    section 5.3), such as two lines of `Accept`."""
 
     repeated: Sequence[bytes] = ()
-    """The names that came on several lines, in the order of their second ones: where a field has
-    one value, two readers could take different lines for it."""
+    """The names that came on several lines, in the order of their second lines. If such a header
+    should have one value, two readers could use different lines."""
 
     @classmethod
     def of(cls, lines: Sequence[tuple[bytes, bytes]]) -> Headers:
@@ -57,7 +56,7 @@ CAPABILITIES_KEY = "io.modelcontextprotocol/clientCapabilities"
 
 @dataclass(slots=True)
 class ClientCapabilities:
-    """The declared capabilities of this one request; nothing is remembered from any other."""
+    """The capabilities that one request declares; those of other requests do not count."""
 
     declared: Mapping[str, Any]
     substituted: Mapping[str, Any] = field(default_factory=dict)
@@ -152,31 +151,32 @@ LOG_LEVELS: Final = (
 
 @dataclass(slots=True)
 class Meta:
-    """What the client says about itself and about the answer that it wants."""
+    """The client's statements in `_meta` about itself and about the answer that it wants."""
 
     capabilities: ClientCapabilities
     client_info: dict[str, Any] | None
     log_level: str | None
     progress_token: str | int | None
     raw: Mapping[str, Any] = field(default_factory=dict)
-    """All of `params._meta`, for what is not ours to interpret: trace context, extensions."""
+    """All of `params._meta`, with the members that the gateway does not interpret: trace context,
+    extensions."""
 
 
 @dataclass(slots=True)
 class Inbound:
-    """One request that is valid in its revision and whose method is served."""
+    """A request that is valid in its revision and whose method is served."""
 
     id: RequestId
     method: str
     name: str | None
-    """The tool, prompt, URI or task that it is about, where its method has one."""
+    """The tool, prompt, URI or task of the request, if its method has one."""
     params: dict[str, Any]
     meta: Meta
     version: str
-    """The revision that it is written in."""
+    """The revision of the request."""
     headers: Headers | None = None
-    """The headers that it came with, where some mirror arguments (`x-mcp-header`); `None` in a
-    revision in which none do."""
+    """The request's headers, some of which mirror arguments (`x-mcp-header`); `None` in a revision
+    without such headers."""
 
 
 VERSION_HEADER: Final = b"mcp-protocol-version"
@@ -187,22 +187,22 @@ _VERSION_KEY: Final = "io.modelcontextprotocol/protocolVersion"
 
 
 def may_be_older(headers: Mapping[bytes, bytes]) -> bool:
-    """Return whether the head permits an older revision. A request of 2026-07-28 needs only this
+    """Return whether the headers permit an older revision. A request of 2026-07-28 needs only this
     check."""
     version = headers.get(VERSION_HEADER)
     return version not in _MODERN and (version is None or version.strip() not in _MODERN)
 
 
 def is_older(headers: Mapping[bytes, bytes], body: Any) -> bool:
-    """Return whether a request is of a revision with sessions, if its head permits that. `body` is
-    decoded."""
+    """Return whether a request is of a revision with sessions, if its headers permit that. `body`
+    is decoded JSON."""
     version = headers.get(VERSION_HEADER, b"").strip()
     if _is_modern(body):
         return False
     if SESSION_HEADER in headers or (isinstance(body, dict) and body.get("method") == "initialize"):
         return True
-    # no client of these revisions sends the method's name; a version that nobody knows is
-    # told there which there are
+    # clients with sessions never send Mcp-Method; an unknown version gets the list of versions
+    # there
     return version != b"" and _METHOD_HEADER not in headers
 
 

@@ -1,7 +1,8 @@
-"""Bytes ↔ one JSON-RPC 2.0 message (basic/index, "Messages"; streamable-http, "Sending Messages").
+"""The reading and writing of one JSON-RPC 2.0 message (basic/index, "Messages"; streamable-http,
+"Sending Messages").
 
-Strict on the way in: one object per body, in JSON as `roundgate.json` reads it, with an id that is
-a 64-bit integer or a string of up to 256 characters.
+Reading is strict: one object per body, in JSON as `roundgate.json` reads it, with an id that is a
+64-bit integer or a string of up to 256 characters.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ RequestId: TypeAlias = str | int
 JSONRPC_VERSION: Final = "2.0"
 INT64: Final = range(-(2**63), 2**63)
 MAX_ID: Final = 256
-"""Characters of an id: it is kept and repeated for as long as a stream is open."""
+"""The most characters of an id, which is kept and repeated for as long as a stream is open."""
 
 
 @dataclass(slots=True)
 class Request:
-    """A message that wants an answer."""
+    """A message that expects an answer."""
 
     id: RequestId
     method: str
@@ -31,7 +32,7 @@ class Request:
 
 @dataclass(slots=True)
 class Notification:
-    """A message that wants none."""
+    """A message that expects no answer."""
 
     method: str
     params: dict[str, Any]
@@ -114,7 +115,7 @@ def readable_id(message: dict[str, Any]) -> RequestId | None:
     request_id = message.get("id")
     if isinstance(request_id, str):
         return request_id if len(request_id) <= MAX_ID else None
-    # bool is an int to Python and not one to JSON
+    # in Python a bool is an int; in JSON it is not
     if isinstance(request_id, int) and not isinstance(request_id, bool) and request_id in INT64:
         return request_id
     return None

@@ -1,9 +1,9 @@
-"""Text of others as a person can see it: whatever is invisible, moves its neighbours or
-covers them is written out.
+"""Text of other parties with its hidden characters written out: those that are invisible, move
+their neighbours or cover them.
 
-A right-to-left override makes `gpj.exe` of `exe.jpg`, tag characters carry words that nobody sees,
-a line separator begins a line that looks like ours. Such characters become JSON's escapes
-(`\\u202e`); all others stay as they are.
+A right-to-left override shows `gpj.exe` as `exe.jpg`, tag characters carry invisible words, a line
+separator begins a line that looks like the gateway's. Such characters become JSON's escapes
+(`\\u202e`); all others stay.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 MAX_MARKS: Final = 2
-"""Combining marks on one letter; more of them are no spelling and cover what stands around."""
+"""The most combining marks on one letter. More of them are no spelling and cover their
+surroundings."""
 
 _INVISIBLE: Final = frozenset(
     "\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0"
     + "".join(map(chr, [*range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0)]))
 )
-"""Letters and marks that are drawn as nothing (Unicode's Default_Ignorable_Code_Point, and
-the blank of Braille)."""
+"""Letters and marks that are not drawn (Unicode's Default_Ignorable_Code_Point, and the blank of
+Braille)."""
 
 
 def visible(text: str) -> str:
@@ -41,8 +42,7 @@ def visible(text: str) -> str:
 
 def visible_json(value: Any) -> str:
     """Return a JSON value on one line, with nothing hidden in its strings."""
-    # what JSON itself escapes (quotes, backslashes, line ends) cannot be mistaken for our escapes,
-    # nor ours for text
+    # JSON escapes quotes, backslashes and line ends, so our escapes are never mistaken for text
     return visible(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
@@ -100,7 +100,7 @@ def page_host(url: Any) -> str:
 
 
 def is_plain_host(host: str) -> bool:
-    """Return whether every program reads a host, in lower case, alike: a name of ASCII letters,
+    """Return whether every program reads a lower-case host alike: a name of ASCII letters,
     digits, `-`, `_` and dots, or an IP address in its usual form."""
     if ":" in host:
         return _is_address(host)

@@ -1,7 +1,7 @@
-"""A message as the revisions with sessions have it: a request, a notification or a response.
+"""A message of the revisions with sessions: a request, a notification or a response.
 
-Revision 2026-07-28 has requests and notifications alone (`jsonrpc.parse`). Before it clients send
-responses too: to what a server has asked them.
+Revision 2026-07-28 has only requests and notifications (`jsonrpc.parse`). In earlier revisions
+clients also send responses to the server's questions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from roundgate.protocol.jsonrpc import JSONRPC_VERSION, Notification, Request, R
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What a client answers to a question. Of `result` and `error` one is there."""
+    """A client's response to a question. Either `result` or `error` is set."""
 
     id: RequestId
     result: dict[str, Any] | None

@@ -1,4 +1,4 @@
-"""The names of what a server tells without being asked."""
+"""The names of the notifications that a server sends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ACKNOWLEDGED: Final = "notifications/subscriptions/acknowledged"
 LIST_CHANGED: Final[Mapping[str, str]] = MappingProxyType(
     {"tools": TOOLS_CHANGED, "prompts": PROMPTS_CHANGED, "resources": RESOURCES_CHANGED}
 )
-"""What is told of a list that has changed."""
+"""The notification for each list that has changed."""
 
 SUBSCRIPTION_ID: Final = "io.modelcontextprotocol/subscriptionId"
-"""The member of `_meta` that says to which `subscriptions/listen` a message belongs."""
+"""The member of `_meta` that names the `subscriptions/listen` request a message belongs to."""

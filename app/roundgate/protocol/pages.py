@@ -16,8 +16,8 @@ from roundgate.errors import InvalidParams
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The entries as the inside of a JSON array, and the cursor of the next page
-    unless this is the last."""
+    """One page: its entries as the inside of a JSON array, and the cursor of the next page, `None`
+    for the last."""
 
     entries: bytes
     next_cursor: str | None
@@ -25,14 +25,13 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """A whole list: (key, serialised entry) in order. The pages that cursors lead to from the
-    first are kept joined; one that starts elsewhere is joined when it is asked for, so strange
-    cursors cost no memory."""
+    """A whole list: (key, serialised entry) in order. Pages that start at a multiple of `size` are
+    cached. Others are made each time, so strange cursors cost no memory."""
 
     items: Sequence[tuple[str, bytes]]
     size: int
     _starts: dict[str, int] = field(init=False, default_factory=dict)
-    """By the key of an entry, where the page after it starts; filled for the first cursor."""
+    """The start of the page after each entry, by the entry's key; filled for the first cursor."""
     _made: dict[int, Page] = field(init=False, default_factory=dict)
 
     def page(self, cursor: str | None) -> Page:
@@ -75,4 +74,4 @@ def _decode(cursor: str) -> str:
             cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True
         ).decode()
     except (binascii.Error, ValueError):
-        return "\0"  # no key: names and URIs have no NUL
+        return "\0"  # matches no key: names and URIs have no NUL

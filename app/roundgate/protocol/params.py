@@ -1,7 +1,7 @@
 """The parameters of each method, as pydantic models (schema.ts: the `*RequestParams` interfaces).
 
-Only what is read is declared; anything else a client sends is ignored, as JSON-RPC
-parameters by name allow.
+Only members that the gateway reads are declared; others are ignored, as JSON-RPC allows for
+parameters by name.
 """
 
 from __future__ import annotations
@@ -17,80 +17,82 @@ P = TypeVar("P", bound="Params")
 
 
 Uri: TypeAlias = Annotated[str, Field(max_length=8_192)]
-"""As long as servers take them on a request line; matching one takes time that
-grows with its length."""
+"""A URI, at most as long as servers accept on a request line; matching one takes time that grows
+with its length."""
 
 
 class Params(BaseModel):
-    """Base: strict types, unknown members ignored, built when first used."""
+    """The base of all params: strict types, unknown members ignored, validator built at first
+    use."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True, defer_build=True)
 
 
 class ListParams(Params):
-    """The four list methods: an opaque cursor, or the first page."""
+    """The params of the four list methods: an opaque cursor, or `None` for the first page."""
 
     cursor: str | None = None
 
 
 class InputParams(Params):
-    """What the three methods that may ask for input take on a retry (schema:
+    """The params of a retry, for the three methods that may ask for input (schema:
     `InputResponseRequestParams`)."""
 
     input_responses: dict[str, Any] | None = Field(default=None, alias="inputResponses")
     request_state: Any = Field(default=None, alias="requestState")
-    """Anything: what is wrong with it is found, and not told, where it is opened."""
+    """Any value: `tokens.StateSealer.open` checks it, and tells the client no reason for a
+    refusal."""
 
 
 class CallToolParams(InputParams):
-    """tools/call"""
+    """The params of tools/call."""
 
     name: str
     arguments: dict[str, Any] = {}
 
 
 class GetPromptParams(InputParams):
-    """prompts/get"""
+    """The params of prompts/get."""
 
     name: str
     arguments: dict[str, str] = {}
 
 
 class ReadResourceParams(InputParams):
-    """resources/read"""
+    """The params of resources/read."""
 
     uri: Uri
 
 
 class PromptReference(Params):
-    """What is being completed: an argument of a prompt."""
+    """A reference to the prompt whose argument is being completed."""
 
     type: Literal["ref/prompt"]
     name: str
 
 
 class ResourceReference(Params):
-    """What is being completed: a variable of a resource template."""
+    """A reference to the resource template whose variable is being completed."""
 
     type: Literal["ref/resource"]
     uri: Uri
 
 
 class CompletionArgument(Params):
-    """The argument and what the user has typed of it so far."""
+    """The argument, and the beginning that the user has typed."""
 
     name: str
     value: str
 
 
 class CompletionContext(Params):
-    """Arguments that are settled already."""
+    """The arguments that already have values."""
 
     arguments: dict[str, str] = {}
 
 
 class CompleteParams(Params):
-    """completion/complete"""
+    """The params of completion/complete."""
 
     ref: Annotated[PromptReference | ResourceReference, Field(discriminator="type")]
     argument: CompletionArgument
@@ -98,7 +100,7 @@ class CompleteParams(Params):
 
 
 class SubscriptionFilter(Params):
-    """Which notifications a stream wants; absent means no."""
+    """The notifications that a stream wants; an absent member means no."""
 
     tools_list_changed: bool = Field(default=False, alias="toolsListChanged")
     prompts_list_changed: bool = Field(default=False, alias="promptsListChanged")
@@ -110,7 +112,7 @@ class SubscriptionFilter(Params):
 
 
 class ListenParams(Params):
-    """subscriptions/listen"""
+    """The params of subscriptions/listen."""
 
     notifications: SubscriptionFilter
 
@@ -119,7 +121,7 @@ def validate(model: type[P], params: dict[str, Any]) -> P:
     """Read the params of a request into a model.
 
     Raises:
-        InvalidParams: names each invalid member, without its value.
+        InvalidParams: the message names up to five invalid members, without their values.
     """
     try:
         validated: P = model.__pydantic_validator__.validate_python(params)
@@ -133,6 +135,6 @@ def validate(model: type[P], params: dict[str, Any]) -> P:
 
 
 def _message(error: ErrorDetails) -> str:
-    if error["type"] == "union_tag_invalid":  # the only message that repeats what was sent
+    if error["type"] == "union_tag_invalid":  # pydantic's message would repeat the value
         return f"type should be one of {error['ctx']['expected_tags']}"
     return error["msg"]

@@ -1,4 +1,4 @@
-"""The work of validating a value, counted before it is done.
+"""The work of validating a value, counted before the validation.
 
 A union tries its alternatives one after the other. If several of them look at the same member, that
 member is read several times, and in a recursive schema this multiplies with every level:
@@ -6,9 +6,9 @@ member is read several times, and in a recursive schema this multiplies with eve
     Filter = And | Or | integer      And.left and Or.left are both a Filter
     {"left": {"left": {"left": 1}}}  the 1 is read 2 * 2 * 2 times
 
-Validators run in native code that no deadline interrupts and that blocks every other call. `Readings`
-computes the number in time proportional to the value: what a subschema needs for one part of the value
-is computed once, however often that part is read.
+Validators run in native code that no deadline interrupts and that blocks every other call.
+`Readings` computes the number in time proportional to the value: the work of a subschema for one
+part of the value is computed once, however often that part is read.
 """
 
 from __future__ import annotations
@@ -51,34 +51,35 @@ _LOOKS_FURTHER: Final = frozenset(
 
 
 class _Readers(NamedTuple):
-    """The subschemas that read one value."""
+    """The subschemas that read one value. Some *look further*: they apply other subschemas or read
+    parts."""
 
     nodes: tuple[int, ...] = ()
-    """The ids of those that look further."""
+    """The ids of subschemas that look further."""
     leaves: int = 0
-    """The number of those that look at nothing but the value itself."""
+    """The number of subschemas that look only at the value itself."""
 
 
 @dataclass(slots=True)
 class _Subschema:
-    """The readers that reading continues with after one subschema."""
+    """The readers that one subschema applies, by the value that they read."""
 
     same: _Readers
-    """Of the same value."""
+    """Readers of the same value."""
     one_of: _Readers
-    """Of the same value, of which one reads it."""
+    """Readers of the same value, only one of which counts."""
     members: Mapping[str | int, _Readers]
-    """Of members and elements that have their own."""
+    """Readers of the members and elements that have their own, by name or index."""
     other_members: _Readers
     other_items: _Readers
     names: _Readers
-    """Of the name of each member."""
+    """Readers of the name of each member."""
     content: _Readers
-    """Of the value that a JSON text encodes."""
+    """Readers of the value that a JSON text encodes."""
     required: tuple[str, ...]
 
     def inner(self) -> Iterator[int]:
-        """Yield the readers of parts of the value that look further."""
+        """Yield the ids of subschemas that look further and read parts of the value."""
         for readers in self.members.values():
             yield from readers.nodes
         for readers in (self.other_members, self.other_items, self.names, self.content):
@@ -93,15 +94,15 @@ class _Look(NamedTuple):
     alternatives: int
     """Readings of the part by subschemas that look at nothing else."""
     parts: int
-    """Readings of its parts by such subschemas."""
+    """Readings of its parts by subschemas that look at nothing else."""
     reads: list[tuple[int, Any]]
-    """The subschemas that look further, each with what it reads."""
+    """The subschemas that look further, each with the value that it reads."""
     choice: tuple[int, ...]
-    """Subschemas of which one reads the part."""
+    """The subschemas of the part, only one of which counts."""
 
 
 class Readings:
-    """The readings of one schema's values.
+    """The counter of the readings that validating by one schema takes.
 
     Args:
         schema: a JSON Schema of any draft.
@@ -323,7 +324,8 @@ _NOBODY: Final = _Readers()
 
 
 def _look(subschema: _Subschema, part: Any, texts: dict[int, Any]) -> _Look:
-    """Return the work of one subschema at one part. `texts` keeps what JSON texts encode, by id."""
+    """Return the work of one subschema at one part. `texts` keeps the values that JSON texts
+    encode, by id."""
     same, choice = subschema.same, subschema.one_of
     here, parts = 1, 0
     reads = [(node, part) for node in same.nodes]
@@ -358,7 +360,7 @@ def _look(subschema: _Subschema, part: Any, texts: dict[int, Any]) -> _Look:
 
 
 def _those(schema: Mapping[str, Any], *words: str) -> list[Any]:
-    """Return the subschemas at these keywords, where each has one and not a list."""
+    """Return the subschemas at these keywords; leave out lists."""
     return [
         schema[word]
         for word in words

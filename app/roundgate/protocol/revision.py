@@ -1,8 +1,8 @@
-"""The port of a revision: how one revision of MCP reads requests, and writes results and errors.
+"""The port of a revision of MCP, which reads requests and writes results and errors.
 
-A revision is a package beside this module whose face has these functions; `protocol.revisions` is
-the table of them. What is between reading and writing (methods, tools, the engine, tasks) does not
-know which revision the client speaks.
+A revision is a package beside this module that exports these functions; `protocol.revisions` is
+their table. The code between reading and writing (methods, tools, the engine, tasks) does not
+depend on the revision.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from roundgate.protocol.jsonrpc import Request, RequestId, error_response
 
 @dataclass(frozen=True, slots=True)
 class WireError:
-    """How one class of error looks from outside."""
+    """The JSON-RPC code and the HTTP status of one class of error."""
 
     code: int
     status: int
 
 
 class ErrorTable:
-    """The errors of one revision. `rows` need not name a class whose base is there."""
+    """The errors of one revision. `rows` may leave out a class whose base has a row."""
 
     def __init__(self, rows: Mapping[type[GatewayError], WireError]) -> None:
         self._rows = rows
@@ -67,10 +67,10 @@ class ErrorTable:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What a revision checks of a request before its params are read."""
+    """The checks of one method before its params are read."""
 
     feature: str | None
-    """What must be served for the method; `None` for a method that every server has."""
+    """The feature that must be served for the method; `None` for a method that every server has."""
     named_by: str | None = None
     """The member of params that `Mcp-Name` mirrors."""
     needs_name_header: bool = True
@@ -78,7 +78,7 @@ class Route:
 
 
 class CacheHint(Protocol):
-    """For how long, and for whom, a result may be kept."""
+    """The time for which a result may be cached, and its scope."""
 
     @property
     def ttl_ms(self) -> int: ...
@@ -87,7 +87,7 @@ class CacheHint(Protocol):
 
 
 class ResultFormat(Protocol):
-    """How one revision writes the results of one server."""
+    """The format of one server's results in one revision."""
 
     def write(self, result: Mapping[str, Any], cache: CacheHint | None = None) -> bytes:
         """Return a result as JSON.
@@ -108,7 +108,8 @@ class ResultFormat(Protocol):
         """
 
     def input_required(self, requests: Mapping[str, Any], request_state: str) -> bytes:
-        """Return the result that asks: the questions by key, if any, and the state of the call.
+        """Return a result that asks for input: the questions by key, if any, and the state of the
+        call.
 
         Raises:
             TypeError, ValueError, RecursionError: as `write`.
@@ -122,13 +123,12 @@ class MirroredArgument(Protocol):
         """Compare the argument with the header, if either is there.
 
         Raises:
-            HeaderMismatch: one is there without the other, or they differ.
+            HeaderMismatch: only one of them is there, or they differ.
         """
 
 
 class Revision(Protocol):
-    """One revision of the protocol. The package of a revision is one, by the
-    functions of its face."""
+    """One revision of the protocol, implemented by the functions of its package."""
 
     def validate_request(
         self,
@@ -138,29 +138,29 @@ class Revision(Protocol):
         extensions: Mapping[str, Route],
         /,
     ) -> Inbound:
-        """A request that is valid in this revision, and whose method is served.
+        """Return a request if it is valid in this revision and its method is served.
 
         Args:
             request: one JSON-RPC request.
-            headers: those that it came with.
+            headers: its headers.
             features: the features that are served (`methods.table.features_of`).
             extensions: the methods of extensions (`methods.extensions.ROUTES`).
 
         Raises:
-            ProtocolError: of the first check that fails.
+            ProtocolError: the error of the first check that fails.
         """
 
     def mirrored_arguments(self, input_schema: Mapping[str, Any], /) -> Sequence[MirroredArgument]:
-        """The arguments of a tool that headers have to repeat; none in a
-        revision without such headers.
+        """Return the arguments of a tool that headers must repeat; none in a revision without such
+        headers.
 
         Raises:
-            ValueError: the schema declares one as it must not be; clients
-                would have to drop the tool.
+            ValueError: the schema declares one incorrectly; clients would have to drop the tool.
         """
 
     def result_format(self, server_info: Mapping[str, Any], /) -> ResultFormat:
-        """Return the format of a server's results. `server_info` is the schema's `Implementation`."""
+        """Return the format of a server's results. `server_info` is the schema's
+        `Implementation`."""
 
     def look_up(self, error: GatewayError, /) -> WireError:
         """Return the JSON-RPC code and the HTTP status of an error.

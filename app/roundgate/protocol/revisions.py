@@ -1,7 +1,6 @@
-"""The table of revisions: one entry for each that this server speaks, and no other place
-that names their packages.
+"""The table of the revisions without sessions that this server speaks.
 
-Those with sessions have a table of their own, `roundgate.protocol.revisions_with_sessions`.
+`roundgate.protocol.revisions_with_sessions` has the others.
 """
 
 from __future__ import annotations
@@ -18,5 +17,5 @@ REVISIONS: Final[Mapping[str, Revision]] = MappingProxyType(
 )
 
 NEWEST: Final[Revision] = v2026_07_28
-"""In this one is written what is said before it is known which revision a client
-speaks, and what tasks keep."""
+"""The revision of messages to clients whose revision is not known yet, and of results that tasks
+keep."""

@@ -1,8 +1,7 @@
-"""The table of revisions with sessions; it is loaded when the first of their clients comes.
+"""The table of revisions with sessions, loaded when the first of their clients connects.
 
-What is written to those clients is here. What else these revisions have that no
-other has (`initialize`, questions on the stream of a call) is between their
-package and `roundgate.http.older`.
+It has the formats of their results. `roundgate.http.older` takes their other features
+(`initialize`, questions on the stream of a call) from their package directly.
 """
 
 from __future__ import annotations
@@ -17,4 +16,4 @@ from roundgate.protocol.revision import ResultFormat
 WITH_SESSIONS: Final[Mapping[str, ResultFormat]] = MappingProxyType(
     {version: v2025.Results(revision) for version, revision in v2025.REVISIONS.items()}
 )
-"""How results are written in each revision with sessions, newest first."""
+"""The format of results in each revision with sessions, newest first."""

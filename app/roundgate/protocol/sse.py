@@ -1,5 +1,5 @@
-"""Server-Sent Events as bytes (WHATWG HTML, section 9.2), as far as streamable-http uses
-them: data and comments."""
+"""Server-Sent Events as bytes (WHATWG HTML, section 9.2), as far as streamable-http uses them:
+messages, ids, `retry` and comments."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Final
 
 CONTENT_TYPE: Final = b"text/event-stream"
 KEEP_ALIVE: Final = b":\r\n\r\n"
-"""A comment: keeps idle connections open and is ignored by every reader
-(streamable-http, "Receiving Messages")."""
+"""A comment, which keeps an idle connection open and is ignored by every reader (streamable-http,
+"Receiving Messages")."""
 
 
 def event(message: bytes) -> bytes:

@@ -1,11 +1,11 @@
-"""The life of a task: its states, what may happen in each, and how it looks on the wire
-(tasks extension, SEP-2663).
+"""The life of a task: its states, the events allowed in each, and its wire form (tasks extension,
+SEP-2663).
 
     (created) ──▶ working ◀──answered── input_required
                     │  └───────ask────────▶  │
                     │ complete, fail         │ cancel
                     ▼ cancel                 ▼ expire
-                  completed · failed · cancelled          nothing happens to a terminal task any more
+                  completed · failed · cancelled          a terminal task never changes
 
 A tool's own failure is a *completed* task whose result has `isError`; *failed* is
 for JSON-RPC errors alone.
@@ -25,7 +25,7 @@ from roundgate.json import encode
 
 EXTENSION: Final = "io.modelcontextprotocol/tasks"
 REQUIRED: Final[Mapping[str, Any]] = MappingProxyType({"extensions": {EXTENSION: {}}})
-"""What a client has to declare, shaped as `ClientCapabilities`."""
+"""The capability that a client has to declare, shaped as `ClientCapabilities`."""
 
 
 class Status(StrEnum):
@@ -47,15 +47,15 @@ OPEN: Final = frozenset(Status) - TERMINAL
 
 
 class Event(StrEnum):
-    """What can happen to a task."""
+    """The events of a task."""
 
     RUN = "run"
-    """A worker takes it, saves what it has done, or lets go of it."""
+    """A worker claims the task, saves its progress, or releases it."""
     ASK = "ask"
     ANSWER_SOME = "answer some"
     ANSWER_ALL = "answer all"
     GO_ON = "go on"
-    """It goes on without answers, because their time is over."""
+    """The task continues without answers, because their time is over."""
     COMPLETE = "complete"
     FAIL = "fail"
     CANCEL = "cancel"
@@ -79,8 +79,7 @@ TRANSITIONS: Final[Mapping[tuple[Status, Event], Status]] = MappingProxyType(
         (_I, Event.EXPIRE): Status.FAILED,
     }
 )
-"""All that may happen; what is not here does not happen. Stores take the conditions
-of their writes from it."""
+"""All transitions that are allowed. Stores derive the conditions of their writes from them."""
 
 
 def after(status: Status, event: Event) -> Status | None:
@@ -103,8 +102,8 @@ def target(event: Event) -> Status:
 
 @dataclass(frozen=True, slots=True)
 class TaskView:
-    """What a client can see of a task; times in milliseconds since the epoch,
-    payloads as serialised JSON."""
+    """The client's view of a task; times in milliseconds since the epoch, payloads as serialised
+    JSON."""
 
     task_id: str
     status: Status
@@ -112,13 +111,13 @@ class TaskView:
     created_ms: int
     updated_ms: int
     expires_ms: int | None
-    """`None` if it is kept without a limit."""
+    """`None` if the task is kept without a limit."""
     requests: Mapping[str, bytes]
     """The outstanding questions by wire key."""
     outcome: bytes | None
     """The result of a completed task, the error of a failed one."""
     poll_interval_ms: int | None = None
-    """How often who has the task wants to be asked, if it says so."""
+    """The pause between polls that the service of a remote task asks for, if any."""
 
 
 def to_wire(view: TaskView, poll_interval_ms: int) -> dict[str, Any]:
@@ -126,8 +125,8 @@ def to_wire(view: TaskView, poll_interval_ms: int) -> dict[str, Any]:
 
     Args:
         view: the task.
-        poll_interval_ms: the pause between polls, unless the owner of the task asks for a longer
-            one.
+        poll_interval_ms: the pause between polls, unless the service of a remote task asks for a
+            longer one.
     """
     message = {} if view.status_message is None else {"statusMessage": view.status_message}
     return {

@@ -1,10 +1,9 @@
-"""RFC 6570 URI templates backwards: which values, if any, expand to this URI
+"""The reverse of RFC 6570 URI templates: the values, if any, that expand to a URI
 (server/resources, "Resource Templates").
 
 Parsing refuses templates whose expansion has no well-defined inverse, so that they fail at start-up
-and not on a request. Matching walks the URI once per piece of the template, from right to left:
-whatever the URI, time and memory grow with the product of the two lengths. Knows nothing of
-resources or of who asks.
+and not on a request. Matching walks the URI once per piece of the template, from right to left: for
+every URI, time and memory grow with the product of the two lengths.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Final, TypeAlias
 from urllib.parse import quote, unquote
 
 Values: TypeAlias = dict[str, str | list[str]]
-# For each offset in the URI: where a piece that starts there ends, chosen so that all later
+# For each offset in the URI: the end of a piece that starts there, chosen so that all later
 # pieces fit; or _NOWHERE.
 Route: TypeAlias = list[int]
 
@@ -44,7 +43,7 @@ class _Operator:
     if_empty: str = ""
     takes_reserved: bool = False
     may_explode: bool = True
-    is_guarded: bool = True  # ours: values are single path segments
+    is_guarded: bool = True  # not in the RFC: values are single path segments
 
     def encode(self, value: str) -> str:
         """Encode a value (section 3.2.1): `+` and `#` keep reserved characters and existing
@@ -81,7 +80,7 @@ _OPERATORS: Final[Mapping[str, _Operator]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class _Literal:
-    """Text that stands for itself."""
+    """Literal text of a template."""
 
     text: str
 
@@ -101,8 +100,8 @@ class _Literal:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A value, or a list with its separators, known by its place; takes as much as the
-    later pieces leave to it."""
+    """A value, or a list with its separators, identified by its position. It matches as much as the
+    later pieces leave."""
 
     operator: _Operator
     name: str
@@ -131,7 +130,7 @@ class _Value:
 
 @dataclass(frozen=True, slots=True)
 class _Expression:
-    """What stands between braces (section 2.2); `at` is the offset of the opening one."""
+    """An expression between braces (section 2.2); `at` is the offset of the opening brace."""
 
     operator: _Operator
     names: tuple[str, ...]
@@ -162,7 +161,7 @@ class _Expression:
             - starts_later
         )
         separator = frozenset({self.operator.separator})
-        # only a list reads on over separators, or nothing would say where it begins
+        # only a list contains separators, otherwise its beginning would be ambiguous
         if self.exploded:
             alphabet -= separator
         for index, name in enumerate(self.names):
@@ -175,8 +174,8 @@ class _Expression:
 
 
 class _Parameters(_Expression):
-    """`name=value` pairs in any order, each optional; all that stand together are taken, so
-    they have one end only."""
+    """`name=value` pairs in any order, each optional. All adjacent pairs are taken, so they have
+    only one end."""
 
     __slots__ = ()
 
@@ -192,7 +191,7 @@ class _Parameters(_Expression):
         return [_NOWHERE if onward[end] == _NOWHERE else end for end in ends]
 
     def _pair(self) -> re.Pattern[str]:
-        """Match a whole `name` or `name=value` with the character before it."""
+        """Return a pattern for a whole `name` or `name=value` with the character before it."""
         starts = re.escape(self.operator.first + self.operator.separator)
         names = "|".join(map(re.escape, self.names))
         return re.compile(rf"[{starts}](?:{names})(?:={_VALUE})?(?![{re.escape(_UNRESERVED)}%=])")
@@ -213,8 +212,8 @@ _Piece: TypeAlias = _Literal | _Value | _Parameters
 
 @dataclass(frozen=True, slots=True)
 class UriTemplate:
-    """One template, for example `notes://{owner}/{+path}{?lang}`. `exploded` names the
-    variables that give lists."""
+    """One template, for example `notes://{owner}/{+path}{?lang}`. `exploded` names the variables
+    whose values are lists."""
 
     text: str
     variables: tuple[str, ...]
@@ -224,13 +223,16 @@ class UriTemplate:
 
     @classmethod
     def parse(cls, text: str) -> UriTemplate:
-        """Read a template. Refused although RFC 6570 allows them, because one URI would have
-        several readings: prefixes (`{x:3}`), a variable named twice, two exploded lists outside
-        `{?}`, `{&}` and `{;}`, and these three before something that could belong to their last
-        value. Explode works with `+ . / ; ? &`.
+        """Read a template.
+
+        Some templates that RFC 6570 allows are refused, because one URI would have several
+        readings: prefixes (`{x:3}`), a variable named twice, two exploded lists outside `{?}`,
+        `{&}` and `{;}`, and these three before something that could belong to their last value.
+        Explode works with `+ . / ; ? &`.
 
         Raises:
-            ValueError: what is wrong, at which character (counted from 1), and how to mend it.
+            ValueError: the template is invalid or refused; the message has the fault, its character
+                (counted from 1) and the remedy.
         """
         parts = tuple(_parse_part(text, found) for found in _PART.finditer(text))
         expressions = [part for part in parts if isinstance(part, _Expression)]
@@ -241,8 +243,8 @@ class UriTemplate:
         return cls(text, names, exploded, parts, _pieces_of(parts))
 
     def match(self, uri: str) -> Values | None:
-        """The values that expand to `uri`, percent-decoded as UTF-8; None if there are
-        none, or none we hand on.
+        """Return the values that expand to `uri`, percent-decoded as UTF-8; `None` if there are
+        none, or a value is not allowed.
 
         `notes://ann/2026/may.txt?lang=en` gives `{"owner": "ann", "path":
         "2026/may.txt", "lang": "en"}` above.
@@ -255,8 +257,8 @@ class UriTemplate:
           `{;}` or `{#}` begins with.
         - Handlers join values to paths. So in `{x}`, `{.x}`, `{/x}` and `{;x}` a "/" (sent as
           %2F) and the segments "." and ".." are no match, however encoded, nor is a list `{/x*}`
-          that starts with "" and goes on. `{+x}`, `{#x}`, `{?x}` and `{&x}` let all of these
-          through: a handler that makes a path of them must confine it. Nothing else is refused
+          that starts with "" and has more items. `{+x}`, `{#x}`, `{?x}` and `{&x}` accept all of
+          these: a handler that makes a path of them must confine it. Nothing else is refused
           anywhere, not even NUL or a backslash.
         - `{+x*}` is split at each ",", `{.x*}` at each ".": no value of that expression can hold
           it.
@@ -336,8 +338,8 @@ def _parse_name(text: str, at: int, symbol: str, spec: str) -> str:
 
 
 def _check_variables(text: str, expressions: list[_Expression]) -> None:
-    """Refuse a repeated name, and a second exploded list outside of parameters: the first would
-    have no clear end."""
+    """Raise ValueError for a repeated name, and for a second exploded list outside of parameters:
+    the first would have no clear end."""
     names, lists = set[str](), 0
     for expression in expressions:
         lists += 0 if isinstance(expression, _Parameters) else len(expression.exploded)
@@ -360,11 +362,11 @@ def _check_variables(text: str, expressions: list[_Expression]) -> None:
 
 
 def _check_what_follows(text: str, parts: tuple[_Part, ...]) -> None:
-    """Refuse a text after parameters that begins with a character of a value: the last value would
-    have no clear end."""
+    """Raise ValueError for a text after parameters that begins with a character of a value: the
+    last value would have no clear end."""
     taken = set[
         str
-    ]()  # what the next parameter of this or a neighbouring expression may begin with
+    ]()  # characters that the next parameter here or in a neighbouring expression may begin with
     for part, following in pairwise(parts):
         if not isinstance(part, _Parameters):
             taken.clear()

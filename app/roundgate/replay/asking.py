@@ -1,7 +1,8 @@
-"""Questions: known answers are returned, the others are asked of the client.
+"""The questions of a handler: recorded answers are returned, missing ones requested from the
+client.
 
-An answer counts for the question as it was shown. If the handler asks something else by now, the
-question is asked again under a new key.
+An answer counts only for the question as it was shown. If the handler now asks something else, the
+question is sent again under a new key.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from roundgate.replay.run import Run
 from roundgate.replay.waiting import within_scopes
 
 MAX_CHANGES: Final = 3
-"""How many rounds in a row a question may read differently."""
+"""The number of rounds in a row with a changed question at which the question is an error."""
 
 
 @engine_call
@@ -36,10 +37,11 @@ async def ask(
         run: the run of the handler that asks.
         asked: the questions by name.
         timeout_s: seconds from the first asking after which a missing answer is `default`.
-        default: that value.
+        default: the value of missing answers.
 
     Raises:
-        MissingCapability: the client did not declare what a question needs; nothing is asked.
+        MissingCapability: the client lacks a capability that a question needs; nothing is asked.
+        RuntimeError: a question reads differently in `MAX_CHANGES` rounds in a row.
     """
     branch = await run.enter("question", *asked)
     keys = {name: run.come_to(branch, "question", name) for name in asked}
@@ -83,7 +85,8 @@ def _withdraw(run: Run, opened: Sequence[tuple[str, Asked, Question]]) -> None:
 
 @engine_call
 async def ask_anew(run: Run, asked: Mapping[str, Question]) -> NoReturn:
-    """Ask even if there are answers: the low-level form, whose handler looks up answers itself."""
+    """Send questions even if they are answered, and suspend: the low-level form, whose handler
+    looks up answers itself (`ctx.input_response`)."""
     branch = await run.enter("question", *asked)
     opened: list[tuple[str, Asked, Question]] = []
     for name, question in asked.items():
@@ -106,7 +109,8 @@ def answered_key(run: Run, name: str) -> str | None:
 
 
 def _known(run: Run, key: str, name: str, question: Question) -> Answer | Asked:
-    """Return the usable answer to a question, or the question as it has to be asked now."""
+    """Return the usable answer to a question, or the question in the form that must be asked
+    now."""
     entry, shown = _received(run, key, name), digest_of(name, question)
     match entry:
         case None:
@@ -121,7 +125,7 @@ def _known(run: Run, key: str, name: str, question: Question) -> Answer | Asked:
             except UnfitAnswer as error:
                 return Asked(key, shown, entry.attempt + 1, 0, str(error)[:500], entry.wire)
             if before is None or entry.changed:
-                # one that came unasked belongs from here on to the question that took it
+                # bind an unasked answer to this question; reset the count of changes
                 run.journal.add(replace(entry, digest=shown, changed=0))
             return answer
     changed = getattr(entry, "changed", 0) + 1
@@ -134,7 +138,7 @@ def _known(run: Run, key: str, name: str, question: Question) -> Answer | Asked:
 
 
 def _received(run: Run, key: str, name: str) -> Asked | Answered | Unanswered | None:
-    """Return the entry of a question, or the answer that came unasked if the handler takes such."""
+    """Return the entry of a question, or an unasked answer if the handler accepts those."""
     entry = run.journal.questions.get(key)
     if entry is None and run.call.takes_unasked and name in run.journal.unasked:
         return Answered(key, None, 1, 0, run.journal.unasked[name], _wire(run, key, name))
@@ -142,7 +146,7 @@ def _received(run: Run, key: str, name: str) -> Asked | Answered | Unanswered | 
 
 
 def _in_time(run: Run, entry: Asked) -> Asked | None:
-    """Return the question, or `None` once its time is over: then its default is the answer."""
+    """Return the question, or record its timeout and return `None`."""
     if entry.until_ms is None or run.clock.now_ms() < entry.until_ms:
         return entry
     run.journal.add(Unanswered(entry.key, entry.digest, entry.attempt, entry.wire))
@@ -153,9 +157,12 @@ def _in_time(run: Run, entry: Asked) -> Asked | None:
 def _open(
     run: Run, opened: Sequence[tuple[str, Asked, Question]], timeout_s: float | None
 ) -> int | None:
-    """Send questions to the client: all of them, or none if it lacks a capability for any.
+    """Add questions to the response of this run: all, or none if the client lacks a capability.
 
     Return the earliest end of their time limits in milliseconds since the epoch, or `None`.
+
+    Raises:
+        MissingCapability: the client lacks a capability that one of them needs.
     """
     names = ", ".join(entry.key for _, entry, _ in opened)
     required = merged(question.requires for _, _, question in opened)

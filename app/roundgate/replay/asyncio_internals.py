@@ -1,4 +1,4 @@
-"""Everything that the engine takes from the insides of asyncio and anyio.
+"""The engine's uses of undocumented details of asyncio and anyio.
 
 Nothing is patched. Each trick has a test in tests/replay/test_asyncio_internals.py for every
 supported Python:
@@ -8,8 +8,8 @@ supported Python:
     creator            recognizes `wait_for` and `as_completed` by the code objects of the frames
                        that create a task, and reads their arguments from these frames
     name_of            reads the function that anyio's task groups wrap from the wrapper's frame
-    waits_alone        follows `cr_await`, `gi_yieldfrom` and `ag_await` to what a coroutine waits
-                       for (`gc.get_referents` leads past objects that only delegate)
+    waits_alone        follows `cr_await`, `gi_yieldfrom` and `ag_await` to the object that a
+                       coroutine awaits (`gc.get_referents` leads past objects that only delegate)
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ _IS_ASYNC: Final = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 @dataclass(frozen=True, slots=True)
 class ByWaitFor:
-    """A task that `asyncio.wait_for` creates in its caller's place (Python 3.11), and its timer."""
+    """A task that `asyncio.wait_for` creates for its awaitable (Python 3.11), and the timer of its
+    timeout."""
 
     timer: Timer | None
 
@@ -96,11 +97,11 @@ class ByAsCompleted:
 
 
 def creator() -> ByWaitFor | ByAsCompleted | None:
-    """Return the function of asyncio that creates a task by calling the caller, a task factory;
-    `None` if the handler creates it.
+    """Return the function of asyncio that is creating a task; `None` if it is the handler. Only for
+    task factories: the frames above the caller are examined.
 
     Raises:
-        RuntimeError: the function has a limit whose end no later run could repeat.
+        RuntimeError: `as_completed` has a timeout, whose end no later run could repeat.
     """
     frame: FrameType | None = sys._getframe(2)
     for _ in range(_FRAMES):
@@ -113,16 +114,18 @@ def creator() -> ByWaitFor | ByAsCompleted | None:
             _refuse_limit(frame)
             return ByAsCompleted(frame.f_locals.get("fs", frame.f_locals.get("aws")))
         if frame.f_code.co_flags & _IS_ASYNC:
-            return None  # awaited: the caller did not create the task
+            return None  # frames further up only await this coroutine
         frame = frame.f_back
     return None
 
 
 _OF_ANYIO: Final = frozenset({"_run_coro", "_run_wrapped_task"})
-"""Coroutines in which anyio's task groups wrap every function; it holds the coroutine."""
+"""The names of coroutines in which anyio's task groups wrap every coroutine. The wrapper's frame
+has it."""
 
 
 def name_of(coroutine: object) -> str:
+    """Return the name of a coroutine's function; anyio's wrapper is skipped."""
     function = _last_name(coroutine)
     if function not in _OF_ANYIO:
         return function
@@ -136,7 +139,7 @@ def _last_name(coroutine: object) -> str:
 
 
 def refuse_as_completed() -> None:
-    """Raise `RuntimeError` if an `as_completed` that has a limit calls the caller."""
+    """Raise `RuntimeError` if `asyncio.as_completed` with a timeout calls the caller."""
     _refuse_limit(sys._getframe(2))
 
 
@@ -155,8 +158,8 @@ _LIMITED: Final = frozenset({id(_WAIT), id(_WAIT_FOR)})
 
 
 def engine_call(function: F) -> F:
-    """Mark a coroutine function as a call of ctx, whose results have a place in the order. A
-    decorator."""
+    """Mark the decorated coroutine function as a call of ctx, whose results have a place in the
+    order."""
     _calls.add(id(inspect.unwrap(function).__code__))
     return function
 

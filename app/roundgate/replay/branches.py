@@ -30,7 +30,8 @@ _PREFIXES: Final = MappingProxyType(
 
 
 JUST_FIRED_S: Final = 1.0
-"""For how long after its moment a timer that has fired may still be about to end a wait."""
+"""The time in seconds after its deadline during which a fired timer may still be about to end a
+wait."""
 
 
 class _Set(NamedTuple):
@@ -47,7 +48,7 @@ class _Set(NamedTuple):
 
 
 class Timeouts:
-    """The timers that one run has set, without most of those that are over."""
+    """The timers of one run. Most of those that have ended are dropped."""
 
     def __init__(self) -> None:
         self._timers: list[_Set] = []
@@ -60,7 +61,8 @@ class Timeouts:
             self._watermark = 16 + 2 * len(self._timers)
 
     def whens(self, now_s: float) -> list[float]:
-        """Return the deadlines of the timers that are to end a wait, on the loop's clock."""
+        """Return the deadlines of timers that may still end a wait, in seconds on the loop's
+        clock."""
         whens = [(one.state, one.timer.when()) for one in self._timers]
         return [
             when
@@ -76,21 +78,22 @@ class Timeouts:
         )
 
     def is_ending(self, path: str) -> bool:
-        """Return whether a timer has fired around the branch at `path`."""
+        """Return whether a timer around the branch at `path` has fired and its block is still
+        open."""
         return any(path.startswith(one.path) and one.state == "expiring" for one in self._timers)
 
 
 class Owner:
-    """Stands for a run in its branches."""
+    """The part of a run that its branches refer to."""
 
     def __init__(self) -> None:
         self.resumed = 0
-        """How often a branch began, or resumed from a wait outside of ctx."""
+        """The number of times that a branch began, or resumed from a wait outside of ctx."""
         self.run: Any = None
         """The `run.Run` while its handler runs, then `None`: a reference cycle would wait for the
         garbage collector."""
         self.begun_ms = 0.0
-        """When the run began, on its clock's monotonic scale."""
+        """When the run began, in milliseconds on its clock's monotonic scale."""
         self.timeouts = Timeouts()
         """The timers of `asyncio.timeout` that the run has entered."""
 
@@ -102,8 +105,8 @@ class Owner:
 class Scope:
     """A durable time limit around a part of a handler.
 
-    A limit of a thread only passes: a thread cannot be cancelled, so the engine checks the limit at
-    each call. `waiting.TimeLimit` ends its block.
+    This class serves threads, which cannot be cancelled: the engine checks the limit at each call.
+    The subclass `waiting.TimeLimit` ends its block.
     """
 
     def __init__(self, until_ms: int = 0) -> None:
@@ -145,7 +148,8 @@ class Branch:
 
     @property
     def limits(self) -> list[Scope]:
-        """Return the limits whose blocks are open. A branch may outlive the block in which it began."""
+        """Return the limits whose blocks are open. A branch may outlive the block in which it
+        began."""
         return [scope for scope in self.scopes if not scope.is_left]
 
     def key(self, kind: str, name: str) -> str:
@@ -158,11 +162,11 @@ class Branch:
         return place if count == 1 else f"{place}#{count}"
 
     def named(self, name: str) -> Branch:
-        """Return the branch that its author has named."""
+        """Return a new child branch with a name that the handler gives."""
         return self._child(self.key("branch", name).removeprefix(self.path))
 
     def created(self, coroutine: object) -> Branch:
-        """Return the branch of a task that is being created."""
+        """Return a new child branch for a task, named after its function and numbered."""
         function = name_of(coroutine)
         number = self.children[function] = self.children.get(function, -1) + 1
         return self._child(f"{function}@{number}")
@@ -188,8 +192,8 @@ here: Final[ContextVar[Here]] = ContextVar("here", default=None)
 """The branch or step in which code runs; `None` outside of every run."""
 
 
-class inside:  # noqa: N801  # reads as what it does: `with inside(branch): …`
-    """Run a block at a place; with `None`, as code that belongs to no handler."""
+class inside:  # noqa: N801  # read as a phrase: `with inside(branch): …`
+    """A context manager that runs a block at a place; `None` is code that belongs to no handler."""
 
     __slots__ = ("_place", "_token")
 
@@ -204,7 +208,7 @@ class inside:  # noqa: N801  # reads as what it does: `with inside(branch): …`
 
 
 class _End:
-    """Awaited by a handler that continues after its run's end: its driver never resumes it."""
+    """An awaitable that is never resumed, for a handler that continues after its run's end."""
 
     def __await__(self) -> Generator[Any, None, None]:
         while True:

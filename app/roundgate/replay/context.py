@@ -1,8 +1,8 @@
 """The view that a handler has of the call it serves.
 
     async def deploy(ctx: Context, env: str) -> str:
-        plan = await ctx.step("plan", make_plan, env)                  # runs once, whatever happens afterwards
-        ok = await ctx.elicit("confirm", f"Apply {plan}?", Confirm)    # ends this round; the next one comes back here
+        plan = await ctx.step("plan", make_plan, env)                # runs once, in all rounds
+        ok = await ctx.elicit("confirm", f"Apply {plan}?", Confirm)  # the next round returns here
         return await ctx.step("apply", apply, plan) if ok.go else "nothing done"
 
 The handler runs from the top in every round, so its actions between these calls must depend on its
@@ -64,7 +64,7 @@ log = logging.getLogger("roundgate.handler")
 
 
 class CallFacts:
-    """The part of a context that waits for nothing; the same for `Context` and `SyncContext`."""
+    """The members of a context that never wait, the same for `Context` and `SyncContext`."""
 
     __slots__ = ("_call", "_run")
 
@@ -74,32 +74,34 @@ class CallFacts:
 
     @property
     def principal(self) -> Principal:
-        """The caller."""
+        """Return the caller."""
         return self._call.principal
 
     @property
     def deadline(self) -> Deadline:
-        """The end of this round."""
+        """Return the end of this round."""
         return self._call.deadline
 
     @property
     def task_id(self) -> str | None:
-        """The id of the task that this call has become, if it has."""
+        """Return the id of the task that this call has become, or `None`."""
         return self._call.task_id
 
     @property
     def cancelled(self) -> bool:
-        """Whether the task was cancelled; for a long step to check."""
+        """Return whether the task was cancelled or has another worker now. A long step can check
+        this."""
         return self._run.is_cancelled
 
     @property
     def client_capabilities(self) -> Mapping[str, Any]:
-        """The capabilities that this request declares, as the schema's `ClientCapabilities`."""
+        """Return the capabilities that this request declares, as the schema's
+        `ClientCapabilities`."""
         return self._call.meta.capabilities.declared
 
     @property
     def client_info(self) -> Mapping[str, Any] | None:
-        """The client's own name and version: for display and logs, never for decisions."""
+        """Return the client's own name and version: for display and logs, never for decisions."""
         return self._call.meta.client_info
 
     def supports(self, *required: Question | Mapping[str, Any]) -> bool:
@@ -122,10 +124,10 @@ class CallFacts:
         return self._run.journal.state
 
     def input_response(self, key: str) -> Any:
-        """Return the client's last response under a key as it came, or `None`: the low-level form.
+        """Return the client's last response under a key, unchanged, or `None`: the low-level form.
 
-        A response to a question that was not asked is returned only if the tool takes such
-        (`unasked_answers`).
+        A response to a question that was not asked is returned only if the tool has
+        `unasked_answers`.
         """
         self._run.decide_by_state()
         response = self._run.journal.response(key)
@@ -135,7 +137,7 @@ class CallFacts:
 
 
 class Context(CallFacts):
-    """One call, as its handler sees it."""
+    """A handler's view of one call."""
 
     __slots__ = ("_last_progress",)
 
@@ -143,7 +145,7 @@ class Context(CallFacts):
         super().__init__(run)
         self._last_progress: float | None = None
 
-    # asking
+    # questions
 
     @overload
     async def elicit(
@@ -183,12 +185,14 @@ class Context(CallFacts):
             fields: a pydantic model or a JSON Schema of type object, whose properties are strings,
                 numbers, booleans or choices.
             timeout_s: seconds from the first asking after which `default` is the answer.
-            default: that answer; without one, `TimeoutError` is raised.
+            default: that answer; if it is `None`, `TimeoutError` is raised.
 
         Raises:
-            Declined: the user declined or dismissed it. Not catching it ends the call politely.
+            Declined: the user declined or dismissed the form. If not caught, it ends the call with
+                a result that says so.
             TimeoutError: there was no answer in time, and there is no default.
-            MissingCapability: the client cannot show forms; not catching it tells it so (-32021).
+            MissingCapability: the client cannot show forms. If not caught, the client gets the
+                error -32021.
         """
         answers = await self.ask(
             {name: Form(message, fields)}, timeout_s=timeout_s, default=default
@@ -196,8 +200,8 @@ class Context(CallFacts):
         return answers[name].get()
 
     async def elicit_url(self, name: str, message: str, url: str) -> None:
-        """Send the user to a page, for anything the client must not see; return when they agree to
-        go there.
+        """Ask the user to open a page, for data that the client must not see; return once the user
+        agrees.
 
         Args:
             name: the key of the question, as for `elicit`.
@@ -205,7 +209,7 @@ class Context(CallFacts):
             url: https, or http on a loopback address; without a user name.
 
         Raises:
-            ValueError: it is another URL.
+            ValueError: the URL is not allowed.
             Declined, MissingCapability: as `elicit`.
         """
         (await self.ask({name: Url(message, url)}))[name].get()
@@ -243,11 +247,12 @@ class Context(CallFacts):
 
         Args:
             name: the key of the question, as for `elicit`.
-            messages: a text of the user's, or messages as in the schema's `SamplingMessage`.
+            messages: the text of one user message, or messages as in the schema's
+                `SamplingMessage`.
             max_tokens: the maximum length of the answer.
             system_prompt: the client may change it or leave it out.
-            temperature: from 0, the same each time, to the model's maximum.
-            stop_sequences: texts at which the model ends.
+            temperature: the randomness, from 0 to the model's maximum.
+            stop_sequences: texts at which the model stops.
             model_preferences: the schema's `ModelPreferences`, which the client may weigh.
             tools: the schema's `Tool` objects that the model may ask for.
             tool_choice: the schema's `ToolChoice`.
@@ -272,7 +277,7 @@ class Context(CallFacts):
         """Ask for the client's roots. `name` is the key of the question, as for `elicit`.
 
         Raises:
-            MissingCapability: the client offers none.
+            MissingCapability: the client offers no roots.
         """
         roots: list[Root] = (await self.ask({name: Roots()}))[name].get()
         return roots
@@ -309,7 +314,7 @@ class Context(CallFacts):
         self._run.decide_by_state()
         await asking.ask_anew(self._run, {key: Raw(request) for key, request in requests.items()})
 
-    # remembering
+    # steps
 
     async def step(
         self,
@@ -331,10 +336,10 @@ class Context(CallFacts):
         exception is recorded, too.
 
         The function runs at least once: it runs again if the process dies before the result is
-        recorded. With `at_most_once` its beginning is recorded first, and a death in between raises
-        `OutcomeUnknown`. An ordinary call becomes a task for that if it may. If not, it has no
-        journal of its own: a client that repeats a lost request repeats the step, unless the tool
-        is `once`.
+        recorded. With `at_most_once` its beginning is recorded first; if the process dies after
+        that, the next run raises `OutcomeUnknown`. For this an ordinary call becomes a task if it
+        may. Otherwise its journal is only with the client, and a client that repeats a lost request
+        repeats the step, unless the tool is `once`.
 
         Args:
             name: the step's place in the handler; a second use in the same branch is another step.
@@ -405,17 +410,19 @@ class Context(CallFacts):
     ) -> list[T]:
         """Call a function for each item side by side; return the results in the order of the items.
 
-        Each item is a branch named after it, so its records stay with it when other items come or
-        go.
+        Each item is a branch named after it, so it keeps its records when other items are added or
+        removed.
 
         Args:
             function: an async function of one item, which uses this context.
             items: its arguments.
-            at_most: how many run at once; all, unless given.
+            at_most: the most calls at once; by default all run.
             name: tells two maps of one handler apart.
-            key: returns the name of an item, unless that is the item: `key=lambda order: order.id`.
+            key: returns the name of an item, which by default is the item itself: `key=lambda
+                order: order.id`.
 
         Raises:
+            ValueError: `at_most` is less than 1.
             Exception: the function raised it for an item; the others were cancelled.
         """
         if at_most is not None and at_most < 1:
@@ -453,13 +460,13 @@ class Context(CallFacts):
         """End this round once without a question; the client's retry continues here."""
         await waiting.shed(self._run, name)
 
-    # going on later
+    # continuing later
 
     async def continue_as_task(self) -> None:
-        """Continue the call on a worker, while the client has a task.
+        """Continue the call as a task on a worker.
 
-        Nothing happens unless the tool says `task="optional"` or `"required"` and the client
-        declares the tasks extension.
+        Do nothing unless the tool says `task="optional"` or `"required"` and the client declares
+        the tasks extension.
         """
         await waiting.continue_as_task(self._run)
 
@@ -480,7 +487,8 @@ class Context(CallFacts):
         await waiting.sleep(self._run, name, seconds)
 
     async def sleep_until(self, moment: datetime, name: str = "sleep") -> None:
-        """Wait for a moment, the same in every run, as `sleep` does. A past moment returns at once.
+        """Wait for a moment, the same in every run, as `sleep` does. Return at once if the moment
+        is past.
 
         Raises:
             ValueError: the moment has no time zone.
@@ -504,7 +512,7 @@ class Context(CallFacts):
         """
         return await steps.step(self._run, name, function, args, every_s=every_s)
 
-    # telling
+    # notifications
 
     async def status(self, message: str) -> None:
         """Set the `statusMessage` of the task that the call is or becomes, cut after 1,000
@@ -519,8 +527,8 @@ class Context(CallFacts):
         A task sends no notifications: progress becomes its `statusMessage`.
 
         Args:
-            progress: the work done. It must increase with each call (basic/patterns/progress); other
-                values are not sent.
+            progress: the work done. It must increase with each call (basic/patterns/progress);
+                other values are not sent.
             total: all of the work, in the same unit, if known.
             message: the current action.
         """

@@ -45,7 +45,8 @@ Factory: TypeAlias = Callable[..., Any]
 
 
 _given_up: Final[deque[Any]] = deque(maxlen=64)
-"""Handlers that are never resumed. Python would close a released one, and it refuses to close."""
+"""Abandoned handlers. Python would close one that is no longer referenced, and it refuses to
+close."""
 
 
 @atexit.register
@@ -64,8 +65,8 @@ def _never_close_them() -> None:
 class Driven(Coroutine[Any, Any, T]):
     """A handler's coroutine, driven so that it cannot end the process.
 
-    A handler that catches everything that should end it awaits `END` in the end, and is never
-    resumed. `sys.exit()` in a task would stop the event loop; it becomes an error of the handler.
+    A handler that catches everything that should end it finally awaits `END`, and is never resumed.
+    `sys.exit()` in a task would stop the event loop; it becomes an error of the handler.
 
     The cancellation of a wait outside of ctx is recorded first (`_recording`), then raised.
     """
@@ -138,10 +139,10 @@ class Driven(Coroutine[Any, Any, T]):
     def __iter__(self) -> Driven[T]:
         return self
 
-    __next__ = send  # saves a call: most handlers end at the first
+    __next__ = send  # saves a call: most handlers end at their first resumption
 
     def __getattr__(self, name: str) -> Any:
-        # its names and cr_frame, for tools that show where a task waits
+        # names and cr_frame, for tools that show where a task waits
         return getattr(self._coroutine, name)
 
     def _give_up(self) -> NoReturn:
@@ -222,7 +223,7 @@ class TaskFactory:
         kind: type[asyncio.Task[Any]] = asyncio.Task,
     ) -> Any:
         if self._before is not None:
-            # an earlier factory of ours may get the task: the branch is known already
+            # the earlier factory may be a TaskFactory too; the task has its branch already
             with inside(None):
                 return self._before(loop, coroutine, **options)
         return kind(coroutine, loop=loop, **options)
@@ -244,7 +245,7 @@ class BranchTask(asyncio.Task[Any]):
 
 
 def spawn(branch: Branch, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Create a task that runs as the given branch."""
+    """Create a task that runs a coroutine as a branch."""
     context = copy_context()
     context.run(here.set, branch)
     return BranchTask(
@@ -320,7 +321,7 @@ class InOwnContext(Generic[T]):
 
 
 async def awaiting(awaitable: Awaitable[T]) -> T:
-    """Await an awaitable from a coroutine."""
+    """Return the result of an awaitable, as a coroutine."""
     return await awaitable
 
 

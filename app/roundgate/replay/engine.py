@@ -1,11 +1,11 @@
 """The engine: the function through which every handler runs, for every back end and every journal.
 
-A handler runs from the top each time, against a journal of what is already known. A question
+A handler runs from the top each time, against the journal of its call. A question
 without an answer *suspends* the run: any process can continue from its outcome.
 
     run_handler(handler, run) → Completed(value)               it returned
-                              | Suspended(requests, journal)   it waits: for answers, a time, or only its next turn
-                              | Restarted(arguments)           it begins anew, with only these remembered
+                              | Suspended(requests, journal)   it waits: for answers, a time, a turn
+                              | Restarted(arguments)           it begins again with these alone
                               | Failed(error)                  it raised
 """
 
@@ -33,19 +33,22 @@ T = TypeVar("T")
 log = logging.getLogger("roundgate.replay")
 
 MAX_NAMED: Final = 10
-"""Steps that one log line names."""
+"""The most steps that one log line names."""
 ABANDON_S: Final = 2.0
-"""How long to wait for the end of a handler that was cancelled."""
+"""How long to wait for the end of a cancelled handler, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completed(Generic[T]):
+    """The outcome of a handler that returned."""
+
     value: T
 
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
-    """The handler waits for answers to `requests` (by wire key) or, if empty, for its next turn."""
+    """The outcome of a handler that waits: for answers to `requests` (by wire key) or, if that is
+    empty, for its next turn."""
 
     requests: Mapping[str, Any]
     journal: Journal
@@ -58,14 +61,14 @@ class Suspended:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The handler begins anew with these arguments."""
+    """The outcome of a handler that begins again with these arguments."""
 
     arguments: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The handler raised; a passed deadline is a `CallTimeout`."""
+    """The outcome of a handler that raised; a passed deadline is a `CallTimeout`."""
 
     error: Exception
 
@@ -106,8 +109,8 @@ async def run_handler(handler: Callable[[], Awaitable[T]], run: Run) -> Outcome[
 
 
 def _shows_what_is_gone(run: Run, outcome: Outcome[Any]) -> bool:
-    """Return whether the handler has reached everything that it still asks for: it ended, or began
-    a new step, which never precedes recorded ones."""
+    """Return whether the run has reached every recorded step that the handler still has: it ended,
+    or began a new step, which never precedes recorded ones."""
     match outcome:
         case Completed():
             return True
@@ -161,7 +164,7 @@ async def _coroutine(handler: Callable[[], Awaitable[T]]) -> T:
 
 
 def _driven(handler: Callable[[], Awaitable[T]], run: Run) -> InOwnContext[T]:
-    """Start the handler in the current task."""
+    """Begin the run, and return an awaitable that runs the handler in the current task."""
     run.begin()
     coroutine = handler()
     return InOwnContext(
@@ -172,7 +175,8 @@ def _driven(handler: Callable[[], Awaitable[T]], run: Run) -> InOwnContext[T]:
 
 
 async def _in_its_own_task(handler: Callable[[], Awaitable[T]], run: Run) -> T:
-    """Run the handler of a task in an asyncio task of its own, which shows who cancels it."""
+    """Run the handler in an asyncio task of its own, so that the engine can tell the cause of a
+    cancellation."""
     root = spawn(run.root, _coroutine(handler))
     run.begin(root)
     try:
@@ -195,8 +199,8 @@ def _look_at(task: asyncio.Task[Any]) -> None:
 
 
 def _failed(error: Exception, run: Run) -> Suspended | Restarted | Failed:
-    """Return the outcome of a handler that raised. After a suspension its exception follows from
-    that."""
+    """Return the outcome of a handler that raised. An exception after a suspension is its
+    consequence."""
     return Failed(error) if run.stopped is None else _suspended(run)
 
 
@@ -209,8 +213,8 @@ def _suspended(run: Run) -> Suspended | Restarted | Failed:
 
 
 def _cause_in(group: BaseExceptionGroup[BaseException]) -> Exception:
-    """Return the error of a TaskGroup: the first one if all are meant for the caller, else the
-    group."""
+    """Return the error that stands for a group: one with all missing capabilities, the first error
+    if all are meant for the caller, else the group."""
     leaves = list(_leaves(group))
     missing = [leaf for leaf in leaves if isinstance(leaf, MissingCapability)]
     if len(missing) == len(leaves):

@@ -1,4 +1,4 @@
-"""The journal: everything that is known of a call, so that its handler can run again from the top.
+"""The journal: the record of a call, with which its handler can run again from the top.
 
 It records actions (steps, sleeps, time limits) and questions with their answers, each under its
 place in the handler (`branches.Branch.key`). Between the rounds of a request it travels to the
@@ -32,7 +32,7 @@ from roundgate.json import encode
 TIMED_OUT: Final = "timeout"
 NOT_JSON: Final = "value"
 MAX_DEPTH: Final = 100
-"""Levels of a recorded value. The journal's own add a few, and JSON readers stop at 200."""
+"""The most levels of a recorded value. The journal adds a few, and JSON readers stop at 200."""
 MAX_CAUSES: Final = 50
 """The most causes of an error that are followed."""
 JOURNAL_VERSION: Final = 1
@@ -49,7 +49,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """A step that raised. `told` is whether its text is meant for the caller (`ToolError`)."""
+    """A step that raised. `told` is True if its text is meant for the caller (`ToolError`)."""
 
     key: str
     message: str
@@ -60,7 +60,8 @@ class Raised:
     attempts: int | None = None
     """The number of attempts, if more than one."""
     beside: Sequence[str] | None = None
-    """The places of other steps that were running, and so did not begin because of this failure."""
+    """The places of other steps that were running, so their start was no consequence of this
+    failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +101,19 @@ class Asked:
     digest: str
     attempt: int = 1
     changed: int = 0
-    """How many rounds in a row it read differently: once for a new version of the handler, often
-    for a clock in it."""
+    """How many rounds in a row the question read differently: one after a new version of the
+    handler, many if it contains the time."""
     problem: str | None = None
     wire: str | None = None
     """The wire name, if it is not the key."""
     until_ms: int | None = None
-    """When its default becomes the answer, in milliseconds since the epoch."""
+    """When the default becomes the answer, in milliseconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """An answer, and the digest of the question as it was shown; `None` if it came unasked."""
+    """An answer, and the digest of the question as it was shown; `None` if the answer came
+    unasked."""
 
     key: str
     digest: str | None
@@ -123,7 +125,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """A question without an answer in time; its default is the answer."""
+    """A question that was not answered in time; its default is the answer."""
 
     key: str
     digest: str
@@ -215,7 +217,7 @@ class WireNames:
 
 @dataclass(slots=True)
 class Journal:
-    """What is known of one call: steps, questions, and the handler's own `state`, all JSON."""
+    """The records of one call: steps, questions, and the handler's own `state`, all JSON."""
 
     steps: dict[str, Step] = field(default_factory=dict)
     questions: dict[str, QuestionEntry] = field(default_factory=dict)
@@ -289,7 +291,7 @@ class Journal:
         """Return the journal that `to_json` wrote.
 
         Raises:
-            ValueError, TypeError, KeyError: a later version wrote it, or another program.
+            ValueError, TypeError, KeyError: a later version or another program wrote it.
         """
         rows, state, version, *restarted = value
         if type(version) is not int:
@@ -324,7 +326,7 @@ def from_row(value: Any) -> Entry:
     """Return the entry that `row` wrote.
 
     Raises:
-        ValueError, TypeError: a later version wrote it, or another program.
+        ValueError, TypeError: a later version or another program wrote it.
     """
     tag, *members = value
     kind = _TAGS.get(tag)
@@ -341,7 +343,7 @@ def plain(value: Any, where: str, room: int = MAX_DEPTH) -> Any:
     """Return a copy of a JSON value as it will be read back; tuples become lists.
 
     Raises:
-        NotJson: names the place and the type of what JSON cannot hold.
+        NotJson: a part has no JSON form; the message names its place and type.
     """
     match value:
         case None | bool():

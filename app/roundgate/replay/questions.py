@@ -1,8 +1,8 @@
 """The questions that a handler can ask, as values (client/elicitation, client/sampling,
 client/roots).
 
-A question is identified by the digest of what is shown. An answer that does not fit (`UnfitAnswer`)
-is asked for again.
+A question is identified by the digest of its wire form. After an answer that does not fit
+(`UnfitAnswer`), it is asked again.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _KEPT: Final = {
 _FORMATS: Final = ("email", "uri", "date", "date-time")
 
 Action: TypeAlias = Literal["accept", "decline", "cancel", "timeout"]
-"""What a client can answer, and "timeout" if it did not in time."""
+"""The action of an answer; "timeout" if there was none in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer. `value` is set for "accept", and is the default for "timeout"."""
+    """An answer to a question. `value` is set for "accept", and is the default for "timeout"."""
 
     name: str
     action: Action
@@ -64,6 +64,8 @@ class Answer:
 
 
 class Question(Protocol):
+    """A question that a handler asks of the client."""
+
     @property
     def requires(self) -> Mapping[str, Any]:
         """Return the client capabilities that the question needs, as `ClientCapabilities`."""
@@ -75,7 +77,7 @@ class Question(Protocol):
         """Return the answer in an `InputResponse`.
 
         Raises:
-            UnfitAnswer: it does not fit.
+            UnfitAnswer: the response does not fit the question.
         """
 
 
@@ -83,14 +85,14 @@ def digest_of(name: str, question: Question) -> str:
     """Return the digest of a question as it is shown.
 
     Raises:
-        NotJson: it holds something that JSON cannot.
+        NotJson: a part of the question has no JSON form.
     """
     return digest(plain(question.to_wire(), f"question {name!r}"))
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Ask the user to fill in a form: a pydantic model of flat fields, or a JSON Schema of the
+    """A form for the user to fill in: a pydantic model of flat fields, or a JSON Schema of the
     permitted subset."""
 
     message: str
@@ -138,8 +140,8 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """Send the user to a page, for what the client must not see. Accepting says that they went, not
-    how it ended."""
+    """A page for the user to open, for data that the client must not see. Accepting means that the
+    user agreed to open it, not how the visit ended."""
 
     message: str
     url: str
@@ -165,7 +167,7 @@ class Sampled:
 
     role: str
     content: Sequence[Mapping[str, Any]]
-    """Blocks as they came: text, image, audio, tool_use."""
+    """The content blocks, unchanged: text, image, audio, tool_use."""
     model: str
     stop_reason: str | None = None
 
@@ -177,8 +179,8 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Ask the client's model. `messages` is one user message, or messages as `PromptMessage` or
-    wire objects."""
+    """A request to the client's model. `messages` is the text of one user message, or messages as
+    `PromptMessage` or wire objects."""
 
     messages: str | Sequence[PromptMessage | Mapping[str, Any]]
     max_tokens: int
@@ -239,7 +241,7 @@ class Root:
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """Ask the client which roots it has."""
+    """A request for the client's roots."""
 
     @property
     def requires(self) -> Mapping[str, Any]:
@@ -264,7 +266,7 @@ class Roots:
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """An `InputRequest` as it stands on the wire; its answer is returned as it came."""
+    """An `InputRequest` in wire form; its answer is returned unchanged."""
 
     request: Mapping[str, Any]
 
@@ -320,18 +322,18 @@ def _is_block(block: Mapping[str, Any]) -> bool:
 
 
 def compiled(fields: type[BaseModel] | Mapping[str, Any]) -> tuple[dict[str, Any], Schema]:
-    """Return the schema of a form as clients are shown it, and the checker of its answers.
+    """Return the schema of a form as clients see it, and the validator of its answers.
 
     Raises:
         ValueError: see `form_schema`.
     """
     if isinstance(fields, Mapping):
-        # what clients cannot be shown of a JSON Schema holds for the answer nevertheless
+        # answers must also satisfy the keywords that clients cannot show
         return form_schema(fields), Schema.compile(fields)
     return _of_model(fields)
 
 
-@lru_cache(maxsize=256)  # half a millisecond, in every round of every call
+@lru_cache(maxsize=256)  # saves 0.5 ms in every round of every call
 def _of_model(model: type[BaseModel]) -> tuple[dict[str, Any], Schema]:
     schema = form_schema(model)
     return schema, Schema.compile(schema)
@@ -341,7 +343,7 @@ def form_schema(fields: type[BaseModel] | Mapping[str, Any]) -> dict[str, Any]:
     """Return the `requestedSchema` of a form (client/elicitation, "Requested Schema").
 
     Raises:
-        ValueError: names the field that a form cannot have, and what to do instead.
+        ValueError: a form cannot have one of the fields; the message names it and the remedy.
     """
     source = dict(fields) if isinstance(fields, Mapping) else fields.model_json_schema()
     if source.get("type") != "object" or not isinstance(source.get("properties", {}), Mapping):
@@ -382,13 +384,13 @@ def _field(name: str, schema: Any, definitions: Mapping[str, Any]) -> dict[str, 
     if kind == "array":
         kept["items"] = _choices(name, _resolve(schema.get("items"), definitions))
     if kept.get("default", ...) is None:
-        del kept["default"]  # "no value" is said by leaving the field out
+        del kept["default"]  # a form says "no value" by leaving the field out
     return kept
 
 
 def _resolve(found: Any, definitions: Mapping[str, Any]) -> dict[str, Any]:
-    """Follow pydantic's `$ref` to an enum, and unwrap `X | None`: an optional field is one that may
-    be left out."""
+    """Follow pydantic's `$ref` to an enum, and unwrap `X | None`: optional fields may be left
+    out."""
     # `true` is a schema too
     schema: dict[str, Any] = dict(found) if isinstance(found, Mapping) else {}
     if "anyOf" in schema:

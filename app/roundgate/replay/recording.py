@@ -6,8 +6,8 @@ a replay a branch gets its value only after all values of lower ranks have been 
 code that follows them has run.
 
 A *cut* is a cancellation that the handler itself caused, by a timeout or a failed sibling. A replay
-repeats it; otherwise a step that was cancelled in the first run could be found finished in the next
-one. A call of ctx records its own cancellation. If a limit of asyncio or anyio ends another wait
+repeats it; otherwise a step that was cancelled in the first run could be finished in the next one.
+A call of ctx records its own cancellation. If a limit of asyncio or anyio ends another wait
 (an event, a queue, a request of the handler's own), `driving` records it.
 """
 
@@ -28,7 +28,8 @@ from roundgate.replay.scheduling import Order, is_cut_wait
 CUT_GRACE_S: Final = 5.0
 """How much longer than in the first run a cut step waits to be cut again, in seconds."""
 CUT_HOLD_S: Final = 0.5
-"""For how many of these seconds it holds up a run that is at rest otherwise."""
+"""The part of `CUT_GRACE_S` during which this wait keeps an otherwise resting run from being
+suspended."""
 CUT_EARLY: Final = (
     "the handler went on here in an earlier run, and now a limit of asyncio or anyio has ended "
     "a wait of its own before that: use `async with ctx.timeout(seconds)`, whose end is "
@@ -40,7 +41,7 @@ async def admit(run: Run) -> None:
     """Return once it is certain that a step may begin.
 
     Raises:
-        Suspend: it may not.
+        Suspend: the step may not begin.
     """
     if run.checkpointer is not None:
         with run.quiescence.moving():
@@ -48,7 +49,8 @@ async def admit(run: Run) -> None:
 
 
 def compare(run: Run, key: str, what: str | None) -> None:
-    """End the run if something else than `what`, the identity of an action, is recorded at a place.
+    """Compare `what`, the identity of an action, with the recorded one at its place; end the run if
+    they differ.
 
     Raises:
         Suspend: the run has ended with `NondeterminismError`.
@@ -96,10 +98,10 @@ async def write(run: Run, entry: Entry) -> None:
 
 
 async def in_order(run: Run, branch: Branch, key: str) -> None:
-    """Wait until every branch has received all earlier results, and has run on from there.
+    """Wait until every branch has received all earlier results, and has run to its next wait.
 
-    If the branch was cancelled in an earlier run after it had got a value, it gets the value first
-    in this run too.
+    If the branch was cancelled in an earlier run after it had received a value, it receives the
+    value first in this run too.
     """
     order = run.order
     if order is None or (order.is_over and order.is_new(key)):
@@ -207,7 +209,8 @@ async def _record_cut(run: Run, cut: Cut) -> None:
 
 
 def _is_cut_as_before(run: Run, branch: Branch) -> bool:
-    """Return whether a cancellation repeats one of an earlier run. That of a limit never does."""
+    """Return whether a cancellation repeats one of an earlier run. The cancellation by a limit
+    never does."""
     if run.order is None or run.order.is_over or not run.root.has_branched:
         return False
     is_timer = run.owner.timeouts.is_ending(branch.path)
@@ -259,11 +262,11 @@ async def cut_wait(run: Run, branch: Branch) -> None:
 
 
 async def repeat_cut(run: Run, key: str) -> None:
-    """If a cut is recorded at a place, wait to be cancelled by the same timeout or sibling as in the
-    earlier run.
+    """Wait, if a cut is recorded at a place, for the same timeout or sibling as in the earlier run
+    to cancel the caller.
 
     Raises:
-        StepFailed: that does not happen within `CUT_GRACE_S`.
+        StepFailed: the cancellation does not come within `CUT_GRACE_S`.
         Suspend: the run has ended meanwhile.
     """
     cut = run.journal.steps.get(key)

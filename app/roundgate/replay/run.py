@@ -1,11 +1,11 @@
 """One call, and one run of its handler, from the beginning to the end.
 
-Every recorded entry has a place (`branches`). What is known there is returned; anything else is
-done, recorded, and then returned as every later run will get it. A run that cannot continue is
-suspended once all branches wait (`scheduling`). A run that finds another action at a place than was
-recorded there ends with `NondeterminismError`.
+Every recorded entry has a place (`branches`). A recorded result is returned; any other action is
+performed, recorded, and its result returned as every later run will get it. A run that cannot
+continue is suspended once all branches wait (`scheduling`). A run that finds another action at a
+place than was recorded there ends with `NondeterminismError`.
 
-Other modules hold what a handler can ask of its run, as functions that take the run:
+Other modules have the actions of a handler, as functions that take the run:
 
     asking        questions and their answers
     steps         steps, polls, idempotency keys
@@ -51,26 +51,29 @@ log = logging.getLogger("roundgate.replay")
 
 NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 HOLD_MS: Final = 1_000
-"""A task that waits no longer than this keeps its worker; resuming it costs as much."""
+"""The longest wait in milliseconds during which a task keeps its worker; resuming it costs as
+much."""
 HOLD_FOR_TIMEOUTS_S: Final = 60.0
-"""For how long a task keeps its worker because an `asyncio.timeout` of its handler is about
-to end a durable wait."""
+"""The longest time in seconds for which a task keeps its worker because an `asyncio.timeout` of its
+handler is about to end a durable wait."""
 MAX_REFUSALS: Final = 100
 """How many calls of the engine a handler may make after its run has ended."""
 LATE_REFUSALS: Final = 10
-"""How many, if its run ended more than `STOP_GRACE_S` ago."""
+"""The same number if the run ended more than `STOP_GRACE_S` ago."""
 STOP_GRACE_S: Final = 5.0
-"""How long a handler may continue after its run has ended, before it is cancelled."""
+"""How long a handler may continue after its run has ended before it is cancelled, in seconds."""
 _TICK_MS: Final = 10
-"""A limit that is over ends its block within this: timers of an event loop are late by a moment."""
+"""The time in milliseconds within which a passed limit ends its block: event-loop timers are
+slightly late."""
 _RESULTS: Final = (Finished, Raised, Answered, Unanswered, Passed)
 
 
 class Cleanup(StrEnum):
-    """How a call ends what an earlier run of it began elsewhere, because its task ended early."""
+    """The reason why a call only ends the work that its earlier runs began elsewhere: its task
+    ended early."""
 
     OF_WHAT_IS_KNOWN = "of what is known"
-    """The journal knows everything that was begun."""
+    """The journal has all work that was begun."""
     IN_DOUBT = "in doubt"
     """A worker that held the task may have begun something that it did not record."""
 
@@ -82,7 +85,7 @@ PageDone: TypeAlias = Callable[[str], Awaitable[None]]
 Publish: TypeAlias = Callable[[str, str | None], Awaitable[None]]
 """Notifies every open `subscriptions/listen` stream that wants it of a change (method, uri)."""
 Read: TypeAlias = Callable[[Any, str], Awaitable[Sequence[ResourceContents]]]
-"""Reads a resource by its URI, as the caller of the handler whose context is given.
+"""Reads a resource by its URI, as the caller of the handler that has the given context.
 
 Raises ResourceNotFound.
 """
@@ -99,13 +102,14 @@ class TextPart:
     text: str
     start: int
     total: int
-    """Characters of the whole text."""
+    """The number of characters of the whole text."""
     next_cursor: str | None
     """The cursor of the rest; `None` at the end, or if the rest could not be kept."""
 
 
 class Texts(Protocol):
-    """Keeps long texts for their owners, for a time, where any process can read them."""
+    """A store that keeps long texts for their owners for a limited time. Any process can read
+    them."""
 
     async def keep(
         self,
@@ -124,10 +128,10 @@ class Texts(Protocol):
         """
 
     async def part(self, cursor: str, owner: Principal) -> TextPart | None:
-        """Return the part at a cursor; `None` if the owner has none there, or lacks a scope.
+        """Return the part at a cursor; `None` if the owner has no text there, or lacks a scope.
 
         Raises:
-            ToolError: newer texts of the owner have replaced it.
+            ToolError: newer texts of the owner have replaced the text.
             Unavailable: the store cannot be reached.
         """
 
@@ -137,8 +141,8 @@ class Round(Protocol):
 
     @property
     def task_id(self) -> str:
-        """The id of the task that the call becomes if it does so in this round; the same however
-        often the round is sent. Made on demand: few calls need it."""
+        """Return the id of the task that the call becomes if it does so in this round; the same
+        however often the round is sent. Made on demand, because few calls need it."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -162,13 +166,13 @@ class Call:
     may_become_task: bool = False
     """Whether this ordinary call may become a task: its tool and its client both support that."""
     needs_row: bool = False
-    """Whether it has to be a task before its first step: the tool says `task="required"`."""
+    """Whether the call has to be a task before its first step: the tool says `task="required"`."""
     takes_unasked: bool = False
-    """Whether its handler takes answers to questions that were not asked."""
+    """Whether the handler accepts answers to questions that were not asked."""
     round: Round | None = None
     """This round, in an ordinary call."""
     texts: Texts | None = None
-    """Keeps the rest of results that are too long."""
+    """The store for the rest of results that are too long."""
     read: Read | None = None
     """Reads resources that are served beside the handler."""
     cleanup: Cleanup | None = None
@@ -183,14 +187,14 @@ class Call:
 
     @property
     def idempotency(self) -> str | None:
-        """Return an id that stays the same however often this round is sent, if there is one."""
+        """Return an id that stays the same however often this round is sent, or `None`."""
         if self.task_id is None and self.round is not None:
             return self.round.task_id
         return self.task_id
 
 
 class Stop(StrEnum):
-    """Why a run ended other than by its handler's end."""
+    """The reason for the end of a run before its handler ended."""
 
     SUSPENDED = "suspended"
     """All its branches wait, or it has to release its worker."""
@@ -203,20 +207,20 @@ class Stop(StrEnum):
 
 
 class Checkpointer(Protocol):
-    """Keeps a journal that does not travel with the client."""
+    """The storage of a journal that does not travel with the client."""
 
     async def admit(self) -> None:
         """Return once it is certain that a step may begin.
 
         Raises:
-            Suspend: it may not.
+            Suspend: the step may not begin.
         """
 
     async def checkpoint(self, *entries: Entry) -> None:
         """Return once these entries are durable, all of them or none.
 
         Raises:
-            Suspend: they will not be.
+            Suspend: the entries will not become durable.
         """
 
 
@@ -226,8 +230,8 @@ class Run:
     message: str | None = None
     """The handler's last status: the `statusMessage` of a task."""
     wants_task = False
-    """Whether it has to continue as a task, or in another turn of its task: it said so, time is
-    nearly up, or it has to wait longer than a request may."""
+    """Whether the run has to continue as a task, or in another turn of its task: the handler said
+    so, time is nearly up, or the wait is longer than a request may take."""
     restart_arguments: dict[str, Any] | None = None
     """The arguments with which the handler begins anew once the run is at rest."""
     error: Exception | None = None
@@ -256,7 +260,7 @@ class Run:
     _driver: asyncio.Task[Any] | None = None
     """The task that waits for the handler's own task, if it has one."""
     _driver_cancelling = 0
-    """How often the driver was cancelled before."""
+    """How often the driver was cancelled before the run began."""
     _ended: asyncio.Future[None] | None = None
     _quiescence: Quiescence | None = None
     _wire_names: WireNames | None = None
@@ -323,11 +327,11 @@ class Run:
         return key
 
     def mark_received(self, key: str) -> None:
-        """Note that the handler has received the result recorded at a place."""
+        """Record that the handler has received the result of a place."""
         self._to_receive.discard(key)
 
     def decide_by_state(self) -> None:
-        """Note that the handler chooses its own point to continue from."""
+        """Record that the handler chooses its own point to continue from."""
         self.decides_by_state = self.is_beyond = True
 
     def is_repeating(self, branch: Branch) -> bool:
@@ -387,7 +391,8 @@ class Run:
 
     @property
     def quiescence(self) -> Quiescence:
-        """Return what is busy and what waits. Made on demand: most handlers call no engine."""
+        """Return the busy and the waiting branches. Made on demand: most handlers call no
+        engine."""
         if self._quiescence is None:
             self._quiescence = Quiescence(self.owner, self.clock)
         return self._quiescence
@@ -418,22 +423,22 @@ class Run:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the task was cancelled, or belongs to another worker."""
+        """Return whether the task was cancelled, or belongs to another worker."""
         return self.stopped is Stop.LOST
 
     @property
     def has_own_task(self) -> bool:
-        """Whether the handler runs in a task of its own rather than in its request's."""
+        """Return whether the handler runs in a task of its own rather than in its request's."""
         return self._driver is not None
 
     @property
     def is_being_ended(self) -> bool:
-        """Whether an event loop that ends, rather than the handler, cancels its tasks."""
+        """Return whether an event loop that ends, rather than the handler, cancels its tasks."""
         return self._driver is not None and self._driver.cancelling() > self._driver_cancelling
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether the handler has called the engine too often after its run has ended."""
+        """Return whether the handler has called the engine too often after its run has ended."""
         return self._refusals > MAX_REFUSALS
 
     @contextmanager
@@ -453,14 +458,14 @@ class Run:
         raise AssertionError("only Suspend ends a wait without an end")
 
     async def refuse(self) -> NoReturn:
-        """Answer a handler that continues after its run has ended with `Suspend`; in the end, never
-        resume it."""
+        """Raise `Suspend` in a handler that continues after its run has ended. After too many
+        calls, never resume the handler."""
         self._refusals += 1
         since_ms = self.clock.monotonic_ms() - self._stopped_at_ms
         is_late = since_ms > STOP_GRACE_S * 1000 and self._refusals > LATE_REFUSALS
         place = here.get()
         is_in_thread = isinstance(place, Branch) and place.is_thread
-        # also when no task drives it any more and Python closes it
+        # END also stops a handler that refuses to be closed by Python, when no task drives it
         if (self.is_hopeless or is_late) and not is_in_thread:
             await END
         raise Suspend
@@ -493,7 +498,8 @@ class Run:
         self.stop(Stop.FAULT)
 
     def close(self) -> None:
-        """Note that the handler has ended. Branches that it left running can begin nothing more."""
+        """Record that the handler has ended. Branches that it left running can begin nothing
+        more."""
         if self.stopped is None:
             self.stopped, self._stopped_at_ms = Stop.OVER, self.clock.monotonic_ms()
         else:
@@ -526,7 +532,7 @@ class Run:
         return max(0.0, min([*soon, *self._timeouts_s()], default=0.0))
 
     def _timeouts_s(self) -> list[float]:
-        """Return in how many seconds each `asyncio.timeout` ends a wait. No other process knows of
+        """Return the seconds until each `asyncio.timeout` ends a wait. No other process knows of
         these limits, so this one waits."""
         now_s = asyncio.get_running_loop().time()
         longest_s = max((self._wait_s(one) for one in self._parked), default=0.0)

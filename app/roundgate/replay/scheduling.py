@@ -1,4 +1,4 @@
-"""When a run is at rest, and in which order its branches receive results.
+"""The detection of a run at rest, and the order in which its branches receive results.
 
 Branches *park* at anything that is not available now. The run is suspended once all have come to
 rest, so that questions asked side by side are sent together, and no running step is cut:
@@ -72,7 +72,7 @@ class Parked:
 
 
 class Quiescence:
-    """What is busy in one run, and what waits."""
+    """The busy and the waiting branches of one run."""
 
     def __init__(self, owner: Owner, clock: Clock) -> None:
         self._owner = owner
@@ -157,7 +157,7 @@ class Quiescence:
     def _watch(self, seen: int, turns: int) -> None:
         loop, run = asyncio.get_running_loop(), self._owner.run
         if self._in_flight > self._sleeping or not (self.parked or self._sleeping):
-            self._watching = False  # the end of what moves stirs again
+            self._watching = False  # `end` starts the next watch
         elif seen != self._activity or turns:
             left = turns - 1 if seen == self._activity else QUIET_TURNS
             loop.call_soon(self._watch, self._activity, left)
@@ -175,7 +175,7 @@ class Quiescence:
 
 
 def wake(future: asyncio.Future[None]) -> None:
-    """Complete a future, unless that is done."""
+    """Complete a future unless it is done."""
     if not future.done():
         future.set_result(None)
 
@@ -206,7 +206,7 @@ class Order:
     """The order in which the branches of one run receive results."""
 
     def __init__(self, entries: Iterable[Entry], owner: Owner) -> None:
-        """`entries` are those of the journal as the run begins."""
+        """Make the order of the results in `entries`, the journal as the run begins."""
         ranked = [entry for entry in entries if _has_rank(entry)]
         self._ranks = {entry.key: rank for rank, entry in enumerate(ranked)}
         self._cut_waits = {
@@ -236,7 +236,7 @@ class Order:
 
     @property
     def is_over(self) -> bool:
-        """Whether all results that were recorded when the run began have been delivered."""
+        """Return whether all results that were recorded when the run began have been delivered."""
         return self._next >= self._known
 
     def rank(self, key: str) -> float:
@@ -274,7 +274,7 @@ class Order:
 
     @contextmanager
     def expected(self, rank: float) -> Iterator[None]:
-        """Deliver no later result while the block is open: the branch of this rank waits for
+        """Hold back all later results while the block is open: the branch of this rank waits for
         something else."""
         if rank == math.inf:
             yield
@@ -295,7 +295,7 @@ class Order:
         if self._is_open or (rank == math.inf and self.is_over):
             return
         if rank < self._next:
-            # that one was only late; others may be too, and come in their order
+            # this result was only late; others may be too, and are delivered in their order
             self._has_waited = False
         await self._wait(rank)
 
@@ -338,7 +338,7 @@ class Order:
         """Look for the next waiter once the consequences of the last result are complete."""
         self._is_settling = True
         self._generation += 1
-        # as when Python closes what is left of a handler
+        # the loop is closed when Python closes an abandoned handler
         if not self._is_open and not self._loop.is_closed():
             self._loop.call_soon(self._look, self._generation, TURNS)
 
@@ -356,14 +356,15 @@ class Order:
             wake(future)
             self._deliver_next(rank)
         elif not self._waiting or self._next in self._expected or self.is_over:
-            self._is_settling = False  # who is next comes, or is dropped
+            self._is_settling = False  # the next waiter settles again when it arrives or is dropped
         elif turns < 0:
             self._skip()
         else:
             self._loop.call_later(self._patience_s(), self._look, generation, -1)
 
     def _is_last(self) -> bool:
-        """Return whether every waiter waits only for all others."""
+        """Return whether all recorded results are delivered and every waiter has an infinite
+        rank."""
         return self.is_over and self._waiting[0][0] == math.inf
 
     def _is_active(self) -> bool:
@@ -392,7 +393,7 @@ class Order:
         return max(GRACE_S, again_s + CUT_GRACE_S)
 
     def _skip(self) -> None:
-        """Wake the first waiter although earlier results are not asked for. Cancellations are not
+        """Wake the first waiter although no branch asks for earlier results. Cancellations are not
         skipped, nor are results that a branch is about to receive."""
         self._has_waited = True
         waiting = [one for one in self._waiting if not one[-1].done()]

@@ -63,11 +63,14 @@ SLOW_S: Final = 30.0
 SLOWER: Final = 1.25
 """The expected duration of a step, as a multiple of the longest one so far."""
 THREADS: Final = 40
-"""Plain functions of steps that one event loop runs at once, without a bound of the call's own."""
+"""The most plain functions of steps that one event loop runs at once; `Call.step_threads` replaces
+it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
+    """The options of `ctx.step`."""
+
     timeout_s: float | None = None
     retries: int = 0
     backoff: float = 1.0
@@ -82,7 +85,8 @@ class Options:
             raise ValueError("a step is either at_most_once or has retries")
 
     def pause_ms(self, attempts: int) -> int:
-        """Return the pause after so many failed attempts: twice as long after each."""
+        """Return the pause in milliseconds after a number of failed attempts; it doubles with
+        each."""
         return round(min(self.backoff * 2.0 ** min(attempts - 1, 30), MAX_BACKOFF_S) * 1000)
 
 
@@ -90,17 +94,18 @@ ONCE: Final = Options()
 
 
 class StepWatch:
-    """Observes the steps of the runs in its context, for tests. A method that never returns has
-    ended the run's process, as far as its steps can tell."""
+    """An observer of the steps of the runs in its context, for tests. A method that never returns
+    acts as the death of the run's process."""
 
     async def begins(self, key: str, what: str | None) -> None:
-        """Handle that a step's function is about to be called; `what` is the step's identity."""
+        """Handle the start of a step, before its function is called; `what` is the step's
+        identity."""
 
     async def has_run(self, key: str) -> None:
-        """Handle that a step has ended. Its outcome is not recorded yet."""
+        """Handle the end of a step, before its outcome is recorded."""
 
     async def is_remembered(self, key: str) -> None:
-        """Handle that a step's outcome is recorded."""
+        """Handle a step whose outcome is recorded, or a poll that returned `None`."""
 
     def run_ended(self, run: Run) -> None:
         """Handle the end of a run, with any outcome."""
@@ -146,12 +151,13 @@ async def step(
         name: the step's place in its branch.
         function: called with `args` and `kwargs`, in a thread if it is a plain function.
         args: must be the same in every run.
-        kwargs: the same.
+        kwargs: as `args`.
         options: time limit, retries, and whether it may run again after a crash.
         every_s: seconds after which to call it again while it returns `None`: a poll.
 
     Raises:
-        StepFailed: it raised, now or then. (A `ToolError` is raised again as such.)
+        StepFailed: the function raised, in this run or an earlier one. A `ToolError` is raised
+            unchanged.
         NotJson: the result cannot be recorded.
         OutcomeUnknown: an `at_most_once` step was begun by a worker that died.
     """
@@ -184,7 +190,7 @@ async def step(
 
 async def _before_step(run: Run, branch: Branch, *, needs_task: bool) -> None:
     """Suspend if there is no time for a step, or no certainty that it may begin."""
-    if run.stopped is not None:  # while it waited
+    if run.stopped is not None:  # the run may have ended while the step waited
         await run.refuse()
     await within_scopes(run, branch)
     becomes_task = run.call.may_become_task and (run.call.needs_row or needs_task)
@@ -206,7 +212,7 @@ async def _run_step(
         watch, begun_ms = WATCH.get(), run.clock.monotonic_ms()
         if options.at_most_once:
             await record(run, Began(task.key, task.what))
-            await admit(run)  # to write that may have taken longer than the lease lasts
+            await admit(run)  # the lease may have expired during that write
         await watch.begins(task.key, task.what)
         entry: Finished | Raised | None = None
         try:
@@ -250,7 +256,7 @@ async def _record(
 @contextmanager
 def _running(run: Run, key: str, attempt: int) -> Iterator[None]:
     """Count a running step, and log it if it takes longer than `SLOW_S`."""
-    # the timer runs in the context of the code that set a timer first
+    # the callback runs in the context of the code that set the loop's first timer
     correlation = CORRELATION.get()
 
     def warn() -> None:
@@ -281,7 +287,7 @@ async def _attempt(
         current = asyncio.current_task()
         if current is None or current.cancelling():
             raise
-        # its own: nobody has cancelled the step
+        # raised by the function itself: its caller did not cancel the step
         return task.raised(f"CancelledError: {_text(error)}"), None
     except ToolError as error:
         return Raised(task.key, _text(error), told=True, what=task.what), None
@@ -389,16 +395,16 @@ def _error_of(entry: Raised | Began, name: str) -> RoundgateError:
 
 
 def check_return(function: Callable[..., Any], name: str) -> None:
-    """Refuse a function before it is called and has an effect.
+    """Check a function's return annotation before a call has effects.
 
     Raises:
-        NotJson: it is annotated to return a class that JSON cannot hold.
+        NotJson: the function is annotated to return a class that JSON cannot hold.
     """
     if conversion_of(function) is not None:
         return
     try:
         returned = _unheld(function)
-    except TypeError:  # it cannot be hashed
+    except TypeError:  # the function cannot be hashed
         returned = None
     if returned is not None:
         raise NotJson(
@@ -415,7 +421,7 @@ def _unheld(function: Callable[..., Any]) -> str | None:
     """Return the name of the annotated return class, if JSON can hold none of its values."""
     try:
         hint = typing.get_type_hints(function).get("return")
-    except Exception:  # no function, or names that are not to be had
+    except Exception:  # not a function, or its annotation has unknown names
         return None
     if (
         type(hint) is types.GenericAlias

@@ -2,7 +2,7 @@
 
 The thread is the branch of its handler. It cannot create tasks; `SyncContext.map` and `gather` give
 it threads that are branches. The handler's thread works on items too, so it never waits for a
-thread that only itself could free.
+thread that only it could free.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ HELPERS: Final = 40
 """The most threads that help at once, in one event loop."""
 _limiters: WeakKeyDictionary[asyncio.AbstractEventLoop, CapacityLimiter] = WeakKeyDictionary()
 HOPELESS_PAUSE_S: Final = 1.0
-"""How long each call of the engine takes once a handler has made too many after its run's end."""
+"""The pause in seconds before each call of the engine once a handler has made too many after its
+run's end."""
 
 I = TypeVar("I")  # noqa: E741  # an item
 P = ParamSpec("P")
@@ -50,7 +51,7 @@ def _blocking(
 
 
 class SyncContext(CallFacts):
-    """The same call and names as `Context`."""
+    """The `Context` of a handler that is a plain function; its methods block."""
 
     __slots__ = ("_context",)
 
@@ -92,8 +93,8 @@ class SyncContext(CallFacts):
         name: str = "map",
         key: Callable[[I], Any] | None = None,
     ) -> list[T]:
-        """`Context.map` for plain functions: this thread runs items, and so do others while there
-        are free ones."""
+        """Call a plain function for each item, as `Context.map`: in this thread, and in others that
+        are free."""
         if at_most < 1:
             raise ValueError(f"at_most is {at_most}; at least one item has to run")
         parent = self._wait(self._run.enter, "map", name)
@@ -124,15 +125,15 @@ class SyncContext(CallFacts):
 
     @contextmanager
     def branch(self, name: str) -> Iterator[None]:
-        """`Context.branch`: `with ctx.branch("refund"): …`"""
+        """Name a part of the handler, as `Context.branch`: `with ctx.branch("refund"): …`"""
         parent = self._wait(self._run.enter, "branch", name)
         with inside(parent.named(name)):
             yield
 
     @contextmanager
     def timeout(self, seconds: float, name: str = "timeout") -> Iterator[None]:
-        """`Context.timeout`, checked at each call of the engine, because no thread can be
-        interrupted."""
+        """Limit the time of a block, as `Context.timeout`. The limit is checked at each call of the
+        engine, because no thread can be interrupted."""
         branch, begun = self._wait(waiting.begin_limit, self._run, name, seconds)
         outside, limit = branch.scopes, Scope(begun.until_ms)
         branch.scopes = (*outside, limit)
@@ -144,17 +145,17 @@ class SyncContext(CallFacts):
             self._run.limits.discard(limit)
 
     def _wait(self, function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:
-        """Call the engine from this thread, as the branch that it is."""
+        """Call the engine from this thread, in the thread's branch, and wait for the result."""
         place = here.get()
         if place is None:
             raise RuntimeError(
                 "ctx was used in a thread that its handler started by itself; use ctx.map for "
                 "threads"
             )
-        # it swallows whatever ends it: at least it shall not keep a processor busy
+        # the handler catches everything that should end it; do not let it keep a processor busy
         if self._run.is_hopeless:
             threading.Event().wait(HOPELESS_PAUSE_S)
-        with inside(None):  # what carries the question over to the event loop is no branch
+        with inside(None):  # the task that carries the call to the event loop is no branch
             return from_thread.run(self._asked_from, place, partial(function, *args))
 
     async def _asked_from(
@@ -195,9 +196,7 @@ class Items(Generic[I, T]):
             try:
                 with inside(branch):
                     self._values[index] = self.function(item)
-            except (
-                BaseException
-            ) as error:  # it belongs to who asked for the map, not to this thread
+            except BaseException as error:  # `results` raises it in the thread that called `map`
                 self._errors[index] = error
 
     def _take(self) -> int | None:

@@ -1,8 +1,8 @@
-"""The values of steps and arguments: how they are identified, and how they are recorded.
+"""The values of steps and arguments: their identification, and their recording.
 
 The `identity` of a step is kept with it: its kind, its function, and a digest of its arguments. A
-replay that finds another one at the same place has taken another path. Only values are compared;
-of a client, a file or a lock only the type counts, because each run has another one.
+replay that finds another identity at the same place has taken another path. Only values are
+compared; of a client, a file or a lock only the type counts, because each run has another one.
 
 A recorded value is JSON. The handler gets a value made of that JSON by the function's annotation,
 also in the run in which the step ran, so its type is the same in every run:
@@ -40,12 +40,12 @@ _CONVERTED: Final = (
     *(bytes, bytearray, set, frozenset),
 )
 _MAX_HINT_DEPTH: Final = 10
-"""Levels of an annotation that are read."""
+"""The most levels of an annotation that are read."""
 
 DIGEST_CHARS: Final = 11
 """64 bits: enough to tell two calls at one place apart."""
 MAX_DEPTH: Final = 40
-"""Levels of an argument that are compared."""
+"""The most levels of an argument that are compared."""
 
 MAX_BITS: Final = 4_096
 """Larger integers are written in hexadecimal: Python refuses to write them in decimal."""
@@ -82,7 +82,7 @@ def _named(function: Callable[..., Any]) -> tuple[str, list[Any]]:
 def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
     try:
         unwrapped: Callable[..., Any] = inspect.unwrap(function)
-    except ValueError:  # it has any attribute that it is asked for, as a remote object has
+    except ValueError:  # an object that has every attribute, such as a remote proxy
         return function
     return unwrapped
 
@@ -132,7 +132,7 @@ def _inside(value: Any, room: int) -> Any:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Conversion:
-    """The conversion between a type and JSON. `name` is the annotation, for people."""
+    """The conversion between a type and JSON. `name` is the annotation, for error messages."""
 
     adapter: TypeAdapter[Any]
     name: str
@@ -141,7 +141,8 @@ class Conversion:
         """Return the JSON form of a value.
 
         Raises:
-            NotJson: it is no value of the type, or could not be read back. The value is not shown.
+            NotJson: the value does not have the type, or could not be read back. The message does
+                not show the value.
         """
         try:
             (written,) = self.adapter.dump_python(
@@ -160,7 +161,7 @@ class Conversion:
         """Return the recorded value.
 
         Raises:
-            NondeterminismError: the annotation has changed, and has no such value.
+            NondeterminismError: the annotation has changed, and the value does not fit it.
         """
         try:
             (value,) = self.adapter.validate_json(encode([written]))
@@ -170,13 +171,13 @@ class Conversion:
 
 
 def conversion_of(function: Callable[..., Any]) -> Conversion | None:
-    """Return how results of a function are recorded; `None` for plain JSON."""
+    """Return the conversion of a function's results; `None` for plain JSON."""
     try:
         return _conversion(_returned(function))
     except (
         TypeError,
         NameError,
-    ):  # it cannot be hashed; a typed dictionary has names that are not to be had
+    ):  # the annotation cannot be hashed, or a typed dictionary has unknown names
         return None
 
 
@@ -186,7 +187,8 @@ def is_converted(value: Any) -> bool:
 
 
 _known: Final[WeakKeyDictionary[Any, Any]] = WeakKeyDictionary()
-"""The return annotations of functions. Weak: a step is often a `lambda` that holds its call."""
+"""The return annotations of functions. References are weak: a step is often a `lambda` that holds
+its call."""
 
 
 def _returned(function: Any) -> Any:
@@ -204,7 +206,7 @@ def _read_from(function: Any) -> Any:
         return function
     try:
         hint = typing.get_type_hints(function, include_extras=True).get("return")
-    except Exception:  # no function, or names that are not to be had
+    except Exception:  # not a function, or its annotation has unknown names
         return None
     origin = typing.get_origin(hint)
     if isinstance(origin, type) and issubclass(origin, Awaitable):
@@ -218,7 +220,7 @@ def _conversion(hint: Any) -> Conversion | None:
         return None
     config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
     try:
-        # in a tuple, because a type of its own settings takes none from here
+        # in a tuple, because a type with its own settings ignores these
         adapter: TypeAdapter[Any] = TypeAdapter(tuple[hint], config=config)
     except (PydanticUserError, TypeError, NameError):
         return None

@@ -42,9 +42,11 @@ from roundgate.replay.run import HOLD_MS, Run
 from roundgate.replay.scheduling import wake
 
 LATE_S: Final = 1.0
-"""Seconds that a limit which was over before its block began leaves to code without calls of ctx."""
+"""The seconds that code without calls of ctx gets in a block whose limit had passed before it
+began."""
 SHED_MARGIN_MS: Final = 250
-"""The time that must be left, beyond a step's expected duration, for another one to begin."""
+"""The milliseconds that must be left, beyond a step's expected duration, for another one to
+begin."""
 
 
 @engine_call
@@ -61,7 +63,7 @@ async def shed(run: Run, name: str) -> None:
 
 @engine_call
 async def continue_as_task(run: Run) -> None:
-    """End an ordinary call that may become a task; otherwise do nothing."""
+    """End the round of an ordinary call that may become a task; otherwise do nothing."""
     branch = await run.enter("task")
     key = run.come_to(branch, "task", "task")
     if run.call.may_become_task:
@@ -89,9 +91,8 @@ async def restart(run: Run, arguments: Mapping[str, Any]) -> NoReturn:
 
 @engine_call
 async def sleep(run: Run, name: str, seconds: float = 0.0, until_ms: int | None = None) -> None:
-    """Wait `seconds` once, a later run for the rest; or until a moment, in milliseconds since the
-    epoch.
-    """
+    """Wait until `until_ms`, in milliseconds since the epoch, or for `seconds` from the first run
+    that comes here."""
     branch = await run.enter("sleep", name)
     key = run.come_to(branch, "sleep", name)
     what = _for_seconds("sleep", seconds) if until_ms is None else f"sleep until {until_ms}"
@@ -126,9 +127,8 @@ def _for_seconds(kind: str, seconds: float) -> str:
 
 
 def _begun(run: Run, new: Slept) -> Slept:
-    """Return the entry of an earlier run, or record the new one. That is written with the run's next
-    entry; without one, no later run depends on it.
-    """
+    """Return the entry of an earlier run, or add the new one to the journal. A sleep's entry is
+    written when the run is suspended; if the process dies before, the next run sleeps again."""
     known = run.journal.steps.get(new.key)
     if isinstance(known, Slept):
         return known
@@ -140,8 +140,8 @@ async def wait_until(run: Run, branch: Branch, until_ms: int) -> None:
     """Wait until `until_ms` (milliseconds since the epoch): here if that is soon, else by ending
     the round or turn.
 
-    An ordinary call that may become a task does so if the moment is beyond its deadline. One that
-    may not ends its round just before the deadline, and waits on in the next one.
+    An ordinary call that may become a task does so if the moment is beyond its deadline. Any other
+    ordinary call ends its round just before the deadline, and continues to wait in the next one.
     """
     if until_ms <= run.clock.now_ms() and all(
         until_ms <= scope.until_ms for scope in branch.limits
@@ -196,7 +196,7 @@ async def within_scopes(run: Run, branch: Branch) -> None:
         if over[0].is_pending:
             raise Suspend
     if any(scope.has_fired for scope in branch.limits):
-        # after everything that follows from the end of the limit
+        # after all consequences of the limit's end
         await take_turn(run, branch, run.order_here.new_rank())
 
 
@@ -293,7 +293,7 @@ class TimeLimit(Scope):
 
     @property
     def _told(self) -> Told:
-        """The entry that records that the limit passed."""
+        """Return the entry that records that the limit passed."""
         return Told.of("" if self._begun is None else self._begun.key)
 
     def _begin_passing(self, passing: Callable[[], Awaitable[None]]) -> None:
@@ -308,7 +308,7 @@ class TimeLimit(Scope):
         except CancelledError:
             self._settled.set()
             return  # the block was left
-        except BaseException as error:  # whatever it is, the block must hear of it
+        except BaseException as error:  # any error must reach the block
             self._error = error
         is_over = self._run.stopped is not None and self._error is None
         if self._task is not None and not self._is_ending and not is_over:

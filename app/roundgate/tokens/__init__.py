@@ -1,7 +1,7 @@
-"""State that leaves the house: sealed so that only its owner can bring it back, for
-the request it belongs to.
+"""Sealed tokens: state that leaves the gateway and that only its owner can bring back, for the
+request it belongs to.
 
-Knows neither MCP methods nor handlers; what is sealed is bytes.
+This package depends on neither MCP methods nor handlers: it seals bytes.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Ids that are sealed tokens: whoever has the keys opens them, for their owner alone, and nothing is
-kept of them.
+"""Ids that are sealed tokens: every process with the keys can open them, for their owner alone, and
+nothing about them is stored.
 
 `Mcp-Session-Id`      the facts that a client stated when it opened its session
-id of a question      the session that was asked, the round, and the number of the question in it
+id of a question      its session, its round, and its number in the round
 id of an event        everything that a process needs to continue a call: its request and its state
 id of a remote task   the back end and the tool that have it, and the service's own id
 
-The first claim of each names its purpose: nothing else that the same keys seal has it.
+The first claim of each is its purpose, so no other token under the same keys can replace it.
 """
 
 from __future__ import annotations
@@ -23,41 +23,42 @@ from roundgate.tokens.sealed import KeyRing, Refusals
 
 _SESSION: Final = "session"
 MAX_SESSION_CHARS: Final = 4_096
-"""Characters of a session id that is opened; ours have some hundred."""
+"""The most characters of a session id that is opened; the gateway's own have a few hundred."""
 
 
 MAX_OPENED: Final = 1_000
-"""Sessions that a process need not open again; of more the one opened longest ago is forgotten."""
+"""The most opened sessions that a process keeps; beyond that it forgets the one opened longest
+ago."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionFacts:
-    """What a session is, from its beginning to its end."""
+    """The facts of a session, which never change."""
 
     id: str
     revision: str
-    """The version of its revision."""
+    """The version of the session's revision."""
     requested: str
-    """The version that the client asked for: what it can do with a stream depends on it."""
+    """The version that the client asked for, which decides how it can use a stream."""
     capabilities: Mapping[str, Any]
-    """What the client may be asked, shaped as `ClientCapabilities`."""
+    """The capabilities that the server may use to ask the client, shaped as
+    `ClientCapabilities`."""
     client_info: Mapping[str, str]
     expires_ms: int
-    """When it ends, in milliseconds since the epoch."""
+    """When the session ends, in milliseconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSealer:
-    """Seals sessions and opens them. `lifetime_s` is how long one holds, in seconds."""
+    """The sealer of session ids. `lifetime_s` is the lifetime of a session in seconds."""
 
     ring: KeyRing
     clock: Clock
     lifetime_s: float
     leeway_s: float = field(default=5)
-    """By how much the clocks of two replicas may differ."""
+    """The most seconds by which the clocks of two replicas may differ."""
     _opened: dict[tuple[str, tuple[str, str, str]], SessionFacts] = field(default_factory=dict)
-    """Sessions that have been opened here, for their owners; whatever is no session
-    of ours never gets in."""
+    """The sessions opened here, by token and owner. Invalid tokens are never kept."""
     refusals: Refusals = field(default_factory=lambda: Refusals(of_sessions=True))
 
     def seal(
@@ -136,13 +137,13 @@ class SessionSealer:
 _QUESTION: Final = "question"
 _CALL: Final = "call"
 MAX_STREAM_CHARS: Final = 8_192
-"""Characters of an id of a question or an event that is opened; ours are shorter, and not every
-server takes headers of this length."""
+"""The most characters of a question's id that is opened; the gateway's own are shorter, and not
+every server accepts headers of this length. The token of a call has no limit here."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionId:
-    """Which question: of which session, asked in which round, and its number there."""
+    """A question: its session, the round that asked it, and its number in that round."""
 
     session: str
     round: str
@@ -151,7 +152,7 @@ class QuestionId:
 
 @dataclass(frozen=True, slots=True)
 class StreamIds:
-    """Seals and opens both kinds of ids. They are good for one caller and one session."""
+    """The sealer of question ids and event ids, each for one caller and one session."""
 
     ring: KeyRing
 
@@ -161,7 +162,7 @@ class StreamIds:
         return self.ring.seal(json.encode(claims), owner)
 
     def open_question(self, token: Any, session: str, owner: Principal) -> QuestionId | None:
-        """Return the question that an answer is for, or `None` if this session was never asked it."""
+        """Return the question of an answer, or `None` if this session was never asked it."""
         match self._opened(token, owner):
             case [str(purpose), str(asked), str(round_), int(number)] if (
                 purpose == _QUESTION and asked == session
@@ -191,23 +192,23 @@ class StreamIds:
 
 _TASK: Final = "task"
 MAX_TASK_CHARS: Final = 2_048
-"""Characters of a task id that is opened; the longest of ours is shorter."""
+"""The most characters of a task id that is opened; the gateway's own are shorter."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPlace:
-    """Where a task of a service is."""
+    """The place of a task that runs in another service."""
 
     backend: str
-    """The name of the back end that has it."""
+    """The name of the back end that has the task."""
     tool: str
-    """The tool whose call it is, by the name under which it was served."""
+    """The tool that was called, by the name under which it was served."""
     id: str
-    """As its service has it."""
+    """The service's own id of the task."""
 
 
 class TaskIds:
-    """Seals places of tasks and opens them."""
+    """The sealer of task places."""
 
     def __init__(self, ring: KeyRing) -> None:
         self._ring = ring

@@ -1,8 +1,9 @@
-"""Where the key ring comes from, and how it is rotated.
+"""The sources of the key ring, and its rotation.
 
 GATEWAY_STATE_KEYS          base64 keys, comma-separated; the first seals
 GATEWAY_STATE_KEYS_SECRET   the same text as an AWS Secrets Manager secret (name or ARN)
-GATEWAY_STATE_KEYS_KMS      data keys encrypted by AWS KMS, base64, comma-separated; decrypted once per process
+GATEWAY_STATE_KEYS_KMS      data keys encrypted by AWS KMS, base64, comma-separated; decrypted
+                            once per process
 (none)                      a file beside the SQLite file: for one machine only
 """
 
@@ -26,12 +27,12 @@ T = TypeVar("T")
 
 REFRESH_MS: Final = 300_000
 UNPADDED: Final = 43
-"""Characters of base64 that hold a key, without the `=` after them."""
+"""The number of base64 characters of a key without its `=` padding."""
 
 log = logging.getLogger("roundgate.tokens")
 
 Client: TypeAlias = Callable[[str], Any]
-"""Makes boto3's client for a service."""
+"""Returns boto3's client for a service, by its name."""
 
 
 def new_key() -> str:
@@ -52,7 +53,7 @@ def _decoded(ring: str, source: str) -> Iterator[bytes]:
     for place, part in enumerate(ring.split(","), 1):
         try:
             text = part.strip()
-            # Secrets Manager makes up passwords, and has no padding to give
+            # passwords that Secrets Manager generates have no padding
             yield base64.b64decode(text + "=" * (len(text) == UNPADDED), validate=True)
         except ValueError:
             raise _unusable(source, f"key {place} is not base64") from None
@@ -72,11 +73,11 @@ def _unusable(
 
 
 def from_file(path: Path) -> list[Key]:
-    """Read the keys in a file. A missing file is made with one new key, readable by its owner
+    """Read the keys in a file. A missing file is created with one new key, readable by its owner
     alone.
 
     Raises:
-        ConfigError: the file can be neither read nor made.
+        ConfigError: the file can be neither read nor created, or a key is invalid.
     """
     try:
         if not path.exists():
@@ -88,10 +89,10 @@ def from_file(path: Path) -> list[Key]:
 
 
 def _make_file(path: Path) -> None:
-    """Make the file under another name, then link it: one of several processes wins, and none
-    reads half a key."""
+    """Write the file under another name, then link it: only one of several processes succeeds, and
+    none reads half a key."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # 0600, and nobody else's
+    # created with mode 0600
     number, draft = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
     with os.fdopen(number, "w") as file:
         file.write(new_key())
@@ -119,10 +120,10 @@ def from_secrets_manager(secret_id: str, client: Client) -> list[Key]:
 
 
 class Refreshed(Sequence[Key]):
-    """Keys that are read when they are first needed, and again when they are `REFRESH_MS` old.
+    """Keys that are read on first use, and again once they are `REFRESH_MS` old.
 
-    Until then nothing of them is in the process. While they cannot be read again,
-    the ones from before serve.
+    Before the first use the process holds no keys. If reading them again fails, the earlier keys
+    stay in use; if the first reading fails, `Unavailable` is raised.
     """
 
     def __init__(self, load: Callable[[], Sequence[Key]], clock: Clock) -> None:
@@ -155,7 +156,7 @@ class Refreshed(Sequence[Key]):
 
 
 def from_kms(ciphertexts: str, client: Client) -> list[Key]:
-    """Decrypt data keys with AWS KMS.
+    """Return the keys that AWS KMS decrypts.
 
     Raises:
         ConfigError: AWS refused, or a key is invalid.
@@ -177,19 +178,22 @@ def _ask_aws(source: str, ask: Callable[[], T]) -> T:
         return ask()
     except ConfigError:
         raise
-    except Exception as error:  # boto3's, most of them made at run time
+    except Exception as error:  # boto3 makes most of its exception classes at run time
         message = f"{type(error).__name__}: {error}"
         remedy = "check its name, the region, and what the role may do"
         raise _unusable(source, message, remedy) from error
 
 
 def rotate(keys: Sequence[str], stage: int, fresh: str | None = None) -> list[str]:
-    """The ring for the next stage of a rotation; between two stages every replica
-    has to have been restarted.
+    """Return the ring for the next stage of a rotation. Between two stages every replica must be
+    restarted.
 
-    1  a new key is added at the end: every replica learns to open what it will seal
-    2  it moves to the front: it seals from now on, the old ones still open
-    3  the old ones go, once what they sealed has expired
+    1  adds a new key at the end, so that every replica can open its tokens
+    2  moves it to the front: it seals from now on, the old keys still open
+    3  removes the old keys, once their tokens have expired
+
+    Raises:
+        ValueError: there is no such stage.
     """
     match stage:
         case 1:

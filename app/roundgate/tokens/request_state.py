@@ -23,7 +23,8 @@ from roundgate.tokens.sealed import KeyRing, Refusals
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What a token is tied to: one method, one name or URI, one set of arguments."""
+    """The call that a token is tied to: its method, its name or URI, the digest of its
+    arguments."""
 
     method: str
     target: str
@@ -31,25 +32,26 @@ class Binding:
 
     @classmethod
     def of(cls, method: str, target: str, arguments: Mapping[str, Any]) -> Binding:
-        """Return the binding of a call. Order and spelling of the arguments do not matter, their
-        values do."""
+        """Return the binding of a call. The order of the arguments and the spelling of numbers (1.0
+        or 1) do not matter."""
         return cls(method, target, digest(arguments))
 
 
 @dataclass(frozen=True, slots=True)
 class FixedTask:
-    """The task that a call becomes, once that is decided: by the client's key, or because
-    its write is in doubt."""
+    """The task that a call becomes, if that is decided: by the client's key, or because its write
+    is in doubt."""
 
     task_id: str
     ended: Any = None
-    """How the call had ended when its row could not be written, in JSON; `None` if it had not."""
+    """The outcome of the call when its row could not be written, as JSON; `None` if it had not
+    ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A token that was valid: its id, the round it ended (1 for the first), where the call
-    began, what it carries."""
+    """The contents of a valid token: its id, the round that it ended (1 for the first), the trace
+    context in which the call began, and the journal as JSON."""
 
     id: str
     round: int
@@ -62,14 +64,14 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class StateSealer:
-    """Seals what goes out and opens what comes back."""
+    """The sealer of `requestState`."""
 
     ring: KeyRing
     clock: Clock
     lifetime_s: float = 900
     max_bytes: int = 64_000
     leeway_s: float = field(default=5)
-    """By how much the clocks of two replicas may differ."""
+    """The most seconds by which the clocks of two replicas may differ."""
     refusals: Refusals = field(default_factory=Refusals)
 
     def seal(
@@ -95,7 +97,7 @@ class StateSealer:
             call_id: the id of the call in the log.
 
         Raises:
-            StateTooLarge: the payload is over `max_bytes`.
+            StateTooLarge: payload and claims together are over `max_bytes`.
         """
         now_ms = self.clock.now_ms()
         claims = [
@@ -120,7 +122,7 @@ class StateSealer:
         """Return the contents of a token.
 
         Raises:
-            StateRefused: always with the same text.
+            StateRefused: the token is not valid for this call; always with the same text.
         """
         try:
             return self._open(token, owner, binding)
@@ -133,7 +135,7 @@ class StateSealer:
         return StateRefused()
 
     def _open(self, token: Any, owner: Principal, binding: Binding) -> Opened:
-        # base64 makes 4 characters of 3 bytes; far more than we ever seal is not worth decoding
+        # base64 makes 4 characters of 3 bytes: a longer token cannot be one of ours
         if not isinstance(token, str) or len(token) > self.max_bytes * 2:
             raise SealBroken("not a string, or too long")
         try:

@@ -2,12 +2,12 @@
 
     token  = "v1." key-id "." base64url(nonce ‖ AES-256-GCM(plaintext))
     key    = HKDF-SHA256(ring key, info = "mcp-gateway/v1" ‖ issuer ‖ subject ‖ client)     RFC 5869
-    bound  = version ‖ key-id ‖ audience ‖ view, if it is one, as associated data
+    bound  = version ‖ key-id ‖ audience ‖ view, if there is one, as associated data
 
-The key is derived for the caller, so what was sealed for one cannot be opened by another,
-even if the code above forgets to compare them; and no key comes near the 2³² messages that
-random nonces allow (NIST SP 800-38D section 8.3). Nothing is compressed: the length of a
-token would tell about its content.
+The key is derived for the caller, so one caller's token cannot be opened for another, even if the
+calling code forgets to compare them. No derived key comes near the 2³² messages that random nonces
+allow (NIST SP 800-38D section 8.3). Nothing is compressed, because the length of a token would then
+reveal something of its content.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ VERSION: Final = "v1"
 KEY_BYTES: Final = 32
 _INFO: Final = "mcp-gateway/v1"
 _KEY_ID: Final = b"mcp-gateway key id"
-"""Two labels with the name that the project had when the first token was sealed: with
-others no earlier one opens."""
+"""Labels with an earlier name of the project: with other labels no existing token could be
+opened."""
 _NONCE_BYTES: Final = 12
 _TAG_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key of the ring: 256 bits, and a name derived from them that tells nothing about them."""
+    """One key of the ring: 256 bits, and an id derived from them that reveals nothing about
+    them."""
 
     secret: bytes = field(repr=False)
     id: str = ""
@@ -62,16 +63,16 @@ class Key:
 class KeyRing:
     """Keys in order: the first seals, all open.
 
-    `audience` separates deployments that share keys, `view` the endpoints of one gateway: what was
-    sealed at one opens at no other."""
+    `audience` separates deployments that share keys, `view` the endpoints of one gateway: a token
+    of one cannot be opened at another."""
 
     keys: Sequence[Key]
     audience: str = "roundgate"
     view: str = ""
-    """The name of a view; empty for the endpoint of everything."""
+    """The name of a view; empty for the endpoint that serves everything."""
 
     def __post_init__(self) -> None:
-        # others are read when they are needed
+        # other sequences, such as `keys.Refreshed`, are read on first use
         if isinstance(self.keys, (list, tuple)) and not self.keys:
             raise ValueError("a key ring needs at least one key; make one: roundgate keys new")
 
@@ -133,8 +134,11 @@ def _encode(data: bytes) -> str:
 
 
 def _decode(text: str) -> bytes:
-    """Decode base64url strictly: each value has one spelling, so a changed character is a changed
-    token."""
+    """Decode base64url strictly: each value has only one spelling.
+
+    Raises:
+        SealBroken: the text has another spelling.
+    """
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
@@ -146,7 +150,7 @@ def _decode(text: str) -> bytes:
 
 EVERY_MS: Final = 60_000
 MAX_CALLERS: Final = 1_000
-"""Callers that are remembered; of more the one that was refused longest ago is forgotten."""
+"""The most callers that are remembered; beyond that the one logged longest ago is forgotten."""
 
 log = logging.getLogger("roundgate.tokens")
 
@@ -159,14 +163,14 @@ class _Told:
 
 @dataclass(slots=True)
 class Refusals:
-    """Who was refused of late; `of_sessions` where it is ids of sessions that
-    were refused, not states."""
+    """The refusals logged last, by caller. `of_sessions` is True for session ids, False for
+    states."""
 
     of_sessions: bool = False
     _told: OrderedDict[str, _Told] = field(default_factory=OrderedDict)
 
     def note(self, reason: str, owner: Principal, at_ms: float) -> None:
-        """Log a refusal, unless this caller had one within the last minute; `at_ms` is
+        """Log a refusal, unless one of this caller was logged within `EVERY_MS`; `at_ms` is
         monotonic."""
         caller = digest([owner.issuer, owner.subject, owner.client_id])
         before = self._told.get(caller)

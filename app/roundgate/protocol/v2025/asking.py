@@ -1,5 +1,5 @@
-"""What a server asks a client, as requests of these revisions
-(client/elicitation, client/sampling, client/roots)."""
+"""A server's questions to a client, as requests of these revisions (client/elicitation,
+client/sampling, client/roots)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FIELD: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "boolean": frozenset({"type", "title", "description", "default"}),
     }
 )
-"""What a field of a form has in 2025-06-18."""
+"""The keywords of a form's field in 2025-06-18, by type."""
 
 
 def request_params(
@@ -80,7 +80,7 @@ def _choices(items: Mapping[str, Any]) -> list[str]:
 def answer_of(
     revision: Revision, method: str, params: Mapping[str, Any], result: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return a client's answer in the form that the handler's question takes."""
+    """Return a client's answer in the form that the handler's question expects."""
     content = result.get("content")
     if method != "elicitation/create" or revision.has_rich_forms or not isinstance(content, dict):
         return result

@@ -1,4 +1,4 @@
-"""Requests of these revisions → `Inbound`; what `initialize` says and is told (basic/lifecycle)."""
+"""The reading of these revisions' requests as `Inbound`, and of `initialize` (basic/lifecycle)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roundgate.protocol.params import Params
 from roundgate.protocol.v2025.shapes import Revision, negotiated
 
 MAX_NAME: Final = 100
-"""Characters of a client's name and version that its session keeps."""
+"""The most characters of a client's name and version that its session keeps."""
 
 FEATURES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -31,7 +31,7 @@ FEATURES: Final[Mapping[str, str]] = MappingProxyType(
         "completion/complete": "completions",
     }
 )
-"""The methods that any revision has, and what must be served for them."""
+"""The methods that every revision has, each with the feature that must be served."""
 _NAMED: Final = MappingProxyType(
     {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
 )
@@ -46,14 +46,14 @@ class _InitializeParams(Params):
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What a client says of itself when it opens a session."""
+    """The client's statements when it opens a session."""
 
     requested: str
-    """The revision that it asked for."""
+    """The revision that the client asked for."""
     revision: Revision
-    """The one that it gets."""
+    """The revision of the session."""
     capabilities: Mapping[str, Any]
-    """Of what it declares, what this revision lets a server ask."""
+    """The declared capabilities that let a server ask the client something in this revision."""
     client_info: Mapping[str, str]
 
     @classmethod
@@ -61,7 +61,7 @@ class Opening:
         """Read the params of `initialize`.
 
         Raises:
-            InvalidParams: they are malformed.
+            InvalidParams: the params are malformed.
         """
         asked = params.validate(_InitializeParams, request.params)
         revision = negotiated(asked.protocol_version)
@@ -74,7 +74,8 @@ class Opening:
 
 
 def _askable(revision: Revision, declared: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a server may ask the client for, in the form of the newest `ClientCapabilities`."""
+    """Return the declared capabilities that let a server ask, as the newest
+    `ClientCapabilities`."""
     found: dict[str, Any] = {}
     for name in ("elicitation", "sampling", "roots"):
         given = declared.get(name)
@@ -83,7 +84,7 @@ def _askable(revision: Revision, declared: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(given, dict):
             raise InvalidParams(f"params.capabilities.{name} must be an object")
         found[name] = {part: {} for part in given if f"{name}.{part}" in revision.asks}
-    # whoever names no mode has forms (2025-11-25), and before there was nothing else
+    # a client that names no mode has forms (2025-11-25); earlier revisions have only forms
     if "elicitation" in found:
         given = declared["elicitation"]
         if "form" in given or not found["elicitation"]:
@@ -101,7 +102,7 @@ def inbound_of(
     """Validate a request of a session, for the methods that all revisions have.
 
     Raises:
-        MethodNotFound: the method is none of those, or its feature is not served.
+        MethodNotFound: not every revision has the method, or its feature is not served.
         InvalidParams: `_meta`, or the name that the request is about, is malformed.
     """
     feature = FEATURES.get(request.method)
@@ -114,7 +115,7 @@ def inbound_of(
     name = None if member is None else request.params.get(member)
     if member is not None and not isinstance(name, str):
         raise InvalidParams(f"params.{member} must be a string")
-    # every level: which ones the session wants is a row, and read when a handler does log
+    # every level: the session's own level is stored in a row that is read when a handler logs
     meta = Meta(capabilities, dict(client_info), "debug", _progress_token(given), given)
     own = request.params
     if not _OF_LATER.isdisjoint(own):

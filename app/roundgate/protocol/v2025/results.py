@@ -1,7 +1,7 @@
-"""Results as these revisions have them: in their shapes, with no word of how long they may be kept.
+"""The results of these revisions, in their shapes and without cache hints.
 
-A result that asks is none of theirs. It is written for the gateway itself, which asks the client on
-the stream of the call (`roundgate.http.questions`) and never sends it.
+They have no result that asks for input. It is written for the gateway itself, which asks the client
+on the stream of the call (`roundgate.http.questions`) and never sends it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from roundgate.protocol.v2025.shapes import Revision
 
 
 class Results:
-    """Writes the results of one revision."""
+    """The format of one revision's results."""
 
     def __init__(self, revision: Revision) -> None:
         self._revision = revision

@@ -1,8 +1,7 @@
-"""Values as one of these revisions has them: what it does not know is left out,
-what it demands is there.
+"""Values in the form of one of these revisions, without members that it does not have.
 
-A link to a resource, which 2025-03-26 lacks, becomes a line of text. A structured result is an
-object or it is none: a later revision allows any JSON value, and its text says the same.
+A link to a resource, which 2025-03-26 lacks, becomes a line of text. A structured result that is no
+object, which only a later revision allows, is left out: its text says the same.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ _OF_BLOCK: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "resource": frozenset({"resource"}),
     }
 )
-"""The members of each kind of block that are its own; of a link to a resource they
-are those of a resource."""
+"""The own members of each kind of block. A link to a resource has those of a resource."""
 
 
 def tool(revision: Revision, definition: Mapping[str, Any]) -> Wire:
@@ -55,7 +53,7 @@ def template(revision: Revision, definition: Mapping[str, Any]) -> Wire:
 ENTRIES: Final[Mapping[str, Callable[[Revision, Mapping[str, Any]], Wire]]] = MappingProxyType(
     {"tools": tool, "prompts": prompt, "resources": resource, "resourceTemplates": template}
 )
-"""How the entries of each list are shaped, by the member of the result that has them."""
+"""The function that shapes the entries of each list, by the list's member in the result."""
 
 
 def block(revision: Revision, given: Mapping[str, Any]) -> Wire:
@@ -77,7 +75,7 @@ def result(revision: Revision, given: Mapping[str, Any]) -> Wire:
     """Return a result of any method."""
     shaped = {name: value for name, value in given.items() if name not in _OF_LATER}
     if isinstance(blocks := shaped.get("content"), list):
-        # nearly all are plain text, in which nothing of another revision has room
+        # nearly all are plain text without further members
         shaped["content"] = [
             one if len(one) == 2 and "text" in one else block(revision, one) for one in blocks
         ]
@@ -122,10 +120,11 @@ def _link_in_words(link: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """One revision, as its `schema.ts` has it. Each set names the members of a kind of value.
+    """One revision, as in its `schema.ts`. Each set names the members of a kind of value.
 
     2025-03-26   batches; tools with annotations, audio
-    2025-06-18   titles, output schemas, structured results, links to resources, `elicitation/create`
+    2025-06-18   titles, output schemas, structured results, links to resources,
+    `elicitation/create`
     2025-11-25   icons, forms with defaults and choices, pages to open, sampling with tools
     """
 
@@ -137,7 +136,7 @@ class Revision:
     resource: frozenset[str]
     template: frozenset[str]
     contents: frozenset[str]
-    """What a resource holds."""
+    """The members of a resource's contents."""
     block: frozenset[str]
     """Members of a content block beside those of its own kind."""
     annotations: frozenset[str]
@@ -148,8 +147,8 @@ class Revision:
     """Whether a form may have defaults for every kind of field, choices of
     several and titled choices."""
     asks: frozenset[str]
-    """What a server may ask a client, as `ClientCapabilities` name it; "elicitation.url" is a page
-    to open, and "sampling.tools" sampling with tools."""
+    """The questions that a server may ask a client, in the words of `ClientCapabilities`;
+    "elicitation.url" is a page to open, and "sampling.tools" sampling with tools."""
     has_batches: bool
     """Whether a body may be an array of messages."""
 
@@ -206,7 +205,7 @@ _AUTUMN: Final = Revision(
 REVISIONS: Final[Mapping[str, Revision]] = MappingProxyType(
     {revision.version: revision for revision in (_AUTUMN, _SUMMER, _SPRING)}
 )
-"""By version, newest first."""
+"""The revisions by version, newest first."""
 VERSIONS: Final = tuple(REVISIONS)
 
 

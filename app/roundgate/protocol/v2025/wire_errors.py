@@ -1,9 +1,9 @@
-"""How these revisions show errors: JSON-RPC's own codes, -32002 for a resource that is not there,
-and nothing of what later revisions have added.
+"""The errors of these revisions: JSON-RPC's own codes, -32002 for an unknown resource, and no codes
+of later revisions.
 
-An error of a request travels with 200: to these clients 404 says that their session is gone, and
-many show nothing of the body of any other status. Only what is wrong with the HTTP request
-itself has a status of its own.
+An error of a request has the status 200: 404 tells these clients that their session is gone, and
+many ignore the body of any other status. Only an unreadable request, an error of HTTP itself and
+`Unavailable` have another status.
 """
 
 from __future__ import annotations

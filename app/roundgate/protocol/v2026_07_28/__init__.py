@@ -1,9 +1,7 @@
-"""Revision 2026-07-28: what it alone has. Validating a request, its headers, its results, its
-errors.
+"""Revision 2026-07-28: the validation of its requests and headers, its results, and its errors.
 
-What all revisions share (JSON-RPC, content, the shapes of tasks, URI templates) is in
-`roundgate.protocol`. Another revision is another package beside this one. Its functions are those
-of the port `protocol.revision.Revision`.
+`roundgate.protocol` has the parts that all revisions share (JSON-RPC, content, the shapes of tasks,
+URI templates). The functions here are those of the port `protocol.revision.Revision`.
 """
 
 from roundgate.protocol.v2026_07_28.requests import (

@@ -1,7 +1,8 @@
-"""Validating a request: (message, headers) → `Inbound`, or the error of the first check that fails.
+"""The validation of a request: (message, headers) → `Inbound`, or the error of the first failed
+check.
 
-The order is fixed by what clients and the conformance suite expect of each mistake
-when a request has several:
+The order decides which error a request with several mistakes gets, as clients and the conformance
+suite expect:
 
     1  version and method headers are there, once; `Mcp-Method` equals the body's method     -32020
     2  `params._meta` is there with its required fields, a string and an object               -32602
@@ -86,7 +87,7 @@ def encode_value(value: str) -> str:
 
 
 def decode_value(header: str, value: str) -> str:
-    """Invert `encode_value`, strictly in alphabet, padding and UTF-8.
+    """Return the string that `encode_value` encoded; strict in alphabet, padding and UTF-8.
 
     Raises:
         HeaderMismatch: the value is neither visible ASCII nor well-formed base64 in the sentinel.
@@ -111,8 +112,8 @@ def decode_value(header: str, value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ParamHeader:
-    """One property annotated with `x-mcp-header`: the header's name, where the value is in
-    the arguments, its type."""
+    """One property annotated with `x-mcp-header`: the header's name, the value's path in the
+    arguments, its type."""
 
     header: str
     key: str
@@ -275,12 +276,13 @@ SUCCESSORS: Final = MappingProxyType(
         "tasks/input_response": "answer the questions of a task with tasks/update",
     }
 )
-"""Methods of earlier revisions and drafts → what to do instead (changelog; SEP-2575, SEP-2663)."""
+"""The replacement of each method of earlier revisions and drafts (changelog; SEP-2575,
+SEP-2663)."""
 
 
 def not_found(method: str, route: Route | None = None) -> MethodNotFound:
     """Return the error for a method that is not served; it names the successor if there is one.
-    `route` is that of a method that other servers have."""
+    `route` is given for a method that only other servers serve."""
     if method == "initialize":
         versions = ", ".join(SUPPORTED_VERSIONS)
         message = f"Method not found: initialize was removed; this server speaks {versions}: {SUCCESSORS[method]}"
@@ -308,7 +310,7 @@ def validate_request(
     features: Container[str],
     extensions: Mapping[str, Route] = MappingProxyType({}),
 ) -> Inbound:
-    """Make checks 1 to 6 of a request.
+    """Return a request that passes checks 1 to 6.
 
     Args:
         request: one JSON-RPC request.
@@ -317,7 +319,7 @@ def validate_request(
         extensions: the methods that are not the revision's own.
 
     Raises:
-        ProtocolError: the first check that fails.
+        ProtocolError: the error of the first check that fails.
     """
     # an older client can send neither the headers nor `_meta`, and must be told why
     if request.method == "initialize":

@@ -1,5 +1,5 @@
-"""Results as this revision has them: `resultType` and `serverInfo` on every one,
-and how long it may be kept.
+"""The results of this revision: each has `resultType` and `serverInfo`, and a cacheable one its
+time and scope.
 
     {"resultType": "complete", …, "ttlMs": 60000, "cacheScope": "public",
     "_meta": {".../serverInfo": {…}}}
@@ -34,7 +34,7 @@ SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
 
 
 class Results:
-    """Writes the results of one server. `server_info` is the schema's `Implementation`."""
+    """The format of one server's results. `server_info` is the schema's `Implementation`."""
 
     def __init__(self, server_info: Mapping[str, Any]) -> None:
         self._server_info = dict(server_info)
@@ -99,12 +99,13 @@ TABLE: Final[Mapping[type[GatewayError], WireError]] = MappingProxyType(
         InternalError: WireError(-32603, 200),
         ProtocolError: WireError(
             -32600, 400
-        ),  # of ours each has its row above; a handler may raise one of its own
+        ),  # all of Roundgate's have a row above; a handler may define another
     }
 )
-"""The codes of basic/index, "Error Codes", and the statuses of streamable-http: 404 for an unknown
-method, 400 for every other error in a request. -32603 travels with 200: no revision gives it a status,
-the official client reads the error from the body, and a 5xx would invite proxies to retry."""
+"""The codes of basic/index, "Error Codes", and the statuses of streamable-http: 404 for an
+unknown method, 400 for every other error in a request. -32603 travels with 200: no revision
+gives it a status, the official client reads the error from the body, and a 5xx would invite
+proxies to retry."""
 
 ERRORS: Final = ErrorTable(TABLE)
 look_up, render, kept_error = ERRORS.look_up, ERRORS.render, ERRORS.kept
