@@ -312,6 +312,25 @@ async def test_in_order_nothing_is_answered_before_its_turn() -> None:
             await client.request("tools/call", {"name": "refund", "arguments": {"order": 7}})
 
 
+@pytest.mark.parametrize(("calls", "is_kept"), [(2, True), (3, False)])
+async def test_a_cassette_has_as_many_requests_as_the_limit(
+    monkeypatch: pytest.MonkeyPatch, calls: int, is_kept: bool
+) -> None:
+    monkeypatch.setattr("roundgate.cassettes.tape.MAX_EXCHANGES", 2)
+    async with scripted(lambda asked: http(204)) as server:
+        recorder = Recorder(None, server.url)
+        for _ in range(calls):
+            response = await recorder.send(HttpRequest("GET", Url.parse(server.url), []))
+            await response.close()
+        await recorder.close()
+    if is_kept:
+        assert recorder.cassette.interactions
+        assert len(recorder.tape.exchanges) == calls
+    else:
+        with pytest.raises(UsageError, match="record less"):
+            _ = recorder.cassette
+
+
 async def test_a_conversation_without_end_is_not_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
