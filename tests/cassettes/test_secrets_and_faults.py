@@ -256,7 +256,8 @@ async def test_a_server_that_acts_twice_is_found_by_a_doubled_request() -> None:
         ("lost:7", "1 to 6"),
         ("lost:1.5", "1 to 6"),
         ("lost:1:2", "write it as one of"),
-        ("delay:1:90", "at most 60"),
+        ("delay:1:90", "at most 60 seconds"),
+        ("cut:1:20000", "at most 10000 events"),
         ("cut:nan", "1 to 6"),
         ("burn:1", "write it as one of"),
     ],
@@ -310,6 +311,25 @@ async def test_in_order_nothing_is_answered_before_its_turn() -> None:
     async with Client(NOWHERE, transport=Player(cassette("two_rounds"), in_order=True)) as client:
         with pytest.raises(RpcError, match="not its turn"):
             await client.request("tools/call", {"name": "refund", "arguments": {"order": 7}})
+
+
+@pytest.mark.parametrize(("calls", "is_kept"), [(2, True), (3, False)])
+async def test_a_cassette_has_as_many_requests_as_the_limit(
+    monkeypatch: pytest.MonkeyPatch, calls: int, is_kept: bool
+) -> None:
+    monkeypatch.setattr("roundgate.cassettes.tape.MAX_EXCHANGES", 2)
+    async with scripted(lambda asked: http(204)) as server:
+        recorder = Recorder(None, server.url)
+        for _ in range(calls):
+            response = await recorder.send(HttpRequest("GET", Url.parse(server.url), []))
+            await response.close()
+        await recorder.close()
+    if is_kept:
+        assert recorder.cassette.interactions
+        assert len(recorder.tape.exchanges) == calls
+    else:
+        with pytest.raises(UsageError, match="record less"):
+            _ = recorder.cassette
 
 
 async def test_a_conversation_without_end_is_not_kept(

@@ -173,8 +173,9 @@ def test_a_command_is_run_beside_the_suite_and_ended(run: Run, suite: str) -> No
     assert run(suite, against=())[0] == 2
 
 
+@pytest.mark.parametrize("option", ["--url", "--serve"])
 def test_the_token_of_a_suite_is_not_for_another_server(
-    run: Run, suite: str, tmp_path: Path, server: Server
+    run: Run, suite: str, server: Server, option: str
 ) -> None:
     path = Path(suite)
     path.write_text(
@@ -196,7 +197,8 @@ def test_the_token_of_a_suite_is_not_for_another_server(
         assert "of-suite" in str(seen)
         assert "bearer-of-suite" in str(seen)
         seen.clear()
-        assert run(suite, "--filter", "quick")[0] == 0
+        other = f"{server.url}/mcp" if option == "--url" else str(path.with_name("gateway.yaml"))
+        assert run(suite, "--filter", "quick", against=(option, other))[0] == 0
         assert seen
         assert "of-suite" not in str(seen)
 

@@ -143,6 +143,23 @@ async def test_a_token_that_is_over_is_refreshed_without_a_login() -> None:
     assert guarded.forms[-1]["grant_type"] == "refresh_token"
 
 
+async def test_a_refresh_token_that_is_not_rotated_is_used_again() -> None:
+    guarded = Guarded(scope="read write")
+    async with scripted(guarded) as server:
+        guarded.origin = server.origin
+        async with Client(server.url, auth=BrowserLogin(open_url=guarded.browser())) as client:
+            await client.call("t")
+            refresh_tokens = []
+            guarded.granted["refresh_token"] = None
+            guarded.challenges["scope"] = "read write"
+            for _ in range(2):
+                guarded.valid.clear()
+                await client.call("t")
+                refresh_tokens.append(guarded.forms[-1].get("refresh_token"))
+    assert refresh_tokens[0] is not None
+    assert refresh_tokens[1] == refresh_tokens[0]
+
+
 async def test_another_process_goes_on_with_the_tokens_that_were_kept() -> None:
     guarded, kept = Guarded(scope="read write"), InMemory()
 

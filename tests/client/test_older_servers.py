@@ -144,6 +144,48 @@ async def test_while_a_person_thinks_no_time_is_counted() -> None:
         assert "accept" in (await client.call("t", answers=slow)).text
 
 
+@pytest.mark.parametrize("place", ["the call", "the session"])
+async def test_a_silent_server_may_wait_for_a_person(place: str) -> None:
+    called = asyncio.Event()
+    older: Older
+
+    async def slow(_: Question) -> Any:
+        await asyncio.sleep(1.2)
+        return True
+
+    async def session_stream(_: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        await called.wait()
+        yield event(question())
+        await asyncio.sleep(60)
+
+    async def call(asked: Asked) -> bytes:
+        called.set()
+        answer = await asyncio.wait_for(older.answers.get(), 20)
+        return result(asked, text(str(answer["result"])))
+
+    if place == "the call":
+        older = Older(lambda asked: asks(older, asked))
+    else:
+        older = Older(call, session_stream=session_stream)
+    async with scripted(older) as server, Client(server.url, limits=Limits(idle_s=0.5)) as client:
+        assert "accept" in (await client.call("t", answers=slow)).text
+
+
+async def test_a_server_that_is_silent_after_an_answer_is_given_up() -> None:
+    async def call(_: Asked) -> AsyncGenerator[bytes, None]:
+        yield STREAM_HEAD
+        yield event(question())
+        await asyncio.sleep(60)
+
+    async with (
+        scripted(Older(call)) as server,
+        Client(server.url, limits=Limits(idle_s=0.5)) as client,
+    ):
+        with pytest.raises(TimedOut, match="idle_s"):
+            await client.call("t", answers={"ok": True})
+
+
 async def test_a_question_that_nobody_answers_ends_the_call() -> None:
     older: Older = Older(lambda asked: asks(older, asked))
     async with scripted(older) as server, Client(server.url) as client:

@@ -81,6 +81,11 @@ VIEW = {"name": "admin", "include": [{"name": "drop"}]}
             drop(arguments={"account": {"fixed": 7}}),
             ["tool drop has another fixed value of the argument account"],
         ),
+        (
+            drop(arguments={"account": {"hidden": True, "default": 77}}),
+            drop(arguments={"account": {"hidden": True, "default": 7}}),
+            ["tool drop has another fixed value of the argument account"],
+        ),
         (drop(fields=["id"]), {}, ["tool drop now gives whole results (fields, result)"]),
         (
             drop(timeout_s=5),
@@ -123,6 +128,23 @@ def test_a_view_is_named_with_its_tool(tmp_path: Path) -> None:
         "tool drop of view admin no longer asks for an approval",
         "tool drop of view admin may run again when a round is sent again (once)",
         "tool look of view admin is served; it was left out by include or exclude, or is new",
+    ]
+
+
+def test_a_default_of_a_back_end_is_fixed_by_a_view_that_hides_the_argument(
+    tmp_path: Path,
+) -> None:
+    hides = {**VIEW, "override": {"drop": {"arguments": {"owner": {"hidden": True}}}}}
+    old, new = (
+        policy(
+            tmp_path,
+            drop(arguments={"account": {"name": "owner", "default": account}}),
+            views=[hides],
+        )
+        for account in (77, 7)
+    )
+    assert losses(old, new) == [
+        "tool drop of view admin has another fixed value of the argument owner"
     ]
 
 

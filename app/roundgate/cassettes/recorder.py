@@ -62,7 +62,7 @@ class Recorder:
     @property
     def cassette(self) -> Cassette:
         """Return the recording so far. Raise `UsageError` if it is too large for a cassette."""
-        if self.tape.is_full:
+        if self.tape.is_over_limit:
             raise UsageError(
                 "The conversation is longer than a cassette may be (32 MB, 20,000 requests): "
                 "record less in one"

@@ -59,7 +59,7 @@ _ANY_PARAMS: Final = frozenset({"initialize", "server/discover"})
 # -- faults ----------------------------------------------------------------------------------------
 
 FAULTS: Final = ("lost", "twice", "cut", "delay")
-_LONGEST_S: Final = 60.0
+_MAX_AMOUNTS: Final = {"delay": (60, "seconds"), "cut": (10_000, "events")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,9 @@ def _parse_fault(text: str, interactions: int, kinds: Sequence[str]) -> Fault:
     if not (number.is_integer() and 1 <= number <= interactions):
         raise UsageError(f"--fault {text}: the cassette has interactions 1 to {interactions}")
     amount = more[0] if more else 0.0
-    if not 0 <= amount <= (_LONGEST_S if kind == "delay" else 10_000):
-        raise UsageError(f"--fault {text}: at most {_LONGEST_S:g} seconds, at least 0")
+    most, unit = _MAX_AMOUNTS.get(kind, (0, ""))
+    if not 0 <= amount <= most:
+        raise UsageError(f"--fault {text}: at most {most} {unit}, at least 0")
     return Fault(kind, int(number), amount)
 
 

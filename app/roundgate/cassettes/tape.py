@@ -78,7 +78,7 @@ class Exchange:
 
 class Tape:
     """The exchanges of one conversation, in the order in which they began. Recording stops beyond
-    `MAX_TAPE` bytes or at `MAX_EXCHANGES` exchanges."""
+    `MAX_TAPE` bytes or `MAX_EXCHANGES` exchanges."""
 
     def __init__(self) -> None:
         self.exchanges: list[Exchange] = []
@@ -87,11 +87,12 @@ class Tape:
         self.origins: list[str] = []
         """The origins that become `${server}` in the cassette: those of the server and of a proxy."""
         self._size = 0
+        self._count = 0
 
     @property
-    def is_full(self) -> bool:
-        """Return whether the recording has reached a limit."""
-        return self._size > MAX_TAPE or len(self.exchanges) >= MAX_EXCHANGES
+    def is_over_limit(self) -> bool:
+        """Return whether the conversation was too long to record all of it."""
+        return self._size > MAX_TAPE or self._count > MAX_EXCHANGES
 
     def begin(self, http: str, headers: Sequence[tuple[str, str]], body: bytes | None) -> Exchange:
         """Record a request, and return its exchange."""
@@ -103,10 +104,11 @@ class Tape:
             if name in _KEPT or name.startswith("mcp-param-")
         }
         exchange = Exchange(len(self.exchanges) + 1, http, kept)
+        self._count += 1
         if body is not None:
             self._size += len(body)
             exchange.message, exchange.text = decoded(body)
-        if not self.is_full:
+        if not self.is_over_limit:
             self.exchanges.append(exchange)
         return exchange
 
@@ -125,7 +127,7 @@ class Tape:
     def arrived(self, exchange: Exchange, data: bytes) -> None:
         """Record a chunk of the body of a response."""
         self._size += len(data)
-        if self.is_full:
+        if self.is_over_limit:
             return
         if exchange.reader is None or exchange.events is None:
             exchange.body += data

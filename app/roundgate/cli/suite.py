@@ -208,7 +208,7 @@ class _ServerOptions:
     def client_options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the client options of the command line, completed by those of the suite.
 
-        The suite's token and headers are not sent to a server that `--url` names.
+        The suite's token and headers are not sent to a server that `--url` or `--serve` names.
         """
         options = dict(options)
         server = self._server
@@ -216,7 +216,7 @@ class _ServerOptions:
             return options
         if not self._arguments.revision:
             options["versions"] = server.revisions or VERSIONS
-        if self._arguments.url is not None:
+        if self._arguments.url is not None or self._arguments.serve is not None:
             return options
         headers = self._filled(server.headers)
         self._secrets.add(list(headers.values()))

@@ -29,7 +29,7 @@ from roundgate.client.messages import (
     session_id_of,
 )
 from roundgate.client.sender import Headers, Sender, reason_of
-from roundgate.client.transport import HttpResponse, Limits, Transport, Url
+from roundgate.client.transport import HttpResponse, IdleLimit, Limits, Transport, Url
 from roundgate.client.types import Json, is_modern
 from roundgate.errors import (
     BadAnswer,
@@ -158,7 +158,10 @@ class Link:
             await response.close()
 
     async def resumed_stream(
-        self, last_id: str | None = None, is_open: asyncio.Event | None = None
+        self,
+        last_id: str | None = None,
+        is_open: asyncio.Event | None = None,
+        idle: IdleLimit | None = None,
     ) -> AsyncGenerator[ServerEvent, None]:
         """Yield the events of the session's stream, or with `last_id`, the later events of the
         stream that had this event. `is_open` is set once the server has begun to answer. Raise
@@ -167,7 +170,7 @@ class Link:
         if last_id is not None:
             # in UTF-8, as browsers send it (WHATWG HTML, "Server-sent events")
             headers.append(("Last-Event-ID", last_id.encode("utf-8", "replace").decode("latin-1")))
-        response = await self._sender.send("GET", [*headers, *self._session_headers()], None)
+        response = await self._sender.send("GET", [*headers, *self._session_headers()], None, idle)
         try:
             if not is_stream(response):
                 raise HttpRefused(
@@ -242,9 +245,11 @@ class Link:
             text = f"The server refused {what} with HTTP status {response.status}{reason}"
             raise HttpRefused(response.status, text)
 
-    async def post(self, message: Json, version: str, listener: Listener) -> HttpResponse:
+    async def post(
+        self, message: Json, version: str, listener: Listener, idle: IdleLimit | None = None
+    ) -> HttpResponse:
         """Send a message in the form of a revision and return the response, which the caller
-        closes."""
+        closes. See `HttpRequest` for `idle`."""
         headers = [messages.ACCEPT_BOTH, messages.SENDS_JSON, _IDENTITY]
         if is_modern(version):
             headers += messages.of_request(message["method"], message["params"], version)
@@ -253,7 +258,7 @@ class Link:
             headers += self._session_headers()
         if self._observer is not None:
             self._observer("sent", message, None)
-        return await self._sender.send("POST", headers, encode(message))
+        return await self._sender.send("POST", headers, encode(message), idle)
 
     def _session_headers(self) -> Iterator[tuple[str, str]]:
         if self.version is not None:
@@ -363,13 +368,14 @@ class SessionStream:
 
 class OlderRequest:
     """A request to an older server, or work that consists of several. It answers questions on
-    streams and resumes broken streams. Its time limit is suspended while a question is open,
-    because a person may be thinking."""
+    streams and resumes broken streams. Its limits `request_s` and `idle_s` are suspended while a
+    question is open, because a person may be thinking."""
 
     def __init__(self, link: Link, listener: Listener, time_limit: asyncio.Timeout) -> None:
         self._link = link
         self._listener = listener
         self._timeout = time_limit
+        self._idle = IdleLimit(link.limits.idle_s)
         self._answering: set[asyncio.Task[None]] = set()
         self._asked: set[str | int] = set()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -401,7 +407,7 @@ class OlderRequest:
             self._failure.cancel()
 
     async def _exchange(self, message: Json, version: str) -> Json:
-        response = await self._link.post(message, version, self._listener)
+        response = await self._link.post(message, version, self._listener, self._idle)
         try:
             if is_stream(response):
                 result = await self._read(response, message["id"])
@@ -435,7 +441,7 @@ class OlderRequest:
                 raise ConnectionLost(text, was_sent=True)
             # Wait as long as `retry` asks for: servers count an earlier request as an error.
             await asyncio.sleep(min(self._retry_ms, 60_000) / 1_000)
-            events = self._link.resumed_stream(self._last_id)
+            events = self._link.resumed_stream(self._last_id, idle=self._idle)
 
     async def _take(self, event: ServerEvent, own_id: int) -> Json | None:
         self._last_id = event.id or self._last_id
@@ -477,7 +483,7 @@ class OlderRequest:
         if self._listener.on_request is None or not isinstance(params, dict):
             answer: Json = {"error": {"code": -32601, "message": "Method not found"}}
         else:
-            with self._clock_stopped():
+            with self._clock_stopped(), self._idle.suspended():
                 answer = await self._listener.on_request(
                     message["id"], str(message["method"]), params
                 )

@@ -16,6 +16,7 @@ from roundgate.client.auth import Auth, Refusal, challenge_parameters
 from roundgate.client.transport import (
     HttpRequest,
     HttpResponse,
+    IdleLimit,
     Transport,
     Url,
     is_compressed,
@@ -68,9 +69,11 @@ class Sender:
         self._auth = auth
         self._headers = tuple(headers)
 
-    async def send(self, method: str, headers: Headers, body: bytes | None) -> HttpResponse:
+    async def send(
+        self, method: str, headers: Headers, body: bytes | None, idle: IdleLimit | None = None
+    ) -> HttpResponse:
         """Send a request and return its response. A request with refused credentials is sent again
-        with new ones; redirects within the server are followed.
+        with new ones; redirects within the server are followed. See `HttpRequest` for `idle`.
 
         Raises:
             AuthorizationFailed: the server refuses access.
@@ -82,7 +85,7 @@ class Sender:
         attempts = redirects = 0
         while True:
             own = await self._own_headers(method, headers)
-            response = await self._send(HttpRequest(method, url, own, body))
+            response = await self._send(HttpRequest(method, url, own, body, idle))
             if response.status in (401, 403):
                 attempts += 1
                 await self._refused(response, attempts, own)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, cast
 from urllib.parse import urlsplit
@@ -30,7 +31,8 @@ class Limits:
     names the limit that caused it.
 
     `idle_s` is how long a request may wait for the head of its response, and then for more data.
-    `request_s` limits the whole request, without the time in which people think about questions.
+    `request_s` limits the whole request. Both exclude the time in which people think about
+    questions.
     `keep_alive_s` is how long an idle connection is reused. It is less than 5 s, because common
     servers then close an idle connection, possibly while a request is being sent.
     """
@@ -121,14 +123,55 @@ def _ascii_host(name: str) -> str:
     return host
 
 
+class IdleLimit:
+    """The limit `idle_s` of one request, which can be suspended while the request waits."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._suspensions = 0
+        self._timeout: asyncio.Timeout | None = None
+
+    @asynccontextmanager
+    async def applied(self) -> AsyncGenerator[None, None]:
+        """Raise `TimeoutError` in this context at the limit, counted from `start`."""
+        async with asyncio.timeout(None) as timeout:
+            self._timeout = timeout
+            try:
+                yield
+            finally:
+                self._timeout = None
+
+    def start(self) -> None:
+        """Start to wait for data."""
+        if self._suspensions == 0:
+            self._reschedule(asyncio.get_running_loop().time() + self._limit_s)
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Suspend the limit. Afterwards the request may again wait for the whole limit."""
+        self._suspensions += 1
+        self._reschedule(None)
+        try:
+            yield
+        finally:
+            self._suspensions -= 1
+            self.start()
+
+    def _reschedule(self, when: float | None) -> None:
+        if self._timeout is not None and not self._timeout.expired():
+            self._timeout.reschedule(when)
+
+
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """One request; `body` is `None` for a GET or DELETE."""
+    """One request; `body` is `None` for a GET or DELETE. `idle` replaces the transport's own limit
+    `idle_s` on the wait for data."""
 
     method: str
     url: Url
     headers: Sequence[tuple[str, str]]
     body: bytes | None = None
+    idle: IdleLimit | None = None
 
 
 class HttpResponse(Protocol):
@@ -230,7 +273,15 @@ class HttpxTransport:
         """See `Transport`."""
         import httpx
 
-        timeout = httpx.Timeout(self._limits.idle_s, connect=self._limits.connect_s, pool=None)
+        idle_s, idle = self._limits.idle_s, request.idle
+        read_s = idle_s if idle is None else None
+
+        async def trace(event: str, _: Mapping[str, object]) -> None:
+            # names: https://www.encode.io/httpcore/extensions/#trace
+            if idle is not None and event.endswith(".receive_response_headers.started"):
+                idle.start()
+
+        timeout = httpx.Timeout(idle_s, connect=self._limits.connect_s, read=read_s, pool=None)
         headers = [("Host", request.url.authority), *request.headers]
         # Build the request without the httpx client, which would add default headers and cookies.
         built = httpx.Request(
@@ -238,7 +289,11 @@ class HttpxTransport:
             str(request.url),
             headers=[(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers],
             content=request.body,
-            extensions={"timeout": timeout.as_dict(), "target": request.url.target.encode()},
+            extensions={
+                "timeout": timeout.as_dict(),
+                "target": request.url.target.encode(),
+                **({} if idle is None else {"trace": trace}),
+            },
         )
         if self._http is None:
             from roundgate.net.http import make_client
@@ -250,10 +305,13 @@ class HttpxTransport:
                 keep_alive_s=self._limits.keep_alive_s,
             )
         try:
-            response = await self._http.send(built, stream=True, auth=None, follow_redirects=False)
-        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
+            async with nullcontext() if idle is None else idle.applied():
+                response = await self._http.send(
+                    built, stream=True, auth=None, follow_redirects=False
+                )
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, TimeoutError) as error:
             raise _translated(error, request.url, self._limits) from None
-        return _HttpxResponse(response, request.url, self._limits)
+        return _HttpxResponse(response, request, self._limits)
 
     async def close(self) -> None:
         """Close every connection of the transport's own client."""
@@ -263,9 +321,9 @@ class HttpxTransport:
 
 
 class _HttpxResponse:
-    def __init__(self, response: httpx.Response, url: Url, limits: Limits) -> None:
+    def __init__(self, response: httpx.Response, request: HttpRequest, limits: Limits) -> None:
         self._response = response
-        self._url = url
+        self._request = request
         self._limits = limits
 
     @property
@@ -279,11 +337,21 @@ class _HttpxResponse:
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         import httpx
 
-        try:
-            async for part in cast("httpx.AsyncByteStream", self._response.stream):
-                yield part
-        except httpx.HTTPError as error:
-            raise _translated(error, self._url, self._limits) from None
+        idle = self._request.idle
+        parts = aiter(cast("httpx.AsyncByteStream", self._response.stream))
+        while True:
+            try:
+                if idle is None:
+                    part = await anext(parts, None)
+                else:
+                    async with idle.applied():
+                        idle.start()
+                        part = await anext(parts, None)
+            except (httpx.HTTPError, TimeoutError) as error:
+                raise _translated(error, self._request.url, self._limits) from None
+            if part is None:
+                return
+            yield part
 
     async def close(self) -> None:
         # A cancelled caller must not leave the connection half closed.
@@ -299,7 +367,7 @@ def _translated(error: Exception, url: Url, limits: Limits) -> ClientError:
                 f"No connection to {url.authority} within {limits.connect_s:g} s (limit connect_s)",
                 was_sent=False,
             )
-        case httpx.TimeoutException():
+        case httpx.TimeoutException() | TimeoutError():
             return TimedOut(
                 f"Nothing came from {url.authority} for {limits.idle_s:g} s (limit idle_s)"
             )

@@ -33,7 +33,8 @@ class ToolPolicy:
     hints: Mapping[str, bool]
     """The hints on the wire, with the protocol's defaults."""
     withheld: Mapping[str, Any]
-    """Arguments that the model cannot set, each with its fixed value; `None` if it has none."""
+    """Arguments that the model cannot set, each with its fixed value or default; `None` if it has
+    neither."""
     is_projected: bool
     """Whether results contain only selected members (`fields` or `result`)."""
     bounds: Mapping[str, float]
@@ -181,15 +182,27 @@ def _tool_policy(name: str, served: ServedTool, *overrides: ToolOverride) -> Too
         tool.once,
         tool.scopes,
         hints={**dict(HINTS.values()), **(tool.definition.get("annotations") or {})},
-        withheld={
-            argument: one.fixed
-            for override in overrides
-            for argument, one in override.arguments.items()
-            if one.hidden or "fixed" in one.model_fields_set
-        },
+        withheld=_withheld(overrides),
         is_projected=any(one.fields or one.result is not None for one in overrides),
         bounds=_numbers({"timeout_s": min(timeouts, default=None), "max_result": tool.max_result}),
     )
+
+
+def _withheld(overrides: Sequence[ToolOverride]) -> dict[str, Any]:
+    """Return the arguments that the model cannot set, each with the value that is always sent: the
+    fixed value, or the default of a hidden argument. `overrides` are those of the back end, then
+    those of the view, which may hide an argument with a default of the back end."""
+    defaults: dict[str, Any] = {}
+    withheld: dict[str, Any] = {}
+    for override in overrides:
+        for argument, rule in override.arguments.items():
+            if "default" in rule.model_fields_set:
+                defaults[rule.name or argument] = rule.default
+            if "fixed" in rule.model_fields_set:
+                withheld[argument] = rule.fixed
+            elif rule.hidden:
+                withheld[argument] = defaults.get(argument)
+    return withheld
 
 
 def _tool_losses(before: ToolPolicy, after: ToolPolicy) -> Iterator[str]:

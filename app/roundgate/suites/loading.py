@@ -176,7 +176,7 @@ def _server(suite: Suite, origin: Origin) -> Iterator[Problem]:
     if suite.server is None:
         return
     at = origin.at("server")
-    yield from _references(_raw(origin, "server"), set(suite.variables), at)
+    yield from _references(_raw(origin, "server"), {*suite.variables, "port"}, at)
     ways = [name for name in ("url", "gateway", "command") if getattr(suite.server, name)]
     if ways == ["command"]:
         remedy = "add url: http://127.0.0.1:${port}/mcp"

@@ -172,7 +172,8 @@ def problems(
     value: Any, known: set[str], loc: tuple[str | int, ...] = ()
 ) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """Yield the references in a value that cannot be resolved, each as the location within the value
-    and a sentence. `known` are the variables that are defined at this place of the suite."""
+    and a sentence. `known` are the variables that are defined at this place of the suite, without
+    `unique`, which is defined everywhere."""
     match value:
         case dict():
             for key, item in value.items():
@@ -187,7 +188,7 @@ def problems(
                 yield loc, str(error)
                 return
             for part in references:
-                problem = _problem(part, known | BUILT_IN)
+                problem = _problem(part, known | {"unique"})
                 if problem is not None:
                     yield loc, problem
 

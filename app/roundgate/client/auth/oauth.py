@@ -413,10 +413,10 @@ class OAuth:
         if stored.refresh_token is None:
             return None
         form = {"grant_type": "refresh_token", "refresh_token": stored.refresh_token}
-        stored.refresh_token = None
         try:
             return await self._token(fetch, server, stored, form)
         except OAuthRefused:
+            stored.refresh_token = None
             return None  # the refresh token has expired too: a new grant is needed
 
     def _take(self, stored: Stored, response: Json) -> None:
@@ -431,6 +431,7 @@ class OAuth:
         if isinstance(life_s, (int, float)) and not isinstance(life_s, bool):
             life_ms = int(min(life_s, _LONGEST_LIFE_S) * 1_000)
             stored.expires_at_ms = self._clock.now_ms() + life_ms
+        # A server that does not rotate refresh tokens returns none (RFC 6749 section 6).
         refresh = response.get("refresh_token")
         stored.refresh_token = refresh if isinstance(refresh, str) else stored.refresh_token
         stored.proof_key = self._key(stored).pem if stored.is_bound else None
