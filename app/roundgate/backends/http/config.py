@@ -1,4 +1,4 @@
-"""Settings of back ends that are reached over HTTP, and of the kind http."""
+"""Settings shared by all HTTP back ends, and settings of the kind `http`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from roundgate.settings import Model, TaskMode
 
 
 class RetryConfig(Model):
-    """When a request is sent again. Only those are whose repetition changes nothing: GET, HEAD,
-    PUT, DELETE, tools that say `idempotent: true`, and requests with an idempotency key; any, if
-    no connection was made."""
+    """When a request is sent again. The gateway retries a request that is safe to repeat: GET,
+    HEAD, PUT, DELETE, a tool with `idempotent: true`, or a request with an idempotency key. It
+    retries any request if no connection was made."""
 
     attempts: int = Field(3, description="How often it is sent at most.", ge=1, le=10)
     pause_s: float = Field(
@@ -41,7 +41,7 @@ class RetryConfig(Model):
 
 
 class LimitConfig(Model):
-    """How many requests one process has under way to one host."""
+    """The number of requests that one process has under way to one host."""
 
     concurrent: int = Field(description="At most so many.", ge=1)
     waiting: int = Field(
@@ -55,7 +55,8 @@ class LimitConfig(Model):
 
 
 class BreakerConfig(Model):
-    """When a host is left alone for a while: it does not answer, or answers 502, 503 or 504."""
+    """The circuit breaker of a host. A request fails if the host does not answer, or answers 502,
+    503 or 504."""
 
     failures: int = Field(5, description="So many failures in a row.", ge=1)
     pause_s: float = Field(
@@ -101,7 +102,7 @@ BaseUrl: TypeAlias = Annotated[
 
 
 class RemoteConfig(BackendConfig):
-    """What can be set of every back end that is reached over HTTP, wherever it is."""
+    """Settings that all HTTP back ends share, without the address."""
 
     headers: dict[HeaderName, SecretHeader] = Field(
         {}, description="Fixed headers of every request."
