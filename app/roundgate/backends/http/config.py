@@ -213,8 +213,8 @@ class HttpArgument(Model):
 
 
 class HttpCancelConfig(Model):
-    """The request that ends a job which nobody wants any more; {name} stands for a
-    variable or an argument."""
+    """The request that cancels a job when its call is cancelled. {name} stands for a variable or
+    an argument."""
 
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = Field(
         "POST", description="HTTP method."
@@ -237,8 +237,8 @@ class HttpCancelConfig(Model):
 
 
 class HttpJobConfig(JobConfig):
-    """How to follow a job that a request of the tool has started: poll it until it is over,
-    then fetch its result."""
+    """A job that the tool's request starts. The gateway polls the job until it ends, then fetches
+    its result."""
 
     poll: str = Field(
         description="Path below base_url that tells how the job is, such as /projects/{project}/jobs/{id}; names are"
@@ -258,7 +258,7 @@ class HttpJobConfig(JobConfig):
 
 
 class HttpToolConfig(Model):
-    """One endpoint of an HTTP service as a tool."""
+    """An endpoint of an HTTP service as a tool."""
 
     name: str = Field(description="Name of the tool.", pattern=NAME_PATTERN)
     title: str | None = Field(None, description="Name for people.")
@@ -370,7 +370,7 @@ class HttpToolConfig(Model):
 
 
 class ServiceConfig(RemoteConfig):
-    """One service, with a place that the configuration names."""
+    """A service whose base URL is in the configuration."""
 
     base_url: BaseUrl = Field(description="Where the service is; requests never leave this origin.")
 
@@ -382,7 +382,7 @@ class ServiceConfig(RemoteConfig):
 
 
 class HttpBackendConfig(ServiceConfig):
-    """Endpoints of an HTTP service, declared one by one."""
+    """An HTTP service with endpoints that the configuration declares one by one."""
 
     kind: Literal["http"]
     tools: list[HttpToolConfig] = Field(description="The tools.", min_length=1)
