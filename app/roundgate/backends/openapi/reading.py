@@ -1,4 +1,4 @@
-"""Operations of a document, as tools will have them.
+"""The reader of a document's operations.
 
 An error in one operation is an `UnusableOperation`; the others are read.
 """
@@ -130,7 +130,7 @@ class Document:
     requests: Schemas
     answers: Schemas
     media_types: Sequence[str]
-    """Those that are preferred, best first."""
+    """The preferred media types, best first."""
     taken: Mapping[str, frozenset[str]]
     """Names by place ("header" in lower case, "query", "cookie") that credentials and fixed headers
     use: such parameters are left out."""
@@ -459,7 +459,7 @@ def _title(summary: Any) -> str | None:
 
 
 def _description(value: Mapping[str, Any], found: Found, scopes: str) -> str:
-    """Return the description of a tool, cut if it is long; never empty."""
+    """Return a non-empty description of a tool, shortened if it is long."""
     summary, description = (str(value.get(key) or "").strip() for key in ("summary", "description"))
     text = description if summary in description else f"{summary}\n\n{description}".strip()
     text = text or f"{found.identity.method} {found.identity.path}"

@@ -1,4 +1,4 @@
-"""Calls of operations: the plan of an operation and arguments → a request → a result.
+"""Calls of operations, which turn a plan and arguments into a request, and its answer into a result.
 
 An index holds plans as JSON. The arguments have been validated by the tool's schema; here a path
 keeps its segments, a header its line, a cookie its pair.
@@ -57,16 +57,16 @@ class Parameter:
     """One parameter (OpenAPI "Parameter Object")."""
 
     argument: str
-    """The tool's name of it."""
+    """The parameter's name in the tool."""
     name: str
-    """The service's."""
+    """The parameter's name in the request."""
     place: ParameterPlace
     style: Style
     explode: bool = False
     reserved: bool = False
     """Whether characters that RFC 3986 reserves are not encoded (`_RESERVED`); in a path "/"."""
     media_type: str | None = None
-    """Of a parameter with `content`: the format of its value."""
+    """The format of the value of a parameter with `content`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A request except for the values."""
+    """The plan of an operation's requests, without the values."""
 
     method: str
     path: str
@@ -122,7 +122,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Calling:
-    """Calls one operation (`roundgate.backends.base.CallTool`)."""
+    """A function that calls one operation (`roundgate.backends.base.CallTool`)."""
 
     config: OpenApiBackendConfig
     name: str
@@ -184,7 +184,7 @@ async def _read_resources(
 
 
 def _check_taken(outgoing: Outgoing, taken: frozenset[str]) -> None:
-    """Raise ToolError if an exploded object brings the name of a credential."""
+    """Raise ToolError if a member of an exploded object has the name of a credential."""
     if not taken:
         return
     pairs = [*outgoing.query.split("&"), *outgoing.headers.get("cookie", "").split("; ")]
@@ -256,8 +256,8 @@ def _empty(parameter: Parameter) -> ToolError:
 
 
 def _check_names(plan: Plan, parameter: Parameter, value: Any) -> None:
-    """Raise ToolError if an exploded object brings the name of another parameter, which may be
-    fixed or bounded by its schema."""
+    """Raise ToolError if a member of an exploded object has the name of another parameter, which
+    may be fixed or restricted by its schema."""
     others = {
         one.name
         for one in plan.parameters
@@ -298,7 +298,7 @@ def _whole_query(parameter: Parameter, value: Any) -> str:
 
 
 def _body_value(body: Body, arguments: Mapping[str, Any]) -> Any:
-    """Return the value of the body; `ABSENT` for no body."""
+    """Return the value of the body, or `ABSENT` if there is no body."""
     if body.members is None:
         return arguments.get(body.argument, ABSENT)
     members = {
