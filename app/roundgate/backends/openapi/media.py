@@ -35,7 +35,7 @@ _PLAIN_PART: Final = _PLAIN | {"allOf", "example", "nullable"}
 
 
 def argument_name(name: str, taken: Iterable[str]) -> str:
-    """Return a name for an argument that no other has: `filter[name]` becomes `filter_name`."""
+    """Return a unique name for an argument. `filter[name]` becomes `filter_name`."""
     base = NOT_IN_NAMES.sub("_", name).strip("_")[:MAX_ARGUMENT] or "argument"
     others = set(taken)
     number, found = 2, base
@@ -251,7 +251,7 @@ class Bodies:
         return Member(media_type=media_type or ("application/json" if is_object else None))
 
     def _files(self, uri: str, schema: Any) -> Literal["one", "many"] | None:
-        """Return whether a member is a file, or several. One that may be null is a file too."""
+        """Return whether a member is a file or a list of files. A nullable file is also a file."""
         for _ in range(MAX_HOPS):
             uri, schema = self._followed(uri, schema)
             if not isinstance(schema, dict) or schema.get("readOnly") is True:

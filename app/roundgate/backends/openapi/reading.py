@@ -43,7 +43,7 @@ _STYLES: Final = {
 _OF_OPENAPI: Final = frozenset(
     {"accept", "content-type", "authorization", "proxy-authorization", "cookie"}
 )
-"""Headers that are no parameters: the first three "shall be ignored"."""
+"""Headers that are not parameters. The first three "shall be ignored"."""
 _SEVERAL_SEGMENTS: Final = "x-multi-segment"
 """GitHub's extension of a path parameter that may contain slashes."""
 _NAME_IN_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -430,7 +430,7 @@ class _Arguments:
 
 
 def alternatives(security: Any) -> list[Alternative]:
-    """Return the alternatives of `security`; an empty one is a call without credentials."""
+    """Return the alternatives of `security`. An empty alternative allows a call without credentials."""
     if not isinstance(security, list):
         return []
     return [
@@ -449,7 +449,7 @@ def scope_text(offered: Sequence[Alternative]) -> str:
 
 
 def _without_fragment(path: str) -> str:
-    """Drop the fragment by which some documents tell operations of one path apart."""
+    """Remove the fragment by which some documents distinguish operations of one path."""
     return path.partition("#")[0]
 
 
