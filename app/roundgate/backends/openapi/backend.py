@@ -186,11 +186,11 @@ class OpenApiBackend:
 def _index(
     config: OpenApiBackendConfig, origin: Origin, *, fetches: bool, fetched: dict[str, bytes]
 ) -> tuple[Index, Path]:
-    """Return the index and the path of its file. If the file does not match the settings and
-    documents, return a new index.
+    """Return the index and the path of its file. If the file is missing, unusable or out of date,
+    compile a new index.
 
     Raises:
-        ConfigError: no index can be made on this machine.
+        ConfigError: the index cannot be compiled on this machine.
     """
     path, defect = index_path(config, origin), ""
     try:
@@ -216,8 +216,8 @@ def _index(
 def _check_document_is_here(
     config: OpenApiBackendConfig, origin: Origin, path: Path, defect: str
 ) -> None:
-    """Raise ConfigError if the document is not in a file on this machine. `defect` is the index's
-    defect, if the index exists."""
+    """Raise ConfigError if the document is a URL, or if the index has a defect and the document's
+    file is missing. `defect` is empty if there is no index."""
     document = config.document
     if document.startswith(("http://", "https://")):
         reason = defect or f"is no index of {document}, because it is not there"

@@ -64,7 +64,7 @@ class Slot:
 
     @property
     def remedy(self) -> str:
-        """The setting that fills the slot."""
+        """The remedy for an unfilled slot, as text for a problem."""
         if self.is_mutual_tls:
             return f"give the gateway {self.description}"
         return f"set `credentials.{self.name}` ({self.description}), or one `credential` for all"

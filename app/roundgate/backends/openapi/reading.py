@@ -137,7 +137,7 @@ class Document:
 
     @property
     def is_swagger(self) -> bool:
-        """Whether it is Swagger 2.0."""
+        """Whether the document is Swagger 2.0."""
         return "swagger" in self.value
 
     def servers(self) -> Any:

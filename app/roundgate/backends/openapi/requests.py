@@ -411,14 +411,14 @@ def in_query(name: str, value: Any, style: Style, explode: bool, write: Quote) -
 
 
 def _names_of(value: Any, style: Style, explode: bool) -> frozenset[str]:
-    """Return the names that an object brings instead of its parameter's."""
+    """Return the names under which an exploded object is sent, instead of its parameter's name."""
     is_flat = explode and style in ("form", "cookie") and isinstance(value, dict)
     return frozenset(value) if is_flat else frozenset()
 
 
 def clashing(names: Iterable[str], taken: Iterable[str]) -> list[str]:
-    """Return the names that a service may confuse with a name in use. Many services ignore case,
-    and PHP turns dots and blanks into `_`."""
+    """Return those of `names` that a service may confuse with a name in `taken`. Many services
+    ignore case, and PHP turns dots and blanks into `_`."""
     folded = {_folded(one) for one in taken}
     return sorted(one for one in names if _folded(one) in folded)
 

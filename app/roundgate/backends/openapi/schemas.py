@@ -194,7 +194,7 @@ class Schemas:
     def _part(
         self, uri: str, schema: Any, uses: set[Place], depth: int, hidden: frozenset[str]
     ) -> Any:
-        """Convert a member of `allOf` without the keywords that hold for the member alone."""
+        """Convert a member of `allOf`, without the keywords that apply to the member alone."""
         if (reference := reference_in(schema)) is not None:
             target = self._target(uri, reference, uses)
             if target is None:
@@ -343,8 +343,8 @@ def properties_of(schema: Any) -> Mapping[str, Any]:
 
 
 def beside_null(schema: Mapping[str, Any]) -> Any:
-    """Return the only schema beside null in `anyOf`, `oneOf` or `allOf`, or `None` unless there is
-    exactly one."""
+    """Return the only schema beside null in the first of `anyOf`, `oneOf` and `allOf` that has
+    exactly one, or `None`."""
     for word in ("anyOf", "oneOf", "allOf"):
         others = [one for one in list_of(schema.get(word)) if one != {"type": "null"}]
         if len(others) == 1:
