@@ -1,1 +1,1 @@
-"""Addresses, connections and client authentication, for everything that calls others."""
+"""URL hosts, HTTP connections and OAuth client authentication for all outgoing requests."""

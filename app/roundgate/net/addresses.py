@@ -1,6 +1,6 @@
-"""Hosts of URLs, compared as the addresses that a resolver reads from them.
+"""Hosts of URLs, in the form in which a resolver reads them.
 
-`2130706433`, `0x7f.1`, `127.1`, `[::ffff:127.0.0.1]` and `localhost.` are this machine, too.
+`2130706433`, `0x7f.1`, `127.1`, `[::ffff:127.0.0.1]` and `localhost.` all name this machine.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def origin_of(url: str) -> str:
 
 
 def is_public(url: str) -> bool:
-    """Return whether a URL's host may be on the public internet: not this machine, a private
-    network or a metadata service. No name is resolved."""
+    """Return whether a URL's host may be on the public internet. This machine, private networks
+    and metadata services are not. Does not resolve names."""
     host = host_of(url)
     address = _address(host)
     if address is not None:
@@ -71,7 +71,7 @@ def is_public(url: str) -> bool:
 
 
 def is_this_machine(url: str) -> bool:
-    """Return whether a URL's host is this machine, in any spelling. No name is resolved."""
+    """Return whether a URL's host is this machine, in any spelling. Does not resolve names."""
     host = host_of(url)
     address = _address(host)
     if address is not None:

@@ -1,16 +1,16 @@
-"""The httpx client of all requests to services and servers.
+"""The httpx client for all requests to services and servers.
 
-It is a stock `httpx.AsyncClient` on httpcore's pool, with a stream of ours around each connection. httpcore leaves
-three things open that the stream closes:
+`make_client` returns a stock `httpx.AsyncClient` on httpcore's pool. `_Stream` wraps each connection and prevents
+three problems that httpcore does not handle:
 
-- bytes behind an answer, which would be read as the answer to the next request on the connection (RFC 9112 section 6.3)
-- interim answers (1xx) without end
-- heads that arrive so slowly that no single read times out
+- bytes after an answer, which httpcore would read as the answer to the next request (RFC 9112 section 6.3)
+- an endless sequence of interim answers (1xx)
+- a head that arrives so slowly that no single read times out
 
-The stream holds back the last byte of each read. httpcore asks for it only if the answer is not whole without it. If
-the byte is still there when the answer is complete, more came than the answer: then the stream says that it is
-readable, and the pool does not use an idle connection that is readable. A further TLS record is looked for before the
-next request; the pool sends that on another connection.
+The stream withholds the last byte of each read. httpcore reads that byte only if the answer is incomplete without it.
+If the byte is still withheld when the answer is complete, the service sent more than the answer. The stream then
+reports that it is readable, and the pool does not reuse an idle connection that is readable. Before each write the
+stream also looks for a further TLS record; if there is one, the pool uses another connection.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import httpcore
 import httpx
 
 MAX_HEAD_BYTES: Final = 131_072
-"""Of an answer's head with the interim answers before it."""
+"""The limit for an answer's head together with the interim answers before it."""
 _ERRORS: Final = (
     httpcore.TimeoutException,
     httpcore.NetworkError,
@@ -38,8 +38,8 @@ _ERRORS: Final = (
 
 @cache
 def trust_store() -> ssl.SSLContext:
-    """Return the authorities of the certifi package, or those that `SSL_CERT_FILE` or
-    `SSL_CERT_DIR` names. Reading them takes 40 ms, so all connections share them."""
+    """Return a context that trusts certifi's authorities, or those in `SSL_CERT_FILE` or
+    `SSL_CERT_DIR`. Reading them takes 40 ms, so all connections share one context."""
     return httpx.create_ssl_context()
 
 
@@ -53,18 +53,18 @@ def make_client(
     keep_alive_s: float = 4.0,
     retries: int = 0,
 ) -> httpx.AsyncClient:
-    """Return a client that keeps no cookies and reads no proxy or password from the environment or
-    from URLs.
+    """Return a client that stores no cookies, ignores the environment's proxies and passwords, and
+    ignores passwords in URLs.
 
     Args:
-        tls: `None` for `trust_store()`.
-        headers: of every request; they replace httpx's defaults of the same name.
+        tls: the TLS context; `None` means `trust_store()`.
+        headers: sent with every request; they replace httpx's defaults of the same name.
         timeout_s: seconds for connecting, for each write and read, and for the whole head of an
             answer with the interim answers before it.
-        max_connections: open at once.
-        max_idle: kept without a request; `None`: all.
-        keep_alive_s: seconds for which an idle connection is used again.
-        retries: of a failed connection, before anything is sent.
+        max_connections: the number of connections open at once.
+        max_idle: the number of idle connections kept; `None` keeps all.
+        keep_alive_s: seconds for which an idle connection can be reused.
+        retries: how often a failed connection is tried again, before anything is sent.
     """
     pool = httpcore.AsyncConnectionPool(
         ssl_context=tls or trust_store(),
@@ -139,7 +139,7 @@ def _errors_of_httpx() -> Iterator[None]:
 
 
 class _Network(httpcore.AsyncNetworkBackend):
-    """Opens connections with asyncio and wraps them."""
+    """A network back end that wraps each TCP connection in a `_Stream`."""
 
     def __init__(self) -> None:
         self._network = httpcore.AnyIOBackend()
@@ -160,7 +160,7 @@ class _Network(httpcore.AsyncNetworkBackend):
 
 
 class _Stream(httpcore.AsyncNetworkStream):
-    """A connection; see the module's docstring."""
+    """A connection that detects surplus bytes and limits heads (see the module's docstring)."""
 
     def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
         self._stream = stream
@@ -170,7 +170,7 @@ class _Stream(httpcore.AsyncNetworkStream):
         self._head_until: float | None = None
 
     def end_head(self) -> None:
-        """End the bounds of the head: what follows is the body."""
+        """End the limits of the head; the body follows."""
         self._is_in_head = False
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ASYNC109
@@ -187,7 +187,11 @@ class _Stream(httpcore.AsyncNetworkStream):
         return data[:-1]
 
     def _head_timeout(self, timeout: float | None) -> float | None:
-        """Return the seconds that are left for the head."""
+        """Return the seconds left for the head, or `None` without a timeout.
+
+        Raises:
+            httpcore.RemoteProtocolError: the head exceeds `MAX_HEAD_BYTES`.
+        """
         if self._head_bytes > MAX_HEAD_BYTES:
             raise httpcore.RemoteProtocolError("the head of an answer does not end")
         if timeout is None:
@@ -199,13 +203,13 @@ class _Stream(httpcore.AsyncNetworkStream):
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ASYNC109
         if not self._is_in_head and await self._has_more():
-            raise httpcore.ConnectionNotAvailable
+            raise httpcore.ConnectionNotAvailable  # the pool then uses another connection
         self._is_in_head, self._head_bytes, self._head_until = True, 0, None
         await self._stream.write(buffer, timeout)
 
     async def _has_more(self) -> bool:
-        """Return whether more than the last answer was received. A further record of TLS does not
-        show at the socket."""
+        """Return whether bytes arrived after the last answer, or the connection has failed. With
+        TLS the socket does not show a record that is already buffered, so read to find out."""
         if self._stream.get_extra_info("ssl_object") is None:
             return bool(self._withheld)
         try:

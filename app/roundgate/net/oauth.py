@@ -1,7 +1,6 @@
-"""How an OAuth client identifies itself at a token endpoint: for the client library, and for HTTP
-back ends of the gateway.
+"""OAuth client authentication at a token endpoint, for the client library and HTTP back ends.
 
-Nothing here sends, keeps or logs anything.
+This module does no I/O, stores nothing and logs nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _OF_CURVES: Final = {"secp256r1": "ES256", "secp384r1": "ES384", "secp521r1": "E
 
 
 def basic_authorization(client_id: str, secret: str) -> str:
-    """Return the value of `Authorization` for `client_secret_basic`: both parts are form-encoded
+    """Return the value of `Authorization` for `client_secret_basic`. Both parts are form-encoded
     before they are joined (RFC 6749 section 2.3.1)."""
     pair = f"{quote(client_id, safe='')}:{quote(secret, safe='')}"
     return f"Basic {b64encode(pair.encode()).decode()}"
@@ -37,15 +36,14 @@ def signed_assertion(
     Args:
         client_id: the issuer and subject of the assertion.
         audience: the authorization server.
-        private_key: PEM without a password; `\\n` may stand for line ends, as in environment
-            variables.
+        private_key: unencrypted PEM; `\\n` may stand for line ends, as in environment variables.
         issued_s: seconds since the epoch.
-        assertion_id: unique, so that the server can refuse a repetition.
-        algorithm: `None` for the usual one of the key.
+        assertion_id: a unique id, by which the server can refuse a replayed assertion.
+        algorithm: the JWS algorithm; `None` chooses it by the key.
         key_id: `kid` of the header.
 
     Raises:
-        ValueError: the key cannot be used.
+        ValueError: the key is not an unencrypted PEM key for the algorithm.
     """
     import jwt
     from cryptography.hazmat.primitives.serialization import load_pem_private_key

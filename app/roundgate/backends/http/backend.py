@@ -1,7 +1,7 @@
-"""Endpoints of an HTTP service as tools, declared in gateway.yaml.
+"""The `http` back end: endpoints of an HTTP service, declared in gateway.yaml as tools.
 
 A call becomes one request: `Endpoint.request` places the arguments, `Service.send` does the I/O
-within the back end's limits, `Endpoint.result` reads the answer. Dialogues and jobs take several
+within the back end's limits, `Endpoint.result` converts the answer. Dialogues and jobs take several
 requests (`exchanges`).
 """
 
@@ -159,8 +159,8 @@ class HttpBackend:
 def remarks(
     config: HttpBackendConfig, origin: Origin, fetched: Mapping[str, bytes]
 ) -> list[Problem]:
-    """Return a remark for each path variable that no argument describes although the tool describes
-    others: often a misspelt name."""
+    """Return a remark for each path variable without a declared argument, in tools that declare
+    other arguments. The name is often misspelt."""
     found: list[Problem] = []
     for number, tool in enumerate(config.tools):
         described = tool.arguments.keys() | {
@@ -183,7 +183,8 @@ def endpoint_of(tool: HttpToolConfig, taken: Taken | None = None) -> Endpoint:
     """Return the endpoint that a tool declares.
 
     Raises:
-        ValueError: as `Endpoint`; or a fixed value contains the name of an argument in braces.
+        ValueError: `Endpoint` refuses the declaration, a fixed value contains an argument's name
+            in braces, or a list in a path or header has the style `repeat` or `brackets`.
     """
     variables = PATH_VARIABLE.findall(tool.path)
     template = Template(tool.body) if isinstance(tool.body, dict) else None

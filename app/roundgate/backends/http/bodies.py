@@ -1,4 +1,4 @@
-"""Bodies of requests: JSON, forms, multipart, texts and files.
+"""Request bodies: JSON, forms, multipart, texts and files.
 
 A JSON body may be a template, in which `{name}` stands for an argument:
 
@@ -54,7 +54,7 @@ FILE: Final[Mapping[str, Any]] = {
     "oneOf": [{"required": [one]} for one in ("base64", "text", "resource")],
     "additionalProperties": False,
 }
-"""The schema of an argument that is a file."""
+"""The JSON Schema of a file argument."""
 _VARIABLE: Final = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
 _WHOLE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_.-]*)\}")
 _BRACES: Final = {"{{": "{", "}}": "}"}
@@ -67,45 +67,46 @@ class Argument:
 
     name: str
     location: Location
-    """`body` is a member of the body, `whole_body` the body itself, `template` the places that the
-    body's template gives it."""
+    """`body` means a member of the body, `whole_body` the body itself, and `template` the places
+    where the body's template names the argument."""
     wire_name: str
-    """Its name in the request."""
+    """The argument's name in the request."""
     schema: Mapping[str, Any]
     required: bool = False
-    """Whether a call needs it; a path argument always is."""
+    """Whether a call must have the argument. Path arguments are always required."""
     allow_slash: bool = False
-    """Whether a path argument may be several segments."""
+    """Whether a path argument may span several segments."""
     description: str | None = None
     default: Any = ABSENT
-    """The value that is sent if a call has none."""
+    """The value to send if the call omits the argument."""
     style: ListStyle = "repeat"
-    """Of a list; in a path or header `repeat` and `brackets` are JSON."""
+    """How to write a list. In a path or header, `repeat` and `brackets` are written as JSON."""
     sends_empty: bool = False
     is_file: bool = False
     content_type: str | None = None
-    """Of its part, or of the whole body."""
+    """The media type of the argument's part, or of the whole body."""
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A body with variables."""
+    """A JSON body with variables."""
 
     members: Mapping[str, Any]
 
     @property
     def names(self) -> frozenset[str]:
-        """The arguments that it needs."""
+        """Names of the arguments that the template uses."""
         return frozenset(name for one in _texts(self.members) for name in _names(one))
 
     def mentions(self, name: str) -> bool:
-        """Return whether a text has the name in braces, although no variable may have this name."""
+        """Return whether a text contains the name in braces although it is not a valid variable
+        name, so that the braces would be sent unchanged."""
         return _WHOLE.fullmatch(f"{{{name}}}") is None and any(
             f"{{{name}}}" in one.replace("{{", "").replace("}}", "") for one in _texts(self.members)
         )
 
     def filled(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the body of a call."""
+        """Return the body with the arguments in place of the variables."""
         made = _filled(self.members, arguments)
         return {} if made is ABSENT else made
 
@@ -153,13 +154,13 @@ def _filled_text(value: str, arguments: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class BodyPlan:
-    """How a body is made of arguments."""
+    """The rules by which arguments become a body."""
 
     kind: BodyKind = "json"
     content_type: str | None = None
-    """Instead of the usual one of its kind."""
+    """The media type; `None` means the usual one for the kind."""
     template: Template | None = None
-    """Of a JSON body."""
+    """The template of a JSON body."""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Members that are always sent."""
 
@@ -175,12 +176,12 @@ def body_of(
     """Return the bytes of a body and their media type.
 
     Args:
-        plan: of the body.
-        members: arguments that are members of it, with their values.
-        arguments: of the call, for the template.
+        plan: the kind, template and fixed members of the body.
+        members: the arguments that become members of the body, with their values.
+        arguments: all arguments of the call, for the template.
 
     Raises:
-        ToolError: a value is not a file.
+        ToolError: the value of a file argument is not a file, or its base64 is invalid.
     """
     fixed = [(Argument(name, "body", name, {}), value) for name, value in plan.fixed.items()]
     match plan.kind:
@@ -201,11 +202,10 @@ def body_of(
 
 
 def whole_body(argument: Argument, value: Any) -> tuple[bytes, str]:
-    """Return a body that is one argument: a file's bytes, a text as it stands, or JSON; and its
-    media type.
+    """Return the bytes and media type of a body that is one argument: a file, a text, or JSON.
 
     Raises:
-        ToolError: the value is not a file.
+        ToolError: the value of a file argument is not a file, or its base64 is invalid.
     """
     media_type = argument.content_type
     if argument.is_file:
@@ -243,16 +243,16 @@ def _text_part(member: Argument, name: str, value: Any) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file as it is sent."""
+    """A file to send."""
 
     data: bytes
     name: str | None
-    """Without directories."""
+    """The file name without directories."""
     media_type: str | None
 
 
 def file_of(argument: str, value: Any) -> File:
-    """Return the file that an argument has.
+    """Return the file in an argument's value.
 
     Raises:
         ToolError: the value is not a file, or its base64 is invalid.
@@ -277,11 +277,11 @@ def file_of(argument: str, value: Any) -> File:
 
 
 async def with_resources(argument: str, value: Any, context: Context) -> Any:
-    """Return the value of an argument that is a file, or a list of files, with the contents of
-    resources instead of their URIs.
+    """Return a file argument's value, or a list of them, with each resource URI replaced by the
+    resource's contents.
 
     Raises:
-        ToolError: a resource does not exist for the caller, or has several parts.
+        ToolError: a resource does not exist for the caller, or is not a single part.
     """
     if isinstance(value, list):
         return [await with_resources(argument, one, context) for one in value]
@@ -310,21 +310,21 @@ async def _read(argument: str, uri: str, context: Context) -> ResourceContents:
 
 
 def text_part(name: str, data: bytes, media_type: str | None = None) -> bytes:
-    """Return a part of a multipart body that is no file (RFC 7578); names are written as in the
+    """Return a part of a multipart body (RFC 7578) that is not a file. Names are escaped as in the
     HTML standard."""
     return _part(name, "", media_type, data)
 
 
 def file_part(name: str, file: File, media_type: str | None = None) -> bytes:
-    """Return a part that is a file, under its own name or the field's. `media_type` holds if the
-    file has none."""
+    """Return a file as a part of a multipart body. A file without a name takes the field's name,
+    and a file without a media type takes `media_type`."""
     about = f'; filename="{_quoted(file.name or name)}"'
     return _part(name, about, file.media_type or media_type or OCTETS, file.data)
 
 
 def multipart(parts: Sequence[bytes], media_type: str = "multipart/form-data") -> tuple[bytes, str]:
     """Return the body with these parts, and its media type with the boundary. The boundary is a
-    digest of the parts: a repetition sends the same bytes, and no value can contain it."""
+    digest of the parts, so a retry sends the same bytes and no value can contain the boundary."""
     boundary = f"roundgate-{hashlib.sha256(b''.join(parts)).hexdigest()[:40]}"
     opening = f"--{boundary}\r\n".encode()
     whole = b"".join(opening + part + b"\r\n" for part in parts) + f"--{boundary}--\r\n".encode()
@@ -338,5 +338,5 @@ def _part(name: str, about: str, media_type: str | None, data: bytes) -> bytes:
 
 
 def _quoted(name: str) -> str:
-    """Encode the characters that would end the name, or the line."""
+    """Percent-encode the characters that would end the name or the line."""
     return _ENDS_A_NAME.sub(lambda found: quote(found[0]), name)

@@ -1,4 +1,4 @@
-"""Settings of back ends that are reached over HTTP, and of the kind http."""
+"""Settings shared by all HTTP back ends, and settings of the kind `http`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from roundgate.settings import Model, TaskMode
 
 
 class RetryConfig(Model):
-    """When a request is sent again. Only those are whose repetition changes nothing: GET, HEAD,
-    PUT, DELETE, tools that say `idempotent: true`, and requests with an idempotency key; any, if
-    no connection was made."""
+    """When a request is sent again. The gateway retries a request that is safe to repeat: GET,
+    HEAD, PUT, DELETE, a tool with `idempotent: true`, or a request with an idempotency key. It
+    retries any request if no connection was made."""
 
     attempts: int = Field(3, description="How often it is sent at most.", ge=1, le=10)
     pause_s: float = Field(
@@ -41,7 +41,7 @@ class RetryConfig(Model):
 
 
 class LimitConfig(Model):
-    """How many requests one process has under way to one host."""
+    """The number of requests that one process has under way to one host."""
 
     concurrent: int = Field(description="At most so many.", ge=1)
     waiting: int = Field(
@@ -55,7 +55,8 @@ class LimitConfig(Model):
 
 
 class BreakerConfig(Model):
-    """When a host is left alone for a while: it does not answer, or answers 502, 503 or 504."""
+    """The circuit breaker of a host. A request fails if the host does not answer, or answers 502,
+    503 or 504."""
 
     failures: int = Field(5, description="So many failures in a row.", ge=1)
     pause_s: float = Field(
@@ -101,7 +102,7 @@ BaseUrl: TypeAlias = Annotated[
 
 
 class RemoteConfig(BackendConfig):
-    """What can be set of every back end that is reached over HTTP, wherever it is."""
+    """Settings that all HTTP back ends share, without the address."""
 
     headers: dict[HeaderName, SecretHeader] = Field(
         {}, description="Fixed headers of every request."
@@ -212,8 +213,8 @@ class HttpArgument(Model):
 
 
 class HttpCancelConfig(Model):
-    """The request that ends a job which nobody wants any more; {name} stands for a
-    variable or an argument."""
+    """The request that cancels a job when its call is cancelled. {name} stands for a variable or
+    an argument."""
 
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = Field(
         "POST", description="HTTP method."
@@ -236,8 +237,8 @@ class HttpCancelConfig(Model):
 
 
 class HttpJobConfig(JobConfig):
-    """How to follow a job that a request of the tool has started: poll it until it is over,
-    then fetch its result."""
+    """A job that the tool's request starts. The gateway polls the job until it ends, then fetches
+    its result."""
 
     poll: str = Field(
         description="Path below base_url that tells how the job is, such as /projects/{project}/jobs/{id}; names are"
@@ -257,7 +258,7 @@ class HttpJobConfig(JobConfig):
 
 
 class HttpToolConfig(Model):
-    """One endpoint of an HTTP service as a tool."""
+    """An endpoint of an HTTP service as a tool."""
 
     name: str = Field(description="Name of the tool.", pattern=NAME_PATTERN)
     title: str | None = Field(None, description="Name for people.")
@@ -369,7 +370,7 @@ class HttpToolConfig(Model):
 
 
 class ServiceConfig(RemoteConfig):
-    """One service, with a place that the configuration names."""
+    """A service whose base URL is in the configuration."""
 
     base_url: BaseUrl = Field(description="Where the service is; requests never leave this origin.")
 
@@ -381,7 +382,7 @@ class ServiceConfig(RemoteConfig):
 
 
 class HttpBackendConfig(ServiceConfig):
-    """Endpoints of an HTTP service, declared one by one."""
+    """An HTTP service with endpoints that the configuration declares one by one."""
 
     kind: Literal["http"]
     tools: list[HttpToolConfig] = Field(description="The tools.", min_length=1)

@@ -1,7 +1,7 @@
 """Settings of the gateway's credentials, one model for each kind.
 
-Another kind takes a model, an entry in `CREDENTIALS`, and a case in
-`roundgate.backends.http.credentials`.
+To add a kind, add a model, an entry in `CREDENTIALS` and a branch of `Credential` here, and a case
+in `roundgate.backends.http.credentials`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HeaderName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~
 
 
 def check_header_value(text: str) -> None:
-    """Raise ValueError if a text cannot be the value of a header."""
+    """Raise ValueError if a text cannot be a header's value, or is an unexpanded `$NAME`."""
     _refuse_bare_variable(text)
     if not re.fullmatch(r"[\x20-\x7e\t]*", text):
         raise ValueError(
@@ -69,10 +69,10 @@ _HEADERS: Final = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 
 class Taken(NamedTuple):
-    """Names in a request that are in use, so that no argument may have them."""
+    """Names in a request that the gateway uses, and arguments may not."""
 
     headers: frozenset[str] = frozenset()
-    """In lower case."""
+    """Header names in lower case."""
     query: frozenset[str] = frozenset()
     cookies: frozenset[str] = frozenset()
 
@@ -90,7 +90,7 @@ class CredentialConfig(Model):
         return [one for one in vars(self).values() if isinstance(one, Secret)]
 
     def parts_of(self, text: str) -> Iterable[str]:
-        """Return the substrings of a secret that must also be redacted."""
+        """Return the substrings of a secret that must be redacted in addition to the whole."""
         return ()
 
 
@@ -146,8 +146,8 @@ class CookieCredential(CredentialConfig):
 
 
 ClientAuth: TypeAlias = Literal["basic", "post", "private_key_jwt", "tls"]
-"""RFC 7591 calls them client_secret_basic, client_secret_post,
-private_key_jwt and tls_client_auth."""
+"""How a client authenticates itself. RFC 7591 names the methods client_secret_basic,
+client_secret_post, private_key_jwt and tls_client_auth."""
 
 Algorithm: TypeAlias = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
@@ -155,7 +155,7 @@ Algorithm: TypeAlias = Literal[
 
 
 class ClientCredentials(CredentialConfig):
-    """Tokens of an authorization server, for the gateway itself (RFC 6749 section 4.4)."""
+    """An OAuth client of the gateway itself, which requests tokens (RFC 6749 section 4.4)."""
 
     client_credentials: SecretText = Field(description="The client id of the gateway there.")
     client_secret: SecretText | None = Field(None, description="The client's secret.")
@@ -200,7 +200,7 @@ class ClientCredentials(CredentialConfig):
 
     @property
     def way(self) -> ClientAuth:
-        """How the client authenticates itself."""
+        """The client's authentication method: `client_auth`, or the one that the keys imply."""
         if self.client_auth is not None:
             return self.client_auth
         if self.private_key is not None:
@@ -213,7 +213,8 @@ class ClientCredentials(CredentialConfig):
         return [self.resource] if isinstance(self.resource, str) else self.resource
 
     def secrets(self) -> Sequence[Secret]:
-        """Return the secret or key, without the client's id, which many answers contain."""
+        """Return the secret or key. The client's id is not redacted, because many answers contain
+        it."""
         return [one for one in (self.client_secret, self.private_key) if one is not None]
 
     @model_validator(mode="after")
@@ -241,7 +242,7 @@ class ClientCredentials(CredentialConfig):
 
 
 class AwsCredential(CredentialConfig):
-    """Signatures of AWS (Signature Version 4), with the credentials that the process has."""
+    """AWS signatures (Signature Version 4), made with the credentials of the process."""
 
     sigv4: str = Field(
         description="The service that requests are signed for, such as execute-api, lambda, es, aoss, bedrock or s3.",
@@ -267,12 +268,12 @@ CREDENTIALS: Final[Mapping[str, type[CredentialConfig]]] = MappingProxyType(
         "sigv4": AwsCredential,
     }
 )
-"""By the setting that tells the kind."""
+"""Credential models by the setting that identifies the kind."""
 
 
 def _tag(given: Any) -> str | None:
-    """Return the tag of the kind. Its brackets tell it from a setting in the location of a
-    problem."""
+    """Return the kind in angle brackets, or `None` unless exactly one kind is given. The brackets
+    distinguish a tag from a setting in a problem's location."""
     if not isinstance(given, Mapping | CredentialConfig):
         return None  # a bare text
     names = given if isinstance(given, Mapping) else type(given).model_fields

@@ -1,10 +1,10 @@
-"""How the gateway authenticates itself to a service.
+"""The gateway's authentication to a service.
 
     request ─▶ each flow adds its credential ─▶ service ─▶ answer
-                                                  401 ─▶ if a flow has another credential now: once more
+                                                  401 ─▶ if a flow has a new credential: retry once
 
-A service that answers 401 has done nothing, so the request can be repeated with a new token or a
-secret that was rotated meanwhile.
+A service that answers 401 has not processed the request, so the gateway can retry it with a new
+token or a rotated secret.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ _KEPT: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The credentials of requests to one service: some of the back end's."""
+    """The credentials for requests to one service, a subset of the back end's credentials."""
 
     credentials: Sequence[Credential] = ()
     headers: Mapping[str, Secret] = field(default_factory=dict)
-    """Fixed headers of every request."""
+    """Fixed headers for every request."""
     secrets: Secrets = field(default_factory=Secrets)
     tokens: TokenSource | None = None
-    """For the credential that is a `ClientCredentials`."""
+    """The token source of the `ClientCredentials` among `credentials`, if any."""
     session_tokens: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    """The session tokens of AWS that were sent last."""
+    """The most recently sent AWS session tokens, to be redacted."""
 
 
 class Accesses:
@@ -72,14 +72,14 @@ class Accesses:
         slots: Mapping[str, Credential] | None = None,
         more: Iterable[Mapping[str, SecretStr]] = (),
     ) -> None:
-        """Read nothing yet.
+        """Store the settings; read no secret yet.
 
         Args:
             config: the back end's settings.
-            origin: where they stand.
-            shared: reads secrets, when the back end is loaded or later.
-            slots: the credentials besides the general one, by name.
-            more: fixed headers of its tools.
+            origin: the place of `config` in the configuration.
+            shared: provides the reader of secrets.
+            slots: named credentials, in addition to the general one.
+            more: the fixed headers of each tool.
         """
         self._config = config
         self._origin = origin
@@ -91,11 +91,11 @@ class Accesses:
         self._sources: dict[str, TokenSource] = {}
         self._session_tokens: deque[str] = deque(maxlen=_KEPT)
         self.redactor = Redactor(self._hidden)
-        """Takes all credentials out of answers."""
+        """The redactor of all credentials in answers."""
 
     async def problems(self, certificates: Certificates) -> list[Problem]:
-        """Return a problem for each secret that cannot be read, and each unusable certificate, of
-        the service or a credential."""
+        """Return a problem for each unreadable secret, and each unusable certificate of the
+        service or of a credential. Secrets are not read if the gateway starts cold."""
         found: list[Problem] = []
         if self._reads_now:
             found += await self._secrets.problems(self._config, self._origin)
@@ -113,11 +113,11 @@ class Accesses:
 
     @property
     def files(self) -> frozenset[Path]:
-        """The files that TLS of credentials names, to watch them."""
+        """The TLS files of credentials, to watch for changes."""
         return frozenset().union(*(one.certificates.files for one in self._sources.values()))
 
     async def aclose(self) -> None:
-        """Close the connections to stores of secrets."""
+        """Close the connections to secret stores."""
         await self._secrets.aclose()
 
     def general(self) -> Access:
@@ -125,7 +125,8 @@ class Accesses:
         return self.of([] if self._config.credential is None else [""])
 
     def of(self, names: Iterable[str]) -> Access:
-        """Return the access with the named credentials; the general one is the empty name."""
+        """Return the access with the named credentials. The general credential has an empty
+        name."""
         chosen = {name: self._credentials[name] for name in names}
         sources = [
             self._source(name, one)
@@ -162,15 +163,14 @@ class Accesses:
 async def authenticated(
     client: httpx.AsyncClient, request: httpx.Request, access: Access
 ) -> httpx.Response:
-    """Send a request, or that of a redirect, with all credentials and fixed headers of a service;
-    return its answer unread.
+    """Send a request with all credentials and fixed headers of a service; return the answer unread.
 
-    If the service refuses the credentials and a flow has others, the request is sent once more.
-    `httpx.Auth` would read and decompress the whole answer with the 401, whatever its size.
+    If the service answers 401 and a flow has a new credential, send the request once more. This is
+    not an `httpx.Auth`, which can read and decompress the whole 401 answer, whatever its size.
 
     Raises:
         BackendError: a credential is unavailable.
-        httpx.HTTPError: there is no answer.
+        httpx.HTTPError: the service did not answer.
     """
     flows = _flows(access)
     for flow in flows:
@@ -190,7 +190,7 @@ async def authenticated(
 
 
 async def _replace_credentials(flows: list[Flow], request: httpx.Request) -> bool:
-    """Return whether the request has other credentials now."""
+    """Add new credentials to the request if a flow may have any; return whether one may."""
     if not any([await flow.has_another() for flow in flows]):
         return False
     for flow in flows:
@@ -199,7 +199,7 @@ async def _replace_credentials(flows: list[Flow], request: httpx.Request) -> boo
 
 
 def _flows(access: Access) -> list[Flow]:
-    """Return new flows for one request; each remembers what it has added."""
+    """Return new flows for one request. Each flow remembers the credential that it added."""
     of_headers: list[Flow] = [
         SecretFlow(value, access.secrets, partial(_write_header, name))
         for name, value in access.headers.items()
@@ -230,25 +230,25 @@ def _flow_of(credential: Credential, access: Access) -> Flow:
 
 
 class Flow(Protocol):
-    """Adds one credential to one request."""
+    """An object that adds one credential to one request."""
 
     async def add(self, request: httpx.Request) -> None:
-        """Add the credential, or replace the one that was added.
+        """Add the credential, or replace an earlier one.
 
         Raises:
             BackendError: the credential is unavailable.
         """
 
     async def has_another(self) -> bool:
-        """Return whether there may be another credential than the one that was refused."""
+        """Return whether a credential other than the refused one may be available."""
 
 
 Write: TypeAlias = Callable[["httpx.Request", str], None]
-"""Writes a secret into a request, in place of an earlier one."""
+"""A function that writes a secret into a request, in place of an earlier one."""
 
 
 class SecretFlow:
-    """One secret that is read when it is needed."""
+    """A flow for one secret, which is read when a request needs it."""
 
     def __init__(self, secret: Secret, secrets: Secrets, write: Write) -> None:
         self._secret = secret
@@ -271,7 +271,8 @@ def _write_header(name: str, request: httpx.Request, secret: str, *, scheme: str
 
 
 def _write_basic(request: httpx.Request, secret: str) -> None:
-    """Write a user and a password (RFC 7617, in UTF-8); a user alone has the empty password."""
+    """Write a user and password (RFC 7617, in UTF-8). A user without a password has an empty
+    one."""
     pair = secret if ":" in secret else f"{secret}:"
     request.headers["authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
 
@@ -286,7 +287,8 @@ def _write_cookie(name: str, request: httpx.Request, secret: str) -> None:
 
 
 class _QueryWriter:
-    """Adds a secret to the query, unless a URL that the service redirects to has the parameter."""
+    """A writer that adds a secret to the query, unless the URL already has the parameter, as the
+    URL of a redirect may."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -302,7 +304,7 @@ class _QueryWriter:
 
 
 class TokenFlow:
-    """A token of an authorization server."""
+    """A flow for access tokens from an authorization server."""
 
     def __init__(self, tokens: TokenSource) -> None:
         self._tokens = tokens
@@ -315,22 +317,27 @@ class TokenFlow:
         request.headers["authorization"] = f"Bearer {self._sent}"
 
     async def has_another(self) -> bool:
-        """Return whether the server may have another token."""
+        """Return whether another token exists or may be requested."""
         self._refused = self._sent
         return self._sent is not None and self._tokens.has_other_than(self._sent)
 
 
 class Signing:
-    """Signs one request for AWS (Signature Version 4): API Gateway, Lambda function URLs,
-    OpenSearch, S3. botocore signs with the credentials of the process, and renews them."""
+    """A flow that signs one request for AWS (Signature Version 4), such as for API Gateway, Lambda
+    function URLs, OpenSearch or S3. botocore reads and renews the credentials of the process."""
 
     def __init__(self, config: AwsCredential, session_tokens: deque[str]) -> None:
-        """Add session tokens that are sent to `session_tokens`."""
+        """Store the settings. `add` appends each session token that it sends to
+        `session_tokens`."""
         self._config = config
         self._session_tokens = session_tokens
 
     async def add(self, request: httpx.Request) -> None:
-        """Sign the method, URL and body, and the headers that no proxy changes."""
+        """Sign the method, URL, body, and the headers that no proxy changes.
+
+        Raises:
+            BackendError: the process has no usable AWS credentials or region.
+        """
         body = await request.aread()
         signed = {
             name: value
@@ -355,5 +362,5 @@ class Signing:
             self._session_tokens.append(token)
 
     async def has_another(self) -> bool:
-        """Return False: another signature would be the same."""
+        """Return False; a new signature would use the same credentials."""
         return False

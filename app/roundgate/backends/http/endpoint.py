@@ -1,5 +1,7 @@
-"""An endpoint of an HTTP service as a tool: its definition, the request for a call, the result of an
-answer. Plain values and no I/O."""
+"""HTTP endpoints as tools: definitions, requests for calls, and results from answers.
+
+This module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ FRAMING: Final = frozenset(
         *("trailer", "upgrade", "keep-alive", "expect"),
     }
 )
-"""Headers that say where a request goes and where it ends, which no argument may decide."""
+"""Headers that control the destination and framing of a request; arguments may not set them."""
 PATH_VARIABLE: Final = re.compile(r"\{([A-Za-z_][A-Za-z0-9_-]*)\}")
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e\t]*[\x21-\x7e])?")
@@ -30,18 +32,19 @@ Method: TypeAlias = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One endpoint.
+    """An endpoint of a service as a tool.
 
     Raises:
-        ValueError: path and arguments contradict each other or `taken`, or a schema is unusable.
+        ValueError: path, arguments, body and `taken` contradict each other, a default does not
+            match its schema, or a schema is unusable.
     """
 
     name: str
     description: str
     method: Method
     path: str
-    """Below the service's base URL; `{name}` stands for a path argument, by its name in the
-    request."""
+    """The path below the service's base URL. `{name}` stands for the path argument with that wire
+    name."""
     arguments: Sequence[Argument] = ()
     title: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -53,14 +56,16 @@ class Endpoint:
     """JSON Pointer to the part of a JSON answer that is the result."""
     output_schema: Mapping[str, Any] | None = None
     read_only: bool | None = None
-    """`readOnlyHint`; `None`: as the method implies. So for the next two."""
+    """`readOnlyHint`; `None` derives it from the method."""
     destructive: bool | None = None
+    """`destructiveHint`; `None` derives it from the method."""
     idempotent: bool | None = None
+    """`idempotentHint`; `None` derives it from the method."""
     taken: Taken = field(default_factory=lambda: Taken(FRAMING))
     result_headers: Mapping[str, str] = field(default_factory=dict)
-    """Headers of an answer, by the members of the result that they become."""
+    """Header names of the answer, by the members of the result that they become."""
     max_bytes: int | None = None
-    """Of an answer; `None`: the back end's limit."""
+    """The limit for an answer; `None` means the back end's limit."""
     _output: Schema | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -73,8 +78,8 @@ class Endpoint:
             object.__setattr__(self, "_output", Schema.compile(self.output_schema))
 
     def definition(self) -> dict[str, Any]:
-        """Return the tool (schema: `Tool`). Without a destructive hint clients assume that the tool
-        is destructive, and so does the gateway (schema: `ToolAnnotations`)."""
+        """Return the tool's definition (schema: `Tool`). Without a destructive hint, clients and
+        the gateway assume that the tool is destructive (schema: `ToolAnnotations`)."""
         safe = self.method in ("GET", "HEAD")
         destructive = self.destructive
         if destructive is None:
@@ -119,14 +124,14 @@ class Endpoint:
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The values that are sent if a call has none, by argument."""
+        """The values to send for omitted arguments, by argument name."""
         return {one.name: one.default for one in self.arguments if one.default is not ABSENT}
 
     def request(self, arguments: Mapping[str, Any]) -> Outgoing:
         """Return the request for arguments that conform to the input schema.
 
         Raises:
-            ToolError: a value is not allowed in its place.
+            ToolError: a value is not allowed in a path or header, or is not a file.
         """
         arguments = {**self.defaults, **arguments}
         placed = [(one, arguments[one.name]) for one in self.arguments if one.name in arguments]
@@ -172,8 +177,8 @@ class Endpoint:
         return body_of(self.body, members, arguments)
 
     def _is_repeatable(self) -> bool:
-        """Return whether a request may be sent twice, by the hints or the method (RFC 9110 section
-        9.2.2)."""
+        """Return whether a request may be sent twice, according to the hints or the method (RFC
+        9110 section 9.2.2)."""
         if self.idempotent is not None:
             return self.idempotent
         return self.read_only is True or self.method not in ("POST", "PATCH")
@@ -182,7 +187,7 @@ class Endpoint:
         """Return the tool's result for an answer.
 
         Raises:
-            BackendError: the answer is an error, or not as declared.
+            BackendError: the answer is an error, or does not match the declared result.
         """
         if not self.result_headers:
             return result_of(self.name, answer, self.pointer, self._output)
@@ -213,7 +218,7 @@ def _header_value(placed: Argument, value: Any) -> str:
 
 
 def _check_path(path: str, arguments: Sequence[Argument]) -> None:
-    """Raise ValueError unless the variables of a path are the path arguments."""
+    """Raise ValueError unless the variables of a path equal the path arguments."""
     if stray := re.search(r"[{}?#]", PATH_VARIABLE.sub("", path)):
         raise ValueError(
             f"path {path!r}: {stray[0]!r} is out of place; variables are {{name}}, queries go into query"
@@ -232,7 +237,8 @@ def _check_path(path: str, arguments: Sequence[Argument]) -> None:
 
 
 def _check_places(placed: Sequence[Argument], taken: Taken) -> None:
-    """Raise ValueError unless each argument has a place of its own, and none is the gateway's."""
+    """Raise ValueError if two arguments share a place, an argument uses a name that the gateway
+    uses, or a header name is invalid."""
     seen: dict[tuple[str, str], str] = {}
     for argument in placed:
         location, wire_name = argument.location, argument.wire_name
@@ -254,7 +260,7 @@ def _check_places(placed: Sequence[Argument], taken: Taken) -> None:
 
 
 def _check_body(plan: BodyPlan, placed: Sequence[Argument]) -> None:
-    """Raise ValueError if the arguments contradict each other or the plan."""
+    """Raise ValueError if the body's arguments contradict each other or the plan."""
     whole = [one for one in placed if one.location == "whole_body"]
     members = {one.wire_name for one in placed if one.location == "body"}
     if len(whole) > 1 or (whole and (members or plan.is_always_sent)):

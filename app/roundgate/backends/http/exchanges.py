@@ -1,11 +1,10 @@
-"""Calls of several requests: idempotency keys, dialogues and jobs.
+"""Calls that take several requests: idempotency keys, dialogues and jobs.
 
-A key follows from the call: from the sealed state of its round, the client's own key, or the task
-that it has become. A retry, the same round at another replica, and the next worker after a death
-all send the same key.
+The gateway derives a key from the call: from the sealed state of its round, the client's own key,
+or the task that the call became. A retry, another replica with the same round, and the next worker
+after a crash all send the same key.
 
-A service that knows the gateway can ask for input and get its own state back (`roundgate docs
-rounds`):
+A service can ask the gateway for input and receive its own state back (`roundgate docs rounds`):
 
 service → gateway   200, Content-Type: application/vnd.roundgate.input-required+json
                     {"inputRequests": {"size": {"method": "elicitation/create", "params": {…}}}, "state": anything}
@@ -40,20 +39,20 @@ INPUT_RESPONSES: Final = "application/vnd.roundgate.input-responses+json"
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """The key of the first request of a call."""
+    """The idempotency key of a call's first request."""
 
     header: str
     value: str
     is_declared: bool
-    """Whether the configuration says that the service takes keys; only then a request with one may
-    be repeated."""
+    """Whether the configuration says that the service accepts keys. Only then does a key make a
+    request repeatable."""
 
 
 async def key_of(context: Context, method: str, header: str | None) -> Key | None:
-    """Return the key of a call, or `None` if none is of use.
+    """Return the key of a call, or `None` if the call needs none.
 
-    Without a declared `header`, a task has a key all the same: a worker may die after it has sent a
-    request and before it has recorded that.
+    A POST or PATCH of a task has a key even without a declared `header`, because a worker may die
+    after it sends a request and before it records that.
     """
     if header is not None:
         return Key(header, await context.idempotency_key("request"), is_declared=True)
@@ -64,7 +63,7 @@ async def key_of(context: Context, method: str, header: str | None) -> Key | Non
 
 def with_key(outgoing: Outgoing, key: Key | None, number: int = 1) -> Outgoing:
     """Return a request with the key, unless the tool sets the header itself. `number` counts the
-    requests of a dialogue from 1; each has a key of its own."""
+    requests of a dialogue from 1; each request has its own key."""
     if key is None:
         return outgoing
     keyed = replace(
@@ -84,7 +83,7 @@ def with_key(outgoing: Outgoing, key: Key | None, number: int = 1) -> Outgoing:
 
 
 def exchange_of(send: Send, outgoing: Outgoing, key: Key | None) -> Exchange:
-    """Return the exchanges of the dialogue that begins with this request."""
+    """Return the function that sends each request of the dialogue that `outgoing` begins."""
 
     async def exchange(number: int, answering: Answering | None) -> Kept:
         request = outgoing if answering is None else _answering(outgoing, answering)
@@ -115,8 +114,8 @@ def _answering(outgoing: Outgoing, answering: Answering) -> Outgoing:
 
 
 def check_job(job: HttpJobConfig, arguments: Sequence[Argument]) -> None:
-    """Raise ValueError if a request needs a variable without a value, or a path an argument that a
-    call may lack."""
+    """Raise ValueError if a job's request uses an unknown variable, or a path uses an argument
+    that a call may omit."""
     names = {one.name for one in arguments}
     if unknown := sorted(_names_in(job.cancel) - job.variables.keys() - names):
         raise ValueError(
@@ -142,7 +141,7 @@ def check_job(job: HttpJobConfig, arguments: Sequence[Argument]) -> None:
 
 
 def parents(job: HttpJobConfig, arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Return the arguments of a call that paths of its job need, encoded for a path.
+    """Return the call's arguments that the job's paths use, percent-encoded for a path.
 
     Raises:
         ToolError: an argument is not allowed in a path.
@@ -163,7 +162,7 @@ def _paths(job: HttpJobConfig) -> list[str]:
 
 
 def _names_in(cancel: HttpCancelConfig | None) -> frozenset[str]:
-    """Return the variables in query and body of a cancel."""
+    """Return the variables in the query, body and form of a cancel request."""
     if cancel is None:
         return frozenset()
     return Template(
@@ -173,7 +172,7 @@ def _names_in(cancel: HttpCancelConfig | None) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """The requests about a job of one call."""
+    """The requests of one call to start, poll, fetch and cancel its job."""
 
     config: HttpJobConfig
     send: Send
@@ -181,14 +180,14 @@ class Requests:
     """The request that starts the job, without its key."""
     key: Key | None
     parents: Mapping[str, str]
-    """As `parents` returns them."""
+    """The path arguments, as the function `parents` returns them."""
     query: str
-    """The query of every request, such as the version of the service's API."""
+    """The fixed query of every request, such as the version of the service's API."""
     arguments: Mapping[str, Any]
-    """The arguments of the call, for query and body of a cancel."""
+    """The arguments of the call, for the query and body of a cancel request."""
 
     def job(self) -> AnsweredJob:
-        """Return the job."""
+        """Return the job, with functions that send its requests."""
         config, start = self.config, with_key(self.started, self.key)
         return AnsweredJob(
             config,
@@ -230,8 +229,8 @@ class Requests:
         )
 
     def _request(self, path: str, values: Mapping[str, str]) -> Outgoing:
-        """Return a GET request; raise BackendError if a value of the job is not allowed in a path,
-        where it would name another endpoint."""
+        """Return a GET request. Raise BackendError if a value from the service is not allowed in a
+        path, because it could lead to another endpoint."""
         for name, written in self.parents.items():
             path = path.replace(f"{{{name}}}", written)
         for name, value in values.items():

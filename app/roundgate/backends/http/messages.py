@@ -1,7 +1,7 @@
-"""Requests to HTTP services and their answers as values, and results of tools from answers.
+"""HTTP requests and answers as plain values, and the conversion of answers to tool results.
 
-httpx would decompress each piece whole, layer upon layer: 2.5 KB of `gzip, gzip` become 3 GB before
-they can be counted. `Unpacker` decompresses within a limit.
+httpx decompresses each piece completely: 2.5 KB of `gzip, gzip` become 3 GB before their size can
+be checked. `Unpacker` decompresses within a limit.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from roundgate.protocol import (
 )
 
 ACCEPTED: Final = "gzip, deflate"
-"""The encodings that services are told we accept."""
+"""The value of `Accept-Encoding`."""
 LARGE_BYTES: Final = 262_144
-"""Longer answers are read in a thread, because they would block the event loop."""
+"""The size above which an answer is parsed in a thread, so as not to block the event loop."""
 _EXCERPT_CHARS: Final = 500
 _CHARSET: Final = re.compile(r"charset=\"?([A-Za-z0-9._:-]{1,40})", re.IGNORECASE)
 _CHARSETS: Final = frozenset(
@@ -49,43 +49,43 @@ _CHARSETS: Final = frozenset(
         *(f"cp{page}" for page in range(1250, 1259)),
     }
 )  # fmt: skip
-"""Charsets of web pages. Some others of Python's take minutes for a megabyte (punycode, idna)."""
+"""Charsets of web pages. Some of Python's other codecs (punycode, idna) take minutes for 1 MB."""
 
 log = logging.getLogger("roundgate.backends")
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One HTTP request, without what every request to the service has."""
+    """An HTTP request, without the base URL, credentials and fixed headers of the service."""
 
     method: str
     path: str
     query: str
-    """Percent-encoded."""
+    """The percent-encoded query, without the question mark."""
     headers: dict[str, str]
     body: bytes | None
     is_repeatable: bool = False
     """Whether sending it twice changes no more than sending it once."""
     has_key: bool = False
-    """Whether it has a key by which the service recognizes a repetition."""
+    """Whether the request has a key by which the service recognizes a repetition."""
     wants: tuple[str, ...] = ()
-    """Lower-case names of headers of the answer that become part of the result."""
+    """Lower-case names of the answer's headers that become part of the result."""
     max_bytes: int | None = None
-    """Of the answer; `None`: the back end's limit."""
+    """The limit for the answer; `None` means the back end's limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer of a service."""
+    """A service's answer."""
 
     status: int
     reason: str
     content_type: str
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict)
-    """Those that the request wants, by lower-case name."""
+    """The headers named by `Outgoing.wants`, by lower-case name."""
     retry_after: str | None = None
-    """The header of that name, which `kept` drops."""
+    """The header `Retry-After`. `kept` omits it."""
 
     @property
     def status_line(self) -> str:
@@ -102,12 +102,12 @@ class Answer:
         some services on Windows send one.
 
         Raises:
-            ParseError: the body is no JSON.
+            ParseError: the body is not JSON.
         """
         return json.decode(self.body.removeprefix(BOM_UTF8))
 
     def kept(self) -> dict[str, Any]:
-        """Return the answer as JSON."""
+        """Return the answer as a JSON object, from which `revived` restores it."""
         body = base64.b64encode(self.body).decode()
         return {
             "status": self.status,
@@ -119,7 +119,7 @@ class Answer:
 
     @classmethod
     def revived(cls, kept: Mapping[str, Any]) -> Answer:
-        """Return the answer that `kept` wrote."""
+        """Return the answer from the object that `kept` returned."""
         body = base64.b64decode(kept["body"])
         headers = kept.get("headers", {})
         return cls(kept["status"], kept["reason"], kept["content_type"], body, headers)
@@ -129,10 +129,15 @@ Send: TypeAlias = Callable[[Outgoing], Awaitable[Answer]]
 
 
 class Unpacker:
-    """Decompresses an answer while it arrives, and never holds more than `limit` bytes of it."""
+    """A decompressor for an answer while it arrives. The body never exceeds `limit` bytes by more
+    than one piece."""
 
     def __init__(self, content_encoding: str, limit: int) -> None:
-        """Raise UnknownEncoding if the encoding was not asked for."""
+        """Prepare to decompress.
+
+        Raises:
+            UnknownEncoding: the encoding is not gzip, deflate or identity.
+        """
         encoding = content_encoding.strip().lower()
         if encoding not in ("", "identity", "gzip", "x-gzip", "deflate"):
             raise UnknownEncoding
@@ -147,11 +152,11 @@ class Unpacker:
         self._may_be_raw = encoding == "deflate"
 
     def feed(self, piece: bytes) -> None:
-        """Take a piece.
+        """Decompress a piece and append it to the body.
 
         Raises:
             AnswerTooLarge: the limit is exceeded.
-            UnknownEncoding: the bytes are not of the encoding.
+            UnknownEncoding: the bytes are invalid in the encoding.
         """
         self._raw_bytes += len(piece)
         if self._raw_bytes > self._limit + 1024:  # compression can add a few bytes
@@ -179,7 +184,7 @@ class Unpacker:
 
 
 def decoded(body: bytes, content_type: str) -> str | None:
-    """Return the text of a body; `None` if its charset is unknown or wrong."""
+    """Return the text of a body, or `None` if its charset is unknown or wrong."""
     found = _CHARSET.search(content_type)
     name = found[1].lower() if found else "utf-8"
     if re.sub(r"[^a-z0-9]", "", name) not in _CHARSETS:
@@ -201,15 +206,15 @@ def result_of(
     """Return the tool's result for an answer.
 
     Args:
-        tool: its name, for the log.
-        answer: of the service.
+        tool: the tool's name, for the log.
+        answer: the service's answer.
         pointer: a JSON Pointer to the part that is the result; empty for the whole.
-        output: the schema of that part; `None` for any value.
-        lenient: whether an answer that is not as promised becomes text, with a warning in the log,
-            because the promise is of a foreign document.
+        output: the schema of that part; `None` allows any value.
+        lenient: whether to log an answer that breaks its schema and return it as text, instead of
+            raising. For schemas of a third party's document.
 
     Raises:
-        BackendError: the answer is an error, or not as promised.
+        BackendError: the answer is an error; or it breaks its schema and `lenient` is False.
     """
     if answer.status >= 300:
         raise BackendError(
@@ -239,17 +244,17 @@ def result_of(
 def with_headers(
     result: ToolResult, answer: Answer, members: Mapping[str, str], output: Schema | None = None
 ) -> ToolResult:
-    """Return a result with headers of its answer as members of the object; beside `result` if the
-    value is no object, or has these members.
+    """Return a result with headers of the answer added as members. A value that is not an object,
+    or already has one of the members, moves to the member `result`.
 
     Args:
-        result: without headers.
-        answer: of the service.
-        members: the header of each member.
+        result: the result without headers.
+        answer: the service's answer.
+        members: the header name for each member.
         output: the schema of the whole result.
 
     Raises:
-        UnexpectedAnswer: the whole result is not as declared.
+        UnexpectedAnswer: the whole result does not match `output`.
     """
     headers = {
         member: answer.headers[name.lower()]
@@ -292,7 +297,7 @@ def _from_json(answer: Answer, pointer: str, output: Schema | None) -> ToolResul
 
 
 def _warn(tool: str, why: str) -> None:
-    """Log the promise that an answer breaks, without its text."""
+    """Log why an answer is unexpected, without the answer's text."""
     log.warning(
         "an answer is not as its document says",
         extra={"fields": {"tool": tool, "why": why.partition(": ")[0]}},
@@ -300,7 +305,8 @@ def _warn(tool: str, why: str) -> None:
 
 
 def excerpt(answer: Answer) -> str:
-    """Return the beginning of an answer on one line; an empty string if it is binary or empty."""
+    """Return the beginning of an answer on one line, after a colon. Return an empty string if the
+    answer is binary or empty."""
     text = " ".join(answer.body[: 4 * _EXCERPT_CHARS].decode("utf-8", "replace").split())
     if not text or not text.isprintable():
         return ""

@@ -1,11 +1,11 @@
 """Access tokens of the gateway itself: OAuth 2.0 client credentials (RFC 6749 section 4.4).
 
-    call ─▶ token() ─▶ a valid token: at once
-                   └─▶ none: one request, for which all other calls wait
-    401  ─▶ token(instead_of=the refused one) ─▶ another, unless another call has renewed it already
+    call ─▶ token() ─▶ a valid token: returned immediately
+                   └─▶ no valid token: one request, for which all calls wait
+    401  ─▶ token(instead_of=refused token) ─▶ a new token, requested unless another call has done so
 
-A token is renewed before it expires, and serves on while no other is available. Tokens stay in this
-process. The client identifies itself with
+A token is renewed before it expires. If the renewal fails, the token is used until it expires.
+Tokens stay in this process. The client identifies itself with
 
     basic            its secret in the header           RFC 6749 section 2.3.1
     post             its secret in the form             RFC 6749 section 2.3.1
@@ -37,9 +37,9 @@ from roundgate.errors import BackendError, ParseError, TokenRefused
 from roundgate.net.oauth import basic_authorization, signed_assertion
 
 EARLY_S: Final = 60.0
-"""How long before its expiry a token is renewed, or a quarter of its life if that is less."""
+"""How long before its expiry a token is renewed, or a quarter of its life if that is shorter."""
 PAUSE_MS: Final = 1_000.0
-"""The pause after a first failure; it doubles with each further one."""
+"""The pause after the first failure. The pause doubles with each further failure."""
 PAUSE_AT_MOST_MS: Final = 60_000.0
 REPLACED_MS: Final = 10_000.0
 """The least time between two requests for a token because a service refused one."""
@@ -49,7 +49,7 @@ TIMEOUT_S: Final = 10.0
 MAX_BYTES: Final = 64_000
 MAX_TOKEN: Final = 16_000
 _USUAL_LIFE_S: Final = 300.0
-"""If the server does not say how long a token is valid."""
+"""The assumed life of a token if the server does not state one."""
 
 REMEDIES: Final = {
     "invalid_client": "check client_credentials, its secret, key or certificate, and client_auth",
@@ -62,7 +62,7 @@ REMEDIES: Final = {
     "temporarily_unavailable": "it is asked again after a pause",
     "server_error": "it is asked again after a pause",
 }
-"""By `error` of RFC 6749 section 5.2 and RFC 8707 section 2."""
+"""Remedies by `error` code (RFC 6749 section 5.2, RFC 8707 section 2)."""
 
 
 log = logging.getLogger("roundgate.backends")
@@ -79,7 +79,7 @@ class TokenSource:
         clock: Clock | None = None,
     ) -> None:
         self.certificates = certificates
-        """Of connections to the server."""
+        """The certificates for connections to the server."""
         self._request = TokenRequest(config, secrets, certificates)
         self._clock = clock or Clock()
         self._token: str | None = None
@@ -98,8 +98,8 @@ class TokenSource:
         return tuple(self._recent)
 
     def has_other_than(self, refused: str) -> bool:
-        """Return whether another token exists, or may be requested, because a service refused this
-        one. For a service that refuses all, one is requested every `REPLACED_MS`."""
+        """Return whether a token other than `refused` exists or may be requested. At most every
+        `REPLACED_MS` a refused token may be replaced, for services that refuse every token."""
         if self._token != refused or self._renewal.is_under_way:
             return True
         now_ms = self._clock.monotonic_ms()
@@ -109,10 +109,10 @@ class TokenSource:
         return True
 
     async def token(self, *, instead_of: str | None = None) -> str:
-        """Return a valid token other than the refused one.
+        """Return a valid token other than `instead_of`.
 
         Raises:
-            BackendError: none is available.
+            BackendError: no such token is available.
         """
         if self._is_good(instead_of):
             return self._token or ""
@@ -164,7 +164,7 @@ class TokenSource:
 
 
 class TokenRequest:
-    """Requests of one client to one authorization server."""
+    """The token requests of one client to one authorization server."""
 
     def __init__(
         self, config: ClientCredentials, secrets: Secrets, certificates: Certificates
@@ -175,12 +175,12 @@ class TokenRequest:
         self._server = f"The authorization server {config.token_url.partition('?')[0]}"
 
     async def send(self) -> tuple[str, float]:
-        """Return a new token and its life in seconds. A secret that the server refuses is read again
-        once.
+        """Return a new token and its life in seconds. If the server refuses the client and its
+        secret was rotated, try once more.
 
         Raises:
-            TokenRefused: the server refused.
-            BackendError: no token is available for another reason.
+            TokenRefused: the server refused the request.
+            BackendError: the server is unreachable, its answer is unusable, or a secret or key is.
         """
         secret = self._config.client_secret or self._config.private_key
         text = "" if secret is None else await self._secrets.text(secret)
@@ -219,7 +219,8 @@ class TokenRequest:
     async def _post(
         self, form: list[tuple[str, str]], authorization: dict[str, str]
     ) -> tuple[int, bytes | None, str]:
-        """Return status, body and `Retry-After` of the answer; no body if it is too long."""
+        """Return status, body and `Retry-After` of the answer. The body is `None` if it exceeds
+        `MAX_BYTES`."""
         from roundgate.net.http import make_client
 
         headers = {

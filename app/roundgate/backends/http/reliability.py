@@ -1,13 +1,13 @@
-"""Retries, and the limits of each host: requests at once, and a circuit breaker.
+"""Retries, concurrency limits, and a circuit breaker for each host.
 
     closed ──failures in a row──▶ open ──pause_s──▶ half open: one request is sent, others are refused
       ▲                            ▲                    │
       └────────── it succeeds ─────┼────────────────────┤
                                    └──── it fails ──────┘
 
-A refusal of the caller (4xx) is no failure, so no caller can open the breaker with invalid
-requests. Each process counts for itself. A request is retried only if a repetition changes nothing
-(`Outgoing.is_repeatable`), or if it never left the gateway.
+A 4xx answer is not a failure, so no caller can open the breaker with invalid requests. Each process
+counts separately. A request is retried only if it is safe to repeat (`Outgoing.is_repeatable`,
+`Outgoing.has_key`), or if no connection was made.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from roundgate.errors import BackendError, NoAnswer, UnexpectedAnswer
 from roundgate.observability import metrics
 
 AWAY: Final = frozenset({502, 503, 504})
-"""Statuses of a service that is away. Not 500, which the request of one caller may cause."""
+"""Statuses of an unavailable service. 500 is excluded, because one caller's request can cause it."""
 PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses after which a retry may succeed."""
 UNDER_WAY: Final = 409
-"""The status for a repeated key while the service processes the first request with it."""
+"""The status for a repeated key while the service still processes the first request."""
 MAX_PAUSE_S: Final = 10.0
 MARGIN_S: Final = 0.1
-"""The time of a call that must be left after a pause, for a retry to be of use."""
+"""The time that a call must have left after a pause; with less, a retry is useless."""
 
 log: Final = logging.getLogger("roundgate.backends")
 
 
 class Retries:
-    """Sends requests of one service, again where that is wanted and safe."""
+    """The retry policy for one service."""
 
     def __init__(self, config: RetryConfig | None, backend: str, clock: Clock) -> None:
         self._config = config or RetryConfig(attempts=1)
@@ -51,15 +51,15 @@ class Retries:
     async def send(
         self, outgoing: Outgoing, once: Callable[[], Awaitable[Answer]], deadline: Deadline
     ) -> Answer:
-        """Return the first answer that is not worth a retry, or the last.
+        """Send a request, with retries; return the first answer that needs no retry, or the last.
 
         Args:
             outgoing: the request.
-            once: sends it.
-            deadline: of the call; no pause lasts longer.
+            once: the function that sends the request.
+            deadline: the call's deadline; no pause exceeds it.
 
         Raises:
-            BackendError: as the last attempt.
+            BackendError: the last attempt raised it.
         """
         within = self._clock.deadline(self._config.within_s * 1000)
         for attempt in range(1, self._config.attempts):
@@ -85,7 +85,8 @@ class Retries:
         return await once()
 
     def _pause_s(self, attempt: int, asked_s: float | None) -> float:
-        """Return a random pause, so that callers that failed together do not retry together."""
+        """Return a pause in seconds, at random so that callers do not retry together. The pause is
+        at least `asked_s`."""
         usual = min(self._config.pause_s * 2.0 ** (attempt - 1), MAX_PAUSE_S)
         spread = usual * self._clock.fraction()
         return usual / 2 + spread / 2 if asked_s is None else asked_s + spread
@@ -104,8 +105,8 @@ def _fits(pause_s: float, *deadlines: Deadline) -> bool:
 
 
 def retry_after_s(value: str | None, clock: Clock) -> float | None:
-    """Return the seconds of a `Retry-After` (RFC 9110 section 10.2.3), from a number or a date;
-    `None` if it is neither."""
+    """Return the seconds until the time in a `Retry-After` (RFC 9110 section 10.2.3), a number or
+    a date; `None` if it is neither."""
     text = (value or "").strip()
     if text.isascii() and text.isdecimal():
         return float(text[:9])
@@ -117,7 +118,7 @@ def retry_after_s(value: str | None, clock: Clock) -> float | None:
 
 
 class Slots:
-    """The requests to one host that one process may have under way; others wait in order."""
+    """The slots for requests of this process to one host. Further requests wait in order."""
 
     def __init__(self, config: LimitConfig, backend: str) -> None:
         self._config = config
@@ -167,7 +168,7 @@ class Breaker:
     """The circuit breaker of one host."""
 
     def __init__(self, config: BreakerConfig, backend: str, host: str, clock: Clock) -> None:
-        """Close the breaker. `host` is host and port."""
+        """Create a closed breaker. `host` is `host:port`."""
         self._config = config
         self._backend = backend
         self._host = host
@@ -177,10 +178,11 @@ class Breaker:
         self._retry_ms: float | None = None
         self._is_tried = False
         self._period = 0
-        """Raised whenever the breaker opens or closes."""
+        """A counter that increases whenever the breaker opens or closes."""
 
     def check(self) -> None:
-        """Raise BackendError, with reason and time, unless a request may be sent now."""
+        """Raise BackendError while the breaker is open, or half open with a request under way. The
+        error states the reason and when to retry."""
         if self._retry_ms is None:
             return
         left_ms = self._retry_ms - self._clock.monotonic_ms()
@@ -192,10 +194,10 @@ class Breaker:
             )
 
     async def watch(self, send: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Send a request and count its outcome, unless the breaker has opened or closed meanwhile.
+        """Send a request and count its outcome, unless the breaker opens or closes meanwhile.
 
         Raises:
-            BackendError: no request may be sent now; or as `send`.
+            BackendError: the breaker is open, or `send` raised it.
         """
         self.check()
         self._is_tried = self._retry_ms is not None
@@ -228,7 +230,7 @@ class Breaker:
             log.info("a host is called again", extra={"fields": fields})
 
     def _count_failure(self, period: int, reason: str) -> None:
-        """Count a failure. Callers read the reason after "because"."""
+        """Count a failure. `reason` completes a sentence after "because"."""
         if period != self._period:
             return
         self._failures += 1
@@ -240,7 +242,7 @@ class Breaker:
             log.warning("a host is left alone for a while", extra={"fields": fields})
 
     def _begin_period(self, retry_ms: float | None) -> None:
-        """Close the breaker, or open it until then."""
+        """Open the breaker until `retry_ms`, or close it if that is `None`."""
         self._period += 1
         self._retry_ms = retry_ms
         self._is_tried = False
@@ -249,7 +251,7 @@ class Breaker:
 
 
 class Gate:
-    """The slots and the breaker of one host, where they are configured."""
+    """The slots and the breaker of one host, if configured."""
 
     def __init__(self, config: RemoteConfig, host: str, clock: Clock) -> None:
         name = config.name
@@ -264,12 +266,12 @@ class Gate:
             self._breaker.check()
 
     async def through(self, send: Callable[[], Awaitable[Answer]], deadline: Deadline) -> Answer:
-        """Send a request.
+        """Send a request through the slots and the breaker.
 
         Raises:
-            BackendError: the breaker is open or the host busy; or as `send`.
+            BackendError: the breaker is open, the host is busy, or `send` raised it.
         """
-        self.check()  # before a wait for a slot that would be of no use
+        self.check()  # an open breaker makes a wait for a slot useless
         if self._slots is None:
             return await self._watched(send)
         async with self._slots.one(deadline):
@@ -280,8 +282,7 @@ class Gate:
 
 
 class Hosts:
-    """The hosts of one back end. Services at one host share its gate, whatever their
-    credentials."""
+    """The gates of one back end's hosts. Services at one host share a gate."""
 
     def __init__(self, config: RemoteConfig, clock: Clock | None = None) -> None:
         self._config = config

@@ -1,8 +1,8 @@
-"""Redaction of the configuration's secrets from answers of a service.
+"""Redaction of the configuration's secrets from a service's answers.
 
-A service may echo its request, in an error page or a debugging endpoint; its credential is not for
-callers, models and logs. Secret are the credential, tokens that were got with it, and fixed headers
-whose names say so, if they have 8 characters or more.
+A service may echo a request, as error pages and debugging endpoints do. Callers, models and logs
+must not see its credential. Secrets are credentials, tokens obtained with them, and fixed headers
+whose names match `SECRET_NAME`. Secrets shorter than 8 characters are not redacted.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ MIN_CHARS: Final = 8
 SECRET_NAME: Final = re.compile(
     r"auth|cookie|credential|key|password|secret|session|signature|token", re.IGNORECASE
 )
-"""Names of fixed headers and members that are secret."""
+"""A pattern for the names of secret headers and members."""
 
 
 class Redactor:
-    """Takes secrets out of answers, as they are when the answer arrives."""
+    """A function that redacts from an answer the secrets that are current when it arrives."""
 
     def __init__(self, hidden: Callable[[], frozenset[str]]) -> None:
-        """Take the function that returns the secrets."""
+        """Store `hidden`, which returns the current secrets."""
         self._hidden = hidden
         self._current: frozenset[str] | None = None
         self._plain: tuple[tuple[bytes, bytes], ...] = ()
@@ -41,7 +41,7 @@ class Redactor:
 
     @classmethod
     def of_secrets(cls, secrets: Iterable[str]) -> Redactor:
-        """Return a redactor of secrets that do not change."""
+        """Return a redactor for a fixed set of secrets."""
         found = frozenset(secrets)
         return cls(lambda: found)
 
@@ -86,7 +86,7 @@ class Redactor:
 
 
 def of_credentials(credentials: Iterable[Credential], read: Secrets) -> set[str]:
-    """Return the secrets of credentials that have been read."""
+    """Return the secrets of credentials, as far as they have been read."""
     found: set[str] = set()
     for credential in credentials:
         for text in read.known(credential.secrets()):
@@ -95,27 +95,27 @@ def of_credentials(credentials: Iterable[Credential], read: Secrets) -> set[str]
 
 
 def of_headers(headers: Mapping[str, Secret], read: Secrets) -> set[str]:
-    """Return the secrets of fixed headers that have been read."""
+    """Return the secrets in fixed headers, as far as they have been read."""
     secret = [value for name, value in headers.items() if SECRET_NAME.search(name)]
     return parted(read.known(secret))
 
 
 def of_fixed_headers(headers: Mapping[str, SecretStr]) -> set[str]:
-    """Return the secrets of fixed headers whose values stand in the configuration."""
+    """Return the secrets in fixed headers whose values are in the configuration."""
     return parted(
         value.get_secret_value() for name, value in headers.items() if SECRET_NAME.search(name)
     )
 
 
 def parted(values: Iterable[str]) -> set[str]:
-    """Return each text, and the text after its first blank: the word before it ("Bearer …") is not
-    secret."""
+    """Return each text, and its part after the first space, because a first word such as "Bearer"
+    is not secret."""
     return {part for value in values for part in (value, value.partition(" ")[2])}
 
 
 def _spellings(secret: str) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the encodings of a secret that an answer may contain, each with its placeholder: in
-    UTF-8, and in UTF-16 of Windows."""
+    """Yield the encodings of a secret that an answer may contain (UTF-8 and UTF-16), each with its
+    placeholder."""
     texts = spellings(secret)
     for encoding in ("utf-8", "utf-16-le", "utf-16-be"):
         placeholder = PLACEHOLDER.decode().encode(encoding)

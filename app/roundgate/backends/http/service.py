@@ -1,7 +1,7 @@
-"""One HTTP service: requests to it and whole answers, within the back end's limits.
+"""The client of one HTTP service, which sends requests within the back end's limits.
 
-Errors of the service are `BackendError`s. Redirects are followed on the service's own origin only,
-the caller's token is never passed on, and the gateway's credentials are redacted from answers.
+Failures are `BackendError`s. The client follows redirects on the service's own origin only, never
+forwards the caller's token, and redacts the gateway's credentials from answers.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class Service:
         certificates: Certificates | None = None,
         hosts: Hosts | None = None,
     ) -> None:
-        """Open no connection yet.
+        """Store the settings; open no connection yet.
 
         Args:
-            config: limits and name.
-            base_url: what paths are appended to; nothing is sent to another origin.
-            access: the credentials of every request.
-            redacted: takes secrets out of answers.
-            certificates: for TLS; `None` trusts the public authorities.
-            hosts: of the back end, if it has several services.
+            config: the back end's settings.
+            base_url: the URL to which paths are appended. No other origin receives requests.
+            access: the credentials for every request.
+            redacted: the function that redacts secrets from answers.
+            certificates: TLS settings; `None` trusts the public authorities.
+            hosts: the gates that the back end's services share; `None` makes new ones.
         """
         self.name = config.name
         self._config = config
@@ -79,17 +79,18 @@ class Service:
     async def send(
         self, outgoing: Outgoing, timeout_s: float, deadline: Deadline | None = None
     ) -> Answer:
-        """Send one request, again where that is wanted and safe, and read its whole answer.
+        """Send a request, with retries, and return its whole answer.
 
         Args:
             outgoing: the request.
-            timeout_s: seconds for the whole answer, each time that the request is sent.
-            deadline: of the call.
+            timeout_s: seconds for each attempt, including the whole answer.
+            deadline: the call's deadline.
 
         Raises:
-            UnexpectedAnswer: the answer is too long, has an encoding that was not asked for, or
-                redirects to another origin.
-            BackendError: the service is unreachable, slow or busy, or its breaker is open.
+            UnexpectedAnswer: the answer is too long, has an encoding that was not requested, or
+                redirects to another origin or too often.
+            BackendError: the service is unreachable, slow or busy, its breaker is open, or a
+                credential is unavailable.
         """
         until = deadline or self._clock.deadline(None)
 
@@ -206,8 +207,8 @@ class Service:
 async def _send(
     client: httpx.AsyncClient, request: httpx.Request, access: Access
 ) -> httpx.Response:
-    """Send a request with its credentials. Log its method, URL without query and credentials,
-    status and duration."""
+    """Send a request with its credentials. Log the method, the URL without query and credentials,
+    the status and the duration."""
     begun = time.perf_counter()
     status: int | str = "none"
     try:
@@ -238,14 +239,14 @@ def no_answer(
     timeout_s: float,
     phases: TimeoutsConfig | None,
 ) -> NoAnswer:
-    """Return the error of a request without an answer. It has no addresses, headers or bodies, and
-    of the request only what the configuration has.
+    """Return the error for a request without an answer. The message contains no addresses, headers
+    or bodies.
 
     Args:
-        error: what asyncio or httpx raised.
-        what: the request, in words.
+        error: the exception from asyncio or httpx.
+        what: a description of the request.
         timeout_s: seconds for the whole request.
-        phases: seconds for parts of it.
+        phases: seconds for its parts.
     """
     import httpx
 
@@ -293,7 +294,7 @@ def _limit_s(error: Exception, phases: TimeoutsConfig | None) -> float | None:
 
 
 def _cause(error: BaseException) -> str:
-    """Return the reason if a certificate is not trusted, else the name of the error."""
+    """Return why a certificate is not trusted, or the exception's name for any other error."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):

@@ -1,7 +1,7 @@
-"""TLS of the connections to a service: trusted authorities, and the gateway's own certificate.
+"""TLS settings for connections to a service: trusted authorities and the gateway's certificate.
 
-Each setting is a file beside gateway.yaml or the PEM text itself, as from `${…}`. All are read when
-the back end is loaded, so errors are found then.
+Each setting is a file name relative to gateway.yaml, or PEM text, such as from `${…}`. The gateway
+reads them when it loads the back end, so that errors appear then.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PEM: Final = "-----BEGIN "
 
 
 class TlsConfig(Model):
-    """TLS of connections: each a file beside gateway.yaml, or the PEM text itself."""
+    """TLS of connections. Each value is a file beside gateway.yaml, or the PEM text itself."""
 
     ca: str | None = Field(
         None,
@@ -54,26 +54,26 @@ class Certificates:
     """The `tls:` setting of a back end or of a credential, at its place in the configuration."""
 
     def __init__(self, config: TlsConfig | None, origin: Origin) -> None:
-        """Read nothing yet. `origin` is the place of the setting."""
+        """Store the settings; read no file yet. `origin` is the place of the setting."""
         self._config = config or TlsConfig()
         self._origin = origin
 
     @property
     def files(self) -> frozenset[Path]:
-        """The files that it names, to watch them."""
+        """The files in the setting, to watch for changes."""
         config = self._config
         secret = None if config.key is None else config.key.get_secret_value()
         named = [one for one in (config.ca, config.cert, secret) if one and _PEM not in one]
         return frozenset(self._origin.base_dir / one for one in named)
 
     def check(self) -> None:
-        """Raise ConfigError if a file cannot be read, or has the wrong content."""
+        """Raise ConfigError if a file cannot be read, or its content is not usable."""
         if self._config.ca is not None or self._config.cert is not None:
             _ = self.context
 
     @cached_property
     def context(self) -> ssl.SSLContext:
-        """For connections. Raises ConfigError as `check`."""
+        """The TLS context for connections. Raises ConfigError as `check` does."""
         config = self._config
         if config.ca is None and config.cert is None:
             from roundgate.net.http import trust_store
@@ -133,7 +133,8 @@ class Certificates:
 
 @contextmanager
 def _in_a_file(text: str) -> Iterator[Path]:
-    """Keep a text in a file that only this user may read, because OpenSSL takes no text."""
+    """Keep a text in a temporary file that only this user may read. OpenSSL loads a certificate
+    and key from files only."""
     with tempfile.TemporaryDirectory() as directory:  # its mode is 0700
         path = Path(directory, "identity.pem")
         path.touch(mode=0o600)

@@ -1,14 +1,14 @@
-"""Values of arguments as text: lists in a query, form, header or path, and segments of a path.
+"""Argument values as text: in a query, form, header or path.
 
     repeat     a=1&a=2          comma     a=1,2          pipe     a=1%7C2
     brackets   a[]=1&a[]=2      json      a=[1,2]        space    a=1%202
 
-A separator stands as it is, and items are percent-encoded; in a header, where nothing is, an item
-with the separator is refused.
+Items are percent-encoded, separators are written as shown. A header is not percent-encoded, so an
+item that contains the separator is refused there.
 
-Percent-encoding a "/" in a path does not make it harmless: many servers, and more proxies, decode
-the path before they split it, some twice, and then `/public/..%2Fsecret` is `/secret` (CWE-22). So
-such a value is refused, not encoded.
+Percent-encoding a "/" in a path does not make it harmless. Many servers and proxies decode the path
+before they split it, some twice, and then `/public/..%2Fsecret` is `/secret` (CWE-22). The gateway
+therefore refuses such a value.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ ListStyle: TypeAlias = Literal["repeat", "comma", "pipe", "space", "brackets", "
 SEPARATORS: Final[Mapping[str, str]] = MappingProxyType({"comma": ",", "pipe": "|", "space": " "})
 _IN_URL: Final[Mapping[str, str]] = MappingProxyType({"comma": ",", "pipe": "%7C", "space": "%20"})
 _LONG: Final = 1e21
-"""From this number on, JavaScript writes an exponent too."""
+"""The number from which JavaScript also writes an exponent."""
 _MAX_DECODINGS: Final = 4
 _OVERLONG: Final = (b"\xc0", b"\xc1", b"\xe0\x80", b"\xe0\x81", b"\xf0\x80")
-"""How ASCII begins in more bytes than it needs, which lenient decoders accept."""
+"""First bytes of overlong UTF-8 for ASCII characters, which lenient decoders accept."""
 _UNIT: Final = re.compile(r"%[uU]([0-9a-fA-F]{4})")
-"""A character as IIS and old scripts escape it."""
+"""The escape of a character in IIS and old scripts (`%uXXXX`)."""
 
 
 def text(value: Any) -> str:
-    """Return a value as text: JSON unless it is a string; a float without a fraction, which JSON
-    Schema takes for an integer, as an integer."""
+    """Return a string as it is, and any other value as JSON. A float without a fraction is written
+    as an integer, which it is in JSON Schema."""
     if isinstance(value, str):
         return value
     if isinstance(value, float) and value.is_integer() and abs(value) < _LONG:
@@ -52,13 +52,13 @@ def quoted(value: str) -> str:
 def pairs(
     name: str, value: Any, style: ListStyle = "repeat", *, sends_empty: bool = False
 ) -> list[str]:
-    """Return a value in a query or a form, as percent-encoded `name=value`.
+    """Return the percent-encoded `name=value` pairs of a value in a query or form.
 
     Args:
-        name: in the request.
-        value: null, and null in a list, is left out.
-        style: of a list.
-        sends_empty: whether an empty list is the name without a value, instead of nothing.
+        name: the name in the request.
+        value: the value; null, and null in a list, is omitted.
+        style: how to write a list.
+        sends_empty: whether to send `name=` for an empty list, instead of nothing.
     """
     if value is None:
         return []
@@ -74,10 +74,10 @@ def pairs(
 
 
 def in_path(value: Any, style: ListStyle, write: Callable[[str], str]) -> str:
-    """Return a value in a path, with each item encoded by `write`.
+    """Return a value for a path, with each item encoded by `write`.
 
     Raises:
-        ValueError: the list is empty, or as `write`.
+        ValueError: the list is empty, or `write` raised it.
     """
     items = _items(value, style)
     if items is None:
@@ -88,7 +88,7 @@ def in_path(value: Any, style: ListStyle, write: Callable[[str], str]) -> str:
 
 
 def in_header(value: Any, style: ListStyle) -> str:
-    """Return a value in a header; raise ValueError if an item contains the separator."""
+    """Return a value for a header. Raise ValueError if a list's item contains the separator."""
     items = _items(value, style)
     if items is None:
         return text(value)
@@ -105,7 +105,7 @@ def _items(value: Any, style: ListStyle) -> list[str] | None:
 
 
 def path_text(value: str, *, allow_slash: bool = False) -> str:
-    """Return a value percent-encoded for a path; with `allow_slash` it may be several segments.
+    """Return a value percent-encoded for a path. `allow_slash` permits several segments.
 
     Raises:
         ValueError: a server might read the value as another path.
@@ -116,8 +116,8 @@ def path_text(value: str, *, allow_slash: bool = False) -> str:
 
 
 def _readings(value: str) -> list[str]:
-    """Return everything that a server may read: decoded once, twice, …, and with wide characters
-    normalized. Raise ValueError for endless encodings and overlong bytes."""
+    """Return the forms that a server may decode the value to: decoded repeatedly, and with wide
+    characters normalized. Raise ValueError for too many encodings and overlong UTF-8."""
     readings = [value]
     for _ in range(_MAX_DECODINGS):
         raw = unquote_to_bytes(_UNIT.sub(lambda found: chr(int(found[1], 16)), readings[-1]))

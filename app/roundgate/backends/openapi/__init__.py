@@ -1,4 +1,4 @@
-"""Services described by an OpenAPI document: every operation a tool.
+"""The `openapi` back end, which offers each operation of an OpenAPI document as a tool.
 
 compile   documents ──▶ reading, schemas, media ──▶ index (a file)        once, when packaging
 serve     index ──▶ names and bytes of definitions ──▶ backend            at every start, without parsing

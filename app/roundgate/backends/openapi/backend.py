@@ -1,7 +1,7 @@
 """The operations of an OpenAPI document as tools.
 
-A start reads the table of the index. How a tool is called is read, and its code imported, when the
-tool is first called.
+At startup the gateway reads only the table of the index. It reads a tool's plan, and imports the
+code for calls, when the tool is first called.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ log = logging.getLogger("roundgate.backends")
 
 
 class OpenApiBackend:
-    """One description and its tools."""
+    """An OpenAPI description and its tools."""
 
     def __init__(self, config: OpenApiBackendConfig, origin: Origin, shared: Shared) -> None:
         self.name = config.name
@@ -92,8 +92,8 @@ class OpenApiBackend:
         await self._accesses.aclose()
 
     def _unfilled(self, index: Index, rows: Sequence[Row]) -> list[Problem]:
-        """Return a problem for each security scheme that these operations need and that is not
-        filled, and for each credential of an unknown scheme."""
+        """Return a problem for each unfilled security scheme that the operations need, and for each
+        credential of an unknown scheme."""
         place = self._origin.at("credentials")
         known = ", ".join(index.slots) or "none: use `credential`"
         unknown = [
@@ -186,11 +186,11 @@ class OpenApiBackend:
 def _index(
     config: OpenApiBackendConfig, origin: Origin, *, fetches: bool, fetched: dict[str, bytes]
 ) -> tuple[Index, Path]:
-    """Return the index in the file if it is of these settings and documents, else a new one; and
-    the path of the file.
+    """Return the index and the path of its file. If the file is missing, unusable or out of date,
+    compile a new index.
 
     Raises:
-        ConfigError: no index can be made here.
+        ConfigError: the index cannot be compiled on this machine.
     """
     path, defect = index_path(config, origin), ""
     try:
@@ -216,8 +216,8 @@ def _index(
 def _check_document_is_here(
     config: OpenApiBackendConfig, origin: Origin, path: Path, defect: str
 ) -> None:
-    """Raise ConfigError if the document is not in a file here. `defect` is that of the index, if
-    there is one."""
+    """Raise ConfigError if the document is a URL, or if the index has a defect and the document's
+    file is missing. `defect` is empty if there is no index."""
     document = config.document
     if document.startswith(("http://", "https://")):
         reason = defect or f"is no index of {document}, because it is not there"

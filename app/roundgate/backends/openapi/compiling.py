@@ -1,7 +1,7 @@
-"""From documents to an index: everything that takes time, done once.
+"""The compiler from OpenAPI documents to an index.
 
-An operation that cannot be offered is left out, and named with the place in the document and a
-remedy. The others are offered.
+The compiler omits an operation that cannot be offered, and reports its place in the document and a
+remedy. It offers the others.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from roundgate.settings import Origin
 
 MAX_NAME: Final = 64
 MAX_NAMED: Final = 5
-"""Operations that one problem names."""
+"""The number of operations that one problem names."""
 
 
 def compile_to_file(config: OpenApiBackendConfig, origin: Origin) -> str:
@@ -84,13 +84,13 @@ def compiled(
     """Return a new index of a back end.
 
     Args:
-        config: of the back end.
-        origin: where it stands, for problems.
-        fetches: whether documents are fetched by URL.
-        fetched: those that have been, by URL; others are added.
+        config: the back end's settings.
+        origin: the place of `config`, for problems.
+        fetches: whether to fetch documents by URL.
+        fetched: documents that were fetched already, by URL; new ones are added.
 
     Raises:
-        ConfigError: as `compile_index`.
+        ConfigError: `compile_index` raised it.
     """
     places = (config.document, *config.references, *config.overlay)
     is_remote = any(one.startswith(("http://", "https://")) for one in places)
@@ -104,13 +104,13 @@ def compile_index(
     """Return the index of a back end's documents.
 
     Args:
-        config: of the back end.
-        origin: where it stands, for problems.
-        fetch: gets documents by URL; without it only files are read.
+        config: the back end's settings.
+        origin: the place of `config`, for problems.
+        fetch: the function that fetches documents by URL; `None` allows files only.
 
     Raises:
-        ConfigError: there is no document, no operation can be offered, or, with `strict`, one
-            cannot.
+        ConfigError: there is no document, no operation can be offered, or `strict` is set and an
+            operation cannot be offered.
     """
     return _Compiler(config, origin, fetch).index()
 

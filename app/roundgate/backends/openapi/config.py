@@ -1,4 +1,4 @@
-"""What can be set of a back end of the kind openapi."""
+"""Settings of back ends of the kind `openapi`."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ class OpenApiBackendConfig(RemoteConfig):
 
     @property
     def index_file(self) -> str:
-        """Where its index is kept, relative to gateway.yaml."""
+        """The path of the index, relative to gateway.yaml."""
         return self.index or f"{self.name}.index"
 
     @property
     def packed_files(self) -> tuple[str, ...]:
-        """The index, which is all that a start reads."""
+        """The index, the only file that a start reads."""
         return (self.index_file,)

@@ -1,9 +1,8 @@
-"""The documents of a description and the references between them: read once, from allowed places
-only, within bounds.
+"""The documents of a description, and the references between them.
 
-A `$ref` may name another file or URL. A place that the configuration does not allow is never
-opened: a foreign document could otherwise read any file, or call any address, of the machine that
-compiles it.
+A `$ref` may name another file or URL. The compiler opens only places that the configuration allows.
+Otherwise a third party's document could read any file, or call any address, that the compiling
+machine can reach. Each document is read once, within size limits.
 """
 
 from __future__ import annotations
@@ -35,16 +34,17 @@ if TYPE_CHECKING:
 MAX_BYTES: Final = 128_000_000
 MAX_DOCUMENTS: Final = 10_000
 MAX_NODES: Final = 5_000_000
-"""Values in one document, aliases of YAML counted wherever they are used."""
+"""The limit for values in one document. A YAML alias counts wherever it is used."""
 MAX_ALIASED: Final = 1_000_000
-"""Values that the aliases of one document may repeat."""
+"""The limit for values that the aliases of one document repeat."""
 SUFFIXES: Final = (".json", ".yaml", ".yml")
 TIMEOUT_S: Final = 60.0
 MAX_HOPS: Final = 50
 _NOT_SCHEMAS: Final = ("example", "examples", "default", "const", "enum")
 
 Fetch: TypeAlias = Callable[[str, int], bytes]
-"""Returns the body at a URL, of so many bytes at most; raises UnreadableDocument."""
+"""A function that returns the body at a URL, up to a number of bytes, or raises
+UnreadableDocument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ class Sources:
     """Documents by URI without fragment."""
 
     allowed: Sequence[str]
-    """URIs: each with everything below it."""
+    """URIs that may be opened, each with everything below it."""
     fetch: Fetch | None = None
-    """Without it nothing is fetched."""
+    """The function that fetches documents; `None` allows files only."""
     read: dict[str, Source] = field(default_factory=dict)
     _documents: dict[str, Any] = field(default_factory=dict)
     _bytes: int = 0
@@ -88,7 +88,7 @@ class Sources:
         return self._documents[uri]
 
     def replace(self, uri: str, document: Any) -> None:
-        """Replace a document that was read by one that overlays have changed."""
+        """Replace a document with its copy that overlays have changed."""
         self._documents[uri] = document
 
     def _raw(self, uri: str) -> bytes:
@@ -208,7 +208,8 @@ def _integer(text: str) -> int:
 
 
 def _plain(value: Any, count: Iterator[int]) -> Any:
-    """Convert keys to text: `200:` is a number in YAML. Each value takes one of `count`."""
+    """Convert keys to text, because `200:` is a number in YAML. Each value uses up one of
+    `count`."""
     next(count)
     if isinstance(value, dict):
         return {_key(key): _plain(item, count) for key, item in value.items()}
@@ -273,7 +274,7 @@ class Place(NamedTuple):
     uri: str
     pointer: str
     is_part: bool = False
-    """Whether it is used as a part of another schema (`allOf`), which has more members."""
+    """Whether the value is a part of another schema (`allOf`), which has more members."""
     is_missing: bool = False
     """Whether the target is missing. Then `uri` is the document that has the `$ref`, and `pointer`
     is the `$ref` as written."""

@@ -1,4 +1,6 @@
-"""The compiled form of a description: one file. At startup only its table is read.
+"""The index: the compiled form of a description, in one file.
+
+At startup the gateway reads only the table.
 
 roundgate-index 1        magic and version
 1234567                  bytes of the table
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 KIND: Final = b"roundgate-index "
 MAGIC: Final = KIND + b"1\n"
 VERSION: Final = 1
-"""Of the compiler; another version makes all indexes out of date."""
+"""The compiler's version. An index of another version is out of date."""
 _COMPILED_WITH: Final = (
     *("document", "base_url", "variables", "origins", "references", "overlay", "media_types"),
     *("output_schemas", "strict"),
@@ -37,19 +39,19 @@ _COMPILED_WITH: Final = (
 SAFE: Final = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "QUERY"})
 _MUTUAL_TLS: Final = "its own certificate: `tls` of the back end, with `cert`"
 _OF_AWS: Final = "x-amazon-apigateway-authtype"
-"""An extension of schemes in documents that API Gateway exports."""
+"""An extension of security schemes in documents exported by API Gateway."""
 
 Alternative: TypeAlias = Mapping[str, Sequence[str]]
-"""Security schemes that go together, by name, with the scopes that the operation needs of each."""
+"""Security schemes that are used together, by name, with the scopes that the operation needs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One security scheme (OpenAPI "Security Scheme Object"), to be filled by the configuration."""
+    """A security scheme (OpenAPI "Security Scheme Object") that the configuration fills."""
 
     name: str
     description: str
-    """Of the credential that it takes."""
+    """A description of the credential."""
     header: str | None = None
     """Where the credential is sent, as the next two."""
     query: str | None = None
@@ -57,12 +59,12 @@ class Slot:
 
     @property
     def is_mutual_tls(self) -> bool:
-        """Whether the connection fills it, and no credential."""
+        """Whether a client certificate fills the slot, instead of a credential."""
         return self.description == _MUTUAL_TLS
 
     @property
     def remedy(self) -> str:
-        """How to fill it."""
+        """The remedy for an unfilled slot, as text for a problem."""
         if self.is_mutual_tls:
             return f"give the gateway {self.description}"
         return f"set `credentials.{self.name}` ({self.description}), or one `credential` for all"
@@ -90,8 +92,8 @@ def slot_of(name: str, scheme: Any) -> Slot:
 
 
 def chosen(offered: Sequence[Alternative], filled: Collection[str]) -> Alternative | None:
-    """Return the first alternative that is filled whole, preferably one with credentials; `None` if
-    none is. An operation without alternatives needs no credentials."""
+    """Return the first alternative whose schemes are all filled, preferably one with credentials,
+    or `None`. An operation without alternatives needs no credentials."""
     if not offered:
         return {}
     full = [one for one in offered if set(one) <= set(filled)]
@@ -99,7 +101,7 @@ def chosen(offered: Sequence[Alternative], filled: Collection[str]) -> Alternati
 
 
 class Span(NamedTuple):
-    """The place of a piece, behind the table."""
+    """The place of a piece in the part of the file after the table."""
 
     start: int
     size: int
@@ -107,8 +109,8 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One tool: all that selecting and listing it needs. In the table its members stand in this
-    order."""
+    """A tool's row in the table, with the data for selecting and listing the tool. The order of the
+    attributes is the order in the table."""
 
     name: str
     method: str
@@ -118,11 +120,11 @@ class Row:
     security: int
     extensions: Mapping[str, Any]
     head: Sequence[int]
-    """The definition before `$defs`: a `Span`, as the next."""
+    """The `Span` of the definition before `$defs`."""
     tail: Sequence[int]
-    """The definition behind `$defs`."""
+    """The `Span` of the definition after `$defs`."""
     schemas: Sequence[int]
-    """`$defs`: numbers in the list of schemas."""
+    """The schemas in `$defs`, by their numbers in the list of schemas."""
     plan: Sequence[int]
 
 
@@ -131,7 +133,7 @@ class Index:
     """An index in memory."""
 
     fingerprint: str
-    """A digest of the settings that it depends on."""
+    """A digest of the settings that the index depends on."""
     sources: Sequence[tuple[str, int, str]]
     """Path or URL, size and SHA-256 of each document."""
     servers: Sequence[str]
@@ -169,7 +171,7 @@ class Index:
 
 
 class Writer:
-    """Collects the rows, schemas and pieces of an index."""
+    """A collector of the rows, schemas and pieces of an index."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -220,8 +222,8 @@ def read(path: Path) -> Index:
     """Return the index in a file.
 
     Raises:
-        IndexOfAnotherVersion: another version has written it.
-        UnusableIndex: the file is no index, or incomplete.
+        IndexOfAnotherVersion: another version of the compiler wrote the file.
+        UnusableIndex: the file is not an index, or is incomplete.
         OSError: the file cannot be read.
     """
     data = path.read_bytes()

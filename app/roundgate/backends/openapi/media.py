@@ -17,7 +17,7 @@ from roundgate.errors import DanglingReference, UnusableOperation
 NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 MAX_ARGUMENT: Final = 64
 MAX_ARGUMENTS: Final = 1_000
-"""Of one tool. Each name is compared with those before it; and no model chooses among more."""
+"""The limit for the arguments of one tool, because each name is compared with all before it."""
 MAX_PARTS: Final = 100
 """Members of `allOf`, nested ones included, that become one object."""
 Content: TypeAlias = Mapping[str, Any]
@@ -35,7 +35,7 @@ _PLAIN_PART: Final = _PLAIN | {"allOf", "example", "nullable"}
 
 
 def argument_name(name: str, taken: Iterable[str]) -> str:
-    """Return a name for an argument that no other has: `filter[name]` becomes `filter_name`."""
+    """Return a unique name for an argument. `filter[name]` becomes `filter_name`."""
     base = NOT_IN_NAMES.sub("_", name).strip("_")[:MAX_ARGUMENT] or "argument"
     others = set(taken)
     number, found = 2, base
@@ -87,7 +87,7 @@ def kind_of(media_type: str) -> BodyKind:
 
 @dataclass(frozen=True, slots=True)
 class Bodies:
-    """Reads the request bodies of one description."""
+    """A reader of the request bodies of one description."""
 
     references: References
     schemas: Schemas
@@ -98,7 +98,7 @@ class Bodies:
         """Return the body of an operation, in the preferred media type.
 
         Args:
-            uri: of the document, for references.
+            uri: the document's URI, against which references are resolved.
             content: the media types.
             required: whether a request must have one.
             taken: names of other arguments.
@@ -251,7 +251,7 @@ class Bodies:
         return Member(media_type=media_type or ("application/json" if is_object else None))
 
     def _files(self, uri: str, schema: Any) -> Literal["one", "many"] | None:
-        """Return whether a member is a file, or several. One that may be null is a file too."""
+        """Return whether a member is a file or a list of files. A nullable file is also a file."""
         for _ in range(MAX_HOPS):
             uri, schema = self._followed(uri, schema)
             if not isinstance(schema, dict) or schema.get("readOnly") is True:

@@ -43,7 +43,7 @@ def actions_of(file: str, overlay: Any) -> list[Action]:
     """Return the actions of a parsed overlay, in order. `file` is its name in problems.
 
     Raises:
-        ConfigError: it is no overlay, or has invalid actions.
+        ConfigError: the document is not an overlay, or has invalid actions.
     """
     if not isinstance(overlay, dict) or not str(overlay.get("overlay", "")).startswith("1."):
         remedy = "begin it with `overlay: 1.0.0`, `info` and `actions`"
@@ -99,8 +99,8 @@ def _jsonpath(file: str) -> Callable[[str], Find]:
 
 
 def overlaid(document: Any, actions: Sequence[Action]) -> tuple[Any, list[Problem]]:
-    """Return a changed copy of a document, and a problem for each action whose target does not
-    exist, which the specification allows, but is mostly a slip.
+    """Return a changed copy of a document, and a problem for each action without a target. The
+    specification allows such actions, but most are mistakes.
 
     Raises:
         ConfigError: an update does not fit its target, or the actions add more than MAX_ADDED

@@ -1,4 +1,4 @@
-"""Operations of a document, as tools will have them.
+"""The reader of a document's operations.
 
 An error in one operation is an `UnusableOperation`; the others are read.
 """
@@ -43,7 +43,7 @@ _STYLES: Final = {
 _OF_OPENAPI: Final = frozenset(
     {"accept", "content-type", "authorization", "proxy-authorization", "cookie"}
 )
-"""Headers that are no parameters: the first three "shall be ignored"."""
+"""Headers that are not parameters. The first three "shall be ignored"."""
 _SEVERAL_SEGMENTS: Final = "x-multi-segment"
 """GitHub's extension of a path parameter that may contain slashes."""
 _NAME_IN_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -130,14 +130,14 @@ class Document:
     requests: Schemas
     answers: Schemas
     media_types: Sequence[str]
-    """Those that are preferred, best first."""
+    """The preferred media types, best first."""
     taken: Mapping[str, frozenset[str]]
     """Names by place ("header" in lower case, "query", "cookie") that credentials and fixed headers
     use: such parameters are left out."""
 
     @property
     def is_swagger(self) -> bool:
-        """Whether it is Swagger 2.0."""
+        """Whether the document is Swagger 2.0."""
         return "swagger" in self.value
 
     def servers(self) -> Any:
@@ -430,7 +430,7 @@ class _Arguments:
 
 
 def alternatives(security: Any) -> list[Alternative]:
-    """Return the alternatives of `security`; an empty one is a call without credentials."""
+    """Return the alternatives of `security`. An empty alternative allows a call without credentials."""
     if not isinstance(security, list):
         return []
     return [
@@ -449,7 +449,7 @@ def scope_text(offered: Sequence[Alternative]) -> str:
 
 
 def _without_fragment(path: str) -> str:
-    """Drop the fragment by which some documents tell operations of one path apart."""
+    """Remove the fragment by which some documents distinguish operations of one path."""
     return path.partition("#")[0]
 
 
@@ -459,7 +459,7 @@ def _title(summary: Any) -> str | None:
 
 
 def _description(value: Mapping[str, Any], found: Found, scopes: str) -> str:
-    """Return the description of a tool, cut if it is long; never empty."""
+    """Return a non-empty description of a tool, shortened if it is long."""
     summary, description = (str(value.get(key) or "").strip() for key in ("summary", "description"))
     text = description if summary in description else f"{summary}\n\n{description}".strip()
     text = text or f"{found.identity.method} {found.identity.path}"

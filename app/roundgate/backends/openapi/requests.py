@@ -1,4 +1,4 @@
-"""Calls of operations: the plan of an operation and arguments → a request → a result.
+"""Calls of operations, which turn a plan and arguments into a request, and its answer into a result.
 
 An index holds plans as JSON. The arguments have been validated by the tool's schema; here a path
 keeps its segments, a header its line, a cookie its pair.
@@ -57,21 +57,21 @@ class Parameter:
     """One parameter (OpenAPI "Parameter Object")."""
 
     argument: str
-    """The tool's name of it."""
+    """The parameter's name in the tool."""
     name: str
-    """The service's."""
+    """The parameter's name in the request."""
     place: ParameterPlace
     style: Style
     explode: bool = False
     reserved: bool = False
     """Whether characters that RFC 3986 reserves are not encoded (`_RESERVED`); in a path "/"."""
     media_type: str | None = None
-    """Of a parameter with `content`: the format of its value."""
+    """The format of the value of a parameter with `content`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """How one member of a form is written ("Encoding Object")."""
+    """The encoding of one member of a form ("Encoding Object")."""
 
     style: Style = "form"
     explode: bool = True
@@ -88,16 +88,16 @@ class Body:
     media_type: str
     required: bool
     members: Mapping[str, str] | None = None
-    """The service's names of its members by argument; `None`: one argument is the whole body."""
+    """The members' names in the request, by argument; `None` if one argument is the whole body."""
     argument: str = "body"
-    """The name of that argument."""
+    """The name of the argument that is the whole body."""
     encoding: Mapping[str, Member] = field(default_factory=dict)
-    """By the service's names; other members are written as `Member()` says."""
+    """The encoding of members, by their names in the request; the default is `Member()`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A request except for the values."""
+    """The plan of an operation's requests, without the values."""
 
     method: str
     path: str
@@ -122,7 +122,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Calling:
-    """Calls one operation (`roundgate.backends.base.CallTool`)."""
+    """A function that calls one operation (`roundgate.backends.base.CallTool`)."""
 
     config: OpenApiBackendConfig
     name: str
@@ -160,7 +160,7 @@ class Calling:
 async def _read_resources(
     plan: Plan, arguments: dict[str, Any], context: Context
 ) -> dict[str, Any]:
-    """Return the arguments with the contents of resources instead of the URIs that files have.
+    """Return the arguments with each file's resource URI replaced by the resource's contents.
 
     Raises:
         ToolError: a resource does not exist.
@@ -184,7 +184,7 @@ async def _read_resources(
 
 
 def _check_taken(outgoing: Outgoing, taken: frozenset[str]) -> None:
-    """Raise ToolError if an exploded object brings the name of a credential."""
+    """Raise ToolError if a member of an exploded object has the name of a credential."""
     if not taken:
         return
     pairs = [*outgoing.query.split("&"), *outgoing.headers.get("cookie", "").split("; ")]
@@ -193,10 +193,10 @@ def _check_taken(outgoing: Outgoing, taken: frozenset[str]) -> None:
 
 
 def request(plan: Plan, arguments: Mapping[str, Any]) -> Outgoing:
-    """Return the request of a call.
+    """Return the request for a call.
 
     Raises:
-        ToolError: a value is not allowed in its place.
+        ToolError: a value is not allowed in its part of the request.
     """
     path_values: dict[str, str] = {}
     query: list[str] = []
@@ -256,8 +256,8 @@ def _empty(parameter: Parameter) -> ToolError:
 
 
 def _check_names(plan: Plan, parameter: Parameter, value: Any) -> None:
-    """Raise ToolError if an exploded object brings the name of another parameter, which may be
-    fixed or bounded by its schema."""
+    """Raise ToolError if a member of an exploded object has the name of another parameter, which
+    may be fixed or restricted by its schema."""
     others = {
         one.name
         for one in plan.parameters
@@ -298,7 +298,7 @@ def _whole_query(parameter: Parameter, value: Any) -> str:
 
 
 def _body_value(body: Body, arguments: Mapping[str, Any]) -> Any:
-    """Return the value of the body; `ABSENT` for no body."""
+    """Return the value of the body, or `ABSENT` if there is no body."""
     if body.members is None:
         return arguments.get(body.argument, ABSENT)
     members = {
@@ -313,8 +313,8 @@ def encoded(body: Body, value: Any) -> tuple[bytes, str]:
     """Return the bytes of a body and their media type.
 
     Raises:
-        ToolError: a file's base64 is invalid, or an object in a form brings the name of another
-            member.
+        ToolError: a file's base64 is invalid, or a member of an object in a form has the name of
+            another member.
     """
     media_type = body.media_type
     match body.kind:
@@ -363,20 +363,20 @@ def _parts(name: str, value: Any, member: Member) -> Iterator[bytes]:
 
 
 def _query_quote(*, reserved: bool = False) -> Quote:
-    """Return percent-encoding for a query, with `allowReserved` or without."""
+    """Return the function that percent-encodes a value in a query, with or without `allowReserved`."""
     safe = _RESERVED if reserved else ""
     return lambda value: quote(value, safe=safe)
 
 
 def in_path(name: str, value: Any, style: Style, explode: bool, write: Quote) -> str:
-    """Return a value as it stands in a path.
+    """Return a value in the form that it has in a path.
 
     Args:
-        name: of the parameter.
-        value: its argument.
+        name: the parameter's name.
+        value: the argument's value.
         style: `simple`, `label` or `matrix`.
-        explode: whether members of an array or object stand apart.
-        write: percent-encodes a value.
+        explode: whether members of an array or object are written separately.
+        write: the function that percent-encodes a value.
     """
     if style == "matrix":
         if explode:
@@ -393,11 +393,11 @@ def in_query(name: str, value: Any, style: Style, explode: bool, write: Quote) -
     """Return a value as `name=value` pairs.
 
     Args:
-        name: of the parameter.
-        value: its argument.
-        style: of a query, a form or, `form`, of cookies.
-        explode: whether members of an array or object are parameters of their own.
-        write: percent-encodes a value.
+        name: the parameter's name.
+        value: the argument's value.
+        style: a style of queries and forms; for cookies, `form`.
+        explode: whether members of an array or object become separate parameters.
+        write: the function that percent-encodes a value.
     """
     if value is None or value in ([], {}):
         return []
@@ -411,14 +411,14 @@ def in_query(name: str, value: Any, style: Style, explode: bool, write: Quote) -
 
 
 def _names_of(value: Any, style: Style, explode: bool) -> frozenset[str]:
-    """Return the names that an object brings instead of its parameter's."""
+    """Return the names under which an exploded object is sent, instead of its parameter's name."""
     is_flat = explode and style in ("form", "cookie") and isinstance(value, dict)
     return frozenset(value) if is_flat else frozenset()
 
 
 def clashing(names: Iterable[str], taken: Iterable[str]) -> list[str]:
-    """Return the names that a service may confuse with one in use: many ignore case, and PHP turns
-    dots and blanks into `_`."""
+    """Return those of `names` that a service may confuse with a name in `taken`. Many services
+    ignore case, and PHP turns dots and blanks into `_`."""
     folded = {_folded(one) for one in taken}
     return sorted(one for one in names if _folded(one) in folded)
 

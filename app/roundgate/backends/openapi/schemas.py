@@ -1,9 +1,9 @@
-"""Schemas of documents as JSON Schema 2020-12, with the targets of their references in `$defs`.
+"""Conversion of schemas to JSON Schema 2020-12, with the targets of references in `$defs`.
 
-OpenAPI 3.0 and Swagger 2.0 have a dialect of their own (`nullable`, a boolean `exclusiveMinimum`,
-siblings of `$ref` without a meaning); 3.1 and later have 2020-12. Each target of a reference is
-converted once, and is part of the tools that reach it. `$id`, examples and constants are data:
-nothing in them is resolved.
+OpenAPI 3.0 and Swagger 2.0 use their own dialect (`nullable`, a boolean `exclusiveMinimum`,
+meaningless siblings of `$ref`). OpenAPI 3.1 and later use 2020-12. Each target of a reference is
+converted once, and added to the tools that reach it. References within `$id`, examples and
+constants are data and are not resolved.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class Schemas:
     def _part(
         self, uri: str, schema: Any, uses: set[Place], depth: int, hidden: frozenset[str]
     ) -> Any:
-        """Convert a member of `allOf` without the keywords that hold for the member alone."""
+        """Convert a member of `allOf`, without the keywords that apply to the member alone."""
         if (reference := reference_in(schema)) is not None:
             target = self._target(uri, reference, uses)
             if target is None:
@@ -332,7 +332,7 @@ class Schemas:
 
 
 def list_of(value: Any) -> list[Any]:
-    """Return a value that is a list; of any other an empty list."""
+    """Return the value if it is a list, otherwise an empty list."""
     return value if isinstance(value, list) else []
 
 
@@ -343,8 +343,8 @@ def properties_of(schema: Any) -> Mapping[str, Any]:
 
 
 def beside_null(schema: Mapping[str, Any]) -> Any:
-    """Return the only schema beside null in `anyOf`, `oneOf` or `allOf`; `None` if there is none,
-    or several."""
+    """Return the only schema beside null in the first of `anyOf`, `oneOf` and `allOf` that has
+    exactly one, or `None`."""
     for word in ("anyOf", "oneOf", "allOf"):
         others = [one for one in list_of(schema.get(word)) if one != {"type": "null"}]
         if len(others) == 1:
@@ -432,12 +432,12 @@ def _is_of(kind: str, value: Any) -> bool:
 
 
 def _known_by(value: Any) -> str:
-    """Return a key that is equal for equal values only: to Python `1` is `True`."""
+    """Return a key that differs for different JSON values. In Python `1 == True`."""
     return json.dumps(value, sort_keys=True)
 
 
 def _examples(schema: Json) -> Json:
-    """Return the first short examples; long ones cost a model more than they help."""
+    """Return the first short examples. Long examples cost a model more than they help."""
     given = schema.get("examples", [schema["example"]] if "example" in schema else [])
     if not isinstance(given, list):
         return {}
@@ -448,7 +448,7 @@ def _examples(schema: Json) -> Json:
 
 
 def _old_words(schema: Json, made: Json) -> Json:
-    """Translate the dialect of OpenAPI 3.0 and Swagger 2.0."""
+    """Convert the dialect of OpenAPI 3.0 and Swagger 2.0 to 2020-12."""
     for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
         if schema.get(exclusive) is True and bound in made:
             made[exclusive] = made.pop(bound)

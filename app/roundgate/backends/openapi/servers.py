@@ -23,7 +23,7 @@ _USABLE: Final = re.compile(r"https?://[^/?#\s@%\\]+(?:/[^?#\s\\]*)?")
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """Selects the server by the configuration."""
+    """A selector of servers, according to the configuration."""
 
     base_url: str | None
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -143,7 +143,7 @@ def base_url_for(raw: bytes, name: str, otherwise: str) -> tuple[str, str] | Non
         otherwise: the URL if the document names none.
 
     Raises:
-        UnreadableDocument: the file is no OpenAPI document.
+        UnreadableDocument: the file is not an OpenAPI document.
     """
     value = documents.parsed(raw, name)
     if not isinstance(value, dict) or not ({"openapi", "swagger"} & value.keys()):

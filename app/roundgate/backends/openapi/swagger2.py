@@ -1,5 +1,6 @@
-"""Swagger 2.0 in the words of OpenAPI 3.0: operations, parameters, security schemes and servers.
-Schemas stay where they are, because references lead to them."""
+"""Conversion of Swagger 2.0 to OpenAPI 3.0: operations, parameters, security schemes and servers.
+
+Schemas stay in place, because references lead to them."""
 
 from __future__ import annotations
 
