@@ -127,7 +127,7 @@ class Load:
             self.finished.set_exception(reason)
 
     def outcome(self) -> Outcome:
-        """Sum up, after the end."""
+        """Return the results of the load; call it after the end."""
         wall_s = self._closes_at - self._opens_at
         latencies_s = sorted(self.latencies_s)
         return Outcome(

@@ -241,8 +241,7 @@ def memory(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
 
 
 def inside(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
-    """Have the gateway's own Python measure what happens inside a process; there is
-    nothing to compare it with."""
+    """Run `bench.inside` under each subject's Python; yield its samples."""
     for subject in subjects:
         for _ in range(settings.rounds):
             command = [str(subject.environment.python), "-m", "bench.inside"]
@@ -252,10 +251,10 @@ def inside(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
 
 
 def program(settings: Settings, subjects: Sequence[Subject], *, module: str) -> Iterator[Sample]:
-    """Have a module of ours measure under the gateway's own Python; it prints its samples.
+    """Run a module of `bench` under each subject's Python; yield the samples that it prints.
 
     Raises:
-        LoadFailedError: with the last line of what it said.
+        LoadFailedError: the module failed; the message is the last line of its output.
     """
     for subject in subjects:
         command = [str(subject.environment.python), "-m", module, json.dumps(asdict(settings))]
@@ -278,7 +277,7 @@ def drive(server: Server, order: Order, cores: Cores) -> Outcome:
     """Run the load generator on its own core.
 
     Raises:
-        LoadFailedError: with the last line of what the generator said.
+        LoadFailedError: the generator failed; the message is the last line of its output.
     """
     done = subprocess.run(
         [str(GENERATOR.python), "-m", "bench.load", json.dumps(asdict(order))],
