@@ -33,7 +33,7 @@ class LoadFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How much to measure. Times are per subject, case and round."""
+    """The extent of a benchmark. Times are in seconds per subject, case and round."""
 
     cores: Cores
     rounds: int = 9
@@ -64,8 +64,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One observation of one subject; `case` names the table it belongs to,
-    `notes` what a reader must know.
+    """An observation of a subject. `case` names its table; `notes` are remarks for the reader.
 
     Where nothing is compared, `subject` is any other name for a row. A sample without
     values is there for its notes.
@@ -89,8 +88,8 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One line of the table below. A case has those of the columns for which it has
-    values; the first compares."""
+    """A measurement and its columns. A case shows the columns for which it has values; the first column
+    is compared."""
 
     name: str
     title: str

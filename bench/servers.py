@@ -31,7 +31,7 @@ class ServerFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Which core serves and which one asks; the same one only where the machine has no second."""
+    """The cores of the server and of the load generator. They are equal only if there is a single core."""
 
     server: int
     generator: int

@@ -42,8 +42,7 @@ _OVERRIDE: Final = re.compile(
     r"""(?P<value>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|.*?)(?=\s+(?:\w+=|ParameterKey=)|\s*$)""",
     re.DOTALL,
 )
-"""One `NAME=VALUE` of a word that may have several; a value may have spaces, and quotes around
-it."""
+"""A `NAME=VALUE` in a word that may have several. A value may contain spaces and be quoted."""
 
 
 @dataclass(frozen=True)

@@ -186,9 +186,9 @@ class Invocation:
     target: Target
     payload: bytes = field(repr=False)
     client_context: str | None = field(default=None, repr=False)
-    """In base64."""
+    """The client context in base64."""
     is_event: bool = False
-    """Whether it is asynchronous."""
+    """Whether the invocation is asynchronous."""
     execution_name: str | None = None
     """The name of the durable execution that it starts; AWS Lambda starts a name once."""
     is_repeatable: bool = False
