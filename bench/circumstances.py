@@ -1,6 +1,6 @@
-"""One `tools/call` in several circumstances, over sockets: of an older revision, with a JWT, where
-there are a hundred tools, in a view with search and through that search. All of it is the
-gateway's; the plain call is what compares.
+"""A `tools/call` in several circumstances, over sockets: in an older revision, with a JWT, among a
+hundred tools, in a view with search, and through its search. Only the gateway is measured; the
+plain call is the reference.
 """
 
 import http.client
@@ -21,7 +21,7 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A server, and what it is sent."""
+    """A server, and its workload."""
 
     name: str
     server: Server
@@ -31,7 +31,7 @@ class Row:
 
 @contextmanager
 def served(subject: Subject, cores: Cores) -> Iterator[list[Row]]:
-    """All of the servers, up and idle."""
+    """Start all servers; yield their rows."""
     keys, signed = _issued()
     with service(cores, {"BENCH_KEYS": keys}) as url, ExitStack() as stack:
 
@@ -53,7 +53,7 @@ def served(subject: Subject, cores: Cores) -> Iterator[list[Row]]:
 
 
 def _session(server: Server) -> Mapping[str, str]:
-    """Open a session; the header that names it."""
+    """Open a session; return the header that names it."""
     opening = {
         "jsonrpc": "2.0",
         "id": 0,
@@ -73,7 +73,7 @@ def _session(server: Server) -> Mapping[str, str]:
 
 
 def _issued() -> tuple[str, Mapping[str, str]]:
-    """The keys of an issuer, as it publishes them, and the header with a token that it signed."""
+    """Return an issuer's key set as JSON, and the header with a token that the issuer signed."""
     import jwt
     from cryptography.hazmat.primitives.asymmetric import ec
     from jwt.algorithms import ECAlgorithm

@@ -53,8 +53,8 @@ def main() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one process measured: calls a second, its own processor time for one, and
-    how long its start took."""
+    """The values of a client process: calls a second, processor time per call, and the time of its
+    start."""
 
     rate: float
     cpu_us: float

@@ -45,25 +45,25 @@ WITH_BYTE_CODE = "byte code in the zips"
 WITHOUT = "sources alone in the zips"
 BREAKDOWN_OF = ("gateway", "worker", "fastapi + Mangum")
 SHOWN = 12
-"""Packages of an import breakdown that have a row of their own."""
+"""The number of packages with a row of their own in an import breakdown."""
 
 Check = Callable[[Any], bool]
 
 
 @dataclass(frozen=True)
 class Cold:
-    """One row: a function, its first event, and what a right answer is."""
+    """A row of the table: a function, its first event, and the check of its answer."""
 
     name: str
     code: str
-    """A directory of what was built."""
+    """The directory of the built code, in the folder of the measurement."""
     handler: str
     event: Mapping[str, Any]
     is_right: Check
 
 
 def main() -> None:
-    """Measure and print."""
+    """Print the samples of all measurements."""
     facts = json.loads(sys.argv[1])
     settings = Settings(
         **{**facts, "cores": Cores(**facts["cores"]), "table_sizes": tuple(facts["table_sizes"])}
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def samples(settings: Settings) -> Iterator[Sample]:
-    """All of it."""
+    """Yield the samples of all measurements."""
     if reason := why_not():
         yield Sample("cold", "gateway", {}, (f"no cold starts: {reason}",))
         return
@@ -100,7 +100,7 @@ def samples(settings: Settings) -> Iterator[Sample]:
 
 
 def request(tool: str) -> dict[str, Any]:
-    """The event of an HTTP API with a call."""
+    """Return the event of an HTTP API with a call of a tool."""
     params = {"name": tool, "arguments": {"a": 2, "b": 3}}
     raw = http_request("tools/call", params, 1, capabilities=KNOWS_TASKS)
     head, _, body = raw.decode().partition("\r\n\r\n")
@@ -146,8 +146,7 @@ def is_done(answer: Any) -> bool:
 
 
 MESSAGE = {"messageId": "1", "body": f"{owner_of(LOCAL)}.{'A' * 22}", "eventSource": "aws:sqs"}
-"""The message of a task that is not there (any more): the least that a worker
-has to ask the table for."""
+"""The message of a task that does not exist: the least work for a worker."""
 
 COLD = (
     Cold("gateway", "gateway", "roundgate.lambda_http.handler", request("add"), is_sum),
@@ -172,7 +171,7 @@ COLD = (
 
 
 def build(folder: Path) -> None:
-    """The code of every function, as AWS would unpack it."""
+    """Build the code of every function, unpacked as on AWS, into `folder`."""
     build_zips(ROOT / "bench/cold_gateway/gateway.yaml", folder)
     for name in ("gateway", "worker"):
         unpack(folder / f"{name}.zip", folder / name)
@@ -206,7 +205,7 @@ def build(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Measure:
-    """Starts functions, one at a time."""
+    """The measurements, each of which starts functions one at a time."""
 
     settings: Settings
     tools: Tools
@@ -215,7 +214,7 @@ class Measure:
     folder: Path
 
     def starts(self, case: str, rows: Sequence[Cold], count: int) -> Iterator[Sample]:
-        """First answers; the first of each row only warms the page cache."""
+        """Yield the time of each first answer. The first start of a row only warms the page cache."""
         for number in range(count + 1):
             for row in rotated(rows, number):
                 start_ms = self.start_ms(row)
@@ -223,10 +222,10 @@ class Measure:
                     yield Sample(f"first answer, {case}", row.name, {"start_ms": start_ms})
 
     def start_ms(self, row: Cold) -> float:
-        """One fresh environment's.
+        """Return the milliseconds until a fresh environment answers.
 
         Raises:
-            RuntimeError: it answers wrongly.
+            RuntimeError: the answer is wrong.
         """
         environment = self.environment(row)
         os.sched_setaffinity(0, {self.settings.cores.server})  # what is started here stays there
@@ -249,7 +248,7 @@ class Measure:
         return took_ms
 
     def environment(self, row: Cold) -> Environment:
-        """An execution environment of a row's function."""
+        """Return an execution environment of a row's function."""
         described = self.template.function(
             "WorkerFunction" if row.name == "worker" else "GatewayFunction"
         )
@@ -266,8 +265,8 @@ class Measure:
         )
 
     def breakdowns(self) -> Iterator[Sample]:
-        """What the imports of the init phase cost, by package: the sum of what its
-        modules take themselves."""
+        """Yield the import time of the init phase by package, as the sum over the package's
+        modules."""
         for row in [one for one in COLD if one.name in BREAKDOWN_OF]:
             rounds = [self.imports(row) for _ in range(self.settings.rounds)]
             shown = sorted(name for name, _ in rounds[0].most_common(SHOWN))
@@ -281,7 +280,7 @@ class Measure:
                     yield Sample(f"imports of {row.name}", name, {"import_ms": ms})
 
     def imports(self, row: Cold) -> Counter[str]:
-        """Package → milliseconds, of one process that makes the handler."""
+        """Return the import time in milliseconds by package, of a process that makes the handler."""
         environment = self.environment(row)
         module, _, name = row.handler.rpartition(".")
         command = [str(self.tools.python), "-X", "importtime", "-c", f"from {module} import {name}"]
@@ -297,7 +296,7 @@ class Measure:
 
 
 def package_of(module: str) -> str:
-    """The row that a module belongs to."""
+    """Return the row of the breakdown that a module belongs to."""
     top = module.partition(".")[0]
     return (
         "standard library"

@@ -52,7 +52,7 @@ COMMANDS: Mapping[str, Callable[[str], Sequence[str]]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """What one process took, in milliseconds."""
+    """The times of a process, in milliseconds."""
 
     whole_ms: float
     processor_ms: float

@@ -1,5 +1,5 @@
-"""What a request costs without sockets: a server's protocol is fed the bytes of requests,
-and what it writes is read.
+"""The cost of a request without sockets: a server's protocol is fed the bytes of requests, and its
+output is read.
 
 Run by `bench.instructions` (`python -m bench.edge gateway 200`), under valgrind or without. Every
 subject runs in the gateway's own environment, with the same releases of everything. Kernel, network
@@ -23,8 +23,8 @@ BATCH = 200
 
 
 def main() -> None:
-    """Measure a subject with so many requests after a warm-up, with or without its
-    own log line for each."""
+    """Measure a subject over a number of requests after a warm-up, with or without a log line for
+    each."""
     import uvloop
 
     subject, count, is_logged = sys.argv[1], int(sys.argv[2]), "logged" in sys.argv[3:]
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 class Client(asyncio.Transport):
-    """Takes what the server writes."""
+    """A transport that keeps the bytes that the server writes."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
@@ -52,10 +52,10 @@ class Client(asyncio.Transport):
         return 0
 
     def pause_reading(self) -> None:
-        """There is nothing to pause."""
+        """Do nothing: this transport never reads."""
 
     def resume_reading(self) -> None:
-        """There is nothing to resume."""
+        """Do nothing: this transport never reads."""
 
 
 async def _measure(subject: str, count: int, *, is_logged: bool) -> dict[str, float]:
@@ -79,7 +79,7 @@ async def _measure(subject: str, count: int, *, is_logged: bool) -> dict[str, fl
 async def batch(
     protocol: Any, tasks: set[Any], client: Client, requests: list[bytes], count: int
 ) -> int:
-    """Send so many requests one after the other; how many writes they were answered with."""
+    """Send `count` requests one after another; return the number of writes of the server."""
     writes = 0
     for number in range(count):
         client.written.clear()

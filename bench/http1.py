@@ -10,7 +10,7 @@ from functools import lru_cache
 
 
 class MalformedResponseError(Exception):
-    """What the server sent is not an HTTP/1.1 response this reader knows how to delimit."""
+    """A response whose end this HTTP/1.1 reader cannot determine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What the status line and the headers say; a `length` of None means a chunked body."""
+    """The status line and the headers of a response. A `length` of `None` means a chunked body."""
 
     status: int
     media_type: str

@@ -35,7 +35,7 @@ OWNER = Principal("https://issuer.example", "somebody", "some-client")
 
 
 def main() -> None:
-    """Measure everything and print it."""
+    """Print all measurements."""
     logs.configure("warning")
     measured = dict(sealing())
     for measure in (rounds, revisions, catalogues, verifying):
@@ -56,8 +56,7 @@ def sealing() -> Iterator[tuple[str, float]]:
 
 
 async def rounds() -> dict[str, float]:
-    """A call without questions, the first round of one that asks, and the
-    second, which completes it."""
+    """Measure a call without questions, and both rounds of a call with a question."""
     with tempfile.TemporaryDirectory() as directory:
         using = settings.Settings(
             state_keys=keys.new_key(), store=f"sqlite:///{directory}/store.sqlite3"
@@ -75,8 +74,7 @@ async def rounds() -> dict[str, float]:
 
 
 async def revisions() -> dict[str, float]:
-    """One call as clients of 2026-07-28 and of 2025-11-25 send it, in turns: what disturbs
-    one disturbs the other."""
+    """Measure the same call in both revisions, in turns, so that noise affects both alike."""
     with tempfile.TemporaryDirectory() as directory:
         using = settings.Settings(
             state_keys=keys.new_key(), store=f"sqlite:///{directory}/store.sqlite3"
@@ -104,8 +102,8 @@ async def revisions() -> dict[str, float]:
 
 
 async def catalogues() -> dict[str, float]:
-    """One call where there are a hundred tools: plainly, with a JWT, in a view that
-    searches, through that search."""
+    """Measure a call among a hundred tools: plain, with a JWT, in a view with search, and through
+    its search."""
     with tempfile.TemporaryDirectory() as directory:
         using = settings.Settings(
             state_keys=keys.new_key(), store=f"sqlite:///{directory}/store.sqlite3"
@@ -137,7 +135,7 @@ async def verifying() -> dict[str, float]:
 
 
 def _verifier(algorithm: str) -> tuple[JwtVerifier, bytes]:
-    """A verifier with one key, and a header with a token that it takes."""
+    """Return a verifier with a single key, and an Authorization header that it accepts."""
     import jwt
     from cryptography.hazmat.primitives.asymmetric import ec, rsa
     from jwt.algorithms import ECAlgorithm, RSAAlgorithm
@@ -171,7 +169,7 @@ def _verifier(algorithm: str) -> tuple[JwtVerifier, bytes]:
 async def post(
     app: Any, tool: str, arguments: Any, authorization: str | None = None, **more: Any
 ) -> bytes:
-    """One tools/call of 2026-07-28 through the app; the body of the answer."""
+    """Send a tools/call of 2026-07-28 through the app; return the body of the response."""
     request = message("tools/call", {"name": tool, "arguments": arguments, **more}, 1, META)
     headers = dict(headers_of(request))
     if authorization is not None:
@@ -184,7 +182,7 @@ async def post(
 async def send(
     app: Any, method: str, params: Any, headers: Mapping[str, str]
 ) -> tuple[MutableMapping[str, Any], bytes]:
-    """One request through the app: the head of the answer, and its body."""
+    """Send a request through the app; return the head and the body of the response."""
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
     named = {
         "host": "localhost",
@@ -218,7 +216,7 @@ async def send(
 
 
 def fastest(work: Callable[[], object], times: int = 200, batches: int = 15) -> float:
-    """Microseconds a call in the fastest batch: the one that was disturbed least."""
+    """Return the microseconds per call in the fastest batch, which has the least noise."""
     best = float("inf")
     for _ in range(batches):
         began = time.perf_counter()
@@ -231,7 +229,7 @@ def fastest(work: Callable[[], object], times: int = 200, batches: int = 15) -> 
 async def fastest_async(
     work: Callable[[], Awaitable[object]], times: int = 200, batches: int = 15
 ) -> float:
-    """The same for coroutines."""
+    """Return the microseconds per call of a coroutine function, as `fastest`."""
     best = float("inf")
     for _ in range(batches):
         began = time.perf_counter()

@@ -1,5 +1,5 @@
-"""How many instructions a `tools/call` takes in each subject's process, counted by
-valgrind: no noise of the machine.
+"""The instructions that a `tools/call` takes in each subject's process. valgrind counts them, so the
+machine's noise does not matter.
 
 Two runs of `bench.edge` under `valgrind --tool=callgrind`, one with 400 requests more
 than the other; the difference is what those took. Without valgrind there are no such
@@ -22,19 +22,19 @@ _COLLECTED = re.compile(r"Collected : (\d+)")
 
 
 class NotCountedError(Exception):
-    """A run under valgrind failed; the message is the last line of what it said."""
+    """A run under valgrind failed; the message is the last line of its output."""
 
 
 def is_possible() -> bool:
-    """Whether instructions can be counted here."""
+    """Return whether valgrind is installed."""
     return shutil.which("valgrind") is not None
 
 
 def counted(subjects: Sequence[Subject]) -> Iterator[tuple[str, str, float]]:
-    """Case, subject, instructions a request.
+    """Yield case, subject and instructions per request.
 
     Raises:
-        NotCountedError
+        NotCountedError: a run under valgrind failed.
     """
     for case, more in (("without log lines", ()), ("each with its own log line", ("logged",))):
         for subject in subjects:

@@ -31,14 +31,14 @@ Handler = Callable[[Any, Any], Any]
 
 
 class Context:
-    """What the runtime tells of an invocation."""
+    """The part of AWS Lambda's context object that the handlers use."""
 
     def get_remaining_time_in_millis(self) -> int:
         return 29_000
 
 
 def main() -> None:
-    """Measure all subjects, or the one that is named, and print."""
+    """Measure all subjects, or the named subject, and print the samples."""
     if len(sys.argv) > 2:
         with tempfile.TemporaryDirectory() as folder:
             handler = handler_of(sys.argv[2], Path(folder))
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def of_a_process(name: str, event: str) -> dict[str, float]:
-    """What a subject's own process measures."""
+    """Return the values that a subject measures in a process of its own."""
     command = [sys.executable, "-m", "bench.lambda_warm", "{}", name]
     done = subprocess.run(command, input=event, capture_output=True, text=True, check=True)
     values: dict[str, float] = json.loads(done.stdout)
@@ -65,7 +65,7 @@ def of_a_process(name: str, event: str) -> dict[str, float]:
 
 
 def handler_of(name: str, folder: Path) -> Handler:
-    """A subject's handler."""
+    """Return a subject's handler."""
     if name == "fastapi + Mangum":
         from bench.apps.lambda_fastapi import handler as floor
 
@@ -94,9 +94,8 @@ ENVIRONMENT: Mapping[str, str] = {
 
 
 def measured(handler: Handler, event: Any) -> dict[str, float]:
-    """What an invocation takes: processor time, the most memory that it has at once,
-    objects that only the garbage collector finds, and what the process has after all of
-    them. Each answer is checked."""
+    """Return the cost of an invocation: processor time, peak memory, and objects that only the
+    garbage collector frees; and the process's memory at the end. Checks each status."""
     context = Context()
 
     def invoke(times: int) -> None:

@@ -28,8 +28,8 @@ PATIENCE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to do. The load lasts for a number of `requests` when that is given, else for
-    `seconds` after `warm_up_s`.
+    """The settings of a load. It lasts for `requests` requests if that is set, otherwise for `seconds`
+    after `warm_up_s`.
 
     A timed load goes on until there are `least_answers` a connection: a slow server answers all its
     connections in one burst, and a window of two bursts and a half would measure the window.
@@ -43,12 +43,12 @@ class Order:
     least_answers: int = 0
     requests: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
-    """What each request has in addition."""
+    """The headers that are added to each request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What happened in the measured window; `answered` alone counts the answers of the warm-up too.
+    """The results of the measured window. Only `answered` also counts the answers of the warm-up.
 
     `generator_busy` is the share of the window that this process spent on its own CPU: near 1 it,
     not the server, was the limit. `generator_waited` is the share it was ready to run and
@@ -127,7 +127,7 @@ class Load:
             self.finished.set_exception(reason)
 
     def outcome(self) -> Outcome:
-        """Sum up, after the end."""
+        """Return the results of the load; call it after the end."""
         wall_s = self._closes_at - self._opens_at
         latencies_s = sorted(self.latencies_s)
         return Outcome(

@@ -33,7 +33,7 @@ class LoadFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How much to measure. Times are per subject, case and round."""
+    """The extent of a benchmark. Times are in seconds per subject, case and round."""
 
     cores: Cores
     rounds: int = 9
@@ -64,8 +64,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One observation of one subject; `case` names the table it belongs to,
-    `notes` what a reader must know.
+    """An observation of a subject. `case` names its table; `notes` are remarks for the reader.
 
     Where nothing is compared, `subject` is any other name for a row. A sample without
     values is there for its notes.
@@ -89,8 +88,8 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One line of the table below. A case has those of the columns for which it has
-    values; the first compares."""
+    """A measurement and its columns. A case shows the columns for which it has values; the first column
+    is compared."""
 
     name: str
     title: str
@@ -241,8 +240,7 @@ def memory(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
 
 
 def inside(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
-    """Have the gateway's own Python measure what happens inside a process; there is
-    nothing to compare it with."""
+    """Run `bench.inside` under each subject's Python; yield its samples."""
     for subject in subjects:
         for _ in range(settings.rounds):
             command = [str(subject.environment.python), "-m", "bench.inside"]
@@ -252,10 +250,10 @@ def inside(settings: Settings, subjects: Sequence[Subject]) -> Iterator[Sample]:
 
 
 def program(settings: Settings, subjects: Sequence[Subject], *, module: str) -> Iterator[Sample]:
-    """Have a module of ours measure under the gateway's own Python; it prints its samples.
+    """Run a module of `bench` under each subject's Python; yield the samples that it prints.
 
     Raises:
-        LoadFailedError: with the last line of what it said.
+        LoadFailedError: the module failed; the message is the last line of its output.
     """
     for subject in subjects:
         command = [str(subject.environment.python), "-m", module, json.dumps(asdict(settings))]
@@ -278,7 +276,7 @@ def drive(server: Server, order: Order, cores: Cores) -> Outcome:
     """Run the load generator on its own core.
 
     Raises:
-        LoadFailedError: with the last line of what the generator said.
+        LoadFailedError: the generator failed; the message is the last line of its output.
     """
     done = subprocess.run(
         [str(GENERATOR.python), "-m", "bench.load", json.dumps(asdict(order))],

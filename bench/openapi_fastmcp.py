@@ -1,4 +1,4 @@
-"""What FastMCP makes of documents; runs in an environment of its own (`bench/openapi.py` makes it).
+"""The tools that FastMCP makes of documents. Runs in an environment that `bench/openapi.py` makes.
 
     .cache/openapi/fastmcp/bin/python bench/openapi_fastmcp.py SECONDS GIGABYTES DOCUMENT.json …
 

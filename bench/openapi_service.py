@@ -57,7 +57,7 @@ def main() -> int:
 
 
 async def used(home: Path) -> None:
-    """One project, from the first call to the last."""
+    """Create, change, fill and delete a project, and check each answer."""
     app = build_app(
         config.load(home / "gateway.yaml"), Settings(store=f"sqlite:///{home / 'gateway.sqlite3'}")
     )
@@ -88,7 +88,7 @@ async def used(home: Path) -> None:
 
 
 class Client:
-    """Asks a gateway, and prints what it asked."""
+    """A client of a gateway that prints the text of each result."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
@@ -100,7 +100,7 @@ class Client:
         return result
 
     async def call(self, name: str, **arguments: Any) -> dict[str, Any]:
-        """The structured result of a call that goes well."""
+        """Return the structured result of a call; fail if the call failed."""
         result = await self.ask("tools/call", {"name": name, "arguments": arguments})
         text = result["content"][0]["text"] if result["content"] else ""
         print(f"  {name}: {text[:100]}")
@@ -111,7 +111,7 @@ class Client:
 
 @contextmanager
 def label_studio(folder: Path) -> Iterator[str]:
-    """The URL of a Label Studio with nothing in it, within the block."""
+    """Run an empty Label Studio; yield its URL."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     options = ["--port", str(port), "--internal-host", "127.0.0.1", "--no-browser"]

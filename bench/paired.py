@@ -1,9 +1,7 @@
-"""How many times better one thing is than another, from pairs that were
-measured at nearly the same time.
+"""The ratio of two subjects, from pairs that were measured at nearly the same time.
 
-A slow minute of the machine falls on both of a pair, so it is in neither of their ratios; what is
-left of it is in the interval: 95 of 100 such runs would have their median within it (percentile
-bootstrap with a fixed seed).
+A slow minute of the machine affects both values of a pair, so it cancels out in their ratio. The
+remaining noise shows in the interval: 95 % by percentile bootstrap, with a fixed seed.
 """
 
 import random
@@ -16,8 +14,8 @@ RESAMPLES = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """The median of the pairs' ratios, and its interval; of one pair there is none, and
-    both ends are its ratio."""
+    """The median of the pairs' ratios and its interval. With a single pair, both ends are its
+    ratio."""
 
     median: float
     low: float
@@ -28,7 +26,7 @@ class Ratio:
 
 
 def ratio(better: Sequence[float], worse: Sequence[float]) -> Ratio:
-    """Of `better[n] / worse[n]`, as far as there are both."""
+    """Return the median of `better[n] / worse[n]` over all n that both have, with its interval."""
     ratios = [one / other for one, other in zip(better, worse, strict=False) if other]
     dice = random.Random(len(ratios))
     medians = sorted(

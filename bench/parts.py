@@ -1,10 +1,9 @@
-"""Where the time of a `tools/call` goes inside the gateway, without sockets and
-kernel: microseconds by part.
+"""The time of a `tools/call` inside the gateway, without sockets and kernel: microseconds by part.
 
 Run by `bench.run` with its settings as JSON (`python -m bench.parts '{…}'`). A process is fed the
-bytes of requests as in `bench.edge`; a timer of processor time interrupts it, and each time the
-innermost function that is a part's has the tick. What belongs to none of them, a comparison of
-JSON's or a lock, is its caller's. Prints one sample a line.
+bytes of requests as in `bench.edge`. A timer of processor time interrupts it, and each tick counts
+towards the innermost function that belongs to a part. A function of no part, such as a lock, counts
+towards its caller. Prints a sample a line.
 """
 
 import asyncio
@@ -24,10 +23,10 @@ from bench.edge import BATCH, Client, batch, connection
 from bench.wire import WORKLOADS
 
 TICK_S: Final = 0.001
-"""What is asked for; the kernel's own clock may tick less often."""
+"""The requested interval in seconds; the kernel's clock may tick less often."""
 SHARE: Final = 20
-"""How many times as long as one load: some four thousand ticks, so a part is
-right to 1 % of the whole."""
+"""The duration in units of a load's: about four thousand ticks, for a precision of 1 % of the
+whole."""
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "HTTP: head and body in, answer out, the task of a request": (
         "/uvicorn/",
@@ -82,13 +81,13 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "/roundgate/http/exchange.py:Exchange.write_line",
     ),
 }
-"""Parts, and the ends of the names of their files, or `file:function`. The longest
-that fits a frame counts."""
+"""The parts, each with pieces of file names, or of `file:function`. The longest piece that a frame
+contains decides."""
 REST: Final = "the event loop, and what measures"
 
 
 class Ticks:
-    """Counts, at each signal, whose turn it was."""
+    """A count of the timer's signals, by the part that was running."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -108,7 +107,7 @@ class Ticks:
 
 
 def part_of(file: str, function: str) -> str | None:
-    """The part that a function belongs to, None for one that is its caller's."""
+    """Return the part that a function belongs to, or `None` if it counts towards its caller."""
     whole = f"{file}:{function}"
     found = [
         (len(place), part) for part, places in PARTS.items() for place in places if place in whole
@@ -117,7 +116,7 @@ def part_of(file: str, function: str) -> str | None:
 
 
 def main() -> None:
-    """Measure a call with warnings only, and one with its line in the log."""
+    """Measure a call with warnings only, and a call with its line in the log."""
     seconds = SHARE * json.loads(sys.argv[1])["seconds"]
     for case, is_logged in (("with warnings only", False), ("with its line in the log", True)):
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -127,7 +126,7 @@ def main() -> None:
 
 
 async def measured(seconds: float, *, is_logged: bool) -> dict[str, float]:
-    """Microseconds of processor time a request, by part, and together."""
+    """Return the microseconds of processor time per request, by part and in total."""
     protocol, tasks = connection("gateway", is_logged=is_logged)
     client, ticks = Client(), Ticks()
     protocol.connection_made(client)

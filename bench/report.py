@@ -40,15 +40,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One table."""
+    """A table of the report."""
 
     name: str
     rows: tuple[Row, ...]
 
 
 def cases(measurement: Measurement, samples: Iterable[Sample]) -> list[Case]:
-    """Group samples into cases, in the order of their appearance, and take the
-    medians of each subject."""
+    """Return the samples as cases, in order of appearance, with the medians of each subject."""
     grouped: dict[str, dict[str, list[dict[str, float]]]] = {}
     for sample in filter(lambda sample: sample.values, samples):
         grouped.setdefault(sample.case, {}).setdefault(sample.subject, []).append(sample.values)
@@ -83,19 +82,19 @@ def _better(
     *,
     is_more_better: bool,
 ) -> Ratio:
-    """How many times better the reference is: the samples of one number are of the same round."""
+    """Return the reference's ratio to a subject. Samples with the same index are of the same round."""
     own, its = [each[key] for each in values], [each[key] for each in reference]
     return ratio(its, own) if is_more_better else ratio(own, its)
 
 
 def _in_order(names: Iterable[str]) -> list[str]:
-    """Subjects as they are listed, other rows after them as they came."""
+    """Return names in the order of `SUBJECTS`, then all other names as they came."""
     listed = [each.name for each in SUBJECTS]
     return sorted(names, key=lambda name: listed.index(name) if name in listed else len(listed))
 
 
 def _columns(measurement: Measurement, values: Sequence[Mapping[str, float]]) -> list[Column]:
-    """Those of the columns for which some row has values."""
+    """Return the columns for which some row has a value."""
     return [column for column in measurement.columns if any(column.key in one for one in values)]
 
 

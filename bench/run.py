@@ -17,8 +17,7 @@ PARTIAL_RESULTS = ROOT / ".cache" / "bench" / "partial-results.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print, write; return the exit status, which says whether all answers were
-    right, never how fast."""
+    """Run the benchmark, print and write its results; return 0 if all answers were right."""
     options = _parser().parse_args(arguments)
     measurements = [each for each in MEASUREMENTS if each.name in options.only] or MEASUREMENTS
     subjects = [each for each in SUBJECTS if each.name in options.only] or SUBJECTS

@@ -31,7 +31,7 @@ class ServerFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Which core serves and which one asks; the same one only where the machine has no second."""
+    """The cores of the server and of the load generator. They are equal only if there is a single core."""
 
     server: int
     generator: int
@@ -129,10 +129,10 @@ def running(
 
 @contextmanager
 def service(cores: Cores, environment: Mapping[str, str] = _NOTHING) -> Iterator[str]:
-    """A service that adds, on the generator's core, with what `environment` says; its URL.
+    """Run the service that adds on the generator's core; yield its URL.
 
     Raises:
-        ServerFailedError: it does not come up.
+        ServerFailedError: the service does not start.
     """
     port = _free_port()
     command = [
@@ -236,10 +236,10 @@ def _family(pid: int) -> list[int]:
 
 
 def _scheduled_s(pid: int, field: int) -> float:
-    """Sum a field of `schedstat` over the threads: 0 is the time on a core, 1
+    """Return the sum of a `schedstat` field over the threads, in seconds: 0 is the time on a core, 1
     the time on the run queue.
 
-    In nanoseconds, where `stat` has hundredths of a second: too coarse for short windows.
+    `schedstat` counts nanoseconds; the hundredths of a second in `stat` are too coarse here.
     """
     fields = [
         thread.joinpath("schedstat").read_text().split()

@@ -49,12 +49,12 @@ TYPESCRIPT = Environment(
 )
 NODE = ROOT / ".cache" / "node" / "node"
 GENERATOR = REPOSITORY
-"""It makes its requests with our client."""
+"""The environment of the load generator, which makes requests with roundgate's client."""
 
 
 class Kind(StrEnum):
-    """What a subject is in the comparison; floors do none of the protocol's checks and only
-    bound what is possible."""
+    """The role of a subject in the comparison. A floor does none of the protocol's checks; it shows the
+    lower bound."""
 
     GATEWAY = "gateway"
     PEER = "peer"
@@ -63,7 +63,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """One row of every table. `versions_of` names the distributions whose
+    """A row of every table. `versions_of` names the distributions whose
     versions the results record."""
 
     name: str

@@ -1,9 +1,9 @@
-"""What each operation on a task costs at DynamoDB: calls and capacity units, for `bench.tasks`.
+"""The cost of each operation on a task at DynamoDB: calls and capacity units, for `bench.tasks`.
 
 One task is carried through the real service and a real worker: it is created, runs a step,
-asks, is answered, and completes with what the step returned. The units are those that DynamoDB
-Local reports (`ReturnConsumedCapacity`), asked for by an event hook of the client: the
-application knows nothing of it.
+asks, is answered, and completes with the result of the step. The units are those that DynamoDB
+Local reports (`ReturnConsumedCapacity`), requested by an event hook of the client, so
+the application is unchanged.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ class Consent(BaseModel):
 
 
 async def nobody_listens(method: str, uri: str | None) -> None:
-    """Where changes are published."""
+    """Ignore a published change."""
 
 
 async def work(ctx: Context, size: int) -> dict[str, str]:
-    """The tool."""
+    """Run a step with a result of `size` characters, then ask for consent."""
     made = await ctx.step("make", lambda: "x" * size)
     await ctx.elicit("confirm", "Go on?", Consent)
     return {"made": made}
 
 
 class OneTool:
-    """A back end with that tool."""
+    """A back end with the tool `work`."""
 
     name = "bench"
     prefix = ""
@@ -76,7 +76,7 @@ class OneTool:
         )
 
     async def aclose(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resource is open."""
 
 
 class Shop:
@@ -89,14 +89,14 @@ class Shop:
         self.worker = Worker(catalog, store, queue, clock, config, nobody_listens)
 
     async def begin(self, size: int) -> TaskRef:
-        """A new task, whose step and result have that many characters."""
+        """Create a task whose step and result have `size` characters."""
         call = TaskCall("work", {"size": size}, LOCAL, {"elicitation": {}})
         created = await self.tasks.create(call, Journal())
         return TaskRef(owner_of(LOCAL), created["taskId"])
 
 
 def samples(emulator: Emulator, folder: Path) -> Iterator[Sample]:
-    """An operation is a row, a size a case."""
+    """Yield a sample per operation, in a case per size."""
     for name, size in SIZES.items():
         with emulator.table() as table:
             meter = asyncio.run(_measured(emulator, table, folder / f"costs-{size}.sqlite3", size))
@@ -148,7 +148,7 @@ async def _story(meter: Meter, shop: Shop, size: int) -> None:
 
 
 async def _claimed(shop: Shop) -> Claimed:
-    """What a pool does with a message before the run."""
+    """Claim the queue's next task, as a worker pool does before it runs the task."""
     (message,) = await shop.queue.receive(10, 0)
     claimed = await shop.worker.claim(message.ref)
     await shop.queue.delete([message])
@@ -157,8 +157,8 @@ async def _claimed(shop: Shop) -> Claimed:
 
 
 class Meter:
-    """What was called and consumed, by operation, in the order in which they
-    first came; one at a time."""
+    """The calls and consumed units by operation, in the order of their first appearance. Only one
+    operation can be measured at a time."""
 
     def __init__(self) -> None:
         self.costs: dict[str, dict[str, float]] = {}
@@ -166,8 +166,8 @@ class Meter:
 
     @contextmanager
     def operation(self, name: str) -> Iterator[None]:
-        """Everything inside is this operation's, unless it has a row of its own.
-        Outside nothing counts."""
+        """Count the calls of this block for an operation, except calls with a row of their own.
+        Calls outside of every block do not count."""
         before, self._operation = self._operation, name
         try:
             yield
@@ -175,11 +175,11 @@ class Meter:
             self._operation = before
 
     def wrapped(self, port: Any, what: str) -> Any:
-        """A store or a queue whose calls count."""
+        """Return a store or queue whose calls are counted."""
         return _Wrapped(self, port, what)
 
     def watched(self, client: Any) -> Any:
-        """The client, which tells what it consumes."""
+        """Make a client report its consumed units to the meter; return it."""
         client.meta.events.register("provide-client-params.dynamodb", _ask)
         client.meta.events.register("after-call.dynamodb", self._note)
         return client
@@ -192,7 +192,7 @@ class Meter:
 
     @contextmanager
     def store_call(self, name: str) -> Iterator[None]:
-        """A call that may have a row of its own."""
+        """Count a store call in a row of its own if `ROWS` has one."""
         if self._operation is None or name not in ROWS:
             yield
         else:

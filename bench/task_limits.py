@@ -1,11 +1,10 @@
-"""What the stores themselves can do: the writes of a task that completes at
-once, bare, for `bench.tasks`.
+"""The limits of the stores themselves, for `bench.tasks`: the bare writes of a task that completes at
+once.
 
-A task is three writes that have to be on the disk: it is created, claimed, ended. Here nothing else
-is done: no HTTP, no queue, no conditions, no event loop. SQLite's are measured one transaction a
-write, as a single writer would do, and for sixteen tasks at a time, as many as there are clients,
-in one transaction for each of the three. Those of DynamoDB Local are sixteen threads with a client
-of boto's, one `PutItem` and two `UpdateItem` a task, on a table of its own.
+A task is three durable writes: create, claim, end. There is no HTTP, queue, condition or event loop.
+SQLite is measured with a transaction per write, as a single writer would do, and with a transaction
+per step for sixteen tasks, as many as there are clients. DynamoDB Local is measured with sixteen
+threads that share a client, with one `PutItem` and two `UpdateItem` a task, on its own table.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ Work = Callable[[], int]
 
 
 def sqlite(folder: Path, settings: Settings, case: str) -> Iterator[Sample]:
-    """Tasks a second by the writes of SQLite alone, on a file with the
-    gateway's tables and pragmas."""
+    """Yield the tasks a second that SQLite's writes alone allow, with the gateway's tables and
+    pragmas."""
     folder.mkdir(exist_ok=True)
     path = folder / "limit.sqlite3"
     asyncio.run(_make(path))
@@ -95,7 +94,7 @@ def _end(db: sqlite3.Connection, n: int) -> None:
 
 
 def dynamodb(emulator: Emulator, table: str, settings: Settings, case: str) -> Iterator[Sample]:
-    """The same of DynamoDB Local."""
+    """Yield the tasks a second that the writes of DynamoDB Local alone allow."""
     client = emulator.client()
     numbers = iter(range(10**9))
 
@@ -139,7 +138,7 @@ def _one_in_dynamodb(client: Any, table: str, name: str) -> None:
 
 
 def measured(some: Work, settings: Settings) -> dict[str, float]:
-    """Tasks a second, and processor time of this process for each, over one window."""
+    """Return the tasks a second, and this process's processor time per task, over a window."""
     some()
     began, used, done = time.perf_counter(), time.process_time(), 0
     while (took_s := time.perf_counter() - began) < settings.seconds:

@@ -1,9 +1,9 @@
-"""Tables that have open tasks in them already, and gateways in front of them: for `bench.tasks`.
+"""Tables that already hold open tasks, for `bench.tasks`.
 
-They wait for answers of their clients, who are a thousand others than the caller of the load.
-Beside them stand the tasks in which the load looks, nine of ten completed. Those and the first
-open one are made through the store; the others are copies of that one's rows under other keys, by
-SQL or by `BatchWriteItem`.
+The open tasks wait for answers and belong to a thousand owners, none of whom is the load's caller.
+The tables also hold the tasks that the load polls, nine of ten completed. These and the first open
+task are created through the store. The other open tasks are copies of its rows under other keys,
+made by SQL or `BatchWriteItem`.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ OWNERS = 1_000
 
 @dataclass(frozen=True)
 class Filled:
-    """A table, and what a process has to know to use it."""
+    """A table with open tasks, and the settings that a process needs to use it."""
 
     store: str
     count: int
     folder: Path
-    """Where a gateway on it keeps what is local."""
+    """The folder for the local files of a gateway that uses the table."""
     environment: Mapping[str, str]
     dynamodb: tuple[Emulator, str] | None = None
 
     @property
     def name(self) -> str:
-        """The row in which it is shown."""
+        """Return the name of the table's row in the report."""
         return f"{self.store}, {self.count:,} open tasks"
 
     def open(self) -> StoredTasks:
-        """Its store, as one more process would have it."""
+        """Open the table's store as another process would."""
         if self.dynamodb is not None:
             emulator, table = self.dynamodb
             return StoredTasks(DynamoDbTasks(emulator.open(table)))
@@ -64,7 +64,7 @@ class Filled:
 
 
 def sqlite(folder: Path, count: int) -> Filled:
-    """A SQLite file."""
+    """Make a SQLite file with `count` open tasks."""
     folder.mkdir()
     path = folder / "gateway.sqlite3"
     asyncio.run(_fill_sqlite(Database(path, durable=False), count))
@@ -72,7 +72,7 @@ def sqlite(folder: Path, count: int) -> Filled:
 
 
 def dynamodb(folder: Path, count: int, emulator: Emulator, table: str) -> Filled:
-    """A table of DynamoDB Local; the queue is a SQLite file."""
+    """Fill a table of DynamoDB Local with `count` open tasks. The queue is a SQLite file."""
     folder.mkdir()
     asyncio.run(_fill_dynamodb(emulator, table, count))
     environment = {
@@ -93,7 +93,7 @@ async def _fill_sqlite(database: Database, count: int) -> None:
 
 
 def _copy(db: sqlite3.Connection, count: int) -> None:
-    """As many tasks like the open one as are missing."""
+    """Insert copies of the first open task until the table has `count` open tasks."""
     (first,) = db.execute("select n from tasks where id = ?", (_open(0).id,)).fetchone()
     names = [name for _, name, *_ in db.execute("pragma table_info(tasks)")]
     same = ", ".join(name for name in names if name not in {"n", "owner", "id"})
@@ -126,7 +126,7 @@ async def _fill_dynamodb(emulator: Emulator, table: str, count: int) -> None:
 
 
 def _copies(client: Any, table: str, numbers: range) -> Iterator[dict[str, Any]]:
-    """The rows of as many tasks more, each like the open one."""
+    """Yield a copy of the first open task's row for each number."""
     key = {"pk": {"S": f"T#{_open(0)}"}, "sk": {"S": "0"}}
     head = client.get_item(TableName=table, Key=key)["Item"]
     for ref, number in zip(map(_open, numbers), numbers, strict=True):
@@ -135,7 +135,7 @@ def _copies(client: Any, table: str, numbers: range) -> Iterator[dict[str, Any]]
 
 
 async def _put_first(store: StoredTasks) -> None:
-    """What the load looks at, and the first of the open tasks."""
+    """Create the tasks that the load polls, and the first open task."""
     for number in range(FILLED - 1):
         await store.create(_completed(_ref(number), "done"))
     await _put_asking(store, _ref(FILLED - 1))

@@ -1,13 +1,12 @@
-"""Tasks: how many a second, and does it matter how many there are already? `python
--m bench.tasks SETTINGS`.
+"""The tasks per second, by the number of tasks in the table: `python -m bench.tasks SETTINGS`.
 
 Run with the gateway's own Python; prints a `Sample` a line, as JSON. The gateways are real ones,
-`roundgate serve` with workers inside, on a core of their own: in one process with its clients a
-gateway would share its event loop and its interpreter lock with them, and their work would be in
-the figure. DynamoDB Local shares the clients' core.
+`roundgate serve` with workers inside, on a core of their own. In one process with its clients, a
+gateway would share its event loop and interpreter lock with them, and the figure would include
+their work. DynamoDB Local shares the clients' core.
 
-A client calls the tool, waits as long as tasks took lately (by the times in the tasks themselves),
-looks, and looks again after a fraction of it, so that few of the requests are looks in vain.
+A client calls the tool, waits for the average duration of recent tasks (by their own times), and
+polls, first at that time and then after a quarter of it, so that few polls find an unfinished task.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ TO_COMPLETED = f"tools/call to completed task, {CLIENTS} clients"
 
 
 def main() -> None:
-    """Measure and print."""
+    """Print the samples of all measurements."""
     facts = json.loads(sys.argv[1])
     sizes = tuple(facts.pop("table_sizes"))
     settings = Settings(**{**facts, "cores": Cores(**facts["cores"]), "table_sizes": sizes})
@@ -57,8 +56,8 @@ def main() -> None:
 
 
 def samples(settings: Settings) -> Iterator[Sample]:
-    """All of it. Tables are on the disk on which the repository is: in /tmp a durable
-    write may cost nothing."""
+    """Yield the samples of all measurements. The tables are on the repository's disk, because a
+    durable write in /tmp may cost nothing."""
     (ROOT / ".cache/bench").mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=ROOT / ".cache/bench")))
@@ -82,7 +81,7 @@ def samples(settings: Settings) -> Iterator[Sample]:
 
 @contextmanager
 def _emulator(folder: Path) -> Iterator[Emulator]:
-    """The emulator; at the end it has been stopped, and the folder can go."""
+    """Start the emulator; stop it at the end, so that its folder can be removed."""
     with running_emulator(folder) as emulator:
         yield emulator
     until = time.monotonic() + PATIENCE_S
@@ -105,8 +104,8 @@ def _dynamodb_tables(
 def _loads(
     tables: Sequence[Filled], settings: Settings, folder: Path, emulator: Emulator | None
 ) -> Iterator[Sample]:
-    """Rounds over all tables, a gateway on each, all up and the others idle; then
-    the limit of each store."""
+    """Yield the samples of the rounds over all tables, then the limits of each store. Each table
+    has a running gateway; all but the measured gateway are idle."""
     with ExitStack() as stack:
         for_limits = None if emulator is None else stack.enter_context(emulator.table())
         served = [(table, stack.enter_context(_serving(table, settings))) for table in tables]
@@ -182,7 +181,7 @@ class Crowd:
         self._numbers = itertools.count(1)
 
     async def be_a_client(self, port: int) -> None:
-        """One connection, and tasks on it."""
+        """Run tasks, one after another, over a connection of its own."""
         async with _connected(port) as connection:
             while not self._is_over:
                 sent_at = time.perf_counter()
@@ -221,7 +220,7 @@ class Crowd:
 
 
 class Connection:
-    """A socket that is kept."""
+    """A keep-alive connection."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -229,10 +228,10 @@ class Connection:
         self._responses = ResponseReader()
 
     async def result(self, request: bytes, request_id: int) -> dict[str, Any]:
-        """The result of a request.
+        """Send a request; return the result.
 
         Raises:
-            WrongAnswerError: there is none.
+            WrongAnswerError: the answer has no result, or the server closed the connection.
         """
         self._writer.write(request)
         while data := await self._reader.read(1 << 18):

@@ -1,9 +1,8 @@
-"""What goes over the wire in a measurement: whole HTTP requests, and what counts as
-the right answer to each.
+"""The HTTP requests of a measurement, and the check of the answer to each.
 
-An `Exchange` is one request as bytes together with the check of its answer. A `Workload` makes as
-many different ones as asked for, so that neither a cache nor a mixed-up connection can pass for a
-correct server. Protocol: MCP 2026-07-28, Streamable HTTP; requests carry the headers and the
+An `Exchange` is a request as bytes with the check of its answer. A `Workload` makes a number of
+different exchanges, so that neither a cache nor a mixed-up connection can pass for a correct
+server. Protocol: MCP 2026-07-28, Streamable HTTP; requests carry the headers and the
 `_meta` that revision demands.
 """
 
@@ -22,13 +21,12 @@ OLDER_VERSION = "2025-11-25"
 KNOWS_TASKS: Mapping[str, Any] = MappingProxyType(
     {"extensions": {"io.modelcontextprotocol/tasks": {}}}
 )
-"""The capabilities of a client that takes a task for an answer."""
+"""The capabilities of a client that accepts a task as the answer."""
 
 FILLED = 10
-"""So many tasks with the ids `filled-0`, … every table has in which `bench.tasks` looks;
-the last of them is open."""
+"""The number of tasks `filled-0`, … that `bench.tasks` polls in every table; the last is open."""
 LARGE = 4
-"""So many tasks with a large result it has, with the ids `large-0`, …"""
+"""The number of tasks `large-0`, … with a large result in every table."""
 LARGE_RESULT = "x" * 300_000
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -40,17 +38,17 @@ class WrongAnswerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One request and its right answer: `check_result` raises `WrongAnswerError` on any
-    other JSON-RPC result."""
+    """A request and the check of its answer: `check_result` raises `WrongAnswerError` on any other
+    JSON-RPC result."""
 
     request: bytes
     request_id: int
     check_result: Callable[[dict[str, Any]], None]
     result_type: str | None = "complete"
-    """What the revision calls a result that is one; the older ones have no word for it."""
+    """The `resultType` of the result; `None` in older revisions, which have no such member."""
 
     def sent_with(self, headers: Mapping[str, str]) -> "Exchange":
-        """The same with more headers."""
+        """Return the same exchange with more headers."""
         line, rest = self.request.split(b"\r\n", 1)
         more = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         return replace(self, request=b"%b\r\n%b%b" % (line, more.encode(), rest))
@@ -103,12 +101,12 @@ def message_in(response: Response) -> dict[str, Any]:
 
 
 def call_add(count: int) -> Sequence[Exchange]:
-    """`tools/call` of `add`, each time with other numbers."""
+    """Return `tools/call` requests of `add`, each with other numbers."""
     return [_call_add(n, 1000 + n, 7 * n, http_request) for n in range(1, count + 1)]
 
 
 def call_add_in_session(count: int) -> Sequence[Exchange]:
-    """The same of 2025-11-25; the header with the session is the load's."""
+    """Return `tools/call` requests of 2025-11-25. The load adds the session's header."""
     return [
         replace(_call_add(n, 1000 + n, 7 * n, older_request), result_type=None)
         for n in range(1, count + 1)
@@ -116,12 +114,12 @@ def call_add_in_session(count: int) -> Sequence[Exchange]:
 
 
 def call_one_of_hundred(count: int) -> Sequence[Exchange]:
-    """`tools/call` of one tool of the catalogue."""
+    """Return `tools/call` requests of a tool of the catalogue."""
     return [_call_get_order(n, "get_order", _order(n)) for n in range(1, count + 1)]
 
 
 def call_through_search(count: int) -> Sequence[Exchange]:
-    """The same by the tool that calls what a search has found."""
+    """Return `tools/call` requests of `call_tool`, which calls tools that a search has found."""
     return [
         _call_get_order(n, "call_tool", {"name": "get_order", "arguments": _order(n)})
         for n in range(1, count + 1)
@@ -159,8 +157,8 @@ def _call_add(request_id: int, a: int, b: int, written: Callable[..., bytes]) ->
 
 
 def list_hundred(count: int) -> Sequence[Exchange]:
-    """`tools/list` of the catalogue; every tool must be there, with its
-    description and its very schema."""
+    """Return `tools/list` requests of the catalogue. Every tool must be in the answer with its
+    description and schema."""
     wanted = {tool.name: tool.as_json() for tool in hundred_tools()}
 
     def check(result: dict[str, Any]) -> None:
@@ -175,7 +173,7 @@ def list_hundred(count: int) -> Sequence[Exchange]:
 
 
 def get_task(count: int) -> Sequence[Exchange]:
-    """`tasks/get` of small tasks in the table: nine that are over and one that asks."""
+    """Return `tasks/get` requests of small tasks: nine are completed, and one waits for an answer."""
     return [
         _get_task(n, f"filled-{n % FILLED}", is_open=n % FILLED == FILLED - 1)
         for n in range(1, count + 1)
@@ -183,7 +181,7 @@ def get_task(count: int) -> Sequence[Exchange]:
 
 
 def get_large_task(count: int) -> Sequence[Exchange]:
-    """`tasks/get` of completed tasks with a large result."""
+    """Return `tasks/get` requests of completed tasks with a large result."""
     return [_get_task(n, f"large-{n % LARGE}", text=LARGE_RESULT) for n in range(1, count + 1)]
 
 
@@ -205,7 +203,7 @@ def _get_task(
 
 
 def task_request(task_id: str, request_id: int) -> bytes:
-    """Return a whole `tasks/get`."""
+    """Return the bytes of a `tasks/get` request."""
     return http_request("tasks/get", {"taskId": task_id}, request_id, capabilities=KNOWS_TASKS)
 
 

@@ -1,1 +1,1 @@
-"""What the deployed stack is made of, and the tools that make it."""
+"""The parts of the deployed stack, and the tools that make it."""

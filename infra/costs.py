@@ -1,12 +1,12 @@
-"""What the deployed gateway costs, and how much it holds: counted units, times published prices.
+"""The cost and the capacity of the deployed gateway: counted units times published prices.
 
     python -m infra.costs                                   the tables
     python -m infra.costs --set gateway_ms=80 --set api=1.11   with your durations, and the prices of your region
     python -m infra.costs --write                           the tables into docs/appendix-aws.md
 
-What is counted is in infra/measured.json: tests/functions/test_costs_at_aws.py lets both functions
-work and counts, and with MEASURE=1 in its environment writes what it has counted. What is assumed
-is in `Assumed`, what AWS asks in `Prices`.
+The counts are in infra/measured.json. tests/functions/test_costs_at_aws.py runs both functions and
+counts their units; with MEASURE=1 in its environment it writes the file. `Assumed` holds the
+assumptions, `Prices` the prices of AWS.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from roundgate.deployment.template import Template
 MILLION = 1_000_000
 GB = 1_000_000_000
 MINUTES = 30 * 24 * 60
-"""Of a month."""
+"""The minutes of a month of 30 days."""
 
 
 @dataclass(frozen=True)
 class Prices:
-    """In dollars: us-east-1, without free tiers and volume discounts, as
-    looked up on 2026-11-22."""
+    """The prices of us-east-1 in dollars on 2026-11-22, without free tiers and volume
+    discounts."""
 
     api: float = 1.00
     """A million requests of an HTTP API, each 512 KB begun:
@@ -62,21 +62,21 @@ class Prices:
 
 @dataclass(frozen=True)
 class Assumed:
-    """What depends on your tools and your traffic. Cold starts are left out: so is what they
-    bill."""
+    """The assumptions about your tools and your traffic. Cold starts are left out, and so is their
+    cost."""
 
     gateway_ms: float = 20
-    """Of the gateway function for a request; a tool that waits for somebody is
-    billed while it waits."""
+    """The time of the gateway function for a request. A tool that waits for a
+    service is billed while it waits."""
     worker_ms: float = 100
-    """Of the worker function for a message, and for a sweep."""
+    """The time of the worker function for a message, and for a sweep."""
     requests_per_key_read: float = 300
-    """An environment reads the keys every five minutes if it sees rounds:
-    here with one a second."""
+    """The requests between two reads of the keys. An environment that serves rounds reads them
+    every five minutes; this is one request a second."""
     steps: int = 3
     polls: int = 10
     resends: float = 0
-    """Messages for a task that the sweep sent again: of workers that died, and in a backlog."""
+    """Messages that the sweep sends again for a task, after a worker died or in a backlog."""
 
 
 T = TypeVar("T", Prices, Assumed)
@@ -84,10 +84,10 @@ T = TypeVar("T", Prices, Assumed)
 
 @dataclass(frozen=True)
 class Units:
-    """What one of something uses."""
+    """The billable units of one operation."""
 
     requests: float = 0
-    """Of the API, each of which is an invocation of the gateway function."""
+    """Requests to the API; each is an invocation of the gateway function."""
     turns: float = 0
     """Invocations of the worker function."""
     writes: float = 0
@@ -95,25 +95,25 @@ class Units:
     messages: float = 0
     secret_reads: float = 0
     log_bytes: float = 0
-    """In log lines, what AWS adds to each left out."""
+    """The size of the log lines, without the bytes that AWS adds to each."""
 
 
 REQUEST_LOG_BYTES = 200
-"""Our line of a request."""
+"""The gateway's log line for a request."""
 CALL_ID_BYTES = 35
-"""The id of its call in a line."""
+"""The id of a call in a log line."""
 TASK_NAME_BYTES = 65
-"""The name of its task in a line."""
+"""The name of a task in a log line."""
 TURN_LOG_BYTES = 260
-"""Our line of a worker's turn."""
+"""The worker's log line for a turn."""
 SWEEP_LOG_BYTES = 680
-"""Our line of a sweep, which is the metrics as well."""
+"""The worker's log line for a sweep, which also holds the metrics."""
 AWS_LOG_BYTES = {"api": 100 + 26, "function": 270 + 3 * 26}
 """The API's line as template.yaml words it; START, END and REPORT of an
 invocation; 26 for each line."""
 
 LONG_STEPS, LONG_STEP_BYTES = 20, 200
-"""Of the longer task that is counted: its row grows with what it remembers, and each write pays for
+"""The size of the longer task that is counted. Its row grows with each step, and each write pays for
 the whole row."""
 
 
@@ -123,9 +123,9 @@ class Writes:
 
     table: float
     due: float
-    """For the index of what is due, whose keys are the shards."""
+    """Writes of the index of due tasks, whose keys are the shards."""
     owned: float
-    """For the index of owners, each of whom is a key."""
+    """Writes of the index of owners; each owner is a key."""
 
     @property
     def together(self) -> float:
@@ -143,11 +143,12 @@ class Writes:
 
 @dataclass(frozen=True)
 class Measured:
-    """What DynamoDB Local has counted: rows of a task, and their entry in the index, put or moved
-    as its time changes.
+    """The units that DynamoDB Local has counted: a task's rows, and their index entry as it is put
+    or moved.
 
-    A turn is what a worker writes of a task that it takes up, without steps. `step` is one of few
-    and small ones, `long_step` one of `LONG_STEPS` with `LONG_STEP_BYTES` each, on average.
+    A turn is all that a worker writes when it runs a task, without the steps. `step` is a step of a
+    task with few and small steps; `long_step` is the average of `LONG_STEPS` steps of
+    `LONG_STEP_BYTES` each.
     """
 
     create: Writes
@@ -158,13 +159,13 @@ class Measured:
     answer: Writes
     resend: Writes
     sweep: Writes
-    """Of a sweep that finds nothing: it leaves its time in the table."""
+    """The writes of a sweep that finds nothing: it records its time in the table."""
     poll_reads: float
     sweep_reads: float
 
     @classmethod
     def read(cls) -> Measured:
-        """From `MEASURED`."""
+        """Read the counts from `MEASURED`."""
         values: dict[str, Any] = json.loads(MEASURED.read_text("utf-8"))
         fields: dict[str, Any] = {
             name: Writes(*one) if isinstance(one, list) else one for name, one in values.items()
@@ -172,7 +173,7 @@ class Measured:
         return cls(**fields)
 
     def write(self) -> None:
-        """To `MEASURED`."""
+        """Write the counts to `MEASURED`."""
         values = {
             name: [one.table, one.due, one.owned] if isinstance(one, Writes) else one
             for name, one in vars(self).items()
@@ -181,12 +182,12 @@ class Measured:
         MEASURED.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
 
     def task(self, assumed: Assumed) -> Writes:
-        """Of a task with few small steps and a question."""
+        """Return the write units of a task with few small steps and a question."""
         turns = self.create + self.turn_that_asks + self.answer + self.turn_that_ends
         return turns + self.step * assumed.steps + self.resend * assumed.resends
 
     def long_task(self, assumed: Assumed) -> Writes:
-        """Of one with many steps and no question."""
+        """Return the write units of a task with many steps and no question."""
         turn = self.create + self.turn_that_ends
         return turn + self.long_step * LONG_STEPS + self.resend * assumed.resends
 
@@ -197,12 +198,12 @@ DOCUMENT = ROOT / "docs/appendix-aws.md"
 
 
 def plain_call() -> Units:
-    """A call that is answered at once."""
+    """Return the units of a call that is answered at once."""
     return Units(requests=1, log_bytes=REQUEST_LOG_BYTES)
 
 
 def call_in_rounds(rounds: int, assumed: Assumed) -> Units:
-    """A call that asks: nothing of it is kept."""
+    """Return the units of a call that asks questions. It stores nothing."""
     return Units(
         requests=rounds,
         secret_reads=rounds / assumed.requests_per_key_read,
@@ -211,13 +212,13 @@ def call_in_rounds(rounds: int, assumed: Assumed) -> Units:
 
 
 def task(assumed: Assumed, measured: Measured) -> Units:
-    """A call that becomes a task, asks once, and is polled: every value small, every message
-    in a batch of its own."""
+    """Return the units of a call that becomes a task, asks once and is polled. Every value is
+    small, and every message is in a batch of its own."""
     return _task(measured.task(assumed), 2, assumed, measured)
 
 
 def long_task(assumed: Assumed, measured: Measured) -> Units:
-    """A call that becomes a task of many steps, and is polled."""
+    """Return the units of a call that becomes a task of many steps and is polled."""
     return _task(measured.long_task(assumed), 1, assumed, measured)
 
 
@@ -240,7 +241,7 @@ def _task(writes: Writes, turns: int, assumed: Assumed, measured: Measured) -> U
 
 @dataclass(frozen=True)
 class Bill:
-    """What units cost, in dollars a million."""
+    """The cost of units, in dollars per million."""
 
     units: Units
     prices: Prices
@@ -249,7 +250,7 @@ class Bill:
     worker_gb: float
 
     def lines(self) -> Iterator[tuple[str, float]]:
-        """Service by service."""
+        """Yield each service with its cost."""
         units, prices = self.units, self.prices
         gateway_gb_s = units.requests * self.assumed.gateway_ms / 1000 * self.gateway_gb
         worker_gb_s = units.turns * self.assumed.worker_ms / 1000 * self.worker_gb
@@ -270,7 +271,7 @@ class Bill:
 def idle(
     template: Template, prices: Prices, assumed: Assumed, measured: Measured, worker_gb: float
 ) -> Iterator[tuple[str, float]]:
-    """What a month costs in which nobody calls."""
+    """Yield each item of a month without calls, with its cost in dollars."""
     resources = [one["Type"] for one in template.source["Resources"].values()]
     sweep = assumed.worker_ms / 1000 * worker_gb * prices.gb_s + prices.invocations / MILLION
     sweep_log = (SWEEP_LOG_BYTES + 26 + AWS_LOG_BYTES["function"]) / GB * prices.log_gb
@@ -295,8 +296,8 @@ def idle(
 
 
 NEW_TABLE, WARMED_TABLE, PARTITION = 4_000, 40_000, 1_000
-"""Write units a second: of a table on demand that is new, of one that has been warmed with each of
-its indexes to an account's first quota, and of one key of an index."""
+"""Write units a second: of a new on-demand table, of a table warmed with each of its indexes to an
+account's first quota, and of a key of an index."""
 SHARDS = (8, 32)
 """Keys among which the index has the open tasks."""
 
@@ -322,11 +323,11 @@ def _ceiling(writes: Writes, units: int, shards: int) -> float:
 
 
 METRICS = 6
-"""Members of the sweep's line that CloudWatch makes metrics of."""
+"""The number of metrics that CloudWatch makes of the sweep's log line."""
 
 
 def tables(prices: Prices, assumed: Assumed) -> str:
-    """All of them, as Markdown."""
+    """Return all tables as Markdown."""
     template, measured = Template(ROOT / "template.yaml", {}, {}), Measured.read()
     gateway_gb, worker_gb = (
         template.source["Parameters"][name]["Default"] / 1024
@@ -372,7 +373,7 @@ def tables(prices: Prices, assumed: Assumed) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]]) -> list[str]:
-    """Lines of Markdown: names and dollars, and their sums."""
+    """Return a Markdown table of costs in dollars, with their sums, as lines."""
     sums = [sum(column) for column in zip(*(costs for _, costs in rows), strict=True)]
     together = f"| **together** | {' | '.join(f'**{cost:.2f}**' for cost in sums)} |"
     return [*plain_table(head, rows, "{:.2f}"), together]
@@ -381,7 +382,7 @@ def table(head: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]]) -> l
 def plain_table(
     head: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]], form: str
 ) -> list[str]:
-    """Lines of Markdown: names and numbers."""
+    """Return a Markdown table of numbers, as lines."""
     body = [
         f"| {name.replace('_', ' ')} | " + " | ".join(map(form.format, numbers)) + " |"
         for name, numbers in rows
@@ -393,13 +394,13 @@ BEGIN, END = "<!-- python -m infra.costs --write -->", "<!-- end -->"
 
 
 def documented(text: str) -> str:
-    """The document with the tables between its marks."""
+    """Return the document with new tables between its marks."""
     before, _, rest = text.partition(BEGIN)
     return f"{before}{BEGIN}\n{tables(Prices(), Assumed())}{END}{rest.partition(END)[2]}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the tables."""
+    """Print the tables, or write them into the document; return the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m infra.costs", description=__doc__.partition("\n")[0]
     )
@@ -426,7 +427,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _with(one: T, chosen: Mapping[str, str]) -> T:
-    """The same with what was chosen otherwise, each as what it is."""
+    """Return a copy with the chosen values, each converted to the type of its field."""
     known = vars(one)
     changes: dict[str, Any] = {
         name: type(known[name])(text) for name, text in chosen.items() if name in known

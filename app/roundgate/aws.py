@@ -1,4 +1,4 @@
-"""Calls of an AWS service: boto3's client blocks, so each call runs in a thread, and temporary
+"""Asynchronous calls of AWS services. boto3's client blocks, so each call runs in a thread. Temporary
 errors become `Unavailable`.
 
 Within `bounded` no call outlasts the deadline. A connection that a freeze has killed never answers:
@@ -55,8 +55,8 @@ _deadline: ContextVar[Deadline | None] = ContextVar("deadline of AWS calls", def
 
 @contextmanager
 def bounded(deadline: Deadline) -> Iterator[None]:
-    """Limit calls of this block, and of asyncio tasks that it starts, to the deadline. Do not start
-    tasks that outlive the block: they would keep it."""
+    """Apply a deadline to the calls in this block, and in asyncio tasks that it starts. Do not
+    start tasks that outlive the block: the deadline would still apply to them."""
     token = _deadline.set(deadline)
     try:
         yield
@@ -72,8 +72,7 @@ def has_time(seconds: float) -> bool:
 
 
 def heed_deadline(client: Any) -> None:
-    """Make a client of boto3 begin no attempt after the deadline, as its thread may outlive its
-    caller."""
+    """Make boto3's client begin no attempt after the deadline. Its thread may outlive its caller."""
     client.meta.events.register("before-send", _before_attempt)
 
 
@@ -136,7 +135,7 @@ class ToSign:
 
     method: str
     url: str
-    """Absolute, and encoded as it is sent."""
+    """The absolute URL, encoded as in the request."""
     headers: Mapping[str, str]
     body: bytes = field(repr=False)
 
@@ -147,7 +146,7 @@ def signed_headers(request: ToSign, service: str, region: str | None) -> dict[st
 
     Args:
         request: the request with all its headers.
-        service: AWS's name of it in signatures, such as execute-api.
+        service: AWS's name of the service in signatures, such as execute-api.
         region: `None` for the environment's.
 
     Raises:
@@ -198,7 +197,7 @@ def _session() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The failure of a call of boto3's client, and whether the call may have had an effect."""
+    """The failure of a call of boto3's client."""
 
     code: str
     """The code of the service's error, such as `TooManyRequestsException`; else the name of
@@ -209,7 +208,7 @@ class Refusal:
     response: Mapping[str, Any] = field(default_factory=dict)
     """The service's error with its own members."""
     was_sent: bool = True
-    """Whether the service may have got the request."""
+    """Whether the service may have received the request."""
 
 
 def refusal(error: Exception) -> Refusal | None:
@@ -246,9 +245,8 @@ class Aws:
         """Return the result of an operation of the client.
 
         Raises:
-            Unavailable: throttled, timed out, not reached, the service's own fault, or the
-                deadline has come (see `bounded`). A write may have happened nevertheless,
-                and its answer been lost.
+            Unavailable: the service throttles, fails or cannot be reached, or the deadline is over (see
+                `bounded`). A write may have happened although its answer was lost.
         """
         return await self.do(lambda client: getattr(client, operation)(**arguments))
 

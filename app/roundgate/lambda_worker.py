@@ -3,8 +3,8 @@
     SQS event source mapping   {"Records": [{"messageId": …, "body": "owner.id", "eventSource": "aws:sqs"}, …]}
     EventBridge                {"source": "aws.events", …}, or {"task": "sweep"} from a schedule's input
 
-A message that fails is reported by its id and comes again, or ends in the dead-letter queue. Never
-imports FastAPI.
+The response lists the ids of failed messages. SQS delivers these again, or moves them to the
+dead-letter queue. This module never imports FastAPI.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ MARGIN_MS: Final = 3_000
 AWS_MARGIN_MS: Final = 500
 """The time kept after the deadline of calls of AWS."""
 SWEEP_MS: Final = 50_000
-"""The limit on a sweep: the next one starts a minute after it did, and continues."""
+"""The limit on a sweep: the next one starts a minute after this one began, and continues it."""
 
 ALONE_MS: Final = 10_000
-"""The time that a suspect needs after the others of its batch; else its message comes again."""
+"""The time that a suspect needs after the others of its batch; with less, its message is delivered again."""
 LAST_MS: Final = 1_000
 """The time before the end of a sweep in which it begins no further part."""
 NAMESPACE: Final = "roundgate"
@@ -50,10 +50,10 @@ measured.setLevel("INFO")
 
 
 class LambdaContext(Protocol):
-    """The used part of AWS Lambda's context object."""
+    """The part of AWS Lambda's context object that the worker uses."""
 
     def get_remaining_time_in_millis(self) -> int:
-        """Milliseconds until the function is stopped."""
+        """Return the milliseconds until the function is stopped."""
 
 
 def make_handler(environ: Mapping[str, str]) -> Function:
@@ -120,8 +120,8 @@ class Function:
         )
 
     async def _batch(self, records: list[Event], remaining_ms: int) -> list[dict[str, str]]:
-        """Return the messages that have to come again. Suspects run after all others, one after
-        another."""
+        """Return the failed messages, which SQS delivers again. Suspects run after all others, one
+        after another."""
         deadline = self._clock.deadline(max(1, remaining_ms - MARGIN_MS))
         turns = await asyncio.gather(*(self._message(record, deadline) for record in records))
         for place, record in enumerate(records):

@@ -80,7 +80,7 @@ async def _call_add(message: CallMessage) -> CallReply:
 
 
 def proxy() -> FastAPI:
-    """The same by a service, as one writes it with httpx."""
+    """Return an app whose tool calls a service with httpx."""
     import httpx
 
     service = httpx.AsyncClient(base_url=os.environ["BENCH_SERVICE"])

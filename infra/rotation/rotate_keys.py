@@ -1,4 +1,4 @@
-"""Rotates the keys of requestState in AWS Secrets Manager; invoked by it, step by step.
+"""The rotation of the keys of requestState. AWS Secrets Manager invokes `handler` for each step.
 
 The secret is a ring of up to three keys, base64, comma-separated: the first seals, all open. A
 rotation promotes the key that every replica has known since the rotation before, keeps the one that
@@ -6,9 +6,9 @@ sealed until now, and adds the next:
 
     [A]  ──▶  [A, B]  ──▶  [B, A, C]  ──▶  [C, B, D]  ──▶ …
 
-so no replica is ever shown a token that it cannot open, as long as a rotation period is longer than
-the time in which replicas read their keys again (5 minutes on AWS Lambda) and the lifetime of a
-round (15 minutes). Standard library and boto3 alone, which the runtime has.
+Every replica can open every token, as long as a rotation period is longer than the time in which
+replicas read their keys again (5 minutes on AWS Lambda) and the lifetime of a round (15 minutes).
+The module imports only the standard library and boto3, which the runtime has.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ KEY_BYTES = 32
 
 
 def handler(event: dict[str, str], context: Any, client: Any = None) -> None:
-    """One step of a rotation: {"SecretId", "ClientRequestToken", "Step"}.
+    """Run a step of a rotation: {"SecretId", "ClientRequestToken", "Step"}.
 
     Raises:
-        ValueError: the event names no step, or a version that is not to be rotated to.
+        ValueError: the step is unknown, the version is unknown or not pending, or a new key has the
+            wrong length.
     """
     client = client or boto3.client("secretsmanager")
     secret, version, step = event["SecretId"], event["ClientRequestToken"], event["Step"]
@@ -59,7 +60,7 @@ def handler(event: dict[str, str], context: Any, client: Any = None) -> None:
 
 
 def rotated(ring: list[str], fresh: str) -> list[str]:
-    """The ring of the next period."""
+    """Return the ring of the next period."""
     if len(ring) == 1:
         return [ring[0], fresh]
     sealing, upcoming = ring[0], ring[-1]

@@ -1,9 +1,8 @@
-"""moto's CloudFormation makes the stack and updates it: what rows and messages it has must outlive
-every update.
+"""A check with moto's CloudFormation that rows and messages of the stack outlive every update.
 
-moto knows tables, queues, functions, roles, event sources and schedules, and says so of what it
-does not know. What it does not do is in docs/appendix-aws.md, with the command that shows it in an
-account.
+moto knows tables, queues, functions, roles, event sources and schedules, and reports resources that
+it does not know. The checks that need an account are in docs/appendix-aws.md, with their
+commands.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from infra.template.expand import REGION, expand
 
 STACK: Final = "roundgate"
 UNKNOWN: Final = frozenset({"DomainName", "CertificateArn", "HostedZoneId"})
-"""Parameters of resources whose attributes others have, and which moto does not make."""
+"""Parameters of resources that moto does not make although other resources use their attributes."""
 ROW: Final = {"pk": {"S": "T#owner.id"}, "sk": {"S": "0"}}
 
 
 def created_and_updated(path: Path, sets: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    """What goes wrong when a stack is made with the first set of parameters and updated to each of
-    the others, as far as moto knows what they are about."""
+    """Yield the problems of a stack that is created with the first set of parameters and updated
+    to each of the others. Only resources that moto knows are checked."""
     known = [{name: one[name] for name in one.keys() - UNKNOWN} for one in sets]
     os.environ.update(
         AWS_ACCESS_KEY_ID="test", AWS_SECRET_ACCESS_KEY="test", AWS_DEFAULT_REGION=REGION
@@ -60,7 +59,7 @@ def created_and_updated(path: Path, sets: Sequence[Mapping[str, str]]) -> Iterat
 
 @dataclass
 class Stack:
-    """One at moto's."""
+    """A stack in moto."""
 
     session: Any
     expanded: Mapping[str, Any]
@@ -70,7 +69,7 @@ class Stack:
         return self.session.client("cloudformation")
 
     def upload(self) -> None:
-        """What stands for the functions' code."""
+        """Upload a placeholder for the code of each function."""
         code = io.BytesIO()
         with zipfile.ZipFile(code, "w") as archive:
             archive.writestr("code.py", "")
@@ -96,7 +95,7 @@ class Stack:
         }
 
     def resources(self) -> dict[str, str]:
-        """Physical names by logical ones, of what moto knows."""
+        """Return the physical name of each resource that moto knows, by logical name."""
         found = self.cloudformation.list_stack_resources(StackName=STACK)["StackResourceSummaries"]
         return {
             one["LogicalResourceId"]: one["PhysicalResourceId"]
@@ -105,7 +104,7 @@ class Stack:
         }
 
     def fill(self) -> None:
-        """A task, and a message where no function takes it."""
+        """Add a task to the table, and a message to a queue that no function reads."""
         made = self.resources()
         self.session.client("dynamodb").put_item(TableName=made["Table"], Item=ROW)
         self.session.client("sqs").send_message(
@@ -114,7 +113,7 @@ class Stack:
         self._first = made
 
     def problems(self, after: str) -> Iterator[str]:
-        """What is not as it should be after a step."""
+        """Yield the problems of the stack after a step; `after` names the step."""
         (stack,) = self.cloudformation.describe_stacks(StackName=STACK)["Stacks"]
         if not stack["StackStatus"].endswith("_COMPLETE") or "ROLLBACK" in stack["StackStatus"]:
             yield f"{after}: {stack['StackStatus']} {stack.get('StackStatusReason', '')}"

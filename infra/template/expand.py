@@ -28,7 +28,8 @@ MANAGED: Final = {
 
 
 def expand(path: Path, parameters: Mapping[str, str]) -> dict[str, Any]:
-    """The expanded template; the parameters are its defaults, so that a linter sees their values.
+    """Return the expanded template. The parameters become its defaults, so that a linter sees
+    their values.
 
     Raises:
         ValueError: the template has no such parameter.

@@ -42,7 +42,7 @@ NEEDS: Final[Mapping[str, Parameters]] = {
 }
 """Parameters that a value other than the default needs, by the template's rules."""
 CANDIDATES: Final = 40
-"""Of so many random sets the best is taken."""
+"""The number of random sets, of which the best is taken."""
 
 
 def whole(chosen: Parameters, matters: Choices) -> Parameters:

@@ -77,7 +77,7 @@ class Contents:
 
     @property
     def sources(self) -> list[str]:
-        """The Python files."""
+        """Return the paths of the Python files, sorted."""
         return sorted(name for name in self.files if name.endswith(".py"))
 
 

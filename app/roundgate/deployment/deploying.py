@@ -402,7 +402,7 @@ def remarks(asked: Asked, config: Path, stored: Mapping[str, str]) -> Iterator[s
 
 @dataclass(frozen=True)
 class Account:
-    """What AWS says about a stack and its account."""
+    """The state of a stack and its account at AWS."""
 
     stored: Mapping[str, str]
     """The parameters that the stack has."""

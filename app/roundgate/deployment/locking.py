@@ -46,7 +46,7 @@ _NONE: Final[Mapping[str, Any]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a repository needs beside roundgate."""
+    """The requirements of a repository besides roundgate."""
 
     file: Path | None
     """The file that lists them."""
@@ -61,7 +61,7 @@ class Requirements:
 
     @property
     def names(self) -> frozenset[str]:
-        """The named distributions."""
+        """Return the names of the distributions in `lines`."""
         return frozenset(filter(None, map(name_of, self.lines)))
 
 
@@ -241,7 +241,11 @@ def for_repository(wanted: Requirements, directory: Path, arch: str, *, anew: bo
 
 
 def of_roundgate(source: Path) -> Lock:
-    """Resolve roundgate's own lock anew from its source."""
+    """Return a new lock for roundgate's own requirements, resolved from its source folder.
+
+    Raises:
+        ConfigError: a package has no wheel for the functions, or requirements conflict.
+    """
     wanted = Requirements(source / "pyproject.toml", (f"{source}[lambda]",))
     dropped = _NOT_IN_FUNCTIONS | machine.PROVIDED.keys()
     return Lock(machine.LOCK, _made(wanted, (), machine.architecture(), source, dropped))
@@ -283,7 +287,7 @@ def _digest(wanted: Requirements) -> str:
 
 
 def _resolved(wanted: Requirements, arch: str, directory: Path) -> tuple[Pin, ...]:
-    """Resolve with roundgate's own versions, or without them if they conflict."""
+    """Return pins that prefer roundgate's own versions; ignore these if they conflict."""
     extras = {"lambda", *(wanted.extras & _EXTRAS)}
     own = [line for line in metadata.requires("roundgate") or [] if _is_of(line, extras)]
     together = Requirements(wanted.file, (*own, *wanted.lines), wanted.constraints, wanted.hashes)
@@ -354,7 +358,7 @@ def _download(
 
 
 def _without_extra(requirement: str) -> str:
-    """`mangum>=0.19; extra == "lambda"` is a requirement whatever extra is asked for here."""
+    """Remove an extra's marker: `mangum>=0.19; extra == "lambda"` is required here."""
     before, _, marker = requirement.partition(";")
     return before.strip() if "extra" in marker else requirement
 
@@ -377,7 +381,7 @@ def _refused(said: str, file: Path, arch: str) -> ConfigError:
 
 
 def _fetch(pins: Iterable[Pin], arch: str, file: Path) -> None:
-    """Download wheels with the lock's hashes into the cache."""
+    """Add wheels to the cache. pip checks them against the hashes of the lock."""
     with tempfile.TemporaryDirectory() as temporary:
         listed = Path(temporary, "requirements.txt")
         listed.write_text("\n".join([*(pin.line() for pin in pins), ""]), "utf-8")
@@ -390,7 +394,7 @@ def _fetch(pins: Iterable[Pin], arch: str, file: Path) -> None:
 
 
 def _keep(files: Iterable[Path]) -> None:
-    """Copy wheels into the cache, by hash: an index may have two files of one name."""
+    """Copy wheels into the cache, in a folder per hash: an index may have two files of one name."""
     directory = machine.cache() / "wheels"
     for file in files:
         target = directory / _sha256(file) / file.name

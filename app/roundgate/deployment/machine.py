@@ -194,7 +194,7 @@ def dynamodb() -> Path:
 
 
 def _install_dynamodb(directory: Path) -> None:
-    """Unpack the npm package that contains the emulator; its dependencies are not needed."""
+    """Copy the emulator out of its npm package, without that package's dependencies."""
     package = f"amplify-dynamodb-simulator@{_DYNAMODB}"
     with tempfile.TemporaryDirectory() as temporary:
         _run([*_npm(), "pack", "--silent", "--pack-destination", temporary, package])
@@ -303,7 +303,7 @@ def _run(command: list[str]) -> None:
 
 
 def main(verb: str, *names: str) -> int:
-    """Install tools by name, or print the path of a Python."""
+    """Install tools by name, or print the path of a Python; return the exit status."""
     if verb == "python":
         path = interpreter(*names)
         print(path or "", end="\n" if path else "")

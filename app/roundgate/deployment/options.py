@@ -1,4 +1,4 @@
-"""What `roundgate deploy` is asked for: its command line, and `samconfig.toml` beside gateway.yaml.
+"""The options of `roundgate deploy`: its command line, and `samconfig.toml` beside gateway.yaml.
 
     version = 0.1
 
@@ -42,24 +42,23 @@ _OVERRIDE: Final = re.compile(
     r"""(?P<value>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|.*?)(?=\s+(?:\w+=|ParameterKey=)|\s*$)""",
     re.DOTALL,
 )
-"""One `NAME=VALUE` of a word that may have several; a value may have spaces, and quotes around
-it."""
+"""A `NAME=VALUE` in a word that may have several. A value may contain spaces and be quoted."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A deployment as it was asked for."""
+    """A deployment as the command line describes it."""
 
     stack: str
     config: Path | None
     """The gateway.yaml on the command line, if any."""
     overrides: Mapping[str, str]
     options: Sequence[str]
-    """For `sam deploy`, without the overrides."""
+    """The options for `sam deploy`, without the overrides."""
 
     @property
     def of_session(self) -> dict[str, str]:
-        """Region and profile, by option."""
+        """Return the options that choose the region and the profile, with their values."""
         pairs = zip(self.options, self.options[1:], strict=False)
         return {name: value for name, value in pairs if name in OF_SESSIONS}
 

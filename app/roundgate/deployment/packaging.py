@@ -177,7 +177,7 @@ def package(planned: Plan, out: Path, say: Say = print) -> None:
 def _staged(
     function: Function, planned: Plan, wheels: Mapping[str, Path], staging: Path
 ) -> list[Problem]:
-    """Fill the folder that becomes a function's zip; return its problems."""
+    """Write the content of a function's zip into the folder `staging`; return its problems."""
     staging.mkdir()
     unpack_wheels(_wheels_of(function, planned, wheels), staging)
     for pattern in _UNNEEDED:
@@ -195,8 +195,8 @@ def _staged(
 
 
 def unpack_wheels(wheels: Iterable[Path], staging: Path) -> None:
-    """Install wheels as an installer would, without scripts (Binary distribution format,
-    "Installing a wheel")."""
+    """Unpack wheels into `staging` without their scripts (Binary distribution format, "Installing
+    a wheel")."""
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(staging)
@@ -228,7 +228,7 @@ def _requirements(wheel: Path) -> Iterable[str]:
 
 
 def _copy_roundgate(function: Function, planned: Plan, staging: Path) -> None:
-    """Copy the modules of roundgate that a function with these files and back ends can import."""
+    """Add the modules of roundgate that the packed files and the back ends can import."""
     entries = {function.entry, *contents.imports_of_packed(staging)}
     for backend in planned.file.backends:
         entries.update((*contents.modules_of_kind(backend), *backend.packed_modules))
@@ -239,7 +239,7 @@ def _copy_roundgate(function: Function, planned: Plan, staging: Path) -> None:
 
 
 def copy_files(planned: Plan, staging: Path) -> None:
-    """Copy the repository's files, and write gateway.yaml as JSON.
+    """Add the repository's files, and gateway.yaml as JSON, to `staging`.
 
     Raises:
         ConfigError: a file would replace one of a package.
@@ -277,8 +277,8 @@ def _size(staging: Path) -> int:
 
 
 def _pack(staging: Path, target: Path) -> int:
-    """Zip a folder in a fixed order with a fixed date, so the same input makes the same zip; return
-    its size."""
+    """Write a folder's zip; return its size in bytes. Order and dates are fixed, so that equal
+    input makes equal zips."""
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
         for path in sorted(staging.rglob("*")):
             if path.is_file():

@@ -136,7 +136,8 @@ class Template:
         return [(method, path) for method, _, path in keys]
 
     def value(self, value: Any) -> Any:
-        """Evaluate a part of the template. Members and items without a value are left out."""
+        """Return the value of a part of the template, without members and items that have no
+        value."""
         match value:
             case {"Ref": str(name)}:
                 return self._values.get(name, f"unknown:{name}")

@@ -155,7 +155,7 @@ class LambdaBackend:
         return *tools_of(told, config, self._origin), frozenset({path})
 
     async def _asked(self, path: Path, why: str) -> list[Any]:
-        """Invoke the function for its tools; `why` is the problem of the index.
+        """Return the tools that the function describes; `why` is the problem of the index.
 
         Raises:
             ConfigError: the function fails, or this is a cold start.
@@ -223,9 +223,9 @@ def read_index(path: Path, config: LambdaBackendConfig) -> list[Any]:
     """Return the described tools of an index.
 
     Raises:
-        IndexOfAnotherVersion: another version has written it.
-        UnusableIndex: it is no index, or of another function.
-        OSError: it cannot be read.
+        IndexOfAnotherVersion: another version of roundgate wrote the index.
+        UnusableIndex: the file is not an index, or is the index of another function.
+        OSError: the file cannot be read.
     """
     try:
         found = json.decode(path.read_bytes())
@@ -246,7 +246,7 @@ def _of(config: LambdaBackendConfig) -> str:
 EVENT: Final = {"roundgate": "describe", "version": 1}
 MOST_TOOLS: Final = 1_000
 DESCRIBE_S: Final = 8.0
-"""The time-out of a description, in seconds: a start waits for it."""
+"""The time-out of the describe event, in seconds. The gateway's start waits for its answer."""
 _REMEDY: Final = (
     "correct what the function answers to the describe event, see `roundgate docs lambda`"
 )
@@ -276,11 +276,11 @@ class DescribedTool(BaseModel):
 
 
 async def ask(config: LambdaBackendConfig) -> list[Any]:
-    """Invoke the function for its tools; return them unvalidated.
+    """Return the tools, not yet validated, with which the function answers the describe event.
 
     Raises:
         ConfigError: boto3 is not installed, or no region is set.
-        BackendError: it cannot be invoked, fails, or answers something else.
+        BackendError: the function cannot be invoked, fails, or answers something else.
     """
     asked = target(str(config.function), config.qualifier, config.region)
     functions = Functions(1, config.max_response_bytes)

@@ -1,4 +1,4 @@
-"""One call of a tool: its invocations, from the arguments to the result.
+"""The call of a tool: its invocations, from the arguments to the result.
 
 A function may ask for input, and receives its own state back (`roundgate docs rounds`):
 
@@ -150,10 +150,11 @@ class OneCall:
         return payload_of(self.calling.tool.payload, self.arguments, self.facts())
 
     async def say(self, payload: Any, exchange: int = 1) -> Answer:
-        """Invoke the tool's function, as the nth exchange from 1; return its answer.
+        """Send the nth payload of a dialogue to the tool's function; return the answer. `exchange`
+        begins at 1.
 
         Raises:
-            BackendError: it cannot be invoked, or has failed.
+            BackendError: the function cannot be invoked, or has failed.
         """
         return await self._answered(
             self.calling.target,
@@ -163,11 +164,11 @@ class OneCall:
         )
 
     async def look(self, where: Target, payload: Any) -> Answer:
-        """Invoke a function about a job; return its answer.
+        """Ask a function about a job; return its answer.
 
         Raises:
             NotNow: a later attempt may succeed.
-            BackendError: it cannot be invoked.
+            BackendError: the function cannot be invoked.
         """
         try:
             return await self._answered(where, payload, self.facts(looks=True), is_repeatable=True)
@@ -187,7 +188,7 @@ class OneCall:
         return self.calling.redacted(answer_of(answer))
 
     async def hand_over(self, execution_name: str | None = None) -> Invoked:
-        """Invoke asynchronously, or start a durable execution under a name."""
+        """Start an asynchronous invocation, or a durable execution if it has a name."""
         invocation = Invocation(
             self.calling.target,
             bytes_of(self.payload(), is_event=True),

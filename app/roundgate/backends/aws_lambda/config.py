@@ -144,7 +144,7 @@ class LambdaCallConfig(Model):
 
     @property
     def cleans_up(self) -> bool:
-        """Whether a job or an execution can be cancelled."""
+        """Return whether a job or an execution can be cancelled."""
         job, durable = self.job, self.durable
         by_payload = job is not None and job.cancel is not None
         return by_payload or (durable is not None and durable.cancel)
@@ -273,7 +273,7 @@ class LambdaBackendConfig(BackendConfig):
 
     @property
     def packed_files(self) -> tuple[str, ...]:
-        """The index, if the function describes its tools."""
+        """Return the path of the index if the function describes its tools, otherwise none."""
         return (self.index or f"{self.name}.index",) if self.describe else ()
 
     @model_validator(mode="after")

@@ -44,7 +44,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """The name without account and region."""
+        """Return the function's name without account and region."""
         return self.function.rpartition(":function:")[2]
 
 
@@ -186,9 +186,9 @@ class Invocation:
     target: Target
     payload: bytes = field(repr=False)
     client_context: str | None = field(default=None, repr=False)
-    """In base64."""
+    """The client context in base64."""
     is_event: bool = False
-    """Whether it is asynchronous."""
+    """Whether the invocation is asynchronous."""
     execution_name: str | None = None
     """The name of the durable execution that it starts; AWS Lambda starts a name once."""
     is_repeatable: bool = False
@@ -221,7 +221,7 @@ class Functions:
     """Invokes functions, at most `max_connections` at once."""
 
     def __init__(self, max_connections: int, max_response_bytes: int) -> None:
-        """Connect to nothing yet.
+        """Set the limits; connections are made later.
 
         Args:
             max_connections: invocations at once; one caller has at most half of them.
@@ -234,7 +234,7 @@ class Functions:
         self._clock = Clock()
 
     async def invoke(self, invocation: Invocation, timeout_s: float, caller: Principal) -> Invoked:
-        """Invoke a function; return its result or its own error.
+        """Return the function's result or its own error.
 
         Args:
             invocation: the invocation.
@@ -242,8 +242,8 @@ class Functions:
             caller: the caller whose share of the threads it takes.
 
         Raises:
-            FunctionAway: throttled, not reached, not ready, too slow: a later call may succeed.
-            BackendError: AWS Lambda refuses it for another reason.
+            FunctionAway: throttled, not reached, not ready or too slow; a later call may succeed.
+            BackendError: AWS Lambda refuses the invocation for another reason.
         """
         work = partial(self._invoke, invocation, timeout_s)
         repeatable = invocation.is_repeatable or invocation.execution_name is not None
@@ -321,7 +321,7 @@ class Functions:
             ) from None
 
     def _invoke(self, invocation: Invocation, timeout_s: float) -> Invoked:
-        """In a thread."""
+        """Return the result of an invocation. Blocks, so it runs in a thread."""
         client = self._client(invocation.target.region, timeout_s)
         if invocation.execution_name is not None:
             _check_knows_durable(client)

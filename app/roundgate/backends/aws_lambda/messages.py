@@ -1,13 +1,13 @@
-"""What an invocation sends and what it answers.
+"""The payloads of invocations and of their answers.
 
-It sends the payload, or an event of an HTTP API, and the client context (API `Invoke`,
+An invocation sends the payload, or an event of an HTTP API, and the client context (API `Invoke`,
 `ClientContext`), within AWS Lambda's limits. The client context tells the function about its call.
 `custom` is where the runtimes of Python and Java look:
 
     {"custom": {"roundgate": {"tool": "orders__find", "subject": "ada", "issuer": "https://…", "client": "app",
                               "key": "…", "exchange": 1, "traceparent": "00-…"}}}
 
-It has neither the caller's token nor anything that a token could be made of. Names of the caller
+The client context contains neither the caller's token nor anything it could be rebuilt from. Names of the caller
 are never cut: half of a subject could be another caller's.
 
 A function answers JSON, bytes, the response of an HTTP integration, or an error of its own:
@@ -55,15 +55,15 @@ def facts(
     """Return the facts about a call that its function receives.
 
     Args:
-        tool: its whole name.
+        tool: the full name of the tool.
         principal: the caller.
         key: the same for each attempt, so that a function can act once; `None` if it only looks.
         exchange: the number in a dialogue, from 1.
         meta: the `_meta` of the request, which may have a trace context.
 
     Raises:
-        ToolError: a name of the caller has half a surrogate pair: encoded, it would become another
-            caller's.
+        ToolError: a name of the caller has half a surrogate pair; its encoding would be the name of
+            another caller.
     """
     try:
         "".join(principal.identity).encode()
@@ -85,7 +85,7 @@ def encoded(told: Mapping[str, Any]) -> str:
     """Return the client context for boto3: JSON in base64.
 
     Raises:
-        ToolError: it is too long, even without the trace.
+        ToolError: the context is too long, even without the trace.
     """
     kept = dict(told)
     for name in (*_MAY_BE_LEFT_OUT, None):
@@ -112,7 +112,7 @@ def payload_of(
 
     Args:
         config: the members besides the arguments.
-        arguments: those of the call.
+        arguments: the arguments of the call.
         told: the facts of the client context.
 
     Raises:
@@ -128,10 +128,10 @@ def payload_of(
 
 
 def bytes_of(payload: Any, *, is_event: bool) -> bytes:
-    """Encode a payload.
+    """Encode a payload as JSON.
 
     Raises:
-        ToolError: it is larger than AWS Lambda takes.
+        ToolError: the payload is larger than AWS Lambda takes.
     """
     data = json.encode(payload)
     limit = MAX_EVENT_BYTES if is_event else MAX_PAYLOAD_BYTES
@@ -245,7 +245,7 @@ def answer_of(payload: bytes) -> Answer:
     """Return the payload of a successful invocation as an answer.
 
     Raises:
-        BackendError: it is declared as base64, and is not.
+        BackendError: the body is declared as base64, and is not.
     """
     value = _members(payload)
     if value.get("isBase64Encoded") is True and isinstance(value.get("body"), str):

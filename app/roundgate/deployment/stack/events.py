@@ -1,4 +1,4 @@
-"""What invokes the functions: API Gateway, the event source mapping of the queue, the schedule.
+"""The sources that invoke the functions: API Gateway, the event source mapping of the queue, the schedule.
 
 API Gateway is an HTTP API with payload format 2.0. It changes requests and responses as AWS does:
 header names in lower case, repeated ones joined; `Transfer-Encoding` and the like do not pass;
@@ -211,7 +211,7 @@ class Poller:
     counts: Counter[str] = field(default_factory=Counter)
 
     async def run(self) -> None:
-        """Poll until cancelled."""
+        """Run all pollers until cancelled."""
         await asyncio.gather(*(self._poll() for _ in range(self.concurrency)))
 
     async def _poll(self) -> None:
@@ -322,7 +322,7 @@ class Schedule:
     event: Any
 
     async def run(self) -> None:
-        """Invoke until cancelled, also after failures."""
+        """Call `invoke` every `every_s` seconds until cancelled, also after an invocation failed."""
         while True:
             await asyncio.sleep(self.every_s)
             try:

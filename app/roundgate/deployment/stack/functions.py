@@ -174,7 +174,7 @@ class Environment:
         }
 
     def kill(self) -> None:
-        """Kill it with all its processes, as a failing host would."""
+        """Stop the environment's processes with SIGKILL, as a failing host would."""
         if self.process is not None and self.is_alive:
             for pid in family(self.process.pid):
                 with suppress(ProcessLookupError):
@@ -182,7 +182,7 @@ class Environment:
             self.process.wait()
 
     def end(self) -> None:
-        """Kill it for good, even while another thread starts it."""
+        """Stop the environment for good, even while another thread starts it."""
         with self._ending:
             self.is_ended = True
             self._ports.close()
@@ -250,10 +250,10 @@ class Pool:
     async def invoke(
         self, event: Any, trace: str | None = None, client_context: str | None = None
     ) -> Any:
-        """Invoke the function and return its result.
+        """Return the result of an invocation. It continues if the caller is cancelled.
 
         Args:
-            event: the payload, to be JSON.
+            event: the payload, to be encoded as JSON.
             trace: the trace header of the event's cause.
             client_context: JSON.
 
@@ -328,7 +328,7 @@ class Pool:
 
 
 def unpack(source: Path, directory: Path) -> Path:
-    """Unpack the code of a function, for all its environments."""
+    """Extract a function's zip into a new directory; return the directory."""
     directory.mkdir(parents=True)
     with zipfile.ZipFile(source) as archive:
         archive.extractall(directory)

@@ -99,7 +99,7 @@ def moto_server() -> Any:
 
 
 def _traced(app: Wsgi) -> Wsgi:
-    """Wrap moto: a message gets the trace header of its sender, as SQS does it."""
+    """Return moto's app with the sender's trace header added to each message, as SQS does."""
 
     def sqs(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         trace = environ.get("HTTP_X_AMZN_TRACE_ID")

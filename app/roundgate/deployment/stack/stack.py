@@ -107,7 +107,7 @@ class Stack:
 
     @property
     def environments(self) -> list[Environment]:
-        """The environments of both functions."""
+        """Return the environments of both functions."""
         return [*self.gateways.environments, *self.workers.environments]
 
 
