@@ -79,7 +79,7 @@ def _install_inspector() -> None:
     if (INSPECTOR / LAUNCHER).exists():
         return
     INSPECTOR.mkdir(parents=True, exist_ok=True)
-    node = [str(ROOT / "scripts" / "node"), "--npm", "install", "--silent", "--prefix"]
+    node = [str(ROOT / "scripts" / "tools"), "node", "--npm", "install", "--silent", "--prefix"]
     subprocess.run(
         [*node, str(INSPECTOR), INSPECTOR_PACKAGE], check=True, timeout=INSTALL_S, stdout=sys.stderr
     )

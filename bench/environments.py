@@ -63,7 +63,7 @@ def _make_with_npm(environment: Environment) -> None:
         print(f"making the environment {environment.folder.name} …", file=sys.stderr, flush=True)
         shutil.rmtree(environment.folder, ignore_errors=True)
         environment.folder.mkdir(parents=True)
-        npm = [str(ROOT / "scripts" / "node"), "--npm", "install", "--silent"]
+        npm = [str(ROOT / "scripts" / "tools"), "node", "--npm", "install", "--silent"]
         _run([*npm, "--prefix", str(environment.folder), *environment.packages])
         stamp.write_text(wanted)
     shutil.copy(program, environment.folder / "server.mjs")  # imports resolve beside the packages

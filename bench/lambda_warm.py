@@ -49,7 +49,7 @@ def main() -> None:
 
     event = json.dumps(request("add"))
     for number in range(rounds):
-        for name in (*SUBJECTS[number % 3 :], *SUBJECTS[: number % 3]):
+        for name in (*SUBJECTS[number % len(SUBJECTS) :], *SUBJECTS[: number % len(SUBJECTS)]):
             print(
                 json.dumps({"case": CASE, "subject": name, "values": of_a_process(name, event)}),
                 flush=True,
