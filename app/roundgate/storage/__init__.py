@@ -1,8 +1,7 @@
-"""What is kept between requests, where anything is.
+"""The ports of storage, for data kept between requests.
 
-The ports are in `once`, `tasks` and `queue`; `sqlite`, `dynamodb` and `sqs` keep their
-promises. Who builds a store imports it from the face of its own package, so that nobody loads a
-store that is not configured.
+The ports are in `once`, `queue`, `sessions` and `tasks`; `sqlite`, `dynamodb` and `sqs` implement
+them. Import an implementation from its own package, so that only configured stores are loaded.
 """
 
 from __future__ import annotations

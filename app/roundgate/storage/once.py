@@ -1,15 +1,14 @@
-"""The ports of storage: what a store promises, in prose; `tests/storage/` holds
-each implementation to it.
+"""The port of the store for `once` tools. `tests/storage/` checks each implementation against it.
 
-**OnceStore** makes a round of a `once` tool happen once, however often its token is sent. The
-record of a token id goes through
+**OnceStore** makes a round of a `once` tool happen at most once, however often its token is sent.
+The record of a token id has these states:
 
     (nothing) ──claim──▶ claimed ──finish──▶ finished
 
-by conditional writes alone: of any number of claims, in any processes, exactly one gets `None` and
-runs the round; every other gets the record that is there. A record is never changed once it is
-finished, and never taken over: if the process that claimed it dies, whether the effect happened is
-unknown, and a second run could make it happen twice.
+Every transition is a conditional write. Of any number of claims, in any processes, exactly one gets
+`None` and runs the round; the others get the existing record. A finished record never changes. A
+claim is never taken over: if the process that holds it dies, the effect may have happened, and a
+second run could repeat it.
 """
 
 from __future__ import annotations
@@ -20,33 +19,33 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class OnceRecord:
-    """What is known of a token id."""
+    """The record of a token id."""
 
     answers: str
-    """Digest of the answers that its round was claimed with."""
+    """The digest of the answers with which the round was claimed."""
     outcome: bytes | None
     """The result of the round as it was sent; `None` while it runs."""
     give_up_ms: int
-    """When whoever claimed it must have finished; a record without outcome
-    after that never gets one."""
+    """The claimer's deadline, in milliseconds since the epoch. A record without an outcome at that
+    time never gets one."""
 
 
 class OnceStore(Protocol):
-    """One outcome for each token id."""
+    """A store of one outcome for each token id."""
 
     async def claim(
         self, token_id: str, answers: str, give_up_ms: int, forget_ms: int
     ) -> OnceRecord | None:
-        """Claim a token id: `None` if it is now ours, else the record that was there first.
+        """Claim a token id. Return `None` if this call claimed it, otherwise the existing record.
 
         `forget_ms` is when the record may be dropped: not before the token has expired.
         """
 
     async def finish(self, token_id: str, outcome: bytes) -> None:
-        """Put the outcome of the round that we claimed."""
+        """Store the outcome of a round that the caller claimed."""
 
     async def read(self, token_id: str) -> OnceRecord | None:
-        """The record of a token id, strongly consistent."""
+        """Return the record of a token id, strongly consistent."""
 
     async def aclose(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""

@@ -1,8 +1,8 @@
-"""The port of the task queue: hints that a task wants a worker.
+"""The port of the task queue: hints that a task needs a worker.
 
-A message carries the reference of a task and nothing else. It is delivered at least once, in any
-order, perhaps late; one that is lost costs time and nothing more, because the sweep sends another
-(`TaskStore.due`). Whoever gets a message asks the task's row what is to be done.
+A message carries only the reference of a task; the worker reads the task's record to learn its
+state. Messages are delivered at least once, in any order, perhaps late. A lost message only costs
+time, because the sweep sends another (`TaskStore.scan`).
 """
 
 from __future__ import annotations
@@ -16,54 +16,53 @@ from roundgate.storage.tasks import TaskRef
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A delivery. `receipt` stands for this one alone, not for a later one of the same message."""
+    """A delivery of a message. Each delivery has its own `receipt`."""
 
     ref: TaskRef
     receipt: str
 
 
 class TaskQueue(Protocol):
-    """Every method raises `Unavailable` when the queue cannot be reached.
+    """A queue of task references. Every method raises `Unavailable` if the queue cannot be
+    reached.
 
-    Owners take turns: one with ten thousand messages delays the single
-    message of another by little.
+    Owners take turns, so one owner's ten thousand messages hardly delay another owner's single
+    message.
     """
 
     async def send(self, ref: TaskRef, delay_ms: int = 0) -> None:
-        """Have a message delivered, not before the delay is over; queues round it up to
-        what they can, and cap it.
+        """Send a message that is delivered after `delay_ms` or later. Queues may round the delay
+        up and cap it.
 
-        A queue may keep one message for a task: a later send then brings it
-        forward, and never puts it off.
+        A queue may keep one message per task. Then a later send can bring the message forward, but
+        never postpones it.
         """
 
     async def send_many(self, refs: Sequence[TaskRef]) -> None:
-        """The same for several at once, without delay, in as few calls as the queue can."""
+        """Send several messages without delay, in as few calls as possible."""
 
     async def receive(
         self, limit: int, wait_ms: int, *, skip: Collection[str] = ()
     ) -> Sequence[Message]:
-        """Up to `limit` messages, waiting for the first until `wait_ms` are over.
+        """Return up to `limit` messages; wait up to `wait_ms` for the first.
 
-        They stay hidden from others for a while and are delivered again unless they are deleted by
-        then. `skip` names owners that have enough running here; a queue that can leaves their
-        messages to others (see `put_back`).
+        The queue hides received messages for a while, then delivers them again unless they are
+        deleted. `skip` names owners that already have enough tasks running here; a queue that can
+        do so leaves their messages to other workers (see `put_back`).
         """
 
     async def delete(self, messages: Sequence[Message]) -> None:
-        """Never deliver these again. One that was delivered again meanwhile is
-        unharmed by an old receipt."""
+        """Delete messages. An old receipt does not affect a message that was delivered again."""
 
     async def put_back(self, messages: Sequence[Message], delay_ms: int = 0) -> None:
-        """Have these delivered again once the delay is over, to whoever asks: we
-        cannot work on them now."""
+        """Return messages that this worker cannot handle now; any worker may receive them after
+        `delay_ms`."""
 
     async def depth(self) -> int | None:
-        """About how many messages wait to be delivered; `None` where nobody knows."""
+        """Return the approximate number of messages waiting for delivery, or `None` if unknown."""
 
     async def waiting(self, refs: Sequence[TaskRef]) -> Collection[TaskRef] | None:
-        """Those of these tasks that have a message in the queue, and need no other;
-        `None` where nobody knows."""
+        """Return the tasks among `refs` that have a message in the queue, or `None` if unknown."""
 
     async def aclose(self) -> None:
-        """Let go of connections; a waiting `receive` ends."""
+        """Close the connections and end a waiting `receive`."""

@@ -1,8 +1,7 @@
-"""The task queue at Amazon SQS: a standard queue, which knows itself for how long it hides a
-message.
+"""The task queue on Amazon SQS: a standard queue, whose own settings hold the visibility timeout.
 
-A message's body is the reference of a task as text. What else turns up there is logged and deleted.
-Its group is the owner of the task: a standard queue keeps no order by it, but has groups take turns
+A message's body is the reference of a task as text; other messages are logged and deleted. Its
+group is the owner of the task: a standard queue keeps no order by it, but has groups take turns
 when one has many messages ("fair queues",
 https://docs.aws.amazon.com/AWSSimpleQueueService/latest/SQSDeveloperGuide/sqs-fair-queues.html).
 """
@@ -30,13 +29,13 @@ BATCH: Final = 10
 _BATCH_TRIES: Final = 3
 
 CONFIG: Final = PROMPT
-"""For the `botocore.config.Config` of the client that sends and deletes: somebody waits for it."""
+"""Options of `botocore.config.Config` for the client that sends and deletes."""
 RECEIVING: Final[Mapping[str, Any]] = MappingProxyType({**PROMPT, "read_timeout": MOST_WAIT_S + 5})
-"""The same of the client that receives: a long poll must not look like a lost answer."""
+"""Options for the client that receives: its read timeout is longer than a long poll."""
 
 
 class SqsQueue:
-    """The `TaskQueue`, see there."""
+    """A `TaskQueue` on Amazon SQS."""
 
     def __init__(
         self, url: str, make_client: MakeClient, make_receiver: MakeClient | None = None
@@ -48,19 +47,19 @@ class SqsQueue:
         self._closing = asyncio.Event()
 
     async def send(self, ref: TaskRef, delay_ms: int = 0) -> None:
-        """See `TaskQueue`. Delays are rounded up to seconds, and are at most a quarter of an
-        hour."""
+        """Send a message, see `TaskQueue`. Delays are rounded up to seconds, and capped at 15
+        minutes."""
         delay_s = min(_seconds(delay_ms), MOST_DELAY_S)
         await self._aws.call(
             "send_message", QueueUrl=self._url, **_message(ref), DelaySeconds=delay_s
         )
 
     async def send_many(self, refs: Sequence[TaskRef]) -> None:
-        """See `TaskQueue`. Ten in a call; what SQS refuses of one is an error
-        only if it refuses it again.
+        """Send messages, ten in a call, and retry those that SQS refuses; see `TaskQueue`.
 
         Raises:
-            Unavailable: also if some of them cannot be sent; the others are.
+            Unavailable: SQS cannot be reached, or refused a message three times. Later batches are
+                not sent.
         """
         for start in range(0, len(refs), BATCH):
             left = [
@@ -72,7 +71,7 @@ class SqsQueue:
                 raise Unavailable("The queue cannot take all messages just now")
 
     async def _send_batch(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Those that were refused."""
+        """Send a batch and return the entries that SQS refused."""
         if not entries:
             return []
         answer = await self._aws.call("send_message_batch", QueueUrl=self._url, Entries=entries)
@@ -82,7 +81,8 @@ class SqsQueue:
     async def receive(
         self, limit: int, wait_ms: int, *, skip: Collection[str] = ()
     ) -> Sequence[Message]:
-        """See `TaskQueue`. At most 10 at once, of whatever owner: SQS decides whose turn it is."""
+        """Return at most 10 messages, see `TaskQueue`. `skip` is ignored: SQS decides which owner
+        is next."""
         left_s = _seconds(wait_ms)
         while not self._closing.is_set():
             wait_s = min(left_s, MOST_WAIT_S)
@@ -93,7 +93,7 @@ class SqsQueue:
         return []
 
     async def _poll(self, limit: int, wait_s: int) -> list[Any]:
-        """One long poll; nothing if the queue is closed before it is over."""
+        """Return the messages of one long poll; none if the queue is closed first."""
         given_up = threading.Event()
         work = partial(self._receive, limit=limit, wait_s=wait_s, given_up=given_up)
         poll = asyncio.ensure_future(self._receiver.do(work, abandon=True))
@@ -113,7 +113,7 @@ class SqsQueue:
             QueueUrl=self._url, MaxNumberOfMessages=limit, WaitTimeSeconds=wait_s
         )
         messages: list[Any] = answer.get("Messages", [])
-        # nobody waits for them any more: somebody else is to get them at once
+        # `_poll` has been cancelled: make the messages visible to other workers at once
         if messages and given_up.is_set():
             visible = [
                 _entry(n, one["ReceiptHandle"]) | {"VisibilityTimeout": 0}
@@ -123,7 +123,7 @@ class SqsQueue:
         return messages
 
     async def _known(self, received: Sequence[Any]) -> list[Message]:
-        """Those that are references; the others never will be."""
+        """Return the messages that are task references; log and delete the others."""
         known, unknown = [], []
         for one in received:
             try:
@@ -138,11 +138,11 @@ class SqsQueue:
         return known
 
     async def delete(self, messages: Sequence[Message]) -> None:
-        """See `TaskQueue`."""
+        """Delete messages, see `TaskQueue`."""
         await self._delete([message.receipt for message in messages])
 
     async def put_back(self, messages: Sequence[Message], delay_ms: int = 0) -> None:
-        """See `TaskQueue`."""
+        """Return messages to the queue, see `TaskQueue`. Delays are rounded up to seconds."""
         hidden = {"VisibilityTimeout": _seconds(delay_ms)}
         for start in range(0, len(messages), BATCH):
             some = messages[start : start + BATCH]
@@ -152,7 +152,8 @@ class SqsQueue:
             )
 
     async def depth(self) -> int | None:
-        """See `TaskQueue`. Eventually consistent, and without messages that are delayed."""
+        """Return the approximate depth, see `TaskQueue`. Eventually consistent; excludes delayed
+        messages."""
         name = "ApproximateNumberOfMessages"
         answer = await self._aws.call(
             "get_queue_attributes", QueueUrl=self._url, AttributeNames=[name]
@@ -160,12 +161,12 @@ class SqsQueue:
         return int(answer["Attributes"][name])
 
     async def waiting(self, refs: Sequence[TaskRef]) -> Collection[TaskRef] | None:
-        """See `TaskQueue`. Nobody can look into SQS."""
+        """Return `None`: SQS cannot list its messages."""
         return None
 
     async def _delete(self, receipts: Sequence[str]) -> None:
-        """A receipt that is out of date is no failure: the message has been
-        delivered again, or is gone."""
+        """Delete messages. Ignore outdated receipts: their messages were delivered again or
+        deleted."""
         for start in range(0, len(receipts), BATCH):
             entries = [
                 _entry(n, receipt) for n, receipt in enumerate(receipts[start : start + BATCH])
@@ -173,8 +174,8 @@ class SqsQueue:
             await self._aws.call("delete_message_batch", QueueUrl=self._url, Entries=entries)
 
     async def aclose(self) -> None:
-        """See `TaskQueue`. A long poll under way goes on in its thread,
-        unheard, until SQS answers."""
+        """Close the clients, see `TaskQueue`. A running long poll continues in its thread until
+        SQS answers."""
         self._closing.set()
         await self._aws.aclose()
         await self._receiver.aclose()
@@ -189,5 +190,5 @@ def _seconds(ms: int) -> int:
 
 
 def _entry(n: int, receipt: str) -> dict[str, Any]:
-    """One of a batch."""
+    """Return an entry of a batch request."""
     return {"Id": f"{n}", "ReceiptHandle": receipt}

@@ -38,7 +38,7 @@ from roundgate.protocol import OPEN, TERMINAL, Status, TaskView
 
 @dataclass(frozen=True, slots=True, order=True)
 class TaskRef:
-    """Which task: the digest of its owner, and its id. Both are free of dots."""
+    """The key of a task: the digest of its owner, and its id. Neither contains a dot."""
 
     owner: str
     id: str
@@ -48,10 +48,10 @@ class TaskRef:
 
     @classmethod
     def parse(cls, text: str) -> TaskRef:
-        """The inverse of `str`.
+        """Parse the text that `str` returns.
 
         Raises:
-            ValueError: it is not one.
+            ValueError: the text is not a task reference.
         """
         owner, dot, task_id = text.partition(".")
         if not (owner and dot and task_id):
@@ -117,25 +117,25 @@ class TaskRecord:
     fence: int = 0
     """Counts the claims."""
     lease_until_ms: int = 0
-    """0 when no worker has it."""
+    """The end of the lease; 0 while no worker has one."""
     wake_ms: int = 0
-    """Not to be claimed before; 0 when it does not sleep."""
+    """The earliest time of the next claim; 0 unless the task sleeps."""
     due_ms: int | None = None
-    """When a sweep looks at it; `None` once it is terminal and there is nothing to clean up."""
+    """When a sweep checks the task; `None` once it is terminal and needs no cleanup."""
     attempts: int = 0
     """Faults of the gateway in a row; once it is terminal, tries to clean up."""
     deaths: int = 0
     """Workers that died or stalled with this task alone, since the last progress."""
     suspect: bool = False
-    """A worker died or stalled with it: to be claimed alone."""
+    """Whether a worker died or stalled with the task, so it must be claimed alone."""
     alone: bool = False
     """Whether the present lease, or the last one, is of a claim with `alone=True`."""
     declined_ms: int = 0
-    """Since when workers decline it, because they cannot serve it; 0 when none has."""
+    """When a worker first declined the task because it cannot serve it; 0 if none has."""
     journal_version: int = 1
-    """How the journal is written: what a worker must be able to read."""
+    """The journal format that a worker must be able to read."""
     resends: int = 0
-    """How often sweeps have postponed it to send it again, since its last claim."""
+    """How often sweeps have sent the task again since its last claim."""
     cleans_up: bool = False
     """Whether something may be left to do elsewhere if it ends early. A terminal task with a
     `due_ms` has that to do."""
@@ -155,9 +155,9 @@ class TaskRecord:
     noted: int = field(default=0, compare=False)
     """The number of the last write of entries under the present lease."""
     version: Any = field(default=None, compare=False)
-    """Changes with each write; the store's own."""
+    """The store's version of the record, which each write changes."""
     notes: Any = field(default=None, compare=False, repr=False)
-    """What else the store knows of the record."""
+    """Data of the store about the record."""
 
     @property
     def shown_status(self) -> Status:
@@ -181,7 +181,7 @@ class TaskRecord:
         return self.due_ms is not None or self.ending is Ending.STEP_FAILED
 
     def view(self) -> TaskView:
-        """What a client can see of it."""
+        """Return the part of the record that a client can see."""
         return TaskView(
             self.ref.id,
             self.status,
@@ -198,7 +198,7 @@ class Part(StrEnum):
     """The kinds of values beside a record."""
 
     CALL = "call"
-    """What is called, by whom, with what."""
+    """The tool, its caller and its arguments."""
     STATE = "state"
     JOURNAL = "journal"
     """An entry. Each put appends one."""
@@ -211,7 +211,7 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """A value to be kept. One of a part without names replaces the one before."""
+    """A value to store. A part without names keeps only its last value."""
 
     part: Part
     value: bytes
@@ -220,7 +220,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Values to be dropped: all of a part, or the one of a name."""
+    """Values to delete: all values of a part, or the value with a name."""
 
     part: Part
     name: str | None = None
@@ -284,7 +284,7 @@ class OpenTask:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which tasks an operator looks for; `None` is any."""
+    """An operator's search filter. `None` matches any value."""
 
     owner: str | None = None
     tool: str | None = None
@@ -294,7 +294,7 @@ class Wanted:
     created_before_ms: int | None = None
 
     def takes(self, record: TaskRecord) -> bool:
-        """Whether a task is one of them."""
+        """Return whether a task matches the filter."""
         return (
             (self.owner is None or record.ref.owner == self.owner)
             and (self.tool is None or record.tool == self.tool)
@@ -309,11 +309,11 @@ ANY: Final = Wanted()
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Some of the tasks that were looked for."""
+    """A page of search results."""
 
     records: Sequence[TaskRecord]
     cursor: str | None
-    """Where to look on; `None` when there is nowhere left to look."""
+    """The cursor of the next page; `None` after the last."""
 
 
 SHARD_AT_MOST_MS: Final = 60_000
@@ -352,21 +352,24 @@ class TaskStore(Protocol):
         """
 
     async def delete(self, record: TaskRecord) -> bool:
-        """Delete a record with everything beside it, if it still has its version. Values that a
-        process that dies meanwhile leaves behind are found by nobody, and deleted in their
-        time."""
+        """Delete a record and its values if its version is unchanged; return whether it was
+        deleted.
+
+        If the process dies meanwhile, leftover values are unreachable and are deleted later.
+        """
 
     @property
     def shards(self) -> int:
-        """How many parts the index of due tasks has."""
+        """Return the number of parts of the index of due tasks."""
 
     async def scan(
         self, until_ms: int | None, limit: int, shard: int | None = None
     ) -> Sequence[OpenTask]:
-        """Return what is due by a time, of one shard or of all, the longest overdue first.
+        """Return tasks that are due by `until_ms`, of one shard or of all, the longest overdue
+        first.
 
-        `None` is any time; of more than 200 such tasks a store may then give a sample. Eventually
-        consistent.
+        With `until_ms=None` any due time matches, and a store may return a sample of more than 200
+        such tasks. Eventually consistent.
         """
 
     async def count_open(self, owner: str, up_to: int) -> int:
@@ -375,16 +378,15 @@ class TaskStore(Protocol):
     async def find(
         self, wanted: Wanted = ANY, limit: int = 100, cursor: str | None = None
     ) -> Found:
-        """Return tasks that are still kept, expired ones too, in no particular order, without
-        values.
+        """Return kept tasks, expired ones too, in no particular order and without values.
 
-        One call reads a bounded part of the store, so it may find fewer than there are, or none,
-        and have a cursor all the same. A caller that continues until there is no cursor gets each
-        task once to which nothing happened meanwhile; another may be missing, or come twice. Open,
-        failed and cancelled tasks are found by an index.
+        One call reads a bounded part of the store, so a page may be short or empty and still have a
+        cursor. A caller that continues until the cursor is `None` gets each task that did not
+        change meanwhile exactly once; a changed task may be missing or repeated. Open, failed and
+        cancelled tasks are found by an index.
 
         Raises:
-            ValueError: it is no cursor of such a search.
+            ValueError: `cursor` does not belong to such a search.
         """
 
     async def forget(self, now_ms: int) -> int:
@@ -404,4 +406,4 @@ class TaskStore(Protocol):
         none. One call."""
 
     async def aclose(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
