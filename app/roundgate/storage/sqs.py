@@ -29,7 +29,8 @@ BATCH: Final = 10
 _BATCH_TRIES: Final = 3
 
 CONFIG: Final = PROMPT
-"""Options of `botocore.config.Config` for the client that sends and deletes."""
+"""Options of `botocore.config.Config` for the client that sends and deletes: short timeouts, because
+a caller waits."""
 RECEIVING: Final[Mapping[str, Any]] = MappingProxyType({**PROMPT, "read_timeout": MOST_WAIT_S + 5})
 """Options for the client that receives: its read timeout is longer than a long poll."""
 
@@ -113,7 +114,7 @@ class SqsQueue:
             QueueUrl=self._url, MaxNumberOfMessages=limit, WaitTimeSeconds=wait_s
         )
         messages: list[Any] = answer.get("Messages", [])
-        # `_poll` has been cancelled: make the messages visible to other workers at once
+        # `_poll` has ended without these messages: make them visible to other workers at once
         if messages and given_up.is_set():
             visible = [
                 _entry(n, one["ReceiptHandle"]) | {"VisibilityTimeout": 0}

@@ -135,7 +135,8 @@ class TaskRecord:
     journal_version: int = 1
     """The journal format that a worker must be able to read."""
     resends: int = 0
-    """How often sweeps have sent the task again since its last claim."""
+    """How often sweeps have postponed the task since its last claim, except while a message was known
+    to wait."""
     cleans_up: bool = False
     """Whether something may be left to do elsewhere if it ends early. A terminal task with a
     `due_ms` has that to do."""

@@ -92,11 +92,11 @@ class Sweep:
         return self._trust.is_outvoted
 
     async def sweep(self, deadline: Deadline | None = None) -> int:
-        """Sweep once; returns how many tasks were late. What is left at the deadline
-        is found by the next sweep.
+        """Sweep once, and return the number of late tasks. The next sweep finds those that are left at
+        the deadline.
 
         Raises:
-            Unavailable: the same.
+            Unavailable: the store or the queue cannot be reached.
         """
         deadline = deadline or Deadline(self._clock, None)
         await self._trust.look(self._store)
