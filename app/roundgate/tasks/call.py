@@ -48,7 +48,7 @@ class TaskCall:
     so the keys of its steps stay the same."""
 
     def to_bytes(self) -> bytes:
-        """The call as the store keeps it."""
+        """Return the call in the form that the store keeps."""
         who = self.principal
         facts = {
             "tool": self.tool,
@@ -66,19 +66,18 @@ class TaskCall:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> TaskCall:
-        """The inverse of `to_bytes`.
+        """Invert `to_bytes`.
 
         Raises:
-            ParseError, ValueError, TypeError, KeyError: we did not write it.
+            ParseError, ValueError, TypeError, KeyError: the bytes are not from `to_bytes`.
         """
         facts = json.decode(data)
         issuer, subject, client_id, scopes = facts.pop("principal")
         return cls(principal=Principal(issuer, subject, client_id, frozenset(scopes)), **facts)
 
     def meta(self) -> Meta:
-        """The request's `_meta` as the handler sees it inside the task. There is no progress token
-        and no log level, because a task sends no notifications on a request's stream.
-        """
+        """Return the request's `_meta` for the handler inside the task, without progress token and
+        log level: a task sends no notifications on the stream of a request."""
         info = None if self.client_info is None else dict(self.client_info)
         return Meta(
             ClientCapabilities(self.capabilities, self.substituted),

@@ -121,7 +121,7 @@ class NewTask:
     call_id: str | None = None
 
     def view(self) -> TaskView:
-        """What a client can see of it."""
+        """Return the part of the record that a client can see."""
         facts = self.ref.id, self.status, self.status_message, self.created_ms, self.created_ms
         return TaskView(*facts, self.expires_ms, {}, self.outcome)
 

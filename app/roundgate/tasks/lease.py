@@ -40,7 +40,7 @@ class Moment:
 
     @classmethod
     def now(cls, clock: Clock) -> Moment:
-        """The present moment."""
+        """Return the present moment."""
         return cls(clock.now_ms(), clock.monotonic_ms())
 
 
@@ -58,49 +58,48 @@ class LeaseTime:
         self._sent = Moment.now(self.clock)
 
     def claimed(self, until_ms: int) -> None:
-        """Note a claim that holds until `until_ms`. How long ago it was made
-        only the wall clock knows."""
+        """Note a claim that holds until `until_ms`. Only the wall clock knows when the claim was
+        made."""
         now = Moment.now(self.clock)
         sent_ms = until_ms - self.lease_ms
         self._sent = Moment(sent_ms, now.monotonic_ms - max(0, now.wall_ms - sent_ms))
 
     def renewed(self, sent: Moment) -> None:
-        """Note that a renewal sent at that moment has been written, or a later one."""
+        """Note that a renewal sent at that moment, or a later one, was written."""
         if sent.monotonic_ms >= self._sent.monotonic_ms:
             self._sent = sent
 
     @property
     def left_ms(self) -> float:
-        """For how many milliseconds it holds for certain, if clocks differ by
-        no more than `skew_ms`."""
+        """Return the milliseconds for which the lease holds for certain, if clocks differ by at
+        most `skew_ms`."""
         now = Moment.now(self.clock)
         gone_ms = max(now.wall_ms - self._sent.wall_ms, now.monotonic_ms - self._sent.monotonic_ms)
         return self.lease_ms - gone_ms
 
     @property
     def lets_begin(self) -> bool:
-        """Whether enough of it is left for a step to begin. The heartbeat normally
+        """Return whether enough of the lease is left to begin a step. The heartbeat normally
         renews it long before."""
         return self.left_ms >= min(max(MARGIN_MS, self.lease_ms / 4), self.lease_ms / 3)
 
     @property
     def is_half_over(self) -> bool:
-        """Whether it is time to renew it. A quick step ends before, and costs no renewal."""
+        """Return whether the lease should be renewed. A quick step ends before, and costs no
+        renewal."""
         return self.left_ms < self.lease_ms / 2
 
     def until_ms(self, sent: Moment) -> int:
-        """The end of a lease that is claimed or renewed at a moment."""
+        """Return the end of a lease that is claimed or renewed at a moment."""
         return sent.wall_ms + self.lease_ms
 
     def due_ms(self, sent: Moment, now_due_ms: int) -> int | None:
-        """When a sweep has to look whether its worker died: as soon as others may claim the task.
-
-        `None` if it is due at `now_due_ms` and that is soon enough, and not too soon.
-        """
+        """Return when a sweep has to check whether the worker died: as soon as others may claim
+        the task. `None` if `now_due_ms` is soon enough, and not too soon."""
         return self.until_ms(sent) + self.skew_ms if self.is_due_soon(now_due_ms) else None
 
     def is_due_soon(self, due_ms: int) -> bool:
-        """Whether a sweep may find the task before the next heartbeat."""
+        """Return whether a sweep may find the task before the next heartbeat."""
         return due_ms < self.clock.now_ms() + self.lease_ms * SOON_PART
 
 
@@ -173,10 +172,11 @@ class ClockTrust:
         wrong. Times that it writes (of a sleep, a retry) would delay the others."""
 
     async def look(self, store: StoredTasks) -> None:
-        """Leave this process's time in the store, and compare the time that another process left.
+        """Write this process's time to the store, and compare it with the time that another
+        process wrote.
 
         Raises:
-            Unavailable
+            Unavailable: the store cannot be reached.
         """
         self._notice_jump()
         before = await store.tell_time(self._said())

@@ -396,12 +396,12 @@ def is_for_a_sweep(wake_ms: int, due_ms: int) -> bool:
 
 
 def _seen(record: TaskRecord, now_ms: int) -> Changes:
-    """The client can see a change."""
+    """Return the changes of a record whose client can see a change."""
     return {"updated_ms": now_ms, "revision": record.revision + 1}
 
 
 def _moved(due_ms: int) -> Changes:
-    """Another due time, for which no message is sent."""
+    """Return the changes for another due time without a message."""
     return {"due_ms": due_ms, "unsent": True}
 
 
@@ -428,7 +428,7 @@ def _no_questions(record: TaskRecord) -> list[Drop]:
 
 
 def _ended(record: TaskRecord, status: Status, message: str | None, now_ms: int) -> Changes:
-    """A terminal task: nothing is due any more, nothing outstanding, no worker has it."""
+    """Return the changes of a terminal task: nothing is due or asked, and no worker has it."""
     return {
         **_seen(record, now_ms),
         **_NOT_DUE,
@@ -481,7 +481,8 @@ _HANDLERS: Final[Mapping[type, Callable[[Any, Any, int], Decision]]] = MappingPr
 
 
 def apply(record: TaskRecord | None, event: Event, now_ms: int) -> Decision:
-    """Decide what an event makes of a task; `None` is a task that there is not."""
+    """Return the changes that an event makes to a task, or the refusal. `None` is a task that does
+    not exist."""
     is_refused = False
     if isinstance(event, events.UnderLease):
         is_refused = record is None or not holds(record, event.fence)

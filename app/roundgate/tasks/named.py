@@ -41,7 +41,7 @@ class NamedTask(Protocol):
 
     @property
     def id(self) -> str:
-        """As the caller has it."""
+        """Return the id that the caller has."""
 
     @property
     def log_id(self) -> str:
@@ -50,26 +50,27 @@ class NamedTask(Protocol):
 
     @property
     def key(self) -> Hashable:
-        """The same for the same task of the same caller."""
+        """Return a key that is the same for the same task of the same caller."""
 
     @property
     def backend(self) -> str:
-        """The name of the back end that has it; empty if it is ours."""
+        """Return the name of the back end that has the task; empty for a task of the gateway."""
 
     async def tool(self) -> str:
-        """The name of the tool whose call it is.
+        """Return the name of the tool that the task runs.
 
         Raises:
-            TaskNotFound, Unavailable
+            TaskNotFound: the task does not exist.
+            Unavailable: the store cannot be reached.
         """
 
     async def look(self) -> TaskView:
-        """The task as it is now.
+        """Return the present state of the task.
 
         Raises:
-            TaskNotFound: there is none, or no more.
-            Unavailable: who has it cannot be asked just now.
-            InternalError: who has it says what makes no sense; the log has the details.
+            TaskNotFound: the task does not exist, or not any more.
+            Unavailable: the store or the service cannot be asked now.
+            InternalError: the service's answer makes no sense; the log has the details.
         """
 
     async def update(self, responses: Mapping[str, Any]) -> None:
@@ -97,11 +98,11 @@ class NamedTasks:
         self._config = config
 
     def find(self, principal: Principal, task_id: str) -> NamedTask:
-        """The task behind an id. Whether there is one shows when it is asked for something.
+        """Return the task with an id. Only a later request shows whether it exists.
 
         Raises:
-            TaskNotFound: this caller was never given such an id.
-            Unavailable: the keys of sealed ids cannot be read just now.
+            TaskNotFound: this caller never got such an id.
+            Unavailable: the keys of sealed ids cannot be read now.
         """
         if "." not in task_id:
             return _OwnTask(self.own, principal, task_id)
@@ -116,11 +117,12 @@ class NamedTasks:
         return None if "." in task_id else str(self.own.ref(principal, task_id[:64]))
 
     def hand_over(self, served: ServedTool, view: TaskView, principal: Principal) -> dict[str, Any]:
-        """The schema's `CreateTaskResult` for a task that a tool's service has made of a call.
+        """Return the schema's `CreateTaskResult` for a task that a tool's service has made of a
+        call.
 
         Raises:
-            BackendError: nobody could ask for it: its id is too long, or its
-                back end offers no source.
+            BackendError: no client could ask for the task: its id is too long, or its back end
+                offers no source.
         """
         with self._sources.catalogs.use() as catalog:
             is_known = served.backend in catalog.task_sources
@@ -133,7 +135,7 @@ class NamedTasks:
         }
 
     def detailed(self, view: TaskView) -> bytes:
-        """The schema's `DetailedTask`, serialised."""
+        """Return the schema's `DetailedTask`, serialised."""
         return detailed(view, self._config.poll_interval_ms)
 
 
@@ -248,10 +250,10 @@ class _Sources:
 
     @contextmanager
     def use(self, backend: str) -> Iterator[TaskSource]:
-        """The source of a back end, which stays open until the block has ended.
+        """Return the source of a back end, which stays open until the block ends.
 
         Raises:
-            Unavailable: there is none now. It may be yet to be deployed here.
+            Unavailable: there is none now; it may not be deployed here yet.
         """
         with self.catalogs.use() as catalog:
             source = catalog.task_sources.get(backend)
@@ -262,12 +264,12 @@ class _Sources:
             yield source
 
     async def ask(self, backend: str, what: str, ask: Callable[[TaskSource], Awaitable[T]]) -> T:
-        """What a source answers.
+        """Return the answer of a source.
 
         Raises:
-            TaskNotFound: there is no such task.
-            Unavailable: it does not answer, or not in time, or there is no such source now.
-            InternalError: what it says makes no sense.
+            TaskNotFound: the task does not exist.
+            Unavailable: the source does not exist now, or does not answer in time.
+            InternalError: its answer makes no sense.
         """
         with self.use(backend) as source:
             try:
@@ -285,7 +287,7 @@ class _Sources:
 
 
 def _bounded(view: TaskView, max_bytes: int) -> TaskView:
-    """A view of which no part is larger than the result of a tool may be."""
+    """Return a view without parts that are larger than the result of a tool may be."""
     asked_bytes = sum(len(request) for request in view.requests.values())
     if asked_bytes > max_bytes:
         text = (
@@ -302,4 +304,4 @@ def _bounded(view: TaskView, max_bytes: int) -> TaskView:
 
 
 def _nothing() -> None:
-    """There is nothing to end."""
+    """Do nothing: there is nothing to end."""

@@ -34,11 +34,11 @@ log = logging.getLogger("roundgate.methods")
 def tool_result(
     outcome: Completed[Returned] | Failed, tool: str, clock: Clock, *, shows_errors: bool = False
 ) -> ToolResult:
-    """The result of a call. With `shows_errors` the caller sees what an
-    unexpected exception says, too.
+    """Return the result of a call. With `shows_errors` it has the texts of unexpected exceptions,
+    too.
 
     Raises:
-        ProtocolError: it ended with one.
+        ProtocolError: the call ended with one.
     """
     match outcome:
         case Completed(ToolResult() as result):
@@ -63,14 +63,13 @@ _MAX_SAID: Final = 1_000
 
 
 def said_by(error: Exception) -> str:
-    """What an exception says, and where in the user's code it was raised."""
+    """Return the text of an exception, and the line of the user's code that raised it."""
     place = place_of(error)
     return f"{type(error).__name__}: {error}"[:_MAX_SAID] + (f" ({place})" if place else "")
 
 
 def reason_of(outcome: Completed[Returned] | Failed) -> str | None:
-    """Why a call ended with a tool error, in a word or two for the log: nothing of
-    what was said is in it."""
+    """Return the reason of a tool error in a few words for the log, without any text of the tool."""
     match outcome:
         case Completed(ToolResult(is_error=True)):
             return "result"
@@ -108,7 +107,7 @@ class Ended:
 
     @classmethod
     def from_json(cls, value: Any) -> Ended:
-        """The inverse of `to_json`, for values that we sealed ourselves."""
+        """Invert `to_json`, for values that the gateway itself has sealed."""
         status, outcome, message, ending = value
         return cls(Status(status), outcome.encode(), message, Ending(ending))
 
@@ -121,7 +120,7 @@ def ended(
     *,
     shows_errors: bool = False,
 ) -> Ended:
-    """The end of a task whose handler came to its end."""
+    """Return the end of a task whose handler has ended."""
     try:
         result = tool_result(outcome, tool, clock, shows_errors=shows_errors)
         data = _encoded(result, tool, clock)
@@ -149,7 +148,7 @@ def _encoded(result: ToolResult, tool: str, clock: Clock) -> bytes:
 
 
 def failed(error: GatewayError) -> Ended:
-    """The end of a task with a JSON-RPC error."""
+    """Return the end of a task that failed with a JSON-RPC error."""
     return Ended(Status.FAILED, NEWEST.kept_error(error), str(error), Ending.ERROR)
 
 

@@ -101,7 +101,7 @@ class Quarantine:
 
 
 def child_command() -> list[str]:
-    """The command that starts this program again, with the same modules and environment."""
+    """Return the command that starts this program again, with the same modules and environment."""
     return [sys.executable, "-c", _COMMAND, json.dumps(sys.path), "worker"]
 
 
@@ -293,7 +293,7 @@ class Pool:
                 await asyncio.sleep(PUT_BACK_MS / 1000)
 
     def _busy(self) -> Sequence[str]:
-        """Owners that already have as many turns as one may."""
+        """Return the owners that already have as many turns as one owner may have."""
         return [owner for owner, running in self._running_of.items() if running >= self._share]
 
     def _begin(self, message: Message) -> None:
@@ -338,8 +338,8 @@ class Pool:
     # suspects
 
     async def _run_alone(self, ref: TaskRef) -> None:
-        """When all other turns have ended; none begins meanwhile, because
-        this is where they begin."""
+        """Run a suspect when all other turns have ended. No other turn begins meanwhile, because
+        turns begin here."""
         while self._turns:
             await asyncio.wait(self._turns)
         turn = asyncio.create_task(self._alone(ref))

@@ -40,8 +40,8 @@ that is possible; if it is not, others find the task when the store is back."""
 
 
 async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """What the work returns. A cancellation meanwhile does not reach it; it is raised
-    when the work is done."""
+    """Return the result of the work. A cancellation does not reach the work; it is raised after
+    the work has ended."""
     task = _apart(work)
     cancelled = await aio.to_its_end(task)
     if cancelled is None or task.cancelled():
@@ -56,7 +56,8 @@ class Patience:
     be lost, or time is up."""
 
     def __init__(self, is_over: Callable[[], bool], **fields: Any) -> None:
-        """`is_over` says whether time is up; `fields` are logged beside each failure."""
+        """Make the writer. `is_over` returns whether the time is over; `fields` are logged with
+        each failure."""
         self._is_over = is_over
         self._fields = fields
         self._hurry = asyncio.Event()
@@ -66,11 +67,12 @@ class Patience:
         self._hurry.set()
 
     async def attempt(self, what: str, write: Callable[[], Awaitable[T]]) -> T:
-        """What the write returns when it succeeds.
+        """Return the result of a write, and repeat the write until it succeeds or the time is
+        over.
 
         Raises:
             LeaseLost: at once.
-            Exception: the last one, when there is no more time.
+            Exception: the last failure.
         """
         for pause_s in PAUSES_S:
             try:
@@ -97,7 +99,7 @@ class Patience:
 
 
 def _apart(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """An asyncio task that belongs to no handler, even if one caused it."""
+    """Start an asyncio task that belongs to no handler, even if a handler caused it."""
     with inside(None):
         return asyncio.create_task(work)
 
@@ -193,7 +195,7 @@ class Running:
         self._root: asyncio.Task[Outcome] | None = None
 
     def facts(self) -> dict[str, Any]:
-        """Fields for the log."""
+        """Return the fields for the log."""
         return {"task": str(self.carrier.ref), "name": self.tool}
 
     def request_stop(self) -> None:
@@ -202,16 +204,16 @@ class Running:
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether the turn is over and the handler is not."""
+        """Return whether the turn is over while the handler is not."""
         root = self.carrier.run.root_task
         return root is not None and not root.done()
 
     async def outcome(self, handler: Callable[[], Awaitable[Returned]]) -> Outcome:
-        """How the handler ended, or was ended.
+        """Return how the handler ended, or was ended.
 
         Raises:
-            LeaseLost: the task is not ours any more.
-            Exception: a fault of the gateway, for instance what the store raised.
+            LeaseLost: the task is not this worker's any more.
+            Exception: a fault of the gateway, for instance of the store.
         """
         if self._is_late:
             return Failed(TaskTimeout(TOO_LONG))
@@ -246,7 +248,7 @@ class Running:
         return self._ended()
 
     def _ended(self) -> Outcome:
-        """The outcome of a handler that did not come to one."""
+        """Return the outcome of a handler that has none of its own."""
         run = self.carrier.run
         if run.call.deadline.is_past:
             return Failed(CallTimeout("The call did not finish within the time of its worker"))
@@ -290,8 +292,8 @@ class Running:
         return is_time
 
     def _is_given_up(self) -> bool:
-        """Whether it was told to stop so long ago that it is abandoned. Halfway
-        to that it is cancelled."""
+        """Return whether the handler was stopped so long ago that it is abandoned. It is cancelled
+        halfway to that."""
         run = self.carrier.run
         if not run.call.deadline.is_past and (run.stopped is None or run.is_beginning):
             return False

@@ -40,8 +40,8 @@ log = logging.getLogger("roundgate.tasks")
 
 
 async def wake(queue: TaskQueue, ref: TaskRef, delay_ms: int = 0) -> None:
-    """Have a worker look at a task in so many milliseconds. If the queue cannot be
-    reached, the sweep will."""
+    """Send a message that makes a worker look at a task after some milliseconds. If the queue
+    cannot be reached, the sweep finds the task."""
     try:
         await queue.send(ref, delay_ms)
     except Unavailable as error:
@@ -114,19 +114,19 @@ class Tasks:
         return self._told(task.view())
 
     async def created(self, principal: Principal, task_id: str) -> dict[str, Any] | None:
-        """The `CreateTaskResult` of a task that the principal has already, if it does.
+        """Return the `CreateTaskResult` of a task that the principal already has, or `None`.
 
         Raises:
-            Unavailable
+            Unavailable: the store cannot be reached.
         """
         record = await self.record(principal, task_id)
         return None if record is None else await self._created_before(record.ref, record)
 
     def check_size(self, task_call: TaskCall) -> bytes:
-        """The call as bytes.
+        """Return the call as bytes.
 
         Raises:
-            ToolError: it is larger than `tasks.max_call_bytes`.
+            ToolError: the call is larger than `tasks.max_call_bytes`.
         """
         data, most = task_call.to_bytes(), self._config.max_call_bytes
         if len(data) > most:
@@ -161,7 +161,7 @@ class Tasks:
         return self._told(record.view())
 
     def _is_young(self, record: TaskRecord) -> bool:
-        """Whether no sweep has sent a message for it yet."""
+        """Return whether no sweep has sent a message for the task yet."""
         return self._clock.now_ms() < record.created_ms + int(self._config.requeue_after_s * 1000)
 
     def _told(self, view: TaskView) -> dict[str, Any]:
@@ -193,12 +193,12 @@ class Tasks:
         )
 
     async def record(self, principal: Principal, task_id: str) -> TaskRecord | None:
-        """The row of a task of the principal's, if there is one."""
+        """Return the record of a task of the principal, or `None`."""
         ref = self._ref(principal, task_id)
         return None if ref is None else await self._store.read(ref, self._clock.now_ms())
 
     def shown(self, record: TaskRecord) -> bytes:
-        """The `DetailedTask` of a row."""
+        """Return the `DetailedTask` of a record."""
         return detailed(record.view(), self._config.poll_interval_ms)
 
     async def update(
@@ -281,10 +281,10 @@ class Tasks:
         return TaskRef(owner_of(principal, self.view), task_id)
 
     def _ref(self, principal: Principal, task_id: str) -> TaskRef | None:
-        """Where the task would be; `None` if we never gave out such an id."""
+        """Return the place of the task, or `None` if the gateway never issued such an id."""
         owner = owner_of(principal, self.view)
         return TaskRef(owner, task_id) if _ID.fullmatch(task_id) else None
 
     def _due_ms(self, now_ms: int) -> int:
-        """When a sweep may assume that the message sent now was lost."""
+        """Return when a sweep may assume that the message sent now was lost."""
         return now_ms + int(self._config.requeue_after_s * 1000)

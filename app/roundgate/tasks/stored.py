@@ -187,7 +187,8 @@ class StoredTasks:
     async def _claim(
         self, ref: TaskRef, event: events.Claim | events.ClaimCleanup, now_ms: int
     ) -> Claimed | Refused:
-        """The work is read before the swap; if that succeeds, none of it has changed since."""
+        """Claim a task. The work is read before the swap; if the swap succeeds, the work has not
+        changed since."""
         while True:
             record, work = await self.store.read_work(ref)
             decision = machine.apply(record, event, now_ms)
@@ -353,7 +354,7 @@ class StoredTasks:
 
     @property
     def shards(self) -> int:
-        """How many parts the index of due tasks has."""
+        """Return the number of parts of the index of due tasks."""
         return self.store.shards
 
     async def due(self, now_ms: int, limit: int, shard: int | None = None) -> Sequence[OpenTask]:
@@ -441,8 +442,8 @@ class StoredTasks:
         return await self._happens(ref, events.NoteRetry(as_id), 0)
 
     async def purge(self, ref: TaskRef, now_ms: int) -> bool:
-        """Delete a task that is terminal or expired, with everything that is kept of it. `False` if
-        there is none, or it is still open."""
+        """Delete a terminal or expired task with all its values. Return `False` if it does not
+        exist or is open."""
         while (record := await self.store.head(ref)) is not None:
             if not machine.may_purge(record, now_ms):
                 return False
@@ -457,5 +458,5 @@ class StoredTasks:
         return await self._happens(ref, events.Requeue(due_ms, fence), now_ms)
 
     async def aclose(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         await self.store.aclose()

@@ -126,7 +126,7 @@ class Sweep:
         return zlib.crc32(f"{self._me} {shard}".encode())
 
     async def _sweep_one_of(self, shards: Sequence[int], deadline: Deadline) -> int:
-        """Sweep the first of these shards that nobody else is sweeping."""
+        """Sweep the first of these shards that no other process is sweeping."""
         for shard in shards:
             if found := await self._sweep_shard(shard, deadline):
                 return found
@@ -149,8 +149,8 @@ class Sweep:
         return await self._store.take_shard(shard, self._me, now_ms, now_ms + for_ms)
 
     async def _see_to(self, late: Sequence[OpenTask]) -> int:
-        """How many of these really were late and not handled by another sweep; the
-        index is a moment behind."""
+        """Handle these tasks, and return how many were late and not handled by another sweep. The
+        index may be out of date."""
         now_ms = self._clock.now_ms()
         past = [task for task in late if task.expires_ms <= now_ms and task.status in OPEN]
         waiting = [task for task in late if task.expires_ms > now_ms or task.status not in OPEN]
@@ -189,8 +189,8 @@ class Sweep:
                 await self._store.postpone_many([move], now_ms, self._skew_ms)
 
     async def _have_go_on(self, asking: Sequence[OpenTask], now_ms: int) -> int:
-        """Let these tasks go on without answers: the time of a question, or of a
-        wait beside it, is over."""
+        """Let these tasks continue without answers: the time of a question, or of a wait beside
+        it, is over."""
         due_ms = now_ms + self._pause_ms
         went = await asyncio.gather(
             *(self._store.go_on(task.ref, now_ms, due_ms) for task in asking)
@@ -216,13 +216,13 @@ class Sweep:
         return len(moved)
 
     async def _probably_lost(self, late: Sequence[OpenTask]) -> set[TaskRef]:
-        """Those that need a message, where the queue cannot say which messages it has."""
+        """Return the tasks that need a message, if the queue cannot say which messages it has."""
         sent_before = {task.ref for task in late if not task.unsent and task.resends < SENT_ANYWAY}
         is_long = bool(sent_before) and await self._depth() > max(LONG, len(sent_before))
         return {task.ref for task in late} - (sent_before if is_long else set())
 
     async def _depth(self) -> int:
-        """How many messages wait; 0 if the queue cannot say."""
+        """Return the number of waiting messages; 0 if the queue cannot say."""
         try:
             return await self._queue.depth() or 0
         except Unavailable:
@@ -235,7 +235,7 @@ class Sweep:
         return Move(task, now_ms + min(pause_ms, self._longest_ms), task.resends + 1)
 
     async def census(self) -> Census:
-        """How many tasks are open, and how old they are: for metrics and logs."""
+        """Return the number and age of open tasks, for metrics and logs."""
         tasks = await self._store.open_tasks(COUNTED)
         now_ms = self._clock.now_ms()
         ages_ms = {

@@ -138,8 +138,8 @@ class Means:
     shows_errors: bool = False
 
     def next_look(self, wake_ms: int) -> tuple[int, int | None]:
-        """For a task that goes on at `wake_ms`: when a sweep should look at it, and the delay of
-        its message in milliseconds, or `None` if it is too long for a message."""
+        """Return, for a task that continues at `wake_ms`, when a sweep should look at it, and the
+        delay of its message in milliseconds, or `None` if the delay is too long for a message."""
         now_ms = self.clock.now_ms()
         delay_ms = max(0, wake_ms - now_ms)
         if delay_ms > MAX_MESSAGE_DELAY_MS:
@@ -190,17 +190,17 @@ class Carrier:
 
     @property
     def ref(self) -> TaskRef:
-        """Which task it is."""
+        """Return the task's place."""
         return self.claimed.lease.ref
 
     @property
     def lease(self) -> Lease:
-        """The right to write to the task."""
+        """Return the right to write to the task."""
         return self.claimed.lease
 
     @property
     def cleans_up(self) -> bool:
-        """Whether the task may have begun something elsewhere that has to be ended with it."""
+        """Return whether the task may have started work elsewhere that has to be ended with it."""
         return self._record.cleans_up
 
     def news(self) -> list[bytes] | None:
@@ -272,7 +272,7 @@ class Carrier:
         self._state = self._state if added.state is None else added.state
 
     async def _renew_in_time(self) -> None:
-        """Renew the lease, and fail if the answer took so long that no step could begin on it."""
+        """Renew the lease, and fail if the answer took so long that no step could begin."""
         await self.renew()
         if not self._time.lets_begin:
             raise TimeoutError("the store took longer to answer than the lease lasts")
@@ -314,7 +314,7 @@ class Carrier:
             self._time.renewed(sent)
 
     async def _extend(self, added: Added, sent: Moment) -> None:
-        """One write that adds this and renews the lease."""
+        """Add this and renew the lease in one write."""
         until_ms, due_ms = self._time.until_ms(sent), self._time.due_ms(sent, self._due_ms)
         await self._store.checkpoint(self.lease, added, sent.wall_ms, until_ms, due_ms)
         self._due_ms = due_ms or self._due_ms
@@ -332,8 +332,8 @@ class Carrier:
     # the end of the run
 
     def lose(self) -> None:
-        """Another worker has the task, or it is over: the handler ends at its
-        next call of the context."""
+        """Note that another worker has the task, or that it is over. The handler ends at its next
+        call of the context."""
         self.lost = True
         self.run.stop(Stop.LOST)
 
@@ -464,14 +464,14 @@ class Carrier:
     # without an outcome
 
     async def stopped(self) -> None:
-        """Free the task because this process stops, so that no worker has to wait
-        until its lease is over."""
+        """Release the task because this process stops, so that no worker has to wait for the end
+        of its lease."""
         self._patience.hurry()
         await self._quietly(lambda: self._release(0))
 
     async def crashed(self) -> None:
-        """Free the task as a suspect: the process is ending, and any task that it
-        runs may be the cause."""
+        """Release the task as a suspect: the process is ending, and any task that it runs may be
+        the cause."""
         now_ms, due_ms = self._clock.now_ms(), self._means.next_look(0)[0]
 
         async def let_go() -> None:
@@ -489,11 +489,12 @@ class Carrier:
             log.warning("a task could not be let go of", extra={"fields": fields})
 
     async def decline(self, needs: NotServedHere) -> Turn:
-        """Free the task for a worker that can run it; fail it once none has
-        come for `tasks.unserved_s`.
+        """Release the task for a worker that can run it; fail it if none has come for
+        `tasks.unserved_s`.
 
         Raises:
-            LeaseLost, Unavailable
+            LeaseLost: the task is not this worker's any more.
+            Unavailable: the store cannot be reached.
         """
         record, now_ms = self._record, self._clock.now_ms()
         since_ms = record.declined_ms or now_ms
@@ -509,11 +510,12 @@ class Carrier:
         return Turn.DECLINED
 
     async def retry_or_fail(self, error: Exception) -> Turn:
-        """After a fault of the gateway: try again after a pause, or fail the
-        task after `tasks.max_attempts`.
+        """Retry after a pause because of a fault of the gateway, or fail the task after
+        `tasks.max_attempts`.
 
         Raises:
-            LeaseLost, Unavailable
+            LeaseLost: the task is not this worker's any more.
+            Unavailable: the store cannot be reached.
         """
         record, attempt = self._record, self._record.attempts + 1
         what = f"task {record.ref} (tool {record.tool}, attempt {attempt})"
@@ -530,7 +532,7 @@ class Carrier:
     async def _pause(
         self, added: Added, wake_ms: int, *, attempts: int, declined_ms: int = 0
     ) -> None:
-        """Free the task until a time. That is no progress."""
+        """Release the task until a time, without counting that as progress."""
         due_ms, delay_ms = self._means.next_look(wake_ms)
         await self._store.release(
             *(self.lease, added, self._clock.now_ms()),
@@ -546,7 +548,8 @@ class Carrier:
         """Fail the task for good.
 
         Raises:
-            LeaseLost, Unavailable
+            LeaseLost: the task is not this worker's any more.
+            Unavailable: the store cannot be reached.
         """
         what = f"task {self.ref} (tool {self._record.tool})"
         return await self._fail(f"because {error}", log_failure(what, error, self._clock))
@@ -566,8 +569,8 @@ class Carrier:
     # what is written
 
     def _rest(self) -> Added:
-        """What the run leaves that is not written yet: questions, sleeps, answers it has
-        read, state, a message."""
+        """Return what the run has left to write: questions, sleeps, answers that it has read,
+        state, status message."""
         entries = self.run.journal.entries()
         left = [entry for entry in entries if self._saved.get(_place(entry)) != entry]
         return self._added([encode(row(entry)) for entry in left])
@@ -581,8 +584,8 @@ class Carrier:
         )
 
     def _news(self) -> str | None:
-        """The handler's status message, if it is not in the row yet. Half a surrogate pair, as in
-        the name of a file, is no text that can be written."""
+        """Return the handler's status message if the record lacks it. Half a surrogate pair, as in
+        some file names, cannot be written."""
         message = self.run.message
         shown = None if message is None else message.encode(errors="replace").decode()
         return shown if shown != self._message else None
@@ -592,5 +595,5 @@ _QUESTIONS: Final = (Asked, Answered, Unanswered)
 
 
 def _place(entry: Entry) -> tuple[bool, str]:
-    """Where an entry stands in the journal: one place can hold one."""
+    """Return the key of an entry in the journal, which holds one entry for each key."""
     return isinstance(entry, _QUESTIONS), entry.key

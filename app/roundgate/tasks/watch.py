@@ -36,8 +36,8 @@ class Watch:
     """The tasks that somebody in this process watches."""
 
     def __init__(self, every_s: float) -> None:
-        """`every_s` is how often a task is looked at, in seconds; a source may
-        want that more seldom."""
+        """Make the watch. `every_s` is the pause between looks at a task, in seconds; a source may
+        ask for a longer one."""
         self._every_s = every_s
         self._pollers: dict[str, _Poller] = {}
 
@@ -60,7 +60,7 @@ class Watch:
         return poller.begin(task, view, tell)
 
     async def aclose(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         await asyncio.gather(*(poller.aclose() for poller in self._pollers.values()))
 
 
@@ -121,15 +121,15 @@ class _Poller:
             watched.end_news()
 
     def _look_soon(self, key: Hashable) -> None:
-        """A source says that a task may have changed."""
+        """Look soon, because a source says that a task may have changed."""
         watched = self._watched.get(key)
         if watched is not None:
             watched.due_s = 0.0
             self._hurry.set()
 
     def _due_s(self, view: TaskView) -> float:
-        """When to look again, on the loop's clock: a moment before the round of
-        looks that is to do it."""
+        """Return when to look again, on the loop's clock: shortly before the round of looks that
+        does it."""
         pause_s = max(self._every_s, (view.poll_interval_ms or 0) / 1000)
         return asyncio.get_running_loop().time() + pause_s - LEAST_PAUSE_S / 2
 
@@ -145,8 +145,8 @@ class _Poller:
                 self._failures = 0 if any(looked) else self._failures + 1
 
     async def _pause(self) -> None:
-        """Until the next round of looks; less if a task is due at once,
-        unless looks fail just now."""
+        """Wait until the next round of looks, or less if a task is due at once, unless looks fail
+        now."""
         pause_s = min(self._every_s * 2 ** min(self._failures, 16), self._slowest_s)
         if self._failures:
             await asyncio.sleep(pause_s)
@@ -159,7 +159,7 @@ class _Poller:
         self._hurry.clear()
 
     async def _look(self, watched: _Watched) -> bool:
-        """Whether the task could be looked at."""
+        """Look at a task, and return whether that was possible."""
         task = watched.task
         try:
             view = await task.look()
@@ -195,7 +195,8 @@ def _tell_all(tells: Iterable[Tell], view: TaskView) -> None:
 
 
 def _stands_for(view: TaskView) -> int:
-    """A number that is another for another state: what is watched for days is not kept whole."""
+    """Return a number that differs for another state: tasks that are watched for days are not kept
+    whole."""
     return hash(
         (
             view.status,

@@ -47,7 +47,7 @@ class Held(Protocol):
     """Something that this process has a lease of; told apart by identity."""
 
     def facts(self) -> dict[str, Any]:
-        """What the log says of it."""
+        """Return the fields for the log."""
 
 
 RUNNING: ContextVar[Held | None] = ContextVar("RUNNING", default=None)
@@ -100,7 +100,7 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         global _allowed_s
         _allowed_s = 0.0
         self._over.set()
@@ -122,7 +122,7 @@ class Watchdog:
                 break
 
     def _ask(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Have the loop answer with its next turn; `False` if it is closed."""
+        """Make the loop answer with its next turn; return `False` if the loop is closed."""
         self._beaten = False
         try:
             loop.call_soon_threadsafe(self._beat)
@@ -134,7 +134,8 @@ class Watchdog:
         self._beaten = True
 
     def _bite(self, loop: asyncio.AbstractEventLoop, watched: int, held: Sequence[Held]) -> None:
-        """Let go, tell, end: in bounded time, whatever locks the blocked thread may have."""
+        """Release the tasks, log, and end the process, in bounded time, whatever locks the blocked
+        thread has."""
         last = threading.Timer(self._bound_s, self._end, (EXIT_STATUS,))
         last.daemon = True
         last.start()
@@ -171,7 +172,7 @@ is none. The timer is the process's too."""
 
 
 def attend() -> None:
-    """A handler begins. The thread may not get another turn before it holds the
+    """Note that a handler begins. The thread may not run again before the handler takes the
     interpreter's lock for good."""
     if _allowed_s:
         _count_processor_time(_allowed_s)
@@ -185,7 +186,7 @@ def _count_processor_time(seconds: float) -> None:
 
 
 def _who_is_running(loop: asyncio.AbstractEventLoop, held: Sequence[Held]) -> Held | None:
-    """Whose code the loop runs just now, if that is known and one of those that we hold."""
+    """Return the task whose code the loop runs now, if it is known and one of this process's."""
     task = asyncio.current_task(loop)
     found = {context.get(RUNNING) for context in _contexts_of(task)} - {None}
     return found.pop() if len(found) == 1 and found <= {*held} else None

@@ -132,14 +132,14 @@ class Worker:
         """Why tools failed, until the line of the turn is written."""
 
     async def claim(self, ref: TaskRef, *, alone: bool = False) -> Claimed | NotClaimed:
-        """Claim a task: get its lease, if it is free.
+        """Claim a task if its lease is free.
 
         Args:
             ref: the task.
-            alone: nothing else runs in this process. Only then is a suspect claimed.
+            alone: whether nothing else runs in this process; only then is a suspect claimed.
 
         Raises:
-            Unavailable
+            Unavailable: the store cannot be reached.
         """
         now_ms = self._clock.now_ms()
         until_ms = now_ms + self._lease_ms
@@ -179,8 +179,8 @@ class Worker:
         """Claim a task and take a turn at it.
 
         Raises:
-            Unavailable: the store or the queue cannot be reached; the message
-                should be delivered again.
+            Unavailable: the store or the queue cannot be reached; the message should be delivered
+                again.
         """
         match await self.claim(ref, alone=alone):
             case NotClaimed.SUSPECT:
@@ -234,7 +234,7 @@ class Worker:
             running.request_stop()
 
     def held(self) -> Sequence[Running]:
-        """The runs that have a lease. May be called from any thread."""
+        """Return the runs that have a lease. Any thread may call this."""
         return list(self._running)
 
     async def _turn(self, carrier: Carrier, deadline: Deadline) -> Turn:
@@ -385,8 +385,8 @@ class Worker:
         )
 
     async def _leave(self, carrier: Carrier) -> None:
-        """A task was taken from us. If it was cancelled, no other worker knows what we have just
-        begun elsewhere for it."""
+        """Handle a task that was taken from this worker. If it was cancelled, only this worker
+        knows what it has begun elsewhere."""
         if not carrier.cleans_up:
             return
         left = Left(carrier.claimed, carrier.news())
@@ -476,13 +476,13 @@ def _log_takeover(task_call: TaskCall, record: TaskRecord) -> None:
 
 
 def _offered(task_call: TaskCall, catalog: Catalog) -> Catalog | None:
-    """What is served where the call was made; `None` where that is gone."""
+    """Return the catalog where the call was made, or `None` if it is gone."""
     return catalog.views.get(task_call.view) if task_call.view else catalog
 
 
 def _doubt(claimed: Claimed) -> Cleanup:
-    """Whether the task may have begun what its journal does not know: not if
-    this is its first claim."""
+    """Return whether the task may have begun something that its journal lacks, which its first
+    claim excludes."""
     is_known = claimed.record.fence == 1
     return Cleanup.OF_WHAT_IS_KNOWN if is_known else Cleanup.IN_DOUBT
 
