@@ -158,3 +158,10 @@ def test_many_values_of_a_recursive_tree_are_valid() -> None:
         {"type": "object", "properties": {"children": {"type": "array", "items": REFERENCE}}}
     )
     assert Schema.compile(tree).is_valid({"children": [{"children": [{}]}] * 20_000})
+
+
+def test_many_values_of_a_union_that_does_not_multiply_are_valid() -> None:
+    lists = {"type": "array", "items": REFERENCE}
+    either = [{"required": [name], "properties": {name: lists}} for name in ("and", "or")]
+    schema = Schema.compile(recursive({"anyOf": [*either, {"type": "string"}]}))
+    assert schema.is_valid({"and": [{"or": ["a", "b"]} for _ in range(150_000)]})

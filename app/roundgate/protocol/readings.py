@@ -13,9 +13,11 @@ part of the value is computed once, however often that part is read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
@@ -25,6 +27,9 @@ from roundgate.json import at_pointer
 
 _FEW: Final = 8
 """Readings of one part that are not worth counting."""
+_MANY: Final = 64
+"""Readings of one part, and alternatives of one part, beyond which readings are said to multiply."""
+_MAX_STATES: Final = 300
 _MAX: Final = 10**12
 """The limit at which counts stop growing."""
 _MAX_PAIRS: Final = 100_000
@@ -37,7 +42,6 @@ _SAME: Final = ("not", "if", "then", "else")
 _SAME_LISTS: Final = ("allOf", "anyOf", "oneOf")
 _SAME_NAMED: Final = ("dependentSchemas", "dependencies")
 _REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
-_BRANCHING: Final = frozenset({*_SAME_LISTS, *_SAME_NAMED, "if", "not", "patternProperties"})
 
 
 _LOOKS_FURTHER: Final = frozenset(
@@ -120,7 +124,10 @@ class Readings:
 
     def may_exceed(self, limit: int, value: Any) -> bool:
         """Return whether validating a value may take more than `limit` readings."""
-        if not self._vary:
+        most, work = self._most
+        if most <= _FEW and not self._decodes:
+            return False
+        if self._size(value) * work <= limit:
             return False
         looks = self._looks(value)
         if looks is None:
@@ -131,7 +138,7 @@ class Readings:
         if total > limit and not self._of_pydantic:
             # nothing is read again where the schema refers to itself
             parts = len(looks) + sum(1 for _ in walk(value))
-            total = min(total, parts * self._bound[0])
+            total = min(total, parts * self._most_of_one_turn)
         return total > limit
 
     def may_have_more_errors(self, limit: int, value: Any) -> bool:
@@ -198,25 +205,75 @@ class Readings:
         return totals[self._root, id(value)]
 
     @cached_property
-    def _vary(self) -> bool:
-        """Return whether readings may multiply: otherwise there is nothing to count."""
-        most, refers_to_itself = self._bound
-        branches = refers_to_itself and any(
-            isinstance(node, Mapping) and not _BRANCHING.isdisjoint(node)
-            for _, node in walk(self._schema)
-        )
-        decodes = any(subschema.content != _NOBODY for subschema in self._subschemas.values())
-        return branches or decodes or most > _FEW
+    def _decodes(self) -> bool:
+        return any(subschema.content != _NOBODY for subschema in self._subschemas.values())
+
+    def _size(self, value: Any) -> int:
+        """Return the number of values in a value, and in the JSON texts that are read."""
+        size = 0
+        for _, part in walk(value):
+            size += 1
+            if self._decodes and isinstance(part, str):
+                size += sum(1 for _ in walk(_decoded(part)))
+        return size
 
     @cached_property
-    def _bound(self) -> tuple[float, bool]:
+    def _most(self) -> tuple[float, float]:
+        """Return bounds for one part of any value: of its readings, and of its readings with the
+        members that it lacks and the names that it has. Both are infinite if readings multiply.
+
+        A state holds the subschemas that read one part, each with a count. The states of the parts
+        below follow from it, and there are few of them unless readings multiply.
+        """
+        most, work, leaves = 1, 1, 0
+        waiting = self._states({self._root: 1})
+        seen = set(waiting or ())
+        while waiting:
+            state = waiting.pop()
+            readers = [(self._subschema(node), count) for node, count in state]
+            here = sum(n * (1 + s.same.leaves + min(1, s.one_of.leaves)) for s, n in readers)
+            beside = sum(
+                n * (len(s.required) + bool(s.names.nodes or s.names.leaves)) for s, n in readers
+            )
+            most, work = max(most, here), max(work, here + beside)
+            for counts, count_of_leaves in _below(readers):
+                leaves = max(leaves, count_of_leaves)
+                states = self._states(counts)
+                if states is None or len(seen) > _MAX_STATES:
+                    return inf, inf
+                waiting += [one for one in states if one not in seen]
+                seen.update(states)
+        return (inf, inf) if waiting is None else (most + leaves, work + leaves)
+
+    def _states(self, counts: Mapping[int, int]) -> list[frozenset[tuple[int, int]]] | None:
+        """Return the states of a part that these subschemas read, one for each combination of
+        alternatives; `None` if there are too many, or a part is read too often."""
+        states: list[frozenset[tuple[int, int]]] = []
+        forks: list[tuple[Counter[int], list[tuple[int, int]]]] = [(Counter(), [*counts.items()])]
+        while forks:
+            state, waiting = forks.pop()
+            while waiting:
+                node, count = waiting.pop()
+                state[node] += count
+                if state.total() > _MANY or len(forks) + len(states) > _MANY:
+                    return None
+                subschema = self._subschema(node)
+                waiting += [(one, count) for one in subschema.same.nodes]
+                first, *others = subschema.one_of.nodes or (None,)
+                forks += [(state.copy(), [*waiting, (one, count)]) for one in others]
+                if first is not None:
+                    waiting.append((first, count))
+            states.append(frozenset(state.items()))
+        return states
+
+    @cached_property
+    def _most_of_one_turn(self) -> float:
         """Return the most readings of one part of any value, if no subschema is followed again
-        below itself; and whether any is below itself."""
+        below itself."""
         here: dict[int, float] = {}  # readings of the value itself
         deep: dict[int, float] = {}  # the most readings of a part of it
         begun: set[int] = set()
         waiting = [self._root]
-        refers_to_itself = False
         while waiting:
             node = waiting[-1]
             subschema = self._subschema(node)
@@ -224,7 +281,6 @@ class Readings:
             if node not in begun:
                 begun.add(node)
                 below = {*same.nodes, *choice.nodes, *inner}
-                refers_to_itself |= any(one in begun and one not in here for one in below)
                 if new := below - begun:
                     waiting.extend(new)
                     continue
@@ -234,7 +290,7 @@ class Readings:
                 here[node] = min(_MAX, 1 + more)
                 parts = max(_max(here, inner), _max(deep, inner))
                 deep[node] = min(_MAX, parts + _sum(deep, same.nodes) + _max(deep, choice.nodes))
-        return max(here[self._root], deep[self._root]), refers_to_itself
+        return max(here[self._root], deep[self._root])
 
     def _id(self, schema: Any) -> int:
         part = schema if isinstance(schema, Mapping) else _ANYTHING
@@ -366,6 +422,32 @@ def _those(schema: Mapping[str, Any], *words: str) -> list[Any]:
         for word in words
         if word in schema and not isinstance(schema[word], (list, tuple))
     ]
+
+
+def _below(
+    readers: Sequence[tuple[_Subschema, int]],
+) -> Iterator[tuple[Mapping[int, int], int]]:
+    """Yield, for each kind of part below one part, the counts of its subschemas and of its leaves."""
+    keys = {key for subschema, _ in readers for key in subschema.members}
+    kinds: list[list[tuple[_Readers, int]]] = [
+        [
+            (s.members.get(key, s.other_members if isinstance(key, str) else s.other_items), n)
+            for s, n in readers
+        ]
+        for key in keys
+    ]
+    kinds += [
+        [(getattr(subschema, name), count) for subschema, count in readers]
+        for name in ("other_members", "other_items", "names", "content")
+    ]
+    for kind in kinds:
+        counts: Counter[int] = Counter()
+        for read_by, count in kind:
+            for node in read_by.nodes:
+                counts[node] += count
+        leaves = sum(read_by.leaves * count for read_by, count in kind)
+        if counts or leaves:
+            yield counts, leaves
 
 
 def _sum(counts: Mapping[int, float], nodes: Iterable[int]) -> float:
