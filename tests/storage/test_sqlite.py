@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sqlite3
 import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from roundgate.errors import Unavailable
 from roundgate.storage.once import OnceStore
-from roundgate.storage.sqlite.database import Database, SqliteOnce
+from roundgate.storage.sqlite.database import Database, SqliteOnce, other_version
 from tests.storage.contract import LATER, OnceStoreContract, Reopen, SpawnClaims, claimed
 from tests.support.clocks import FixedClock
 
@@ -206,6 +208,21 @@ async def test_a_file_of_another_version_is_left_alone_and_says_so(
     with pytest.raises(
         Unavailable, match=rf"written by another version .* \(file version {version}"
     ):
+        await store.read("t")
+    await store.aclose()
+
+
+async def test_a_file_with_other_tables_of_the_same_version_is_refused(path: Path) -> None:
+    store = SqliteOnce(Database(path), FixedClock())
+    assert await store.claim("t", "a", LATER, LATER) is None
+    await store.aclose()
+    assert other_version(path) is None
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("pragma application_id = 0")  # as files from before the tables were settled
+    reason = r"written by another version of the gateway \(file version 1, with other tables\)"
+    assert re.search(reason, other_version(path) or "")
+    store = SqliteOnce(Database(path), FixedClock())
+    with pytest.raises(Unavailable, match=reason):
         await store.read("t")
     await store.aclose()
 

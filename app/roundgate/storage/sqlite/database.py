@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
+from zlib import crc32
 
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
@@ -132,6 +133,9 @@ create table sessions (
 ) without rowid;
 create index sessions_by_forget on sessions (forget_ms);
 """
+TABLES_ID: Final = crc32(SCHEMA.encode()) & 0x7FFF_FFFF
+"""A number for the definitions of the tables, kept in the file (`pragma application_id`). A file that
+was written while they were being changed has the same version and another number."""
 
 
 _writing: Final[dict[Path, threading.Lock]] = {}
@@ -422,25 +426,24 @@ def _make_tables(db: sqlite3.Connection, path: Path) -> bool:
     Raises:
         sqlite3.OperationalError: another version of the gateway wrote the file.
     """
-    if _version(db) == VERSION:
+    if _is_ready(db, path):
         return False
     with transaction(db):
-        version = _version(db)
-        if version == VERSION:
+        if _is_ready(db, path):
             return False
-        if version:
-            raise sqlite3.OperationalError(_of_another(path, version))
         for statement in filter(str.strip, SCHEMA.split(";")):
             db.execute(statement)
+        db.execute(f"pragma application_id = {TABLES_ID}")
         db.execute(f"pragma user_version = {VERSION}")
     return True
 
 
-def _of_another(path: Path, version: int) -> str:
-    return (
-        f"{path.name} was written by another version of the gateway (file version {version},"
-        f" this one reads {VERSION}); use that version, or another file"
-    )
+def _is_ready(db: sqlite3.Connection, path: Path) -> bool:
+    """Return whether the file has the tables; raise OperationalError if another version of the
+    gateway wrote it."""
+    if reason := _why_other(db, path):
+        raise sqlite3.OperationalError(reason)
+    return _pragma(db, "user_version") != 0
 
 
 def other_version(path: Path) -> str | None:
@@ -449,12 +452,22 @@ def other_version(path: Path) -> str | None:
         return None
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
-            version = _version(db)
+            return _why_other(db, path)
     except sqlite3.Error:
         return None
-    return None if version in (0, VERSION) else _of_another(path, version)
 
 
-def _version(db: sqlite3.Connection) -> int:
-    version: int = db.execute("pragma user_version").fetchone()[0]
-    return version
+def _why_other(db: sqlite3.Connection, path: Path) -> str | None:
+    version = _pragma(db, "user_version")
+    if version == 0 or (version == VERSION and _pragma(db, "application_id") == TABLES_ID):
+        return None
+    which = f"this one reads {VERSION}" if version != VERSION else "with other tables"
+    return (
+        f"{path.name} was written by another version of the gateway (file version {version},"
+        f" {which}); use that version, or another file"
+    )
+
+
+def _pragma(db: sqlite3.Connection, name: str) -> int:
+    value: int = db.execute(f"pragma {name}").fetchone()[0]
+    return value
