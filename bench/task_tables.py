@@ -9,6 +9,7 @@ made by SQL or `BatchWriteItem`.
 from __future__ import annotations
 
 import asyncio
+import base64
 import sqlite3
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from bench.dynamodb import Emulator
+from bench.postgresql import Server
 from bench.wire import FILLED, KNOWS_TASKS, LARGE, LARGE_RESULT
 from roundgate.auth import LOCAL
 from roundgate.clock import Clock
 from roundgate.json import encode
 from roundgate.protocol import Status
-from roundgate.storage import TaskRef
+from roundgate.storage import TaskRef, postgres
 from roundgate.storage.dynamodb import BATCH, SHARDS, DynamoDbTasks
+from roundgate.storage.postgres import PostgresTasks
 from roundgate.storage.sqlite import Database, SqliteTasks
 from roundgate.tasks import TaskCall, owner_of
 from roundgate.tasks.events import NOTHING, NewTask
@@ -31,6 +34,7 @@ from roundgate.tasks.stored import Claimed, StoredTasks
 
 OWNER = owner_of(LOCAL)
 DAY_MS = 86_400_000
+KEY = base64.b64encode(bytes(32)).decode()
 QUESTION = {
     "method": "elicitation/create",
     "params": {"message": "Go on?", "requestedSchema": {"type": "object"}},
@@ -49,6 +53,7 @@ class Filled:
     """The folder for the local files of a gateway that uses the table."""
     environment: Mapping[str, str]
     dynamodb: tuple[Emulator, str] | None = None
+    postgresql: Server | None = None
 
     @property
     def name(self) -> str:
@@ -60,6 +65,8 @@ class Filled:
         if self.dynamodb is not None:
             emulator, table = self.dynamodb
             return StoredTasks(DynamoDbTasks(emulator.open(table)))
+        if self.postgresql is not None:
+            return StoredTasks(PostgresTasks(postgres.Database(self.postgresql.url)))
         return StoredTasks(SqliteTasks(Database(self.folder / "gateway.sqlite3")))
 
 
@@ -83,6 +90,41 @@ def dynamodb(folder: Path, count: int, emulator: Emulator, table: str) -> Filled
         "AWS_DEFAULT_REGION": "eu-central-1",
     }
     return Filled("DynamoDB Local", count, folder, environment, (emulator, table))
+
+
+def postgresql(folder: Path, count: int, server: Server) -> Filled:
+    """Make the tables of a server's database anew, with `count` open tasks."""
+    folder.mkdir()
+    asyncio.run(_fill_postgresql(postgres.Database(server.url), count))
+    environment = {"GATEWAY_STORE": server.url, "GATEWAY_STATE_KEYS": KEY}
+    return Filled("PostgreSQL", count, folder, environment, postgresql=server)
+
+
+async def _fill_postgresql(database: postgres.Database, count: int) -> None:
+    await database.fetch("drop schema if exists roundgate cascade")
+    await database.aclose()
+    store = StoredTasks(PostgresTasks(database))
+    await _put_first(store)
+    columns = await database.fetch(
+        "select column_name from information_schema.columns where table_schema = 'roundgate'"
+        " and table_name = 'tasks' and column_name not in ('n', 'version', 'owner', 'id')"
+    )
+    same = ", ".join(name for (name,) in columns)
+    refs = [_open(number) for number in range(1, count)]
+    copy = (
+        f"with copied as (insert into roundgate.tasks (owner, id, {same}) select r.owner, r.id, {same}"
+        " from unnest($1::text[], $2::text[]) as r (owner, id),"
+        f" (select {same} from roundgate.tasks where id = $3) as first returning n)"
+        " insert into roundgate.payloads (task, kind, name, value) select copied.n, kind, name, value"
+        " from copied, roundgate.payloads where task = (select n from roundgate.tasks where id = $3)"
+    )
+    for start in range(0, len(refs), 1_000):
+        some = refs[start : start + 1_000]
+        await database.fetch(
+            copy, [ref.owner for ref in some], [ref.id for ref in some], _open(0).id
+        )
+    await database.fetch("analyze")
+    await store.aclose()
 
 
 async def _fill_sqlite(database: Database, count: int) -> None:

@@ -3,7 +3,7 @@
 Run with the gateway's own Python; prints a `Sample` a line, as JSON. The gateways are real ones,
 `roundgate serve` with workers inside, on a core of their own. In one process with its clients, a
 gateway would share its event loop and interpreter lock with them, and the figure would include
-their work. DynamoDB Local shares the clients' core.
+their work. DynamoDB Local and PostgreSQL share the clients' core.
 
 A client calls the tool, waits for the average duration of recent tasks (by their own times), and
 polls, first at that time and then after a quarter of it, so that few polls find an unfinished task.
@@ -26,7 +26,7 @@ from typing import Any
 
 import uvloop
 
-from bench import task_costs, task_limits, task_tables
+from bench import postgresql, task_costs, task_limits, task_tables
 from bench.dynamodb import Emulator, why_not
 from bench.dynamodb import emulator as running_emulator
 from bench.http1 import ResponseReader
@@ -72,6 +72,12 @@ def samples(settings: Settings) -> Iterator[Sample]:
         else:
             emulator = stack.enter_context(_emulator(folder))
             tables += stack.enter_context(_dynamodb_tables(folder, emulator, settings.table_sizes))
+        if reason := postgresql.why_not():
+            yield Sample("tasks", "PostgreSQL", {}, (f"tasks: no row of PostgreSQL: {reason}",))
+        else:
+            server = stack.enter_context(postgresql.server(folder))
+            size = min(settings.table_sizes)
+            tables.append(task_tables.postgresql(folder / "postgresql", size, server))
         swept = list(_sweeps(tables))  # first: later they have what the load has left
         yield from _loads(tables, settings, folder, emulator)
         yield from swept

@@ -70,6 +70,7 @@ HOMES = {
     "secrets": {"tokens.keys", "deployment.stack.functions"},
     "cryptography": {"tokens.sealed", "client.auth", "net.oauth"},
     "jwt": {"auth", "client.auth", "net.oauth"},
+    "asyncpg": {"storage.postgres"},
     "botocore": {"aws", "deployment.deploying"},
     "opentelemetry": {"observability.tracing", "observability.metrics"},
     "sqlite3": {"storage.sqlite", "testing.instances"},
@@ -272,6 +273,7 @@ def test_the_app_loads_nothing_that_only_some_back_ends_need() -> None:
 
 
 NOT_FOR_PYTHON_TOOLS = {
+    "asyncpg",
     "boto3",
     "httpx",
     "jmespath",

@@ -1,14 +1,17 @@
 """The stores that a process begins with are those of its settings."""
 
 import sqlite3
+import sys
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from roundgate import storage
 from roundgate.clock import Clock
+from roundgate.config import GatewayConfig
 from roundgate.errors import ConfigError
-from roundgate.runtime.startup import make_stores
+from roundgate.runtime.startup import make_ring, make_stores
 from roundgate.settings import Settings
 
 
@@ -29,6 +32,31 @@ def test_what_is_made_ahead_of_calls_is_what_is_at_aws(tmp_path: Path) -> None:
     both = Settings(store="dynamodb://tasks", queue="sqs://sqs.example/1/tasks")
     assert len(make_stores(local, Clock()).prepares) == 0
     assert len(make_stores(both, Clock()).prepares) == 2
+
+
+POSTGRESQL = Settings(store="postgresql://gateway:s3cr3t@db.invalid/gateway")
+
+
+def test_a_store_in_postgresql_is_made_without_connecting() -> None:
+    stores = make_stores(POSTGRESQL, Clock())
+    assert stores.again is not None
+    assert (stores.tasks.shards, stores.again().shards) == (8, 8)
+    assert (stores.id(), stores.trouble(), len(stores.prepares)) == (None, None, 0)
+
+
+def test_replicas_on_postgresql_need_a_shared_key() -> None:
+    with pytest.raises(ConfigError, match="replicas need a shared key") as refused:
+        make_ring(GatewayConfig.model_construct(), POSTGRESQL, Clock())
+    assert "s3cr3t" not in str(refused.value)
+
+
+def test_postgresql_without_its_driver_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(storage, "postgres", raising=False)
+    for name in [name for name in sys.modules if name.startswith("roundgate.storage.postgres")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "asyncpg", None)
+    with pytest.raises(ConfigError, match=r"pip install 'roundgate\[postgres\]'"):
+        make_stores(POSTGRESQL, Clock())
 
 
 def test_a_store_of_another_version_is_refused_at_once(tmp_path: Path) -> None:

@@ -62,11 +62,11 @@ def main() -> int:
     parser.add_argument(
         "--seed", type=int, help="repeat a run's choices (default: a new one, printed)"
     )
-    stores = ("sqlite", "dynamodb", "both")
+    stores = ("sqlite", "dynamodb", "postgres", "all")
     parser.add_argument(
         "--store",
         choices=stores,
-        default="both",
+        default="all",
         help="where there is a choice (default: %(default)s)",
     )
     counts = ", ".join(f"{name} {run.count:,} {run.unit}" for name, run in RUNS.items())

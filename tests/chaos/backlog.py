@@ -368,7 +368,7 @@ def main(arguments: argparse.Namespace) -> bool:
             results.append(drained.is_well)
             lines.append(drained.line(name))
             print(lines[-1], flush=True)
-        kinds = ["sqlite", "dynamodb"] if arguments.store == "both" else [arguments.store]
+        kinds = ["sqlite", "dynamodb"] if arguments.store == "all" else [arguments.store]
         for kind in kinds if arguments.part != "drain" else ():
             if kind == "dynamodb" and (reason := why_not()):
                 print(f"skipped: {reason}")

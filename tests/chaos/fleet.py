@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.postgresql import Server
 from roundgate.deployment.machine import reserved_port
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +59,8 @@ class Fleet:
     environment: Mapping[str, str]
     gateways: int
     workers: int
+    database: Server | None = None
+    """A server that dies as the others do."""
     members: list[Member] = field(default_factory=list)
     kills: Counter[str] = field(default_factory=Counter)
     _ports: ExitStack = field(default_factory=ExitStack)
@@ -101,6 +104,12 @@ class Fleet:
         """Kill one member after another, for ever; each begins its next life at once."""
         while True:
             await asyncio.sleep(every_s)
+            if self.database is not None and dice.random() < 1 / (1 + len(self.members)):
+                await asyncio.to_thread(self.database.kill)
+                await asyncio.sleep(dice.uniform(0, 3))
+                await asyncio.to_thread(self.database.start)
+                self.kills["database"] += 1
+                continue
             member = dice.choice(self.members)
             member.kill()
             member.start()

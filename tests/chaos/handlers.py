@@ -112,11 +112,11 @@ def main(arguments: argparse.Namespace) -> bool:
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
         files = Files(directory)
-        if arguments.store in ("sqlite", "both"):
+        if arguments.store in ("sqlite", "all"):
             good &= run(
                 "SQLite", range(first, first + count // 10), lambda seed: on_sqlite(seed, files)
             )
-        if arguments.store in ("dynamodb", "both"):
+        if arguments.store in ("dynamodb", "all"):
             good &= _on_dynamodb(range(first, first + count // 25), directory, files)
     logging.disable(logging.NOTSET)
     return good

@@ -40,7 +40,7 @@ from roundgate.tasks.call import TaskCall, owner_of
 from roundgate.tasks.service import Tasks
 from tests.chaos.fleet import Member
 from tests.chaos.orders import table
-from tests.chaos.tasks import has_java, store
+from tests.chaos.tasks import store, stores
 from tests.support.proxy import Proxy, Way
 
 SERVED = Path(__file__).parent / "served/poison.yaml"
@@ -210,7 +210,7 @@ def opened(kind: str, plan: Plan, directory: Path) -> Iterator[Store]:
     with ExitStack() as stack:
         if plan.full_s:
             stack.enter_context(small_disk(place))
-        environment = stack.enter_context(store(kind, place))
+        environment = stack.enter_context(store(kind, place)).environment
         url = environment.get("AWS_ENDPOINT_URL_DYNAMODB")
         yield Store(environment, place, None if url is None else stack.enter_context(Proxy(url)))
 
@@ -541,10 +541,7 @@ def main(arguments: argparse.Namespace) -> bool:
             run("sqlite", plan, seed, "poison, SIGKILL, SIGSTOP and an outage of 4 s, on sqlite")
         )
     results = []
-    for kind in ["sqlite", "dynamodb"] if arguments.store == "both" else [arguments.store]:
-        if kind == "dynamodb" and not has_java():
-            print("\nskipped: DynamoDB Local needs Java 17")
-            continue
+    for kind in stores(arguments):
         for title, plan in _plans(count).items():
             if arguments.part is not None and arguments.part not in title:
                 continue
@@ -557,6 +554,8 @@ def main(arguments: argparse.Namespace) -> bool:
 
 def _why_not(kind: str, plan: Plan) -> str | None:
     """Why a plan cannot be followed on a store, if it cannot."""
+    if plan.away_s and kind == "postgres":
+        return "scripts/chaos tasks and sessions kill it"
     if plan.full_s and kind != "sqlite":
         return "it has no disk that we could fill"
     return "a small file system cannot be mounted here" if plan.full_s and not can_mount() else None

@@ -8,7 +8,8 @@ user said, and every step has to have left one line.
     POST ─▶ A: question   ✗ A   GET ─▶ B: waits   ✗ B   GET ─▶ C: waits   answer ─▶ D   C: goes on
 
 DynamoDB stands still in every third group, for up to as long as a client waits for the answer to what it sends: no
-answer of a user may be refused for that, because the Python SDK ends its session then.
+answer of a user may be refused for that, because the Python SDK ends its session then. PostgreSQL is dead for as
+long.
 
 On the local stack of AWS Lambda, where nothing streams, a body ends with the question, and the
 client comes back until there is a result: there too whoever held the call is dead by then.
@@ -35,7 +36,7 @@ import httpx
 
 from tests.chaos.fleet import ROOT, Fleet
 from tests.chaos.orders import table
-from tests.chaos.tasks import has_java, store
+from tests.chaos.tasks import store, stores
 from tests.support.rounds import accept
 from tests.support.sessions import BOTH, calling, opening
 
@@ -240,8 +241,8 @@ async def on_processes(kind: str, count: int, seed: int) -> bool:
     with tempfile.TemporaryDirectory() as place:
         directory = Path(place)
         with (
-            store(kind, directory) as environment,
-            Fleet(CONFIG, directory, environment, gateways=4, workers=0) as fleet,
+            store(kind, directory) as shared,
+            Fleet(CONFIG, directory, shared.environment, gateways=4, workers=0) as fleet,
         ):
             async with httpx.AsyncClient(timeout=PATIENCE_S, trust_env=False) as http:
 
@@ -253,12 +254,17 @@ async def on_processes(kind: str, count: int, seed: int) -> bool:
 
                 async def halt(seconds: float) -> None:
                     at.counts["halted"] += 1
-                    database = _process_of(environment["AWS_ENDPOINT_URL_DYNAMODB"])
+                    if shared.database is not None:
+                        await asyncio.to_thread(shared.database.kill)
+                        await asyncio.sleep(seconds)
+                        await asyncio.to_thread(shared.database.start)
+                        return
+                    database = _process_of(shared.environment["AWS_ENDPOINT_URL_DYNAMODB"])
                     os.kill(database, signal.SIGSTOP)
                     await asyncio.sleep(seconds)
                     os.kill(database, signal.SIGCONT)
 
-                halts = halt if kind == "dynamodb" else None
+                halts = None if kind == "sqlite" else halt
                 at = Gateways(http, fleet.urls, kill, dice, AT_ONCE, halts)
                 await _all_up(http, fleet.urls)
                 return await run(f"sessions on {kind}", count, directory, at)
@@ -312,14 +318,11 @@ def main(arguments: argparse.Namespace) -> bool:
     """Every store that was asked for, and the stack for whoever asks for this run; whether all ended rightly."""
     if arguments.part == "lambda":
         return _on_lambda_if_it_can_be(arguments.count, arguments.seed)
-    stores = ["sqlite", "dynamodb"] if arguments.store == "both" else [arguments.store]
-    results = []
-    for kind in stores:
-        if kind == "dynamodb" and not has_java():
-            print("\nskipped: DynamoDB Local needs Java 17")
-            continue
-        results.append(asyncio.run(on_processes(kind, arguments.count, arguments.seed)))
-    if arguments.store == "both" and arguments.run is not None:
+    results = [
+        asyncio.run(on_processes(kind, arguments.count, arguments.seed))
+        for kind in stores(arguments)
+    ]
+    if arguments.store == "all" and arguments.run is not None:
         results.append(_on_lambda_if_it_can_be(max(1, arguments.count // 4), arguments.seed))
     return all(results)
 

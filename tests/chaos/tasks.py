@@ -1,6 +1,7 @@
 """`scripts/chaos tasks`: many tasks with questions, through processes that die every two seconds.
 
-Every request goes to a random gateway; what must hold of the tasks is in `orders`.
+Every request goes to a random gateway; what must hold of the tasks is in `orders`. PostgreSQL is one of the processes:
+it is killed and started again like the others.
 """
 
 from __future__ import annotations
@@ -15,26 +16,41 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
+from bench import postgresql
 from tests.chaos.fleet import ROOT, Fleet
 from tests.chaos.orders import CONFIG, Client, Told, all_of, report
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What processes share."""
+
+    environment: dict[str, str]
+    database: postgresql.Server | None = None
+    """The server, if it can be killed."""
+
+
 @contextmanager
-def store(kind: str, directory: Path) -> Iterator[dict[str, str]]:
-    """The environment of processes that share a store of a kind."""
-    file = {"GATEWAY_STATE_KEYS": base64.b64encode(os.urandom(32)).decode()}
+def store(kind: str, directory: Path) -> Iterator[Shared]:
+    """A store of a kind."""
+    keys = {"GATEWAY_STATE_KEYS": base64.b64encode(os.urandom(32)).decode()}
     if kind == "sqlite":
-        yield file | {"GATEWAY_STORE": f"sqlite:///{directory}/gateway.sqlite3"}
+        yield Shared(keys | {"GATEWAY_STORE": f"sqlite:///{directory}/gateway.sqlite3"})
+        return
+    if kind == "postgres":
+        with postgresql.server() as server:
+            yield Shared(keys | {"GATEWAY_STORE": server.url}, server)
         return
     subprocess.run([ROOT / "scripts/tools", "dynamodb-local", "--install"], check=True)
     from tests.support.dynamodb import emulator
 
     with emulator(directory) as running, running.table() as table:
-        yield file | {
+        at_aws = {
             "GATEWAY_STORE": f"dynamodb://{table}",
             "GATEWAY_QUEUE": "local",
             "AWS_ENDPOINT_URL_DYNAMODB": running.url,
@@ -42,6 +58,7 @@ def store(kind: str, directory: Path) -> Iterator[dict[str, str]]:
             "AWS_SECRET_ACCESS_KEY": "test",
             "AWS_DEFAULT_REGION": "eu-central-1",
         }
+        yield Shared(keys | at_aws)
 
 
 async def run(kind: str, count: int, seed: int, kill_every_s: float) -> bool:
@@ -52,13 +69,14 @@ async def run(kind: str, count: int, seed: int, kill_every_s: float) -> bool:
         effects = directory / "effects.txt"
         effects.touch()
         with (
-            store(kind, directory) as environment,
+            store(kind, directory) as shared,
             Fleet(
                 CONFIG,
                 directory,
-                environment | {"CHAOS_EFFECTS": str(effects)},
+                shared.environment | {"CHAOS_EFFECTS": str(effects)},
                 gateways=3,
                 workers=2,
+                database=shared.database,
             ) as fleet,
         ):
             begun = time.monotonic()
@@ -80,16 +98,24 @@ async def run(kind: str, count: int, seed: int, kill_every_s: float) -> bool:
 
 def main(arguments: argparse.Namespace) -> bool:
     """Every store that was asked for; whether all ended rightly."""
-    stores = ["sqlite", "dynamodb"] if arguments.store == "both" else [arguments.store]
-    results = []
-    for kind in stores:
+    results = [
+        asyncio.run(run(kind, arguments.count, arguments.seed, arguments.kill_every))
+        for kind in stores(arguments)
+    ]
+    return all(results)
+
+
+def stores(arguments: argparse.Namespace) -> Iterator[str]:
+    """The kinds of store that were asked for and can be run here."""
+    for kind in (
+        ["sqlite", "dynamodb", "postgres"] if arguments.store == "all" else [arguments.store]
+    ):
         if kind == "dynamodb" and not has_java():
             print("\nskipped: DynamoDB Local needs Java 17")
-            continue
-        results.append(
-            asyncio.run(run(kind, arguments.count, arguments.seed, arguments.kill_every))
-        )
-    return all(results)
+        elif kind == "postgres" and (reason := postgresql.why_not()):
+            print(f"\nskipped: {reason}")
+        else:
+            yield kind
 
 
 def has_java() -> bool:

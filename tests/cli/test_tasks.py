@@ -24,6 +24,8 @@ from roundgate.runtime.startup import make_stores
 from roundgate.settings.process import from_environment
 from roundgate.storage import TaskRef
 from roundgate.storage.dynamodb import DynamoDbTasks
+from roundgate.storage.postgres import Database as Postgres
+from roundgate.storage.postgres import PostgresTasks
 from roundgate.storage.sqlite import Database, SqliteTasks
 from roundgate.tasks.call import owner_of
 from roundgate.tasks.events import Cancelled, NewTask
@@ -31,6 +33,7 @@ from roundgate.tasks.stored import StoredTasks
 from tests.support.command import roundgate
 from tests.support.dynamodb import Emulator
 from tests.support.jobs import JOBS
+from tests.support.postgresql import Server
 from tests.support.rounds import accept
 from tests.support.task_client import TaskClient, tasked
 
@@ -575,6 +578,32 @@ async def test_tasks_in_every_part_of_the_index_are_listed(
         )
     assert (status, len(out.splitlines())) == (0, listed)
     assert told in err if told else not err
+
+
+async def test_tasks_in_postgresql_are_listed_and_counted(
+    postgresql: Server, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, now_ms = StoredTasks(PostgresTasks(Postgres(postgresql.url))), Clock().now_ms()
+    for n in range(3):
+        ref = TaskRef(OWNER, f"task-{n}")
+        await store.create(NewTask(ref, "tool", b"{}", now_ms, now_ms + 10**6, now_ms))
+    await store.aclose()
+    monkeypatch.setenv("GATEWAY_STORE", postgresql.url)
+    status, out, err = await operator("list", "--status", "working", "--json")
+    assert (status, len(out.splitlines()), err) == (0, 3, "")
+    status, out, err = await operator("count")
+    assert (status, err) == (0, "")
+    assert "3" in out
+
+
+async def test_a_postgresql_server_that_is_away_is_told_without_its_password(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GATEWAY_STORE", "postgresql://gateway:s3cr3t@127.0.0.1:1/gateway")
+    status, out, err = await operator("count")
+    assert (status, out) == (1, "")
+    assert "the database cannot be used" in err
+    assert "s3cr3t" not in err
 
 
 @pytest.mark.parametrize("command", ["tasks count", "worker", "serve"])

@@ -128,8 +128,8 @@ def _driving(
         with stack(directory) as urls:
             yield lambda subject, log: drive(subject, urls, log)
         return
-    with store(kind, directory) as environment:
-        alone = environment | {"GATEWAY_WORKER": "off"}
+    with store(kind, directory) as shared:
+        alone = shared.environment | {"GATEWAY_WORKER": "off"}
         if not kills:
             with replicas(alone, directory) as urls:
                 yield lambda subject, log: drive(subject, urls, log)

@@ -162,6 +162,12 @@ def test_every_problem_is_told_at_once() -> None:
     ("name", "value", "said"),
     [
         ("GATEWAY_STORE", "postgres://x", "names no store we have"),
+        ("GATEWAY_STORE", "postgresql://user:pass/word@host/db", "names no store we have"),
+        ("GATEWAY_STORE", "postgresql://user:pass@word@host/db", "names no store we have"),
+        ("GATEWAY_STORE", "postgresql://user:word@host:port/db", "names no store we have"),
+        ("GATEWAY_STORE", "postgresql://user:word@host", "names no store we have"),
+        ("GATEWAY_STORE_CONNECTIONS", "0", "is not a number of connections"),
+        ("GATEWAY_STORE_CONNECTIONS", "ten", "is not a number of connections"),
         ("GATEWAY_STORE", "sqlite:///", "names no store we have"),
         ("GATEWAY_STORE", "dynamodb://a", "names no store we have"),
         ("GATEWAY_QUEUE", "sqs://", "names no queue we have"),
@@ -176,6 +182,31 @@ def test_a_value_that_cannot_be_says_what_can(name: str, value: str, said: str) 
         from_environment({name: value})
     (problem,) = caught.value.problems
     assert (problem.path, problem.message, bool(problem.remedy)) == (name, said, True)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://gateway:p%40ss@db.internal:5432/gateway?sslmode=verify-full",
+        "postgres://a,b:5433/gateway?target_session_attrs=read-write",
+        "postgresql://[2001:db8::1]:5432/gateway",
+        "postgresql:///gateway?host=/run/postgresql",
+        "postgresql://gateway@/gateway?host=/tmp/x",
+    ],
+)
+def test_a_postgresql_url_is_taken_as_libpq_takes_it(url: str) -> None:
+    using = from_environment({"GATEWAY_STORE": url, "GATEWAY_STORE_CONNECTIONS": "7"})
+    assert (using.postgresql_url, using.store_connections) == (url, 7)
+    assert (using.dynamodb_table, using.is_store_local) == (None, False)
+
+
+def test_the_password_of_a_store_is_shown_by_no_problem_and_no_repr() -> None:
+    url = "postgresql://gateway:s3cr3t@db/gateway"
+    assert "s3cr3t" not in repr(from_environment({"GATEWAY_STORE": url}))
+    for wrong in (f"{url} ", f"{url}#x", url.replace("@", "/x@"), f"x{url}"):
+        with pytest.raises(ConfigError) as refused:
+            from_environment({"GATEWAY_STORE": wrong})
+        assert "s3cr3t" not in str(refused.value)
 
 
 def test_a_remedy_lists_what_is_allowed() -> None:

@@ -134,7 +134,8 @@ def test_the_lock_has_what_the_gateway_needs() -> None:
         re.findall(r"^([a-z0-9-]+)==", (ROOT / "infra/image.lock").read_text(), re.MULTILINE)
     )
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["aws"]]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["aws"], *extras["postgres"]]
     assert {re.match(r"[a-z0-9-]+", one)[0] for one in wanted} <= locked  # type: ignore[index]
 
 

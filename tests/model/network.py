@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from roundgate.errors import LeaseLost, Unavailable
 from roundgate.storage.queue import Message
-from roundgate.storage.sqlite.database import SCHEMA, Database
+from roundgate.storage.sqlite.database import MIGRATIONS, Database
 from roundgate.storage.sqlite.writing import transacted
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks.stored import Lease, StoredTasks
@@ -51,7 +51,7 @@ class Weather:
 def database() -> sqlite3.Connection:
     """The real tables, in memory."""
     db = sqlite3.connect(":memory:", isolation_level=None)
-    for statement in filter(str.strip, SCHEMA.split(";")):
+    for statement in filter(str.strip, "".join(MIGRATIONS).split(";")):
         db.execute(statement)
     return db
 

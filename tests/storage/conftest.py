@@ -1,3 +1,5 @@
 """What tests of several stores share."""
 
 from tests.support.dynamodb import dynamodb as dynamodb
+from tests.support.postgresql import postgresql as postgresql
+from tests.support.postgresql import postgresql_server as postgresql_server

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -17,7 +18,13 @@ import pytest
 
 from roundgate.errors import Unavailable
 from roundgate.storage.once import OnceStore
-from roundgate.storage.sqlite.database import Database, SqliteOnce, other_version
+from roundgate.storage.sqlite.database import (
+    MIGRATIONS,
+    Database,
+    SqliteOnce,
+    migrate,
+    other_version,
+)
 from tests.storage.contract import LATER, OnceStoreContract, Reopen, SpawnClaims, claimed
 from tests.support.clocks import FixedClock
 
@@ -225,6 +232,48 @@ async def test_a_file_with_other_tables_of_the_same_version_is_refused(path: Pat
     with pytest.raises(Unavailable, match=reason):
         await store.read("t")
     await store.aclose()
+
+
+async def test_a_file_of_an_earlier_version_is_migrated_and_keeps_its_rows(path: Path) -> None:
+    store = SqliteOnce(Database(path), FixedClock())
+    await store.claim("token", "yes", 1, LATER)
+    await store.aclose()
+    later = (
+        *MIGRATIONS,
+        "alter table once add column owner text not null default '?'; create table two (n)",
+    )
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        assert migrate(db, path, later) is False
+        assert migrate(db, path, later) is False
+        rows = db.execute("select token_id, owner from once").fetchall()
+        assert (rows, db.execute("select * from two").fetchall()) == ([("token", "?")], [])
+    assert "file version 2, this one reads 1" in (other_version(path) or "")
+
+
+async def test_a_migration_that_fails_leaves_the_file_as_it_was(path: Path) -> None:
+    store = SqliteOnce(Database(path), FixedClock())
+    await store.claim("token", "yes", 1, LATER)
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        broken = (*MIGRATIONS, "alter table once add column owner text; drop table none")
+        with pytest.raises(sqlite3.OperationalError, match="no such table: none"):
+            migrate(db, path, broken)
+    assert other_version(path) is None
+    assert await store.claim("token", "no", 1, LATER) is not None
+    await store.aclose()
+
+
+def test_processes_that_migrate_a_file_at_once_do_so_once(path: Path) -> None:
+    path.parent.mkdir()
+    scripts = ("create table one (n)", "create table two (n); insert into two values (1)")
+
+    def run(_: int) -> bool:
+        with closing(sqlite3.connect(path, isolation_level=None, timeout=30)) as db:
+            return migrate(db, path, scripts)
+
+    with ThreadPoolExecutor(8) as threads:
+        assert sorted(threads.map(run, range(8))) == [False] * 7 + [True]
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("select n from two").fetchall() == [(1,)]
 
 
 async def test_who_opens_a_new_file_waits_for_another_that_is_making_it(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from roundgate.cli.output import show_table
 from roundgate.config import ConfigFile
 from roundgate.errors import ConfigError, Problem, UsageError
 from roundgate.runtime import loading
-from roundgate.runtime.startup import shows_errors
+from roundgate.runtime.startup import EXTRA_MISSING, require_one_host, shows_errors
 from roundgate.settings import AuthorizerConfig, Settings
 from roundgate.settings import process as settings
 from roundgate.tokens import keys
@@ -165,8 +165,10 @@ def _environment(environ: Mapping[str, str]) -> tuple[Settings, list[Problem]]:
 
 def _stores_and_keys(using: Settings) -> Iterator[Problem]:
     yield from _problems_of(lambda: _check_keys(using))
-    if using.dynamodb_table is None:
+    if using.is_store_local:
         yield from _sqlite(using.sqlite_path)
+    if using.postgresql_url is not None and find_spec("asyncpg") is None:
+        yield EXTRA_MISSING
     at_aws = {
         "GATEWAY_STORE": using.dynamodb_table,
         "GATEWAY_QUEUE": using.sqs_url,
@@ -209,10 +211,11 @@ def _problems_of(check: Callable[[], object]) -> Iterator[Problem]:
 
 
 def _check_keys(using: Settings) -> None:
-    """Raise ConfigError if the keys are invalid. Keys at AWS are not read, and no key is created."""
+    """Raise ConfigError if the keys are invalid or missing. Keys at AWS are not read, and no key is created."""
     if using.state_keys is not None:
         keys.parse(using.state_keys, "GATEWAY_STATE_KEYS")
     elif using.state_keys_secret is None and using.state_keys_kms is None:
+        require_one_host(using)
         file = using.sqlite_path.with_suffix(".key")
         if file.exists():
             keys.from_file(file)

@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     clock = Clock()
     file = configuration_file(arguments.config)
     using = settings.from_environment({**os.environ, "GATEWAY_CONFIG": str(file)})
-    if using.dynamodb_table is None and not using.sqlite_path.exists():
+    if using.is_store_local and not using.sqlite_path.exists():
         say(
             f"there is no store at {using.sqlite_path}: set GATEWAY_STORE to that of the gateway,"
             " or give its gateway.yaml with --config",

@@ -47,7 +47,9 @@ class Health(BaseModel):
     status: Literal["ok", "degraded"]
     name: str = Field(description="`server.name` of gateway.yaml.")
     version: str = Field(description="`server.version` of gateway.yaml.")
-    store: str | None = Field(None, description="The id of the SQLite file, once it is open.")
+    store: str | None = Field(
+        None, description="The id of the SQLite file or PostgreSQL database, once it is open."
+    )
     missing: list[str] | None = Field(
         None, description="Back ends that are configured and could not be loaded."
     )

@@ -40,6 +40,15 @@ LETTING_GO_PART: Final = 0.6
 """The part of the remaining lease that the watchdog may use to release the tasks."""
 
 
+EXTRA_MISSING: Final = Problem(
+    "environment",
+    "GATEWAY_STORE",
+    "needs the extra postgres, which is not installed",
+    "pip install 'roundgate[postgres]'",
+)
+"""The problem of a store in PostgreSQL without its driver."""
+
+
 Prepares: TypeAlias = Sequence[Callable[[], None]]
 """Functions that make AWS clients before the first call needs them."""
 
@@ -60,8 +69,8 @@ class Stores:
     trouble: Callable[[], str | None] = lambda: None
     """Returns why the store cannot be used, if that is known without asking the store."""
     id: Callable[[], str | None] = lambda: None
-    """Returns the id that processes with the same SQLite file share; `None` before the file is
-    opened, and for other stores."""
+    """Returns the id that processes with the same SQLite file or PostgreSQL database share; `None`
+    before it is opened, and for DynamoDB."""
 
     def prepare(self) -> None:
         """Make the AWS clients now, without connecting; raise ConfigError if no region is set."""
@@ -245,16 +254,18 @@ def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
     """
     _check_queue(using)
     queue = None if using.sqs_url is None else _at_sqs(using.sqs_url)
-    if using.dynamodb_table is None:
-        stores = _in_sqlite(using, clock, queue)
-    else:
+    if using.postgresql_url is not None:
+        stores = _in_postgresql(using.postgresql_url, using.store_connections, clock, queue)
+    elif using.dynamodb_table is not None:
         stores = _in_dynamodb(using, clock, shards, queue)
+    else:
+        stores = _in_sqlite(using, clock, queue)
     prepares = stores.prepares if queue is None else [*stores.prepares, queue.prepare]
     return replace(stores, prepares=prepares, again=lambda: make_stores(using, clock, shards).tasks)
 
 
 def _check_queue(using: Settings) -> None:
-    if using.on_lambda and using.sqs_url is None and using.dynamodb_table is not None:
+    if using.on_lambda and using.sqs_url is None and not using.is_store_local:
         remedy = "set it to sqs:// and the URL of the queue"
         message = "is local, which the functions of AWS Lambda do not share"
         raise ConfigError([Problem("environment", "GATEWAY_QUEUE", message, remedy)])
@@ -277,6 +288,23 @@ def _in_dynamodb(using: Settings, clock: Clock, shards: int, queue: TaskQueue | 
         DynamoDbSessions(table, clock),
         [table.prepare],
         clock_skew_s=60.0,  # processes on different machines have different clocks
+    )
+
+
+def _in_postgresql(url: str, connections: int, clock: Clock, queue: TaskQueue | None) -> Stores:
+    try:
+        from roundgate.storage import postgres
+    except ModuleNotFoundError:
+        raise ConfigError([EXTRA_MISSING]) from None
+    database = postgres.Database(url, connections)
+    return Stores(
+        postgres.PostgresOnce(database, clock),
+        StoredTasks(postgres.PostgresTasks(database)),
+        queue or postgres.PostgresQueue(database, clock),
+        postgres.PostgresSessions(database, clock),
+        clock_skew_s=60.0,  # processes on different machines have different clocks
+        trouble=database.trouble,
+        id=lambda: database.id,
     )
 
 
@@ -334,14 +362,23 @@ def _state_keys(using: Settings, clock: Clock) -> Sequence[Key]:
         return _kept_at_aws(lambda: keys.from_secrets_manager(secret, aws.client), using, clock)
     if encrypted is not None:
         return _kept_at_aws(lambda: keys.from_kms(encrypted, aws.client), using, clock)
-    if using.on_lambda:
+    require_one_host(using)
+    return keys.from_file(using.sqlite_path.with_suffix(".key"))
+
+
+def require_one_host(using: Settings) -> None:
+    """Check that a key file on this host can serve all replicas.
+
+    Raises:
+        ConfigError: replicas may run on several hosts.
+    """
+    if using.on_lambda or using.postgresql_url is not None:
         remedy = (
             "make one with `roundgate keys new` and set GATEWAY_STATE_KEYS, …_SECRET or "
             "…_KMS for every replica"
         )
         message = "replicas need a shared key: a round that one has sealed must open in any other"
         raise ConfigError([Problem("environment", "GATEWAY_STATE_KEYS", message, remedy)])
-    return keys.from_file(using.sqlite_path.with_suffix(".key"))
 
 
 def _kept_at_aws(load: Callable[[], Sequence[Key]], using: Settings, clock: Clock) -> Sequence[Key]:

@@ -20,6 +20,7 @@ LogFormat: TypeAlias = Literal["auto", "text", "json"]
 
 SQLITE: Final = "sqlite:///"
 DYNAMODB: Final = "dynamodb://"
+POSTGRESQL: Final = ("postgresql://", "postgres://")
 SQS: Final = "sqs://"
 DEFAULT_STORE: Final = "sqlite:///.roundgate/gateway.sqlite3"
 _SWITCH: Final = ("false", "true")
@@ -32,12 +33,17 @@ _CHOICES: Final[Mapping[str, Sequence[str]]] = {
     "allow_anonymous": _SWITCH,
     "reload": _SWITCH,
 }
+_HOST: Final = r"(?:[\w.%-]*|\[[\dA-Fa-f:]+\])(?::\d+)?"
+_POSTGRESQL: Final = rf"postgres(?:ql)?://(?:[^@:/?#\s]+(?::[^@:/?#\s]*)?@)?{_HOST}(?:,{_HOST})*/[^@/?#\s]+(?:\?[^#\s]*)?"
+"""A URL as libpq takes it. What a driver would say of another could have a part of the password."""
 _PATTERNS: Final = {
     "store": (
-        r"sqlite:///.+|dynamodb://[A-Za-z0-9_.-]{3,255}",
+        rf"sqlite:///.+|dynamodb://[A-Za-z0-9_.-]{{3,255}}|{_POSTGRESQL}",
         "names no store we have",
-        "use sqlite:///path or dynamodb://table",
+        "use sqlite:///path, postgresql://user:password@host:5432/database or dynamodb://table; in a user or "
+        "password write @ : / ? # % as %40 %3A %2F %3F %23 %25",
     ),
+    "store_connections": (r"[1-9]\d{0,3}", "is not a number of connections", "use 1 to 9999"),
     "queue": (
         r"local|sqs://\S+",
         "names no queue we have",
@@ -74,11 +80,15 @@ class Settings:
     GATEWAY_STATE_KEYS."""
     state_keys_kms: str | None = None
     """GATEWAY_STATE_KEYS_KMS: data keys encrypted by AWS KMS, in base64, separated by commas."""
-    store: str = DEFAULT_STORE
-    """GATEWAY_STORE: the store of tasks and other rows: sqlite:///path or dynamodb://table."""
+    store: str = field(default=DEFAULT_STORE, repr=False)  # may have a password
+    """GATEWAY_STORE: the store of tasks and other rows: sqlite:///path, postgresql://… or
+    dynamodb://table."""
+    store_connections: int = 10
+    """GATEWAY_STORE_CONNECTIONS: the maximum number of connections of a process to PostgreSQL, not
+    counting the one that listens."""
     queue: str = "local"
-    """GATEWAY_QUEUE: the queue that tells workers of tasks: local (a table of a SQLite file) or
-    sqs://url."""
+    """GATEWAY_QUEUE: the queue that tells workers of tasks: local (a table of a SQLite file, or of
+    the PostgreSQL database that is the store) or sqs://url."""
     worker: Mode = "auto"
     """GATEWAY_WORKER: whether the serving process also runs tasks. auto: with a local queue, except
     on AWS Lambda."""
@@ -96,8 +106,8 @@ class Settings:
 
     @property
     def sqlite_path(self) -> Path:
-        """The SQLite file, relative to the folder of gateway.yaml. With a DynamoDB table, the file
-        of the local queue and keys, under the table's name."""
+        """The SQLite file, relative to the folder of gateway.yaml; meaningless with PostgreSQL. With
+        a DynamoDB table, the file of the local queue and keys, under the table's name."""
         table = self.dynamodb_table
         name = self.store.removeprefix(SQLITE)
         if table is not None:
@@ -108,6 +118,16 @@ class Settings:
     def dynamodb_table(self) -> str | None:
         """The name of the DynamoDB table in `store`, or `None`."""
         return self.store.removeprefix(DYNAMODB) if self.store.startswith(DYNAMODB) else None
+
+    @property
+    def is_store_local(self) -> bool:
+        """Whether the store is a SQLite file."""
+        return self.store.startswith(SQLITE)
+
+    @property
+    def postgresql_url(self) -> str | None:
+        """The URL of the PostgreSQL database in `store`, or `None`. It may have a password."""
+        return self.store if self.store.startswith(POSTGRESQL) else None
 
     @property
     def sqs_url(self) -> str | None:
@@ -145,6 +165,8 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
     given |= {
         name: given[name] == "true" for name in ("allow_anonymous", "reload") if name in given
     }
+    if "store_connections" in given:
+        given["store_connections"] = int(given["store_connections"])
     if "config" in given:
         given["config"] = Path(given["config"])
     given["on_lambda"] = bool(environ.get("AWS_LAMBDA_FUNCTION_NAME"))

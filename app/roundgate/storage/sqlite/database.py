@@ -41,10 +41,8 @@ _CLOCKS_AHEAD_MS: Final = 2 * 86_400_000
 whose clock is ahead does not let another run it again."""
 _WAL_ATTEMPTS: Final = 200
 
-VERSION: Final = 1
-"""The version of the tables, kept in the file (`pragma user_version`)."""
-
-SCHEMA: Final = """
+MIGRATIONS: Final = (
+    """
 create table store (id text not null);
 insert into store (id) values (lower(hex(randomblob(8))));
 create table once (
@@ -132,10 +130,13 @@ create table sessions (
     forget_ms integer not null
 ) without rowid;
 create index sessions_by_forget on sessions (forget_ms);
-"""
-TABLES_ID: Final = crc32(SCHEMA.encode()) & 0x7FFF_FFFF
-"""A number for the definitions of the tables, kept in the file (`pragma application_id`). A file that
-was written while they were being changed has the same version and another number."""
+""",
+)
+"""Each script makes the tables of the next version from those of the version before. Released scripts
+never change; new columns need defaults, so that processes of the version before can go on.
+
+A file has its version (`pragma user_version`) and a number for the scripts that made it (`pragma
+application_id`). A file that was written while a script was being changed has another number."""
 
 
 _writing: Final[dict[Path, threading.Lock]] = {}
@@ -291,7 +292,7 @@ class Database:
         try:
             _use_wal(db)
             db.execute("pragma foreign_keys = on")
-            is_new = _make_tables(db, self._path)
+            is_new = migrate(db, self._path)
             self._note_opened(db, is_new=is_new)
             self._check_files()  # the file may have been replaced since the check above
         except BaseException:
@@ -325,7 +326,7 @@ def connect_in_memory() -> sqlite3.Connection:
     path = Path(":memory:")
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     db.execute("pragma foreign_keys = on")
-    _make_tables(db, path)
+    migrate(db, path)
     return db
 
 
@@ -419,31 +420,36 @@ def _file_id(path: Path) -> FileId | None:
     return found.st_dev, found.st_ino
 
 
-def _make_tables(db: sqlite3.Connection, path: Path) -> bool:
-    """Make the tables unless the file has them, even if other processes do so at the same time.
+def migrate(db: sqlite3.Connection, path: Path, scripts: Sequence[str] = MIGRATIONS) -> bool:
+    """Bring the tables of a file to this version, even if other processes do so at the same time.
     Return whether the file was empty.
 
     Raises:
         sqlite3.OperationalError: another version of the gateway wrote the file.
     """
-    if _is_ready(db, path):
+    if _version(db, path, scripts) == len(scripts):
         return False
     with transaction(db):
-        if _is_ready(db, path):
-            return False
-        for statement in filter(str.strip, SCHEMA.split(";")):
-            db.execute(statement)
-        db.execute(f"pragma application_id = {TABLES_ID}")
-        db.execute(f"pragma user_version = {VERSION}")
-    return True
+        version = _version(db, path, scripts)
+        for script in scripts[version:]:
+            for statement in filter(str.strip, script.split(";")):
+                db.execute(statement)
+        db.execute(f"pragma application_id = {_tables_id(scripts)}")
+        db.execute(f"pragma user_version = {len(scripts)}")
+    return version == 0
 
 
-def _is_ready(db: sqlite3.Connection, path: Path) -> bool:
-    """Return whether the file has the tables; raise OperationalError if another version of the
-    gateway wrote it."""
-    if reason := _why_other(db, path):
+def _version(db: sqlite3.Connection, path: Path, scripts: Sequence[str]) -> int:
+    """Return the version of a file, 0 if it is empty; raise OperationalError if another version of
+    the gateway wrote it."""
+    if reason := _why_other(db, path, scripts):
         raise sqlite3.OperationalError(reason)
-    return _pragma(db, "user_version") != 0
+    return _pragma(db, "user_version")
+
+
+def _tables_id(scripts: Sequence[str]) -> int:
+    """Return a number for the tables that scripts make."""
+    return crc32("".join(scripts).encode()) & 0x7FFF_FFFF
 
 
 def other_version(path: Path) -> str | None:
@@ -452,16 +458,19 @@ def other_version(path: Path) -> str | None:
         return None
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
-            return _why_other(db, path)
+            return _why_other(db, path, MIGRATIONS)
     except sqlite3.Error:
         return None
 
 
-def _why_other(db: sqlite3.Connection, path: Path) -> str | None:
+def _why_other(db: sqlite3.Connection, path: Path, scripts: Sequence[str]) -> str | None:
     version = _pragma(db, "user_version")
-    if version == 0 or (version == VERSION and _pragma(db, "application_id") == TABLES_ID):
+    if version == 0:
         return None
-    which = f"this one reads {VERSION}" if version != VERSION else "with other tables"
+    is_later = version > len(scripts)
+    if not is_later and _pragma(db, "application_id") == _tables_id(scripts[:version]):
+        return None
+    which = f"this one reads {len(scripts)}" if is_later else "with other tables"
     return (
         f"{path.name} was written by another version of the gateway (file version {version},"
         f" {which}); use that version, or another file"

@@ -3,22 +3,37 @@ once."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from roundgate.protocol import OPEN, Status
+from roundgate.protocol import Status
+from roundgate.storage.columns import (
+    FIELDS,
+    FOR_WORK,
+    FORGET_AFTER_MS,
+    FORGET_AT_ONCE,
+    HAS_ENDED,
+    HEAD,
+    IS_OPEN,
+    OPEN_STATUSES,
+    OPEN_TASK,
+    REPLACED,
+    SHOWN,
+    column,
+    index_condition,
+    number_from_cursor,
+    open_task_from_row,
+    record_from_row,
+    work_from_values,
+)
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.writing import snapshot
 from roundgate.storage.tasks import (
     ANY,
     SHARD_AT_MOST_MS,
-    UNHAPPY,
     Change,
     Drop,
-    Ending,
     Found,
     Lost,
     OpenTask,
@@ -33,38 +48,22 @@ from roundgate.storage.tasks import (
 if TYPE_CHECKING:
     import sqlite3
 
-FORGET_AFTER_MS: Final = 2 * 86_400_000
-"""How long an expired task stays in the file, for its operator."""
-_FORGET_AT_ONCE: Final = 500
-
 SHARDS: Final = 1
 """Parts of the index of due tasks. A file has one writer, so a second sweeper could only be
 in the way of the first."""
 
-_HEAD: Final = (
-    "n, version, owner, id, tool, status, status_message, created_ms, updated_ms, expires_ms, revision,"
-    " fence, lease_until_ms, wake_ms, due_ms, attempts, deaths, suspect, alone, declined_ms, journal_version,"
-    " resends, noted, unsent, cleans_up, ending, failed_steps, retried_as, call_id, asked"
-)
-_FIELDS: Final = tuple(_HEAD.replace(" ", "").split(","))[4:]
-"""The columns that are fields of a record, in the order of `_HEAD`."""
-_FLAGS: Final = frozenset({"suspect", "alone", "unsent", "cleans_up"})
-_LISTS: Final = frozenset({"failed_steps", "asked"})
-_REPLACED: Final = frozenset({Part.CALL, Part.STATE})
-"""The parts that every task has, of which a put replaces the value before."""
-_ENDED: Final = frozenset({Status.FAILED, Status.CANCELLED})
-"""The statuses in the index `tasks_ended`, as an operator sees them."""
 _DEFAULTS: Final = (None, 0)
 """Values that a new row has without being told."""
-_OF_ENDED: Final = "ending in ('step_failed', 'error', 'cancelled')"
-"""The condition of the index `tasks_ended`, which queries must repeat word for word."""
-_SHOWN: Final = "case ending when 'step_failed' then 'failed' else status end"
-"""The SQL expression for `TaskRecord.shown_status`."""
-_OPEN_TASK: Final = "owner, id, tool, status, created_ms, expires_ms, due_ms, resends, unsent"
-_FOR_WORK: Final = ("answer", "call", "journal", "state")
-_WORK: Final = f"select kind, name, value from payloads where task = ? and kind in {_FOR_WORK} order by kind, n"
-_OPEN: Final = ", ".join(f"'{status.value}'" for status in sorted(OPEN))
-_BY_REF: Final = f"select {_HEAD} from tasks where owner = ? and id = ?"
+_WORK: Final = (
+    f"select kind, name, value from payloads where task = ? and kind in {FOR_WORK} order by kind, n"
+)
+_INDEX_OF: Final = {
+    None: "",
+    IS_OPEN: "indexed by tasks_by_due",
+    HAS_ENDED: "indexed by tasks_ended",
+}
+"""The index to use, by its condition."""
+_BY_REF: Final = f"select {HEAD} from tasks where owner = ? and id = ?"
 
 
 _IS_AS_SEEN: Final = "n = ? and version = ? and owner = ? and id = ?"
@@ -81,7 +80,7 @@ class SqliteTasks:
 
     async def insert(self, record: TaskRecord, puts: Sequence[Put]) -> bool:
         """See `TaskStore`."""
-        columns = {name: _column(getattr(record, name)) for name in _FIELDS}
+        columns = {name: column(getattr(record, name)) for name in FIELDS}
         values = {name: value for name, value in columns.items() if value not in _DEFAULTS}
         values |= {"owner": record.ref.owner, "id": record.ref.id}
         places = ", ".join("?" * len(values))
@@ -130,7 +129,7 @@ class SqliteTasks:
     async def swap(self, change: Change) -> TaskRecord | Lost:
         """See `TaskStore`."""
         before, version = change.before, change.before.version + 1
-        columns = {name: _column(value) for name, value in change.changes.items()}
+        columns = {name: column(value) for name, value in change.changes.items()}
         assignments = "".join(f", {name} = ?" for name in columns)
         # the first version is drawn, so a row that was deleted and made again is another
         update = f"update tasks set version = ?{assignments} where {_IS_AS_SEEN}"
@@ -140,7 +139,7 @@ class SqliteTasks:
             if db.execute(update, facts).rowcount == 0:
                 return Lost(_record(db, before.ref))
             _drop(db, before.notes, change.drops)
-            _put(db, before.notes, change.puts, _REPLACED)
+            _put(db, before.notes, change.puts, REPLACED)
             return None
 
         return await self._database.write(write) or change.record(version=version)
@@ -161,17 +160,15 @@ class SqliteTasks:
         """See `TaskStore`. Exact."""
         due = "due_ms is not null" if until_ms is None else "due_ms <= ?"
         part = "" if shard is None else f" and n % {self._shards} = {shard}"
-        select = f"select {_OPEN_TASK} from tasks where {due}{part} order by due_ms limit ?"
+        select = f"select {OPEN_TASK} from tasks where {due}{part} order by due_ms limit ?"
         facts = (limit,) if until_ms is None else (until_ms, limit)
         return await self._database.read(
-            lambda db: [_open_task(row) for row in db.execute(select, facts)]
+            lambda db: [open_task_from_row(row) for row in db.execute(select, facts)]
         )
 
     async def count_open(self, owner: str, up_to: int) -> int:
         """See `TaskStore`. Exact."""
-        of_owner = (
-            f"select 1 from tasks where owner = ? and due_ms is not null and status in ({_OPEN})"
-        )
+        of_owner = f"select 1 from tasks where owner = ? and due_ms is not null and status in ({OPEN_STATUSES})"
         select = f"select count(*) from ({of_owner} limit ?)"
         count: int = await self._database.read(
             lambda db: db.execute(select, (owner, up_to)).fetchone()[0]
@@ -184,23 +181,24 @@ class SqliteTasks:
         """See `TaskStore`. The newest first; the cursor is the number of the last row."""
         statuses, endings = sorted(wanted.statuses or ()), sorted(wanted.endings or ())
         conditions = {
-            "n < ?": _number(cursor),
+            "n < ?": number_from_cursor(cursor),
             "owner = ?": wanted.owner,
             "tool = ?": wanted.tool,
             "created_ms < ?": wanted.created_before_ms,
         }
         asked = {condition: value for condition, value in conditions.items() if value is not None}
-        where = [*asked, *_among(_SHOWN, statuses), *_among("ending", endings)]
-        index, of_index = _index_of(wanted)
+        where = [*asked, *_among(SHOWN, statuses), *_among("ending", endings)]
+        of_index = index_condition(wanted)
+        where += [of_index] if of_index else []
         select = (
-            f"select {_HEAD} from tasks {index} where {' and '.join([*where, *of_index]) or 'true'}"
+            f"select {HEAD} from tasks {_INDEX_OF[of_index]} where {' and '.join(where) or 'true'}"
             " order by n desc limit ?"
         )
 
         def look(db: sqlite3.Connection) -> Found:
             facts = (*asked.values(), *statuses, *endings, limit)
             rows = db.execute(select, facts).fetchall()
-            records = [_to_record(row) for row in rows]
+            records = [record_from_row(row) for row in rows]
             return Found(records, str(rows[-1][0]) if len(rows) == limit else None)
 
         return await self._database.read(look)
@@ -210,7 +208,7 @@ class SqliteTasks:
         before_ms = now_ms - FORGET_AFTER_MS
 
         select = "select n from tasks where expires_ms <= ? limit ?"  # in bites
-        facts = (before_ms, _FORGET_AT_ONCE)
+        facts = (before_ms, FORGET_AT_ONCE)
         rows = await self._database.read(lambda db: db.execute(select, facts).fetchall())
         if rows:  # most of the time there is nothing, and no lock to be had for it
             await self._database.write(
@@ -258,60 +256,13 @@ def _among(what: str, values: Sequence[str]) -> list[str]:
     return [f"{what} in ({', '.join('?' * len(values))})"] if values else []
 
 
-def _index_of(wanted: Wanted) -> tuple[str, Sequence[str]]:
-    """Which index has the tasks that are looked for, and its condition. Those of one owner
-    have one anyway; of all that are completed, and of all of a tool, there is none: they
-    are most of the table."""
-    if wanted.owner is not None:
-        return "", ()
-    if wanted.statuses and wanted.statuses <= OPEN:
-        return "indexed by tasks_by_due", ("due_ms is not null",)
-    if (wanted.statuses and wanted.statuses <= _ENDED) or (
-        wanted.endings and wanted.endings <= UNHAPPY
-    ):
-        return "indexed by tasks_ended", (_OF_ENDED,)
-    return "", ()
-
-
-def _number(cursor: str | None) -> int | None:
-    """Raises:
-    ValueError: it is no cursor.
-    """
-    if cursor is None:
-        return None
-    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):  # SQLite's integers
-        raise ValueError("it is not one that a list has shown")
-    return int(cursor)
-
-
 def _record(db: sqlite3.Connection, ref: TaskRef) -> TaskRecord | None:
     row = db.execute(_BY_REF, (ref.owner, ref.id)).fetchone()
-    return None if row is None else _to_record(row)
-
-
-def _to_record(row: tuple[Any, ...]) -> TaskRecord:
-    n, version, owner, task_id, *rest = row
-    values = dict(zip(_FIELDS, rest, strict=True))
-    for name in _FLAGS:
-        values[name] = bool(values[name])
-    for name in _LISTS:
-        values[name] = tuple(json.loads(values[name])) if values[name] else ()
-    values["status"] = Status(values["status"])
-    values["ending"] = None if values["ending"] is None else Ending(values["ending"])
-    return TaskRecord(ref=TaskRef(owner, task_id), version=version, notes=n, **values)
+    return None if row is None else record_from_row(row)
 
 
 def _as_seen(record: TaskRecord) -> tuple[Any, ...]:
     return record.notes, record.version, record.ref.owner, record.ref.id
-
-
-def _column(value: Any) -> Any:
-    """Return the value of a field as its column has it."""
-    if isinstance(value, StrEnum):
-        return value.value
-    if isinstance(value, tuple):
-        return json.dumps(value) if value else None
-    return value
 
 
 def _shown(db: sqlite3.Connection, record: TaskRecord) -> TaskRecord:
@@ -325,11 +276,7 @@ def _shown(db: sqlite3.Connection, record: TaskRecord) -> TaskRecord:
 
 
 def _work(db: sqlite3.Connection, record: TaskRecord) -> Work:
-    kept: dict[str, list[tuple[str, bytes]]] = {kind: [] for kind in _FOR_WORK}
-    for kind, name, value in db.execute(_WORK, (record.notes,)):
-        kept[kind].append((name, value))
-    ((_, call),), ((_, state),) = kept["call"], kept["state"]
-    return Work(call, [entry for _, entry in kept["journal"]], state, dict(kept["answer"]))
+    return work_from_values(db.execute(_WORK, (record.notes,)))
 
 
 def _values(db: sqlite3.Connection, task: int, part: Part) -> list[tuple[str, bytes]]:
@@ -362,11 +309,3 @@ def _drop(db: sqlite3.Connection, task: int, drops: Sequence[Drop]) -> None:
         named = "" if drop.name is None else " and name = ?"
         facts = (task, drop.part.value) if drop.name is None else (task, drop.part.value, drop.name)
         db.execute(f"delete from payloads where task = ? and kind = ?{named}", facts)
-
-
-def _open_task(row: tuple[Any, ...]) -> OpenTask:
-    owner, task_id, tool, status, created_ms, expires_ms, due_ms, resends, unsent = row
-    ref = TaskRef(owner, task_id)
-    return OpenTask(
-        ref, tool, Status(status), created_ms, expires_ms, due_ms, resends, bool(unsent)
-    )

@@ -1,0 +1,120 @@
+"""The columns of a task in the stores that speak SQL, and the values in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import Any, Final
+
+from roundgate.protocol import OPEN, Status
+from roundgate.storage.tasks import (
+    UNHAPPY,
+    Ending,
+    OpenTask,
+    Part,
+    TaskRecord,
+    TaskRef,
+    Wanted,
+    Work,
+)
+
+FORGET_AFTER_MS: Final = 2 * 86_400_000
+"""How long an expired task is kept, for its operator."""
+FORGET_AT_ONCE: Final = 500
+"""The maximum number of tasks that one statement deletes."""
+
+HEAD: Final = (
+    "n, version, owner, id, tool, status, status_message, created_ms, updated_ms, expires_ms, revision,"
+    " fence, lease_until_ms, wake_ms, due_ms, attempts, deaths, suspect, alone, declined_ms, journal_version,"
+    " resends, noted, unsent, cleans_up, ending, failed_steps, retried_as, call_id, asked"
+)
+FIELDS: Final = tuple(HEAD.replace(" ", "").split(","))[4:]
+"""The columns that are fields of a record, in the order of `HEAD`."""
+OPEN_TASK: Final = "owner, id, tool, status, created_ms, expires_ms, due_ms, resends, unsent"
+REPLACED: Final = frozenset({Part.CALL, Part.STATE})
+"""The parts that every task has, of which a put replaces the value before."""
+FOR_WORK: Final = ("answer", "call", "journal", "state")
+"""The parts that a worker needs."""
+OPEN_STATUSES: Final = ", ".join(f"'{status.value}'" for status in sorted(OPEN))
+SHOWN: Final = "case ending when 'step_failed' then 'failed' else status end"
+"""The SQL expression for `TaskRecord.shown_status`."""
+IS_OPEN: Final = "due_ms is not null"
+"""The condition of the index of open tasks, which queries repeat word for word."""
+HAS_ENDED: Final = "ending in ('step_failed', 'error', 'cancelled')"
+"""The condition of the index of tasks that failed or were cancelled, likewise."""
+_FLAGS: Final = frozenset({"suspect", "alone", "unsent", "cleans_up"})
+_LISTS: Final = frozenset({"failed_steps", "asked"})
+_ENDED: Final = frozenset({Status.FAILED, Status.CANCELLED})
+"""The statuses of tasks that match `HAS_ENDED`, as an operator sees them."""
+
+
+def column(value: Any) -> Any:
+    """Return the value of a field as its column has it."""
+    if isinstance(value, StrEnum):
+        return value.value
+    if isinstance(value, tuple):
+        return json.dumps(value) if value else None
+    return value
+
+
+def record_from_row(row: Sequence[Any]) -> TaskRecord:
+    """Return the record in a row of `HEAD`."""
+    n, version, owner, task_id, *rest = row
+    values = dict(zip(FIELDS, rest, strict=True))
+    for name in _FLAGS:
+        values[name] = bool(values[name])
+    for name in _LISTS:
+        values[name] = tuple(json.loads(values[name])) if values[name] else ()
+    values["status"] = Status(values["status"])
+    values["ending"] = None if values["ending"] is None else Ending(values["ending"])
+    return TaskRecord(ref=TaskRef(owner, task_id), version=version, notes=n, **values)
+
+
+def open_task_from_row(row: Sequence[Any]) -> OpenTask:
+    """Return the task in a row of `OPEN_TASK`."""
+    owner, task_id, tool, status, created_ms, expires_ms, due_ms, resends, unsent = row
+    ref = TaskRef(owner, task_id)
+    return OpenTask(
+        ref, tool, Status(status), created_ms, expires_ms, due_ms, resends, bool(unsent)
+    )
+
+
+def work_from_values(values: Iterable[tuple[str, str, bytes]]) -> Work:
+    """Return the work in the values of a task: the part, the name and the value of each, in the
+    order in which they were put."""
+    kept: dict[str, list[tuple[str, bytes]]] = {kind: [] for kind in FOR_WORK}
+    for kind, name, value in values:
+        kept[kind].append((name, value))
+    ((_, call),), ((_, state),) = kept["call"], kept["state"]
+    return Work(call, [entry for _, entry in kept["journal"]], state, dict(kept["answer"]))
+
+
+def index_condition(wanted: Wanted) -> str | None:
+    """Return the condition of the index that has the tasks to find.
+
+    `None` for those of one owner, which have another index, and for completed tasks and those of a
+    tool, which have none: they are most of the table.
+    """
+    if wanted.owner is not None:
+        return None
+    if wanted.statuses and wanted.statuses <= OPEN:
+        return IS_OPEN
+    if (wanted.statuses and wanted.statuses <= _ENDED) or (
+        wanted.endings and wanted.endings <= UNHAPPY
+    ):
+        return HAS_ENDED
+    return None
+
+
+def number_from_cursor(cursor: str | None) -> int | None:
+    """Return the number of the last row of a page.
+
+    Raises:
+        ValueError: the cursor is malformed.
+    """
+    if cursor is None:
+        return None
+    if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 19):  # a signed 64-bit integer
+        raise ValueError("it is not one that a list has shown")
+    return int(cursor)

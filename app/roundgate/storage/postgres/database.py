@@ -1,0 +1,155 @@
+"""PostgreSQL as the store: a pool of connections.
+
+Each operation is one statement: one round trip, which happens as a whole or not at all. If its
+connection is lost, it may have happened, so only operations that may happen twice are repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import asyncpg
+
+from roundgate.errors import Unavailable
+from roundgate.storage.postgres.schema import migrate
+
+CONNECT_S: Final = 5
+"""The longest time in seconds to make a connection."""
+ACQUIRE_S: Final = 10
+"""The longest time in seconds to wait for a connection of the pool."""
+STATEMENT_S: Final = 15
+"""The longest time in seconds of a statement, here and in the server."""
+_ATTEMPTS: Final = 3
+_FAILED: Final = (
+    *(asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError),
+    OSError,  # and time-outs
+)
+_ROLLED_BACK: Final = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+_OPTIONS: Final[dict[str, Any]] = {
+    "timeout": CONNECT_S,
+    "command_timeout": STATEMENT_S,
+    "server_settings": {
+        "application_name": "roundgate",
+        "statement_timeout": str(STATEMENT_S * 1000),
+    },
+}
+
+
+class Database:
+    """One database. Connections are made when they are needed, up to `connections`, and one more to
+    listen."""
+
+    def __init__(self, url: str, connections: int = 10) -> None:
+        self.id: str | None = None
+        """The id drawn when the tables were created; `None` until they are opened."""
+        self._url = url
+        self._connections = connections
+        self._opening: asyncio.Task[Any] | None = None
+        """Opens the pool of the event loop that used the database last."""
+        self._trouble: str | None = None
+
+    async def fetch(self, statement: str, *facts: Any, is_repeatable: bool = False) -> list[Any]:
+        """Return the rows of a statement, which is committed by then. `is_repeatable` says that it
+        may happen twice.
+
+        Raises:
+            Unavailable: the database cannot be used; the statement may have happened.
+            ValueError: PostgreSQL cannot keep one of the values.
+        """
+        values = [_storable(value) for value in facts]
+        for left in reversed(range(_ATTEMPTS)):
+            try:
+                pool = await self._pool()
+                async with pool.acquire(timeout=ACQUIRE_S) as connection:
+                    rows: list[Any] = await connection.fetch(statement, *values)
+            except _FAILED as error:
+                if _is_of_value(error):  # its text has the value
+                    raise ValueError("PostgreSQL cannot keep a value of this write") from None
+                is_safe = is_repeatable and not isinstance(error, TimeoutError)
+                if not left or not (is_safe or isinstance(error, _ROLLED_BACK)):
+                    raise self._unavailable(error) from error
+            else:
+                self._trouble = None
+                return rows
+        raise AssertionError("the last attempt returns or raises")
+
+    async def listen(self, channel: str, heard: Callable[..., None]) -> Any:
+        """Return a connection of its own that calls `heard` for each notification.
+
+        Raises:
+            Unavailable: the database cannot be used.
+        """
+        try:
+            connection = await asyncpg.connect(self._url, **_OPTIONS)
+            await connection.add_listener(channel, heard)
+        except _FAILED as error:
+            raise self._unavailable(error) from error
+        return connection
+
+    def trouble(self) -> str | None:
+        """Return why the last use of the database failed; `None` if it succeeded."""
+        return self._trouble
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        opening, self._opening = self._opening, None
+        if opening is not None and opening.get_loop() is asyncio.get_running_loop():
+            opening.cancel()  # without effect once it is open
+            with suppress(asyncio.CancelledError, Exception):
+                pool = await opening
+                async with asyncio.timeout(CONNECT_S):  # then its connections are cut
+                    await pool.close()
+
+    async def _pool(self) -> Any:
+        """Return the open pool. All callers wait for one attempt to open it, and the cancellation of
+        a caller does not end it."""
+        opening = self._opening
+        if opening is None or opening.get_loop() is not asyncio.get_running_loop():
+            opening = self._opening = asyncio.ensure_future(self._open())
+            opening.add_done_callback(self._note_opened)
+        async with asyncio.timeout(ACQUIRE_S):
+            return await asyncio.shield(opening)
+
+    async def _open(self) -> Any:
+        pool = await asyncpg.create_pool(
+            self._url, min_size=0, max_size=self._connections, reset=_keep, **_OPTIONS
+        )
+        try:
+            async with pool.acquire() as connection:
+                self.id = await migrate(connection)
+        except BaseException:
+            pool.terminate()
+            raise
+        return pool
+
+    def _note_opened(self, opening: asyncio.Task[Any]) -> None:
+        """Let the next caller try again if the attempt failed."""
+        error = asyncio.CancelledError() if opening.cancelled() else opening.exception()
+        if error is not None and self._opening is opening:
+            self._opening = None
+            self._trouble = str(error) if isinstance(error, Unavailable) else self._trouble
+
+    def _unavailable(self, error: Exception) -> Unavailable:
+        """Return the error to raise. Its text lacks the detail, which may have values."""
+        text = str(error.args[0] if isinstance(error, asyncpg.PostgresError) else error)
+        self._trouble = f"the database cannot be used: {text or type(error).__name__}"
+        return Unavailable(self._trouble)
+
+
+def _is_of_value(error: Exception) -> bool:
+    is_invalid = isinstance(error, asyncpg.DataError | ValueError)
+    return is_invalid and not isinstance(error, asyncpg.ClientConfigurationError)
+
+
+async def _keep(connection: Any) -> None:
+    """Leave a connection as it is: each use of it is one statement."""
+
+
+def _storable(value: Any) -> Any:
+    """Return a text, or list of texts, without the NUL character, which PostgreSQL does not keep."""
+    if isinstance(value, list):
+        return [_storable(part) for part in value]
+    return value.replace("\0", "\N{REPLACEMENT CHARACTER}") if isinstance(value, str) else value

@@ -1,0 +1,103 @@
+"""`SessionStore` and `OnceStore` on PostgreSQL: a table each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from roundgate.clock import Clock
+from roundgate.storage.once import OnceRecord
+from roundgate.storage.postgres.database import Database
+from roundgate.storage.sessions import SessionRow
+
+_SWEEP_EVERY_MS: Final = 60_000
+_SWEPT_AT_ONCE: Final = 1_000
+_CLOCKS_AHEAD_MS: Final = 2 * 86_400_000
+"""How much longer than needed a claimed round is remembered, in milliseconds, so that a process
+whose clock is ahead does not let another run it again."""
+_PUT: Final = """insert into roundgate.sessions as old (key, value, version, forget_ms) values ($1, $2, 1, $3)
+on conflict (key) do update set value = excluded.value, version = old.version + 1, forget_ms = excluded.forget_ms"""
+_REPLACE: Final = """update roundgate.sessions set value = $2, version = version + 1, forget_ms = $4
+where key = $1 and version = $3 returning version"""
+_VALUES: Final = "from roundgate.sessions where key = any($1) and forget_ms >= $2"
+_CLAIM: Final = """insert into roundgate.once (token_id, answers, give_up_ms, forget_ms) values ($1, $2, $3, $4)
+on conflict do nothing returning token_id"""
+_FINISH: Final = "update roundgate.once set outcome = $2 where token_id = $1 and outcome is null"
+_ROUND: Final = "select answers, outcome, give_up_ms from roundgate.once where token_id = $1"
+
+
+class _Rows:
+    """A table whose rows are to be forgotten."""
+
+    table: str
+    key: str
+    kept_ms = 0
+    """How much longer than its `forget_ms` a row is kept."""
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._swept_ms = 0
+
+    async def _sweep(self) -> None:
+        """Delete some rows that are to be forgotten, now and then: no read depends on it."""
+        now_ms = self._clock.now_ms()
+        if now_ms - self._swept_ms > _SWEEP_EVERY_MS:
+            self._swept_ms = now_ms
+            old = f"select {self.key} from {self.table} where forget_ms < $1 limit $2"
+            delete = f"delete from {self.table} where {self.key} in ({old} for update skip locked)"
+            await self._database.fetch(delete, now_ms - self.kept_ms, _SWEPT_AT_ONCE)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._database.aclose()
+
+
+class PostgresSessions(_Rows):
+    """The `SessionStore`, see there."""
+
+    table, key = "roundgate.sessions", "key"
+
+    async def put_new(self, key: str, value: bytes, forget_ms: int) -> bool:
+        await self._sweep()
+        facts = (key, value, forget_ms, self._clock.now_ms())
+        put = f"{_PUT} where old.forget_ms < $4 returning version"
+        return bool(await self._database.fetch(put, *facts))
+
+    async def replace(self, key: str, value: bytes, version: int, forget_ms: int) -> bool:
+        return bool(await self._database.fetch(_REPLACE, key, value, version, forget_ms))
+
+    async def put(self, key: str, value: bytes, forget_ms: int) -> int:
+        await self._sweep()
+        put, facts = f"{_PUT} returning version", (key, value, forget_ms)
+        ((version,),) = await self._database.fetch(put, *facts, is_repeatable=True)
+        return int(version)
+
+    async def read(self, key: str) -> SessionRow | None:
+        select, now_ms = f"select value, version {_VALUES}", self._clock.now_ms()
+        rows = await self._database.fetch(select, [key], now_ms, is_repeatable=True)
+        return SessionRow(*rows[0]) if rows else None
+
+    async def read_values(self, keys: Sequence[str]) -> Mapping[str, bytes]:
+        select, now_ms = f"select key, value {_VALUES}", self._clock.now_ms()
+        return dict(await self._database.fetch(select, list(keys), now_ms, is_repeatable=True))
+
+
+class PostgresOnce(_Rows):
+    """The `OnceStore`, see there."""
+
+    table, key, kept_ms = "roundgate.once", "token_id", _CLOCKS_AHEAD_MS
+
+    async def claim(
+        self, token_id: str, answers: str, give_up_ms: int, forget_ms: int
+    ) -> OnceRecord | None:
+        await self._sweep()
+        won = await self._database.fetch(_CLAIM, token_id, answers, give_up_ms, forget_ms)
+        return None if won else await self.read(token_id)
+
+    async def finish(self, token_id: str, outcome: bytes) -> None:
+        await self._database.fetch(_FINISH, token_id, outcome, is_repeatable=True)
+
+    async def read(self, token_id: str) -> OnceRecord | None:
+        rows = await self._database.fetch(_ROUND, token_id, is_repeatable=True)
+        return OnceRecord(*rows[0]) if rows else None

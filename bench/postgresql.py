@@ -1,0 +1,189 @@
+"""PostgreSQL as measurements and tests use it: a server of their own, on a socket in its folder."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+PATIENCE_S = 60
+
+
+@dataclass
+class Server:
+    """A server of one database, `roundgate`, whose owner has the same name."""
+
+    folder: Path
+    """Has its data and its socket; nothing listens on the network."""
+    _process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Return the URL of the database."""
+        return f"postgresql://roundgate@/roundgate?host={self.folder}"
+
+    def start(self) -> None:
+        """Start the server and wait until it accepts connections."""
+        until = time.monotonic() + PATIENCE_S
+        while not self._is_ready():
+            if self._process is None or self._process.poll() is not None:
+                # also again, if the processes of a killed server have not all ended yet
+                self._process = _begun("postgres", "-D", str(self.folder / "data"))
+            assert time.monotonic() < until, (self.folder / "log").read_text()
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """End the server as a power cut would, except that what it wrote is kept."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Shut the server down; it ends its connections."""
+        self._end(signal.SIGINT)
+
+    def pause(self) -> None:
+        """Let the server and its connections stand still."""
+        self._signal_all(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._signal_all(signal.SIGCONT)
+
+    def execute(self, *statements: str) -> list[Any]:
+        """Run statements as the owner of the database; return the rows of the last one."""
+
+        async def run() -> list[Any]:
+            connection = await asyncpg.connect(self.url)
+            try:
+                rows: list[Any] = []
+                for statement in statements:
+                    rows = await connection.fetch(statement)
+                return rows
+            finally:
+                await connection.close()
+
+        return asyncio.run(run())
+
+    def empty(self) -> None:
+        """Delete all rows of the gateway."""
+        names = self.execute(
+            "select format('%I.%I', schemaname, tablename) from pg_tables"
+            " where schemaname = 'roundgate' and tablename <> 'store'"
+        )
+        if names:
+            tables = ", ".join(name for (name,) in names)
+            self.execute(f"truncate {tables}", "alter sequence roundgate.served restart")
+
+    def _is_ready(self) -> bool:
+        command = [_binary("pg_isready"), "-q", "-h", str(self.folder), "-d", "postgres"]
+        return subprocess.run(command, check=False).returncode == 0
+
+    def _end(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+        self._process.wait(PATIENCE_S)
+        self._process = None
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        parents = {self._process.pid}
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                parent = int(path.read_text().rpartition(") ")[2].split()[1])
+            except OSError:
+                continue
+            if parent == self._process.pid:
+                parents.add(int(path.parent.name))
+        for pid in parents:
+            os.kill(pid, number)
+
+
+def why_not() -> str | None:
+    """Return the reason why no server can be run here, or None."""
+    return None if _binary("initdb") else "PostgreSQL is not installed: apt-get install postgresql"
+
+
+@contextmanager
+def server(durable_in: Path | None = None) -> Iterator[Server]:
+    """Make a server. It waits for the disk only if a folder for it is given."""
+    folder = Path(tempfile.mkdtemp(prefix="postgresql-", dir=durable_in))
+    if (user := _user()) is not None:
+        shutil.chown(folder, user)
+        if durable_in is not None:
+            durable_in.chmod(0o711)
+    made = Server(folder)
+    try:
+        data = str(folder / "data")
+        flags = [
+            "--auth=trust",
+            "--username=roundgate",
+            "--encoding=UTF8",
+            "--locale=C",
+            "--no-sync",
+        ]
+        initdb = _begun("initdb", "-D", data, *flags)
+        assert initdb.wait(PATIENCE_S) == 0
+        settings = {
+            "listen_addresses": "''",
+            "unix_socket_directories": f"'{folder}'",
+            "max_connections": "200",
+            "shared_buffers": "64MB",
+            "fsync": "off" if durable_in is None else "on",
+            "log_destination": "stderr",
+        }
+        access = folder / "data/pg_hba.conf"
+        access.write_text(f"local all guarded scram-sha-256\n{access.read_text()}")
+        with (folder / "data/postgresql.conf").open("a") as file:
+            file.writelines(f"{name} = {value}\n" for name, value in settings.items())
+        made.start()
+        subprocess.run(
+            [_binary("createdb"), "-h", str(folder), "-U", "roundgate", "roundgate"], check=True
+        )
+        yield made
+    finally:
+        if made._process is not None:
+            made.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _begun(name: str, *arguments: str) -> subprocess.Popen[bytes]:
+    """Start a program of PostgreSQL, which refuses to run as root."""
+    user = _user()
+    log = Path(arguments[1]).parent / "log"
+    with log.open("ab") as sink:
+        return subprocess.Popen(
+            [_binary(name), *arguments],
+            cwd=log.parent,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            user=user,
+            group=None if user is None else pwd.getpwnam(user).pw_gid,
+            extra_groups=None if user is None else [],
+        )
+
+
+def _user() -> str | None:
+    if os.geteuid() != 0:
+        return None
+    names = {one.pw_name for one in pwd.getpwall()}
+    return next(name for name in ("postgres", "nobody") if name in names)
+
+
+def _binary(name: str) -> str:
+    """Return the path of a program, of the newest version; empty if it is not installed."""
+    found = sorted(
+        Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3])
+    )
+    return str(found[-1]) if found else shutil.which(name) or ""
