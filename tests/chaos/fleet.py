@@ -18,6 +18,8 @@ from bench.postgresql import Server
 from roundgate.deployment.machine import reserved_port
 
 ROOT = Path(__file__).parents[2]
+DATABASE_PART = 1 / 3
+"""Of all deaths, those of the database, if there is one."""
 
 
 @dataclass
@@ -104,7 +106,7 @@ class Fleet:
         """Kill one member after another, for ever; each begins its next life at once."""
         while True:
             await asyncio.sleep(every_s)
-            if self.database is not None and dice.random() < 1 / (1 + len(self.members)):
+            if self.database is not None and dice.random() < DATABASE_PART:
                 await asyncio.to_thread(self.database.kill)
                 await asyncio.sleep(dice.uniform(0, 3))
                 await asyncio.to_thread(self.database.start)

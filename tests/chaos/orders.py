@@ -162,7 +162,7 @@ def report(
         "tasks": len(told),
         "ended rightly": right,
         "ended wrongly or lost": len(told) - right,
-        **{f"{kind}s killed": kills[kind] for kind in ("gateway", "worker")},
+        **{f"{kind}s killed": kills[kind] for kind in sorted({"gateway", "worker", *kills})},
         "requests": sum(counts[method] for method in counts if "/" in method),
         "of them without an answer": counts["no answer"],
         **{
