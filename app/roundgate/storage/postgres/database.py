@@ -62,9 +62,13 @@ class Database:
         values = [_storable(value) for value in facts]
         for left in reversed(range(_ATTEMPTS)):
             try:
-                pool = await self._pool()
-                async with pool.acquire(timeout=ACQUIRE_S) as connection:
+                async with asyncio.timeout(ACQUIRE_S):
+                    pool = await self._pool()
+                    connection = await pool.acquire()
+                try:
                     rows: list[Any] = await connection.fetch(statement, *values)
+                finally:
+                    await pool.release(connection, timeout=CONNECT_S)
             except _FAILED as error:
                 if _is_of_value(error):  # its text has the value
                     raise ValueError("PostgreSQL cannot keep a value of this write") from None
@@ -110,8 +114,7 @@ class Database:
         if opening is None or opening.get_loop() is not asyncio.get_running_loop():
             opening = self._opening = asyncio.ensure_future(self._open())
             opening.add_done_callback(self._note_opened)
-        async with asyncio.timeout(ACQUIRE_S):
-            return await asyncio.shield(opening)
+        return opening.result() if opening.done() else await asyncio.shield(opening)
 
     async def _open(self) -> Any:
         pool = await asyncpg.create_pool(
