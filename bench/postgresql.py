@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import pwd
 import shutil
@@ -14,11 +13,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import asyncpg
 
 PATIENCE_S = 60
+_EMPTY = """
+do $$
+declare tables text;
+begin
+    select string_agg(format('roundgate.%I', tablename), ', ') into tables from pg_tables
+        where schemaname = 'roundgate' and tablename <> 'store';
+    if tables is not null then
+        execute 'truncate ' || tables;
+        perform setval('roundgate.served', 1, false);
+    end if;
+end $$"""
 
 
 @dataclass
@@ -60,30 +67,14 @@ class Server:
         """Let it go on."""
         self._signal_all(signal.SIGCONT)
 
-    def execute(self, *statements: str) -> list[Any]:
-        """Run statements as the owner of the database; return the rows of the last one."""
-
-        async def run() -> list[Any]:
-            connection = await asyncpg.connect(self.url)
-            try:
-                rows: list[Any] = []
-                for statement in statements:
-                    rows = await connection.fetch(statement)
-                return rows
-            finally:
-                await connection.close()
-
-        return asyncio.run(run())
+    def execute(self, statements: str) -> None:
+        """Run statements as the owner of the database."""
+        command = [_binary("psql"), "-h", str(self.folder), "-U", "roundgate", "-q"]
+        subprocess.run([*command, "-v", "ON_ERROR_STOP=1", "-c", statements], check=True)
 
     def empty(self) -> None:
         """Delete all rows of the gateway."""
-        names = self.execute(
-            "select format('%I.%I', schemaname, tablename) from pg_tables"
-            " where schemaname = 'roundgate' and tablename <> 'store'"
-        )
-        if names:
-            tables = ", ".join(name for (name,) in names)
-            self.execute(f"truncate {tables}", "alter sequence roundgate.served restart")
+        self.execute(_EMPTY)
 
     def _is_ready(self) -> bool:
         command = [_binary("pg_isready"), "-q", "-h", str(self.folder), "-d", "postgres"]
@@ -153,7 +144,7 @@ def server(durable_in: Path | None = None) -> Iterator[Server]:
         yield made
     finally:
         if made._process is not None:
-            made.stop()
+            made._end(signal.SIGQUIT)  # without writing what is thrown away
         shutil.rmtree(folder, ignore_errors=True)
 
 

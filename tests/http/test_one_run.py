@@ -18,11 +18,16 @@ from roundgate.http.older.one_run import OneRun
 from roundgate.http.older.patient import PatientRows
 from roundgate.methods.rounds import Reply
 from roundgate.storage.dynamodb.sessions import DynamoDbSessions
+from roundgate.storage.postgres import Database as Postgres
+from roundgate.storage.postgres import PostgresSessions
 from roundgate.storage.sessions import SessionStore
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.sessions import SqliteSessions
 from tests.support.dynamodb import Emulator
 from tests.support.dynamodb import dynamodb as dynamodb
+from tests.support.postgresql import Server
+from tests.support.postgresql import postgresql as postgresql
+from tests.support.postgresql import postgresql_server as postgresql_server
 
 Serve = Callable[[], Awaitable[Reply]]
 
@@ -43,7 +48,7 @@ class Work:
         return Reply(b'{"n": %d}' % mine)
 
 
-@pytest.fixture(params=["sqlite", "dynamodb"])
+@pytest.fixture(params=["sqlite", "dynamodb", "postgres"])
 async def another(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> AsyncIterator[Callable[[], OneRun]]:
@@ -52,11 +57,15 @@ async def another(
         if request.param == "dynamodb":
             emulator: Emulator = request.getfixturevalue("dynamodb")
             table = stack.enter_context(emulator.table())
+        elif request.param == "postgres":
+            server: Server = request.getfixturevalue("postgresql")
 
         def make(clock: Clock | None = None) -> OneRun:
             store: SessionStore
             if request.param == "dynamodb":
                 store = DynamoDbSessions(emulator.open(table), Clock())
+            elif request.param == "postgres":
+                store = PostgresSessions(Postgres(server.url), Clock())
             else:
                 store = SqliteSessions(Database(tmp_path / "shared.sqlite3"), Clock())
             stack.push_async_callback(store.aclose)

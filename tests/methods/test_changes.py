@@ -18,11 +18,16 @@ from roundgate.methods.changes import MAX_CHARS, MAX_PENDING, Changes, Hub, Subs
 from roundgate.protocol.notifications import RESOURCE_UPDATED, TASK, TOOLS_CHANGED
 from roundgate.protocol.params import SubscriptionFilter
 from roundgate.storage.dynamodb.sessions import DynamoDbSessions
+from roundgate.storage.postgres import Database as Postgres
+from roundgate.storage.postgres import PostgresSessions
 from roundgate.storage.sessions import SessionRow, SessionStore
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.sessions import SqliteSessions
 from tests.support.dynamodb import Emulator
 from tests.support.dynamodb import dynamodb as dynamodb
+from tests.support.postgresql import Server
+from tests.support.postgresql import postgresql as postgresql
+from tests.support.postgresql import postgresql_server as postgresql_server
 
 EVERYTHING = frozenset({"tools", "prompts", "resources"})
 EVERY_S = 0.02
@@ -89,7 +94,7 @@ class Replica:
         return stream
 
 
-@pytest.fixture(params=["sqlite", "dynamodb"])
+@pytest.fixture(params=["sqlite", "dynamodb", "postgres"])
 async def replica(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> AsyncIterator[Callable[..., Replica]]:
@@ -98,11 +103,15 @@ async def replica(
         if request.param == "dynamodb":
             emulator: Emulator = request.getfixturevalue("dynamodb")
             table = stack.enter_context(emulator.table())
+        elif request.param == "postgres":
+            server: Server = request.getfixturevalue("postgresql")
 
         def make(**options: Any) -> Replica:
             store: SessionStore
             if request.param == "dynamodb":
                 store = DynamoDbSessions(emulator.open(table), Clock())
+            elif request.param == "postgres":
+                store = PostgresSessions(Postgres(server.url), Clock())
             else:
                 store = SqliteSessions(Database(tmp_path / "shared.sqlite3"), Clock())
             made = Replica(store, **options)

@@ -12,6 +12,8 @@ from roundgate.clock import Clock
 from roundgate.settings import TasksConfig
 from tests.support.clocks import FixedClock
 from tests.support.dynamodb import dynamodb as dynamodb
+from tests.support.postgresql import postgresql as postgresql
+from tests.support.postgresql import postgresql_server as postgresql_server
 from tests.support.tasks import Files, Shared
 
 

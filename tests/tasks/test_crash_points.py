@@ -8,7 +8,7 @@ them and each side of it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import combinations, product
@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
+from roundgate.storage.postgres import Database, PostgresTasks
 from roundgate.storage.queue import TaskQueue
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
@@ -27,6 +28,7 @@ from roundgate.tasks.stored import StoredTasks
 from tests.support.clocks import FixedClock
 from tests.support.crashes import How, Plan, When
 from tests.support.dynamodb import Emulator
+from tests.support.postgresql import Server
 from tests.support.stories import STORIES, Manner, Story, all_points, points_of
 from tests.support.tasks import Fast, Files
 
@@ -47,6 +49,7 @@ def tell(
     manner: Manner = "pool",
     *,
     store: Callable[[], StoredTasks] | None = None,
+    close: Callable[[], Awaitable[None]] | None = None,
     cancel_at: tuple[int, When] | None = None,
 ) -> int:
     """One story on a new file; how many calls it took."""
@@ -68,6 +71,8 @@ def tell(
             await story.check()
         finally:
             await database.aclose()
+            if close is not None:
+                await close()
         return calls
 
     path = files.new()
@@ -179,4 +184,24 @@ def test_a_cancel_comes_at_any_call_of_dynamodb_and_the_process_dies_there_too(
 
     with ThreadPoolExecutor(6) as threads:
         assert len(list(threads.map(one, points))) == len(points)
+    report(len(points))
+
+
+@pytest.mark.parametrize("name", ["questions", "rest"])
+def test_a_process_dies_at_any_call_of_postgresql(
+    files: Files, postgresql: Server, name: str
+) -> None:
+    def one(plan: Plan) -> None:
+        postgresql.empty()
+        database = Database(postgresql.url, 2)
+        tell(
+            *(files, name, plan),
+            store=lambda: StoredTasks(PostgresTasks(database)),
+            close=database.aclose,
+        )
+
+    one(plan := Plan())
+    points = points_of(plan.calls)
+    for point in points:
+        one(Plan(dict([point])))
     report(len(points))
