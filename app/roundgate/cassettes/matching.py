@@ -170,12 +170,12 @@ class Bindings:
         """Bind a placeholder to a value, or return the expected value in words if the placeholder has
         another value or another placeholder of its kind has this one."""
         if slot in self.values:
-            known = self.values[slot]
-            return None if known == value else f"{slot}, which is {shown(known)}"
+            bound = self.values[slot]
+            return None if bound == value else f"{slot}, which is {shown(bound)}"
         if slot.key is None or slot.kind in ("any", "secret"):
             return None
-        for other, known in self.values.items():
-            if other.kind == slot.kind and known == value:
+        for other, bound in self.values.items():
+            if other.kind == slot.kind and bound == value:
                 return f"{slot}, another value than {other}"
         self.values[slot] = value
         return None

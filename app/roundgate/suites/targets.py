@@ -103,11 +103,11 @@ class _Process:
             async with asyncio.timeout(self._target.start_timeout_s):
                 while not await self._listens():
                     if self._process.returncode is not None:
-                        said = self._tail()
-                        if "address already in use" in said.lower():
+                        tail = self._tail()
+                        if "address already in use" in tail.lower():
                             return False
                         raise ConnectionLost(
-                            f"{words[0]} ended with status {self._process.returncode} before it served:\n{said}"
+                            f"{words[0]} ended with status {self._process.returncode} before it served:\n{tail}"
                         )
                     await asyncio.sleep(0.05)
         except TimeoutError:

@@ -185,8 +185,8 @@ class Unpacker:
 
 def decoded(body: bytes, content_type: str) -> str | None:
     """Return the text of a body, or `None` if its charset is unknown or wrong."""
-    found = _CHARSET.search(content_type)
-    name = found[1].lower() if found else "utf-8"
+    charset = _CHARSET.search(content_type)
+    name = charset[1].lower() if charset else "utf-8"
     if re.sub(r"[^a-z0-9]", "", name) not in _CHARSETS:
         return None
     try:
@@ -263,7 +263,7 @@ def with_headers(
     }
     value = result.structured_content
     if value is ABSENT:
-        texts = [one.text for one in result.content if isinstance(one, TextContent)]
+        texts = [part.text for part in result.content if isinstance(part, TextContent)]
         value = {"result": texts[0], **headers} if texts and answer.body else headers
     elif isinstance(value, dict) and not members.keys() & value.keys():
         value = {**value, **headers}
@@ -271,8 +271,8 @@ def with_headers(
         value = {"result": value, **headers}
     _check_output(value, output)
     shown = TextContent(json.encode(value).decode())
-    kept = tuple(one for one in result.content if not isinstance(one, TextContent))
-    return ToolResult(content=(*kept, shown), structured_content=value)
+    others = tuple(part for part in result.content if not isinstance(part, TextContent))
+    return ToolResult(content=(*others, shown), structured_content=value)
 
 
 def _check_output(value: Any, output: Schema | None) -> None:
@@ -314,10 +314,10 @@ def excerpt(answer: Answer) -> str:
 
 
 def _again(answer: Answer) -> str:
-    asked = (answer.retry_after or "").strip()
-    if answer.status not in (429, 503) or not asked.isascii() or not asked.isdecimal():
+    retry_after = (answer.retry_after or "").strip()
+    if answer.status not in (429, 503) or not retry_after.isascii() or not retry_after.isdecimal():
         return ""
-    return f"; try again in {asked[:9]} s"
+    return f"; try again in {retry_after[:9]} s"
 
 
 def _blocks(tool: str, media_type: str, answer: Answer) -> tuple[ContentBlock, ...]:

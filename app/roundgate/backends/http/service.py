@@ -105,16 +105,16 @@ class Service:
     async def _once(self, outgoing: Outgoing, timeout_s: float) -> Answer:
         import httpx
 
-        what = f"{outgoing.method} {outgoing.path} of {self.name}"
+        request_line = f"{outgoing.method} {outgoing.path} of {self.name}"
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._exchange(outgoing, what, timeout_s)
+                return await self._exchange(outgoing, request_line, timeout_s)
         except (httpx.InvalidURL, httpx.LocalProtocolError, httpx.UnsupportedProtocol) as error:
             raise BackendError(
-                f"{what} failed: the request cannot be sent ({type(error).__name__})"
+                f"{request_line} failed: the request cannot be sent ({type(error).__name__})"
             ) from None
         except (TimeoutError, httpx.HTTPError) as error:
-            raise no_answer(error, what, timeout_s, self._config.timeouts) from None
+            raise no_answer(error, request_line, timeout_s, self._config.timeouts) from None
 
     async def _exchange(self, outgoing: Outgoing, what: str, timeout_s: float) -> Answer:
         import httpx

@@ -114,8 +114,9 @@ class Sources:
         if ".." in unquote(urlsplit(plain).path).split("/"):
             return False
         return any(
-            plain == one or plain.startswith(one if one.endswith("/") else one + "/")
-            for one in self.allowed
+            plain == allowed
+            or plain.startswith(allowed if allowed.endswith("/") else allowed + "/")
+            for allowed in self.allowed
         )
 
 
@@ -178,8 +179,8 @@ def _yaml(raw: bytes, uri: str) -> Any:
     except (yaml.YAMLError, ValueError, OverflowError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f", line {mark.line + 1}" if mark else ""
-        what = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise UnreadableDocument(f"{uri} is not YAML{place}: {what[:200]}") from None
+        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UnreadableDocument(f"{uri} is not YAML{place}: {reason[:200]}") from None
 
 
 def _core() -> Iterator[tuple[str, Any, list[str]]]:
@@ -230,7 +231,7 @@ def fetching(fetched: dict[str, bytes] | None = None) -> Iterator[Fetch]:
     added there. Redirects are not followed, because they lead to places that are not allowed."""
     import httpx
 
-    known = {} if fetched is None else fetched
+    documents = {} if fetched is None else fetched
     with httpx.Client(
         timeout=TIMEOUT_S,
         trust_env=False,
@@ -238,9 +239,9 @@ def fetching(fetched: dict[str, bytes] | None = None) -> Iterator[Fetch]:
     ) as client:
 
         def fetch(url: str, max_bytes: int) -> bytes:
-            if url not in known or len(known[url]) > max_bytes:
-                known[url] = _fetched(client, url, max_bytes)
-            return known[url]
+            if url not in documents or len(documents[url]) > max_bytes:
+                documents[url] = _fetched(client, url, max_bytes)
+            return documents[url]
 
         yield fetch
 
@@ -282,8 +283,8 @@ class Place(NamedTuple):
 
 def reference_in(value: Any) -> str | None:
     """Return the `$ref` of a value, if it has one."""
-    found = value.get("$ref") if isinstance(value, dict) else None
-    return found if isinstance(found, str) else None
+    reference = value.get("$ref") if isinstance(value, dict) else None
+    return reference if isinstance(reference, str) else None
 
 
 @dataclass(slots=True)

@@ -85,7 +85,7 @@ class Servers:
             raise UnusableOperation("its servers are no list of objects", "set `base_url`")
         url = urljoin(
             document_uri,
-            _VARIABLE.sub(lambda found: self._value(found[1], server), str(server.get("url"))),
+            _VARIABLE.sub(lambda match: self._value(match[1], server), str(server.get("url"))),
         )
         if not _USABLE.fullmatch(url) or ".." in urlsplit(url).path.split("/"):
             raise UnusableOperation(

@@ -130,10 +130,10 @@ class Server:
         return isinstance(values, list) and value in values
 
 
-def safe_url(value: str, what: str, is_near: bool = True) -> Url:
+def safe_url(value: str, name: str, is_near: bool = True) -> Url:
     """Return a URL that secrets may be sent to. Raise `AuthorizationFailed` if it is malformed,
     plain http to another machine, or on this machine although the server is not (`is_near`)."""
-    subject = f"The {what} of the authorization server is"
+    subject = f"The {name} of the authorization server is"
     try:
         url = Url.parse(value)
     except ClientError:
