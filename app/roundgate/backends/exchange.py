@@ -26,10 +26,10 @@ from roundgate.errors import (
     CleanedUp,
     FunctionAway,
     FunctionFailed,
+    Inside,
     JobLeft,
     NoAnswer,
     NotCancelled,
-    NotNow,
     ParseError,
 )
 from roundgate.json import at_pointer
@@ -39,6 +39,10 @@ Kept: TypeAlias = Mapping[str, Any]
 """An answer as JSON, the result of a step."""
 
 log = logging.getLogger("roundgate.backends")
+
+
+class NotNow(Inside):
+    """A request about a job cannot be answered now; a later one may succeed. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)

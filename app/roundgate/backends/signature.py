@@ -40,7 +40,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticSerializationError, to_jsonable_python
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
-from roundgate.errors import UnusableReturn
+from roundgate.errors import Inside
 from roundgate.json import encode, fresh
 from roundgate.protocol import (
     ABSENT,
@@ -59,6 +59,10 @@ from roundgate.protocol import (
     ToolResult,
 )
 from roundgate.replay import Context, SyncContext
+
+
+class UnusableReturn(Inside, TypeError):
+    """A handler returned a value that has no JSON form, or violates its declared schema."""
 
 
 class WithoutTitles(GenerateJsonSchema):

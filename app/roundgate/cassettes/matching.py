@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
-from roundgate.errors import UsageError
+from roundgate.errors import Inside, UsageError
 from roundgate.json import encode
 from roundgate.settings.yaml_file import dotted
 
@@ -27,6 +27,10 @@ _MISSING: Final = object()
 # -- paths -----------------------------------------------------------------------------------------
 
 _STEP: Final = re.compile(r"\[(\*|\d+)\]|(?:^|\.)([^.\[\]]+)")
+
+
+class UnboundPlaceholder(Inside):
+    """A placeholder of a cassette has no value yet."""
 
 
 @lru_cache(maxsize=256)

@@ -25,7 +25,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from roundgate.cassettes.files import read
-from roundgate.cassettes.matching import Bindings, Difference, Slot, compare, fill, slots
+from roundgate.cassettes.matching import (
+    Bindings,
+    Difference,
+    Slot,
+    UnboundPlaceholder,
+    compare,
+    fill,
+    slots,
+)
 from roundgate.cassettes.model import (
     Cassette,
     Event,
@@ -41,7 +49,7 @@ from roundgate.cassettes.model import (
 from roundgate.cassettes.web import Reply, refusal
 from roundgate.client import HttpRequest
 from roundgate.clock import Clock, iso
-from roundgate.errors import ConnectionLost, ParseError, UnboundPlaceholder, UsageError
+from roundgate.errors import ConnectionLost, ParseError, UsageError
 from roundgate.json import decode, encode
 
 _INVALID: Final = -32602

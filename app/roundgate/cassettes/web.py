@@ -14,7 +14,7 @@ from http.client import responses
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from roundgate.errors import RequestMalformed, UsageError
+from roundgate.errors import Inside, UsageError
 from roundgate.json import encode
 
 _MAX_HEAD: Final = 64 * 1024
@@ -22,6 +22,14 @@ _MAX_BODY: Final = 32 * 1024 * 1024
 _MAX_CONNECTIONS: Final = 256
 _READ_S: Final = 60.0
 _HERE: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class RequestMalformed(Inside):
+    """A stand-in or a recording proxy refused a request; `status` is the HTTP status."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)

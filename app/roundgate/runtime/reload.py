@@ -35,7 +35,7 @@ from roundgate import config
 from roundgate.backends import Catalog, Serving, Snapshot
 from roundgate.backends.python.modules import Modules
 from roundgate.config import ConfigFile, GatewayConfig
-from roundgate.errors import ConfigError, Unconfirmed
+from roundgate.errors import ConfigError, Inside
 from roundgate.observability import metrics
 from roundgate.runtime import loading
 from roundgate.runtime.effective_policy import effective_policy, losses
@@ -60,6 +60,15 @@ Swap: TypeAlias = Callable[[GatewayConfig, Snapshot], None]
 """Serves a snapshot from now on. Runs in the event loop and does not wait."""
 
 log = logging.getLogger("roundgate.reload")
+
+
+class Unconfirmed(Inside):
+    """A change of the configuration removes protection and has been read only once. `lost` names
+    each loss."""
+
+    def __init__(self, lost: list[str]) -> None:
+        super().__init__()
+        self.lost = lost
 
 
 class Reloader:

@@ -52,19 +52,20 @@ from roundgate.backends.aws_lambda.messages import (
 )
 from roundgate.backends.base import CallTool
 from roundgate.backends.config import JobConfig
-from roundgate.backends.exchange import AnsweredJob, Answering, Kept, asked, dialogue, follow
+from roundgate.backends.exchange import (
+    AnsweredJob,
+    Answering,
+    Kept,
+    NotNow,
+    asked,
+    dialogue,
+    follow,
+)
 from roundgate.backends.http.bodies import Template
 from roundgate.backends.http.endpoint import PATH_VARIABLE, Endpoint
 from roundgate.backends.http.messages import Answer, result_of
 from roundgate.backends.http.secrets import Redactor
-from roundgate.errors import (
-    BackendError,
-    FunctionAway,
-    FunctionFailed,
-    NotNow,
-    ParseError,
-    ToolError,
-)
+from roundgate.errors import BackendError, FunctionAway, FunctionFailed, ParseError, ToolError
 from roundgate.protocol import Schema, TextContent, ToolResult
 from roundgate.replay import Context, run_of
 

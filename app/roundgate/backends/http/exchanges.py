@@ -20,13 +20,13 @@ from functools import partial
 from typing import Any, Final
 
 from roundgate import json
-from roundgate.backends.exchange import AnsweredJob, Answering, Exchange, Kept, asked
+from roundgate.backends.exchange import AnsweredJob, Answering, Exchange, Kept, NotNow, asked
 from roundgate.backends.http.bodies import Argument, BodyPlan, Template, body_of
 from roundgate.backends.http.config import HttpCancelConfig, HttpJobConfig
 from roundgate.backends.http.endpoint import PATH_VARIABLE
 from roundgate.backends.http.messages import Answer, Outgoing, Send
 from roundgate.backends.http.values import pairs, path_text, text
-from roundgate.errors import BackendError, NotNow, ParseError, ToolError, UnexpectedAnswer
+from roundgate.errors import BackendError, ParseError, ToolError, UnexpectedAnswer
 from roundgate.protocol import ABSENT
 from roundgate.replay import Context
 

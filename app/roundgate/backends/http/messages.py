@@ -16,13 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from roundgate import json
-from roundgate.errors import (
-    AnswerTooLarge,
-    BackendError,
-    ParseError,
-    UnexpectedAnswer,
-    UnknownEncoding,
-)
+from roundgate.errors import BackendError, Inside, ParseError, UnexpectedAnswer
 from roundgate.protocol import (
     ABSENT,
     AudioContent,
@@ -52,6 +46,14 @@ _CHARSETS: Final = frozenset(
 """Charsets of web pages. Some of Python's other codecs (punycode, idna) take minutes for 1 MB."""
 
 log = logging.getLogger("roundgate.backends")
+
+
+class AnswerTooLarge(Inside):
+    """A service's answer exceeds its limit of bytes."""
+
+
+class UnknownEncoding(Inside):
+    """A service's answer has a content encoding that was not requested."""
 
 
 @dataclass(frozen=True, slots=True)

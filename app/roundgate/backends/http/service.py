@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING, Final, cast
 
 from roundgate.backends.http.config import RemoteConfig, TimeoutsConfig
 from roundgate.backends.http.credentials import Access, authenticated
-from roundgate.backends.http.messages import ACCEPTED, Answer, Outgoing, Unpacker
+from roundgate.backends.http.messages import (
+    ACCEPTED,
+    Answer,
+    AnswerTooLarge,
+    Outgoing,
+    UnknownEncoding,
+    Unpacker,
+)
 from roundgate.backends.http.reliability import Hosts, Retries
 from roundgate.backends.http.secrets import Redactor
 from roundgate.backends.http.tls import Certificates
 from roundgate.clock import Deadline
-from roundgate.errors import (
-    AnswerTooLarge,
-    BackendError,
-    NoAnswer,
-    UnexpectedAnswer,
-    UnknownEncoding,
-)
+from roundgate.errors import BackendError, NoAnswer, UnexpectedAnswer
 from roundgate.net.addresses import origin_of
 
 if TYPE_CHECKING:

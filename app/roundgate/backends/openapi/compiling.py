@@ -20,6 +20,7 @@ from roundgate.backends.openapi.documents import (
     Fetch,
     References,
     Sources,
+    UnusableOperation,
     documents_in,
     fetching,
     path_of,
@@ -43,7 +44,7 @@ from roundgate.backends.openapi.reading import Document, Found, Identity, Operat
 from roundgate.backends.openapi.schemas import Schemas
 from roundgate.backends.openapi.servers import Servers
 from roundgate.clock import Clock
-from roundgate.errors import ConfigError, Problem, UnreadableDocument, UnusableOperation
+from roundgate.errors import ConfigError, Problem, UnreadableDocument
 from roundgate.json import encode
 from roundgate.protocol import Schema
 from roundgate.settings import Origin

@@ -16,15 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
-from roundgate.backends.http.messages import ACCEPTED, Unpacker
-from roundgate.errors import (
-    AnswerTooLarge,
-    DanglingReference,
-    UnknownEncoding,
-    UnreadableDocument,
-    UnusableOperation,
-    YamlTooCostly,
-)
+from roundgate.backends.http.messages import ACCEPTED, AnswerTooLarge, UnknownEncoding, Unpacker
+from roundgate.errors import Inside, UnreadableDocument, YamlTooCostly
 from roundgate.json import at_pointer
 from roundgate.settings import yaml_file
 
@@ -45,6 +38,23 @@ _NOT_SCHEMAS: Final = ("example", "examples", "default", "const", "enum")
 Fetch: TypeAlias = Callable[[str, int], bytes]
 """A function that returns the body at a URL, up to a number of bytes, or raises
 UnreadableDocument."""
+
+
+class UnusableOperation(Inside):
+    """A part of a document cannot be used. `remedy` is for the person who maintains the document or
+    the configuration."""
+
+    def __init__(
+        self,
+        message: str,
+        remedy: str = "mend the document, or leave the operation out with `exclude`",
+    ):
+        super().__init__(message)
+        self.remedy = remedy
+
+
+class DanglingReference(UnusableOperation):
+    """A `$ref` of a document has no target, or its target may not be read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,15 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from roundgate.backends.http.bodies import FILE
-from roundgate.backends.openapi.documents import MAX_HOPS, Place, References
+from roundgate.backends.openapi.documents import (
+    MAX_HOPS,
+    DanglingReference,
+    Place,
+    References,
+    UnusableOperation,
+)
 from roundgate.backends.openapi.requests import Body, BodyKind, Member, Style
 from roundgate.backends.openapi.schemas import Schemas, beside_null, list_of, properties_of
-from roundgate.errors import DanglingReference, UnusableOperation
 
 NOT_IN_NAMES: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 MAX_ARGUMENT: Final = 64

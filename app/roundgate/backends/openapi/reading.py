@@ -14,7 +14,12 @@ from typing import Any, Final, TypeAlias, cast
 
 from roundgate.backends.http.endpoint import FRAMING
 from roundgate.backends.openapi import swagger2
-from roundgate.backends.openapi.documents import Place, References
+from roundgate.backends.openapi.documents import (
+    DanglingReference,
+    Place,
+    References,
+    UnusableOperation,
+)
 from roundgate.backends.openapi.index import Alternative
 from roundgate.backends.openapi.media import (
     MAX_ARGUMENTS,
@@ -26,7 +31,6 @@ from roundgate.backends.openapi.media import (
 )
 from roundgate.backends.openapi.requests import Body, Parameter, ParameterPlace, Plan, Style
 from roundgate.backends.openapi.schemas import Schemas
-from roundgate.errors import DanglingReference, UnusableOperation
 
 METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch", "trace", "query")
 MAX_DESCRIPTION: Final = 2_000

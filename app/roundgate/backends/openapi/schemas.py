@@ -17,8 +17,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
-from roundgate.backends.openapi.documents import Place, References, reference_in
-from roundgate.errors import DanglingReference, UnusableOperation
+from roundgate.backends.openapi.documents import (
+    DanglingReference,
+    Place,
+    References,
+    UnusableOperation,
+    reference_in,
+)
 from roundgate.protocol import Schema
 
 Direction: TypeAlias = Literal["request", "response"]

@@ -14,7 +14,8 @@ from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
 
 from roundgate.backends.openapi import documents, swagger2
-from roundgate.errors import UnreadableDocument, UnusableOperation
+from roundgate.backends.openapi.documents import UnusableOperation
+from roundgate.errors import UnreadableDocument
 from roundgate.net.addresses import host_of, is_public, origin_of
 
 _VARIABLE: Final = re.compile(r"\{([^{}]+)\}")

@@ -24,8 +24,15 @@ import uvicorn
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from roundgate.deployment.stack.functions import MOST_IN_CHAIN, Pool, invocations_in, with_count
-from roundgate.errors import InvocationFailed, PayloadTooLarge, Throttled
+from roundgate.deployment.stack.functions import (
+    MOST_IN_CHAIN,
+    InvocationFailed,
+    PayloadTooLarge,
+    Pool,
+    Throttled,
+    invocations_in,
+    with_count,
+)
 
 INTEGRATION_S: Final = 30
 MAX_REQUEST_BYTES: Final = 10 * 1024 * 1024
