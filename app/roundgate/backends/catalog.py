@@ -45,7 +45,7 @@ log = logging.getLogger("roundgate.backends")
 OFFER_S: Final = 120.0
 """Seconds within which a back end that may be missing must return its offer."""
 MAX_NAME: Final = 64
-MAX_VIEWS: Final = 256
+MAX_SCOPE_SETS: Final = 256
 """The most sets of scopes with cached pages."""
 NAME: Final = re.compile(rf"[A-Za-z0-9_.-]{{1,{MAX_NAME}}}")
 
@@ -166,7 +166,7 @@ class Catalog:
             item for item in self.tool_pages.items if self.tools[item[0]].tool.scopes <= granted
         ]
         pages = Pages(chosen, self.tool_pages.size)
-        if len(self._visible) < MAX_VIEWS:
+        if len(self._visible) < MAX_SCOPE_SETS:
             self._visible[granted] = pages
         return pages
 

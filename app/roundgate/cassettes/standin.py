@@ -129,8 +129,9 @@ def _parse_fault(text: str, interactions: int, kinds: Sequence[str]) -> Fault:
         raise UsageError(f"--fault {text}: the cassette has interactions 1 to {interactions}")
     amount = more[0] if more else 0.0
     most, unit = _MAX_AMOUNTS.get(kind, (0, ""))
-    if not 0 <= amount <= most:
-        raise UsageError(f"--fault {text}: at most {most} {unit}, at least 0")
+    if not 0 <= amount <= most or (kind == "cut" and not amount.is_integer()):
+        whole = "a whole number, " if kind == "cut" else ""
+        raise UsageError(f"--fault {text}: {whole}at most {most} {unit}, at least 0")
     return Fault(kind, int(number), amount)
 
 

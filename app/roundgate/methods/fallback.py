@@ -54,7 +54,7 @@ from roundgate.protocol import (
 from roundgate.storage import SessionStore
 from roundgate.tokens import Binding, StateSealer
 
-MAX_VIEWS: Final = 256
+MAX_LISTS: Final = 256
 """The limit on lists of tools that are kept."""
 CAN_BE_WORDS: Final[Mapping[str, Any]] = {
     "elicitation": {"form": {}, "url": {}},
@@ -128,7 +128,7 @@ class FallbackTools:
         own += definitions(names) if handles else []
         items += [(definition["name"], json.encode(definition)) for definition in own]
         view = Pages(items, pages.size)
-        if len(self._views) < MAX_VIEWS:
+        if len(self._views) < MAX_LISTS:
             self._views[key] = pages, view
         return view
 

@@ -29,7 +29,7 @@ class Target:
     """A server's URL, and the command that starts it, if any."""
 
     url: str
-    """The endpoint; `${port}` in it and in `command` stands for a free port."""
+    """The endpoint; `${port}` in it, in `command` and in `environment` stands for a free port."""
     command: Sequence[str] = ()
     """The command that starts the server; empty if the server is already running."""
     environment: Mapping[str, str] | None = None
@@ -93,7 +93,13 @@ class _Process:
     async def is_started(self) -> bool:
         """Start the server and wait until it listens; return False if another process has taken its
         port. Raises as `started`."""
-        environment = {**os.environ, **(self._target.environment or {})}
+        environment = {
+            **os.environ,
+            **{
+                name: value.replace("${port}", self._port)
+                for name, value in (self._target.environment or {}).items()
+            },
+        }
         # a separate store, so that the server sees no tasks of other runs
         environment.setdefault("GATEWAY_STORE", f"sqlite:///{self._folder / 'store.sqlite3'}")
         words = [word.replace("${port}", self._port) for word in self._target.command]
