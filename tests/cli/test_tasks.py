@@ -602,7 +602,7 @@ async def test_a_postgresql_server_that_is_away_is_told_without_its_password(
     monkeypatch.setenv("GATEWAY_STORE", "postgresql://gateway:s3cr3t@127.0.0.1:1/gateway")
     status, out, err = await operator("count")
     assert (status, out) == (1, "")
-    assert "the database cannot be used" in err
+    assert "The database cannot be used" in err
     assert "s3cr3t" not in err
 
 

@@ -435,12 +435,13 @@ class TestAway:
     def store(self, connect: Connect) -> StoredTasks:
         return StoredTasks(PostgresTasks(connect()))
 
-    async def test_a_store_goes_on_after_its_server_was_killed(
-        self, store: StoredTasks, postgresql: Server
+    @pytest.mark.parametrize("how", ["kill", "stop"])
+    async def test_a_store_goes_on_after_its_server_has_started_again(
+        self, store: StoredTasks, postgresql: Server, how: str
     ) -> None:
         await store.create(new())
         await asyncio.gather(*(store.read(REF, NOW) for _ in range(8)))
-        await asyncio.to_thread(postgresql.kill)
+        await asyncio.to_thread(getattr(postgresql, how))
         with pytest.raises(Unavailable):
             await store.read(REF, NOW)
         await asyncio.to_thread(postgresql.start)

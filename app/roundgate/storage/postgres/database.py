@@ -138,8 +138,9 @@ class Database:
     def _unavailable(self, error: Exception) -> Unavailable:
         """Return the error to raise. Its text lacks the detail, which may have values."""
         text = str(error.args[0] if isinstance(error, asyncpg.PostgresError) else error)
-        self._trouble = f"the database cannot be used: {text or type(error).__name__}"
-        return Unavailable(self._trouble)
+        unavailable = Unavailable(f"The database cannot be used: {text or type(error).__name__}")
+        self._trouble = str(unavailable)
+        return unavailable
 
 
 def _is_of_value(error: Exception) -> bool:
