@@ -244,7 +244,7 @@ async def test_a_batch_in_which_everything_is_wrong_has_an_error_for_each(app: F
 async def questions(tmp_path: Path) -> Any:
     store = SqliteSessions(Database(tmp_path / "questions.sqlite3"), Clock())
     ids = StreamIds(KeyRing(keys.parse(OLD, "test"), "roundgate"))
-    yield Questions(store, ids, Clock(), max_open=5, max_per_caller=3)
+    yield Questions(lambda _: store, ids, Clock(), max_open=5, max_per_caller=3)
     await store.aclose()
 
 

@@ -211,9 +211,7 @@ class OlderEndpoint:
     async def _take(self, message: Notification | Response, caller: Caller) -> None:
         """Accept a notification, or an answer to a question."""
         if isinstance(message, Response):
-            await self._questions.take(
-                message, caller.session, caller.principal, self._answer_timeout_s
-            )
+            await self._questions.take(message, caller.session, caller.principal)
             return
         if message.method == "notifications/cancelled":
             request_id = message.params.get("requestId")
@@ -222,7 +220,9 @@ class OlderEndpoint:
                 if running is not None:
                     running()
                 # another replica that runs the call reads this row
-                await self._questions.cancel(request_id, caller.session, self._answer_timeout_s)
+                await self._questions.cancel(
+                    request_id, caller.session, caller.principal, self._answer_timeout_s
+                )
 
     async def _batch(self, body: list[Any], receive: Receive, exchange: Exchange) -> None:
         """Answer a batch, message after message, so limits on requests count each of them."""
