@@ -12,7 +12,9 @@ from tests.clients.subjects import ROOT
 
 PAGE: Final = ROOT / "docs/clients.md"
 MARKS: Final = (YES, NO_MEANS)
-_BEGIN: Final = "<!-- from tests/clients/expected*.json: scripts/clients --update writes this table -->"
+_BEGIN: Final = (
+    "<!-- from tests/clients/expected*.json: scripts/clients --update writes this table -->"
+)
 _END: Final = "<!-- end of the table -->"
 _FILES: Final = {
     "expected": "",
