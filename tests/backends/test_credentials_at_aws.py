@@ -227,7 +227,7 @@ def test_no_other_setting_takes_what_is_kept_at_aws(tmp_path: Path, line: str) -
     with pytest.raises(ConfigError) as refused:
         config.load(path, {})
     [problem] = refused.value.problems
-    assert problem.message == "cannot be kept at AWS"
+    assert problem.message == "may not be a reference to AWS"
     assert problem.line == 1
 
 

@@ -74,7 +74,7 @@ def test_a_port_that_somebody_has_is_told_before_anything_is_served(
     with socket.create_server(("127.0.0.1", 0)) as taken, caplog.at_level(logging.INFO):
         port = taken.getsockname()[1]
         assert main(["serve", str(own), "--port", str(port)]) == 2
-    assert f"--port {port}: it cannot be had at 127.0.0.1" in capsys.readouterr().err
+    assert f"--port {port}: it is not free at 127.0.0.1" in capsys.readouterr().err
     assert "serving" not in caplog.text
 
 

@@ -119,7 +119,7 @@ def test_snapshots_are_stored_compared_and_dropped(run: Run, suite: str) -> None
     assert run(suite, "--update")[0] == 0
     assert stored.read_text().splitlines()[1:] == ["two: 2"]
     path.write_text(text.replace("true", "false"))
-    assert "snapshots that no step uses: two" in run(suite)[1]
+    assert "unused snapshots: two" in run(suite)[1]
 
 
 def test_what_is_wrong_with_a_suite_is_status_2(run: Run, suite: str) -> None:
