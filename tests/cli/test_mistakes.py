@@ -255,7 +255,7 @@ def test_the_argument_of_a_bad_schema_is_named(check: Check) -> None:
 FILES = {
     "tabs": ("backends:\n\t- kind: python\n", "YAML does not allow tabs"),
     "not UTF-8": (b"server: {name: caf\xe9}\n" + PYTHON.encode(), "save the file as UTF-8"),
-    "colon in a text": (f"server:\n  title: My shop: best\n{PYTHON}", "in quotes"),
+    "colon in a text": (f"server:\n  title: My shop: best\n{PYTHON}", "quote the text"),
     "at sign": (f"server:\n  title: @x\n{PYTHON}", 'begins with @ in quotes: "@…"'),
     "open quotes": (f'server:\n  title: "x\n{PYTHON}', "close the open quotes"),
     "two documents": (f"{PYTHON}---\n{PYTHON}", "keep one document"),
@@ -291,7 +291,7 @@ FILES = {
     "host without a scheme": (HTTP.replace("https://", ""), "write the whole URL"),
     "method in small letters": (f"{HTTP}        method: post\n", "write POST"),
     "credential as text": (f"{HTTP}    credential: abc\n", '{bearer: "${TOKEN}"}'),
-    "name with a blank": (PYTHON.replace("name: t", "name: my t"), "alone, 40 at most"),
+    "name with a blank": (PYTHON.replace("name: t", "name: my t"), "at most 40 letters"),
     "no suffix": (PYTHON.replace("tools.py", "tools"), "write path: tools.py"),
     "file for a module": (PYTHON.replace("path:", "module:"), "write path: tools.py"),
     "auth without an issuer": (f"auth: jwt\n{PYTHON}", "write auth: {issuer"),

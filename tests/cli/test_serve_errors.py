@@ -81,7 +81,7 @@ def test_a_port_that_somebody_has_is_told_before_anything_is_served(
 @pytest.mark.usefixtures("environment")
 def test_so_is_an_address_that_is_none(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", str(own), "--host", "256.1.1.1", "--allow-anonymous"]) == 2
-    assert "--host 256.1.1.1: this is no address" in capsys.readouterr().err
+    assert "--host 256.1.1.1: this machine does not have this address" in capsys.readouterr().err
 
 
 def test_the_log_for_people_says_where_it_serves_and_what_failed_and_the_caller_sees_it(

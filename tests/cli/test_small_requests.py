@@ -111,7 +111,7 @@ async def test_bytes_that_are_no_base64_are_the_servers_fault(commands: Commands
     commands.answers["resources/read"] = {"contents": [{"uri": "note://one", "blob": "?"}], **KEPT}
     status, out, err = await commands("read", "note://one")
     assert (status, out) == (3, b"")
-    assert "is no base64" in err
+    assert "is not base64" in err
 
 
 async def test_a_prompt_is_printed_message_by_message(commands: Commands) -> None:

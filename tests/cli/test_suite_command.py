@@ -87,7 +87,7 @@ def test_cases_are_chosen_by_name_and_tag(run: Run, suite: str) -> None:
     assert run(suite, "--filter", "quick", "--list")[1] == f"{suite}\tadds\n"
     status, _, err = run(suite, "--filter", "nothing")
     assert status == 2
-    assert "--list has them" in err
+    assert "--list prints them" in err
 
 
 def test_the_first_failure_may_be_the_last_case(run: Run, suite: str) -> None:

@@ -277,7 +277,7 @@ async def test_what_a_worker_has_begun_since_it_was_found_stays_with_it(
         f"{ref(waits)} is queued; a worker that had it can no longer write to it\n",
     )
     assert err.startswith(f"{ref(begun)} ")
-    assert "or a worker has begun with it since" in err
+    assert "or a worker has claimed it meanwhile" in err
 
 
 @pytest.mark.parametrize("action", ["cancel", "requeue", "retry", "purge"])
@@ -342,7 +342,7 @@ async def test_nothing_is_done_to_tasks_that_nobody_has_named(
     for which in ((), (ref(task_id), "--tool", "dig")):
         status, out, err = await operator(action, *which, "--yes")
         assert (status, out) == (2, "")
-        assert err.startswith("name tasks, or say which with --owner, --tool,")
+        assert err.startswith("name tasks, or filter them with --owner, --tool,")
 
 
 @pytest.mark.parametrize("action", [("list",), ("show", "a.b"), ("purge", "a.b"), ("count",)])

@@ -404,7 +404,7 @@ async def _retry(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
     if record is None or record.ending is not Ending.STEP_FAILED:
         return await _requeue(stores, chosen, now_ms)
     going_on = await retry(stores.tasks, stores.queue, ref, now_ms)
-    return f"goes on as {going_on}: its finished steps are remembered, the failed one runs again"
+    return f"continues as {going_on}: finished steps are kept, the failed one runs again"
 
 
 async def _purge(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
@@ -448,8 +448,8 @@ async def _act(action: Action, arguments: argparse.Namespace, stores: Stores, cl
     is_narrowed = any(one is not None for one in (*filters, arguments.older_than))
     if bool(arguments.task) == is_narrowed:
         say(
-            "name tasks, or filter them with --owner, --tool, --status, --outcome, --older-than:"
-            " one of both",
+            "name tasks, or filter them with --owner, --tool, --status, --outcome or --older-than,"
+            " not both",
             to=sys.stderr,
         )
         return 2

@@ -39,7 +39,7 @@ _ELSEWHERE: Final = {
 _BY_PATTERN: Final = (
     ("^https?://", "write the whole URL, such as https://api.example.com"),
     ("^/", "begin it with /"),
-    ("^[A-Za-z0-9_.-]{1,", "use letters, digits, _, . and -, at most {most}"),
+    ("^[A-Za-z0-9_.-]{1,", "use at most {most} letters, digits, _ . and -"),
 )
 """Remedies by the beginning of a setting's pattern."""
 _SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400}
