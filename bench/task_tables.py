@@ -20,7 +20,7 @@ from typing import Any
 from bench.dynamodb import Emulator
 from bench.postgresql import Server
 from bench.wire import FILLED, KNOWS_TASKS, LARGE, LARGE_RESULT
-from roundgate.auth import LOCAL
+from roundgate.auth import LOCAL, owner_of
 from roundgate.clock import Clock
 from roundgate.json import encode
 from roundgate.protocol import Status
@@ -28,7 +28,7 @@ from roundgate.storage import TaskRef, postgres
 from roundgate.storage.dynamodb import BATCH, SHARDS, DynamoDbTasks
 from roundgate.storage.postgres import PostgresTasks
 from roundgate.storage.sqlite import Database, SqliteTasks
-from roundgate.tasks import TaskCall, owner_of
+from roundgate.tasks import TaskCall
 from roundgate.tasks.events import NOTHING, NewTask
 from roundgate.tasks.stored import Claimed, StoredTasks
 

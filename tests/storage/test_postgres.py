@@ -13,22 +13,23 @@ import pytest
 from roundgate.clock import Clock
 from roundgate.errors import Unavailable
 from roundgate.protocol.tasks import Status
-from roundgate.storage.columns import FORGET_AFTER_MS
 from roundgate.storage.postgres import (
     Database,
     PostgresOnce,
     PostgresQueue,
     PostgresSessions,
     PostgresTasks,
+    tasks,
 )
 from roundgate.storage.postgres import database as limits
 from roundgate.storage.postgres.queue import HIDDEN_MS
 from roundgate.storage.postgres.schema import MIGRATIONS, migrate
 from roundgate.storage.queue import TaskQueue
 from roundgate.storage.sessions import SessionRow
-from roundgate.storage.tasks import Change, Lost, Part, Put, TaskRecord, TaskRef
+from roundgate.storage.tasks import FORGET_AFTER_MS, Change, Lost, Part, Put, TaskRecord, TaskRef
 from roundgate.tasks.stored import StoredTasks
 from tests.storage import contract, queue_contract, session_contract, task_contract
+from tests.storage.account_contract import AccountContract
 from tests.storage.contract import LATER
 from tests.storage.queue_contract import LetPass
 from tests.storage.task_contract import END, NOW, REF, asking, blob, ids, new, raw, working
@@ -90,6 +91,19 @@ class TestPostgresTasks(task_contract.TaskStoreContract):
         assert await store.forget(END + FORGET_AFTER_MS) == 1
         assert ids((await store.find()).records) == ["later"]
         assert await store.read(REF, NOW) is None
+
+    async def test_large_tasks_are_forgotten_a_few_at_a_time_the_oldest_first(
+        self, store: StoredTasks, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tasks, "_FORGET", tasks._FORGET.replace("64000000", "150000"))
+        for n in range(5):
+            await store.create(
+                new(TaskRef("owner", f"{n}"), call=blob(100_000), expires_ms=END - n)
+            )
+        assert await store.forget(END + FORGET_AFTER_MS) == 2
+        assert sorted(ids((await store.find()).records)) == ["0", "1", "2"]
+        assert await store.forget(END + FORGET_AFTER_MS) == 2
+        assert await store.forget(END + FORGET_AFTER_MS) == 1
 
     async def test_no_value_outlives_its_task(self, store: StoredTasks, connect: Connect) -> None:
         lease = await working(store, call=blob(9_000), journal=[b"1"])
@@ -182,6 +196,18 @@ class TestPostgresSessions(session_contract.SessionStoreContract):
         await store.put_new("another", b"y", LATER)
         rows = await connect().fetch("select key from roundgate.sessions")
         assert [tuple(row) for row in rows] == [("another",)]
+
+
+class TestPostgresAccounts(AccountContract):
+    """The contract of accounts."""
+
+    @pytest.fixture
+    def store(self, connect: Connect, clock: FixedClock) -> PostgresSessions:
+        return PostgresSessions(connect(), clock)
+
+    @pytest.fixture
+    def another(self, connect: Connect, clock: FixedClock) -> PostgresSessions:
+        return PostgresSessions(connect(), clock)
 
 
 class TestPostgresQueue(queue_contract.TaskQueueContract):

@@ -19,11 +19,6 @@ from roundgate.storage.tasks import (
     Work,
 )
 
-FORGET_AFTER_MS: Final = 2 * 86_400_000
-"""How long an expired task is kept, for its operator."""
-FORGET_AT_ONCE: Final = 500
-"""The maximum number of tasks that one statement deletes."""
-
 HEAD: Final = (
     "n, version, owner, id, tool, status, status_message, created_ms, updated_ms, expires_ms, revision,"
     " fence, lease_until_ms, wake_ms, due_ms, attempts, deaths, suspect, alone, declined_ms, journal_version,"

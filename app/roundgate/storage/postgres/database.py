@@ -22,6 +22,10 @@ ACQUIRE_S: Final = 10
 """The longest time in seconds to wait for a connection of the pool."""
 STATEMENT_S: Final = 15
 """The longest time in seconds of a statement, here and in the server."""
+FORGET_ROWS: Final = 500
+FORGET_BYTES: Final = 64_000_000
+"""The most expired rows that are deleted at once, and about as many bytes of their values: they are
+deleted in pieces of 2 KB."""
 _ATTEMPTS: Final = 3
 _FAILED: Final = (
     *(asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError),
@@ -141,6 +145,18 @@ class Database:
         unavailable = Unavailable(f"The database cannot be used: {text or type(error).__name__}")
         self._trouble = str(unavailable)
         return unavailable
+
+
+def deletion(table: str, key: str, time: str, size: str) -> str:
+    """Return a statement that deletes the oldest rows before a time, and returns them: some that
+    nobody else writes just now, up to `FORGET_BYTES` by an expression for their size."""
+    some = f"select {key}, {time} as time, {size} as size from roundgate.{table} where {time} < $1"
+    old = f"{some} order by {time} limit {FORGET_ROWS} for update skip locked"
+    sums = (
+        f"select {key}, sum(size) over (order by time, {key}) - size as before from ({old}) as old"
+    )
+    keys = f"select {key} from ({sums}) as sums where before < {FORGET_BYTES}"
+    return f"delete from roundgate.{table} where {key} in ({keys}) returning {key}"
 
 
 def _is_of_value(error: Exception) -> bool:

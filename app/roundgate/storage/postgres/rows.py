@@ -6,15 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from roundgate.clock import Clock
-from roundgate.storage.once import OnceRecord
-from roundgate.storage.postgres.database import Database
+from roundgate.storage.once import CLOCKS_AHEAD_MS, OnceRecord
+from roundgate.storage.postgres.database import Database, deletion
 from roundgate.storage.sessions import SessionRow
 
 _SWEEP_EVERY_MS: Final = 60_000
-_SWEPT_AT_ONCE: Final = 1_000
-_CLOCKS_AHEAD_MS: Final = 2 * 86_400_000
-"""How much longer than needed a claimed round is remembered, in milliseconds, so that a process
-whose clock is ahead does not let another run it again."""
 _PUT: Final = """insert into roundgate.sessions as old (key, value, version, forget_ms) values ($1, $2, 1, $3)
 on conflict (key) do update set value = excluded.value, version = old.version + 1, forget_ms = excluded.forget_ms"""
 _REPLACE: Final = """update roundgate.sessions set value = $2, version = version + 1, forget_ms = $4
@@ -29,8 +25,8 @@ _ROUND: Final = "select answers, outcome, give_up_ms from roundgate.once where t
 class _Rows:
     """A table whose rows are to be forgotten."""
 
-    table: str
-    key: str
+    delete: str
+    """Deletes some rows."""
     kept_ms = 0
     """How much longer than its `forget_ms` a row is kept."""
 
@@ -40,13 +36,12 @@ class _Rows:
         self._swept_ms = 0
 
     async def _sweep(self) -> None:
-        """Delete some rows that are to be forgotten, now and then: no read depends on it."""
+        """Delete some expired rows now and then: no read depends on it."""
         now_ms = self._clock.now_ms()
         if now_ms - self._swept_ms > _SWEEP_EVERY_MS:
             self._swept_ms = now_ms
-            old = f"select {self.key} from {self.table} where forget_ms < $1 limit $2"
-            delete = f"delete from {self.table} where {self.key} in ({old} for update skip locked)"
-            await self._database.fetch(delete, now_ms - self.kept_ms, _SWEPT_AT_ONCE)
+            if await self._database.fetch(self.delete, now_ms - self.kept_ms):
+                self._swept_ms = 0  # there may be more
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -56,7 +51,7 @@ class _Rows:
 class PostgresSessions(_Rows):
     """The `SessionStore`, see there."""
 
-    table, key = "roundgate.sessions", "key"
+    delete = deletion("sessions", "key", "forget_ms", "octet_length(value)")
 
     async def put_new(self, key: str, value: bytes, forget_ms: int) -> bool:
         await self._sweep()
@@ -74,7 +69,7 @@ class PostgresSessions(_Rows):
         return int(version)
 
     async def read(self, key: str) -> SessionRow | None:
-        select, now_ms = f"select value, version {_VALUES}", self._clock.now_ms()
+        select, now_ms = f"select value, version, forget_ms {_VALUES}", self._clock.now_ms()
         rows = await self._database.fetch(select, [key], now_ms, is_repeatable=True)
         return SessionRow(*rows[0]) if rows else None
 
@@ -86,7 +81,8 @@ class PostgresSessions(_Rows):
 class PostgresOnce(_Rows):
     """The `OnceStore`, see there."""
 
-    table, key, kept_ms = "roundgate.once", "token_id", _CLOCKS_AHEAD_MS
+    delete = deletion("once", "token_id", "forget_ms", "coalesce(octet_length(outcome), 0)")
+    kept_ms = CLOCKS_AHEAD_MS
 
     async def claim(
         self, token_id: str, answers: str, give_up_ms: int, forget_ms: int

@@ -8,9 +8,10 @@ from typing import Any, Final
 
 from roundgate.protocol import Status
 from roundgate.storage import columns as sql
-from roundgate.storage.postgres.database import Database
+from roundgate.storage.postgres.database import Database, deletion
 from roundgate.storage.tasks import (
     ANY,
+    FORGET_AFTER_MS,
     SHARD_AT_MOST_MS,
     Change,
     Drop,
@@ -47,6 +48,10 @@ _DROP: Final = """, dropped as (
     using written, unnest({}::text[], {}::bytea[]) as d (kind, name)
     where p.task = written.n and p.kind = d.kind and (d.name is null or p.name = d.name)
 )"""
+_SIZE: Final = (
+    "coalesce((select sum(octet_length(value)) from roundgate.payloads where task = n), 0)"
+)
+_FORGET: Final = deletion("tasks", "n", "expires_ms", _SIZE)
 _COLUMNS: Final = ("owner", "id", *sql.FIELDS)
 _INSERT: Final = (
     f"with written as (insert into roundgate.tasks ({', '.join(_COLUMNS)})"
@@ -158,10 +163,7 @@ class PostgresTasks:
         return Found(records, str(rows[-1][0]) if len(rows) == limit else None)
 
     async def forget(self, now_ms: int) -> int:
-        old = "select n from roundgate.tasks where expires_ms <= $1 limit $2 for update skip locked"
-        delete = f"delete from roundgate.tasks where n in ({old}) returning n"
-        before_ms = now_ms - sql.FORGET_AFTER_MS
-        return len(await self._database.fetch(delete, before_ms, sql.FORGET_AT_ONCE))
+        return len(await self._database.fetch(_FORGET, now_ms - FORGET_AFTER_MS + 1))
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
         statement = (

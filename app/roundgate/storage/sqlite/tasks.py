@@ -11,8 +11,6 @@ from roundgate.protocol import Status
 from roundgate.storage.columns import (
     FIELDS,
     FOR_WORK,
-    FORGET_AFTER_MS,
-    FORGET_AT_ONCE,
     HAS_ENDED,
     HEAD,
     IS_OPEN,
@@ -27,10 +25,11 @@ from roundgate.storage.columns import (
     record_from_row,
     work_from_values,
 )
-from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.database import Database, expired_rows
 from roundgate.storage.sqlite.writing import snapshot
 from roundgate.storage.tasks import (
     ANY,
+    FORGET_AFTER_MS,
     SHARD_AT_MOST_MS,
     Change,
     Drop,
@@ -205,11 +204,11 @@ class SqliteTasks:
 
     async def forget(self, now_ms: int) -> int:
         """See `TaskStore`."""
-        before_ms = now_ms - FORGET_AFTER_MS
-
-        select = "select n from tasks where expires_ms <= ? limit ?"  # in bites
-        facts = (before_ms, FORGET_AT_ONCE)
-        rows = await self._database.read(lambda db: db.execute(select, facts).fetchall())
+        size = "(select sum(length(value)) from payloads where task = tasks.n)"
+        until_ms = now_ms - FORGET_AFTER_MS + 1
+        rows = await self._database.read(
+            lambda db: expired_rows(db, "tasks", size, "expires_ms", until_ms)
+        )
         if rows:  # most of the time there is nothing, and no lock to be had for it
             await self._database.write(
                 lambda db: db.executemany("delete from tasks where n = ?", rows)
