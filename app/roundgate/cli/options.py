@@ -234,6 +234,7 @@ def _add_tasks(commands: Commands) -> None:
          " only what waits", "roundgate tasks requeue OWNER.ID"),
         ("retry", "take tasks up again at the step that failed, and tasks that were parked",
          "roundgate tasks retry OWNER.ID",
+         "roundgate tasks retry OWNER.ID --from charge",
          "roundgate tasks retry --tool refund --outcome step_failed --yes"),
         ("purge", "delete tasks that ended, with all that is kept of them",
          "roundgate tasks purge OWNER.ID",
@@ -244,6 +245,21 @@ def _add_tasks(commands: Commands) -> None:
         _add_filters(action)
         _flag(action, "--dry-run", "show which tasks it would be, and do nothing")
         _flag(action, "--yes", "do not ask first")
+        if name == "retry":
+            about = (
+                "repeat this step, as `show` prints it, and all that came after it; for one task"
+            )
+            action.add_argument("--from", dest="from_step", metavar="STEP", help=about)
+    about = "deliver an external event that a task waits for"
+    event = _task_action(
+        actions, "event", about,
+        "roundgate tasks event OWNER.ID paid --payload-file payment.json",
+        "roundgate tasks event OWNER.ID paid --payload-file - < payment.json",
+    )  # fmt: skip
+    event.add_argument("task", type=task_ref, help=_AS_LISTED)
+    event.add_argument("event", metavar="NAME", help="as `show` prints it")
+    about = "the payload, JSON; - is standard input (default: null)"
+    event.add_argument("--payload-file", metavar="FILE", help=about)
 
 
 def _task_action(
