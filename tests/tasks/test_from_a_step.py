@@ -281,7 +281,7 @@ async def test_the_command_says_what_happens_again_and_wants_a_yes(
         "may take effect twice, although it is at_most_once: once",
         "is asked again: who",
         "is waited for again, with a new URL: event:paid",
-        "retry 1 task: say so with --yes",
+        "retry 1 task: confirm with --yes",
     ]
     status, _, err = await operate(shared, capsys, *wanted, "--dry-run")
     assert (status, err.splitlines()[0]) == (0, "runs again: quote, bill, once, ship")

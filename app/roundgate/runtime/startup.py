@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NoReturn, TypeAlias
 
 from roundgate import aws, config
 from roundgate import observability as logs
+from roundgate.auth import Principal, owner_of
 from roundgate.backends import KeptTexts, Serving
 from roundgate.backends.python.modules import Modules
 from roundgate.clock import Clock
@@ -22,7 +23,8 @@ from roundgate.observability import metrics, tracing
 from roundgate.runtime import loading
 from roundgate.settings import Settings
 from roundgate.settings import process as settings
-from roundgate.storage import OnceStore, SessionStore, TaskQueue
+from roundgate.storage import Accounts, OnceStore, SessionStore, TaskQueue
+from roundgate.storage.accounts import CountedRows
 from roundgate.tasks.stored import StoredTasks
 from roundgate.tokens import EventTokens, Key, KeyRing, keys
 
@@ -54,6 +56,7 @@ class Stores:
     tasks: StoredTasks
     queue: TaskQueue
     sessions: SessionStore
+    """Rows without an owner: those of the gateway itself (`Core.rows_of`)."""
     prepares: Prepares = ()
     again: Callable[[], StoredTasks] | None = None
     """Makes another object on the same tasks, for another event loop."""
@@ -64,6 +67,9 @@ class Stores:
     id: Callable[[], str | None] = lambda: None
     """Returns the id that processes with the same SQLite file share; `None` before the file is
     opened, and for other stores."""
+
+    accounts: Accounts | None = None
+    """Counts what is stored for each caller; `None` if nothing is."""
 
     def prepare(self) -> None:
         """Make the AWS clients now, without connecting; raise ConfigError if no region is set."""
@@ -82,12 +88,18 @@ class Core:
     event_tokens: Callable[[], EventTokens]
     """Returns the sealer of the tokens of external events. The keys are read when the first event is
     opened or delivered."""
+    accounts: Accounts
+    """Counts what is stored for each caller."""
     shows_errors: bool = False
     """Whether callers see the messages of unexpected exceptions."""
     public_url: str | None = None
     """The URL under which clients and services reach the gateway."""
     has_shared_keys: bool = True
     """Whether every process on these stores has the same state keys."""
+
+    def rows_of(self, view: str) -> Callable[[Principal], CountedRows]:
+        """Return the function that returns the rows of a caller of a view, which count for it."""
+        return lambda principal: self.accounts.rows(owner_of(principal, view))
 
     def trust(self, config: GatewayConfig, clock: Clock) -> ClockTrust:
         """Return a `ClockTrust`, which decides whether this process may act by its clock."""
@@ -136,7 +148,7 @@ class Core:
     def texts(self, config: GatewayConfig, clock: Clock, view: str) -> KeptTexts:
         """Return the store of long results for callers of a view."""
         return KeptTexts(
-            self.stores.sessions,
+            self.rows_of(view),
             clock,
             config.limits,
             view,
@@ -213,7 +225,9 @@ def build_core(
     serving = Serving(snapshot)
     loading.tell_missing(serving.catalog)
     metrics.set_up().missing(len(serving.catalog.missing))
-    stores = stores or make_stores(using, clock, file.config.tasks.shards)
+    most_stored = file.config.limits.max_stored_bytes
+    stores = stores or make_stores(using, clock, file.config.tasks.shards, most_stored)
+    accounts = stores.accounts or Accounts(stores.sessions, clock, most_stored)
     if not using.on_demand:
         stores.prepare()
     http = file.config.http
@@ -226,7 +240,7 @@ def build_core(
     )
     tokens = cache(lambda: EventTokens(make_ring(file.config, using, clock)))
     return Core(
-        *(serving, modules, changes, stores, tokens, shows),
+        *(serving, modules, changes, stores, tokens, accounts, shows),
         public_url=using.public_url,
         has_shared_keys=using.sqs_url is None or using.names_state_keys,
     )
@@ -265,9 +279,17 @@ def shows_errors(file: ConfigFile, using: Settings) -> bool:
     return using.show_errors == "on"
 
 
-def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
+def make_stores(
+    using: Settings, clock: Clock, shards: int = 8, most_stored: int | None = None
+) -> Stores:
     """Return the stores that the settings name, without connecting them. The version of an existing
     SQLite file is checked.
+
+    Args:
+        using: the settings.
+        clock: the clock of the process.
+        shards: parts of DynamoDB's index of due tasks.
+        most_stored: the limit on the bytes of one caller; `None` for an operator's commands.
 
     Raises:
         ConfigError: the settings contradict each other, or this version cannot use the file.
@@ -278,6 +300,10 @@ def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
         stores = _in_sqlite(using, clock, queue)
     else:
         stores = _in_dynamodb(using, clock, shards, queue)
+    if most_stored is not None:
+        accounts = Accounts(stores.sessions, clock, most_stored)
+        tasks = StoredTasks(stores.tasks.store, accounts)
+        stores = replace(stores, accounts=accounts, tasks=tasks)
     prepares = stores.prepares if queue is None else [*stores.prepares, queue.prepare]
     return replace(stores, prepares=prepares, again=lambda: make_stores(using, clock, shards).tasks)
 
