@@ -22,7 +22,7 @@ from roundgate.storage.tasks import (
 HEAD: Final = (
     "n, version, owner, id, tool, status, status_message, created_ms, updated_ms, expires_ms, revision,"
     " fence, lease_until_ms, wake_ms, due_ms, attempts, deaths, suspect, alone, declined_ms, journal_version,"
-    " resends, noted, unsent, cleans_up, ending, failed_steps, retried_as, call_id, asked"
+    " resends, noted, unsent, cleans_up, ending, failed_steps, retried_as, call_id, events, asked"
 )
 FIELDS: Final = tuple(HEAD.replace(" ", "").split(","))[4:]
 """The columns that are fields of a record, in the order of `HEAD`."""
@@ -39,7 +39,7 @@ IS_OPEN: Final = "due_ms is not null"
 HAS_ENDED: Final = "ending in ('step_failed', 'error', 'cancelled')"
 """The condition of the index of tasks that failed or were cancelled, likewise."""
 _FLAGS: Final = frozenset({"suspect", "alone", "unsent", "cleans_up"})
-_LISTS: Final = frozenset({"failed_steps", "asked"})
+_LISTS: Final = frozenset({"failed_steps", "events", "asked"})
 _ENDED: Final = frozenset({Status.FAILED, Status.CANCELLED})
 """The statuses of tasks that match `HAS_ENDED`, as an operator sees them."""
 

@@ -25,7 +25,7 @@ create table tasks (
     n bigint generated always as identity primary key,
     version bigint not null default floor(random() * 1e12),
     owner text collate "C" not null, id text collate "C" not null, tool text not null, call_id text,
-    status text not null, status_message text, ending text, failed_steps text, retried_as text, asked text,
+    status text not null, status_message text, ending text, failed_steps text, retried_as text, events text, asked text,
     created_ms bigint not null, updated_ms bigint not null, expires_ms bigint not null, revision bigint not null,
     fence bigint not null, lease_until_ms bigint not null, wake_ms bigint not null, due_ms bigint,
     attempts bigint not null, deaths bigint not null, suspect boolean not null, alone boolean not null,
