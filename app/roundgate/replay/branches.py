@@ -25,7 +25,10 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from roundgate.replay.asyncio_internals import Timer, name_of, state
 
 _PREFIXES: Final = MappingProxyType(
-    {kind: f"{kind}:" for kind in ("sleep", "shed", "task", "timeout", "key", "cut")}
+    {
+        kind: f"{kind}:"
+        for kind in ("sleep", "shed", "task", "timeout", "key", "cut", "now", "random", "uuid")
+    }
 )
 
 

@@ -147,11 +147,7 @@ def steps_done(work: Work) -> list[StepDone] | None:
         return None
     known = {entry.key: entry for entry in journal.entries()}
     order = reversed(dict.fromkeys(entry.key for entry in reversed(entries)))
-    return [_step(known[key]) for key in order if _is_shown(known[key])]
-
-
-def _is_shown(entry: Entry) -> bool:
-    return type(entry) in _STATES and not entry.key.rpartition("/")[2].startswith("key:")
+    return [_step(known[key]) for key in order if type(known[key]) in _STATES]
 
 
 def _step(entry: Entry) -> StepDone:
