@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 from roundgate import config
+from roundgate.cli import histories
 from roundgate.cli.arguments import UNITS_S, configuration_file
 from roundgate.cli.output import Status as StatusLine
 from roundgate.cli.output import say, show_json, show_table
@@ -35,6 +36,7 @@ from roundgate.storage import Ending, TaskRecord, TaskRef, Wanted
 from roundgate.tasks.events import Cancelled
 from roundgate.tasks.operating import StepDone, retry, steps_done
 from roundgate.tasks.sweep import Sweep
+from roundgate.tasks.versions import count_versions
 
 PLACEHOLDER: Final = "unset-while-tasks-are-looked-at"
 """The value of `${…}` references whose variables only the gateway has."""
@@ -96,6 +98,11 @@ async def _run(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> i
                 return await _watch(arguments, stores, clock)
             case "count":
                 return await _count(arguments, stores, clock)
+            case "versions":
+                return await _versions(arguments, stores, clock)
+            case "export":
+                wanted = _wanted(arguments, clock.now_ms())
+                return await histories.export(arguments, wanted, stores.tasks, clock)
             case action:
                 return await _act(ACTIONS[action], arguments, stores, clock)
     finally:
@@ -185,6 +192,23 @@ async def _count(arguments: argparse.Namespace, stores: Stores, clock: Clock) ->
     for name, value in fields.items():
         shown = f"at least {value}" if census.is_capped and name in census.open else str(value)
         say(f"{name:28}{shown:>16}")
+    return 0
+
+
+async def _versions(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
+    now_ms = clock.now_ms()
+    counts = await count_versions(stores.tasks, arguments.tool, now_ms)
+    rows = [("TOOL", "NAME", "VERSION", "OPEN", "OLDEST")]
+    for count in counts:
+        oldest = {"oldest": iso(count.oldest_ms), "tasks": count.tasks}
+        if arguments.json:
+            known = _known({"name": count.name, "version": count.version})
+            show_json({"tool": count.tool, **known, **oldest})
+        version = "-" if count.version is None else str(count.version)
+        age = _span(now_ms - count.oldest_ms)
+        rows.append((count.tool, count.name or "-", version, str(count.tasks), age))
+    if not arguments.json:
+        show_table(rows)
     return 0
 
 
