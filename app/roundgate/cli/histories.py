@@ -35,7 +35,7 @@ async def export(
 ) -> int:
     """Write the histories of the tasks that a search finds to standard output; tell on standard
     error what is left out."""
-    written, too_long, unknown = 0, 0, 0
+    written, too_long, named, unknown = 0, 0, 0, 0
     wanted = replace(wanted, statuses=(wanted.statuses or WITH_JOURNAL) & WITH_JOURNAL)
     if not wanted.statuses:
         return 0
@@ -50,12 +50,13 @@ async def export(
         except _OF_ANOTHER_VERSION:
             unknown += 1
             continue
-        history = (
-            without_secrets(history, arguments.redact)
-            if arguments.values
-            else (outline_of(history))
+        left = (
+            without_secrets(history, arguments.redact) if arguments.values else outline_of(history)
         )
-        line = encode(history.to_json())
+        if left is None:
+            named += 1
+            continue
+        line = encode(left.to_json())
         if len(line) > arguments.max_bytes:
             too_long += 1
             continue
@@ -63,13 +64,16 @@ async def export(
         written += 1
     if too_long:
         say(f"left out, longer than --max-bytes={arguments.max_bytes}: {too_long}", to=sys.stderr)
+    if named:
+        say(f"left out, because the name of a place has a redacted value: {named}", to=sys.stderr)
     if unknown:
         say(f"left out, of another version of Roundgate: {unknown}", to=sys.stderr)
     return 0
 
 
-def without_secrets(history: History, names: Collection[str]) -> History:
-    """Return a history without the values of members that look secret or have one of the names."""
+def without_secrets(history: History, names: Collection[str]) -> History | None:
+    """Return a history without the values of members that look secret or have one of the names;
+    `None` if the name of a place has such a value, as that of an item of `ctx.map` can."""
     secrets = Secrets()
 
     def is_secret(name: str) -> bool:
@@ -85,7 +89,9 @@ def without_secrets(history: History, names: Collection[str]) -> History:
                 return [hide("", item) for item in value]
         return value
 
-    return redacted(redacted(history, hide), lambda name, value: secrets.without(value))
+    left = redacted(redacted(history, hide), lambda name, value: secrets.without(value))
+    is_named = any(secrets.hidden(entry.key) != entry.key for entry in left.entries())
+    return None if is_named else left
 
 
 def _hidden(value: Any, secrets: Secrets) -> Any:

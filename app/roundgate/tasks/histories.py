@@ -139,7 +139,8 @@ def outline_of(history: History) -> History:
 
 
 def redacted(history: History, redact: Redact) -> History:
-    """Return a history whose values are what `redact` returns for them."""
+    """Return a history whose values are what `redact` returns for them, without digests of values
+    if any was replaced."""
     changed = replace(
         history,
         journal=[row(_redacted(entry, redact)) for entry in history.entries()],
@@ -148,7 +149,10 @@ def redacted(history: History, redact: Redact) -> History:
         client_info=redact("client_info", history.client_info),
         state=redact("state", history.state),
     )
-    return replace(changed, is_redacted=history.is_redacted or changed != history)
+    if changed == history:
+        return history
+    journal = [row(_without_digest(entry)) for entry in changed.entries()]
+    return replace(changed, journal=journal, is_redacted=True)
 
 
 def _redacted(entry: Entry, redact: Redact) -> Entry:
@@ -168,8 +172,7 @@ def _redacted(entry: Entry, redact: Redact) -> Entry:
 
 
 def _outline(entry: Entry, at_ms: int) -> Entry:
-    if isinstance(entry, _WITH_IDENTITY) and entry.what is not None:
-        entry = replace(entry, what=without_arguments(entry.what))
+    entry = _without_digest(entry)
     match entry:
         case Finished():
             return replace(entry, value=None)
@@ -178,13 +181,19 @@ def _outline(entry: Entry, at_ms: int) -> Entry:
         case Slept():
             return replace(entry, until_ms=at_ms if entry.until_ms <= at_ms else at_ms + LATER_MS)
         case Answered():
-            return replace(entry, response=None, digest="")
+            return replace(entry, response=None)
         case Asked():
-            return replace(entry, problem=None, digest="")
-        case Unanswered():
-            return replace(entry, digest="")
+            return replace(entry, problem=None)
         case Raised():
             return replace(entry, message="")
+    return entry
+
+
+def _without_digest(entry: Entry) -> Entry:
+    if isinstance(entry, Asked | Answered | Unanswered):
+        return replace(entry, digest="")
+    if isinstance(entry, _WITH_IDENTITY) and entry.what is not None:
+        return replace(entry, what=without_arguments(entry.what))
     return entry
 
 

@@ -199,16 +199,18 @@ def _journal(history: History, given: Given) -> tuple[Journal, set[Place]]:
 
 def _known(entry: Entry, history: History, given: Given) -> Entry | None:
     """Return an entry with its value, or `None` if the value is missing."""
-    if not history.is_outline:
-        if history.is_redacted and isinstance(entry, Answered):
-            return replace(entry, digest=None)  # a replaced value may stand in the question
-        return entry
     match entry:
+        case Unanswered(digest=""):
+            return None
+        case Answered() if history.is_redacted:
+            return replace(entry, digest=None)
+        case _ if not history.is_outline:
+            return entry
         case Remembered(key=key) if key.startswith(VERSION):
             return entry
         case Remembered(key=key) if key.rpartition("/")[2].startswith("now:"):
             return Remembered(key, history.exported_ms)
-        case Remembered() | Unanswered():
+        case Remembered():
             return None
         case Finished() | Answered():
             value = given.value(entry.key)
