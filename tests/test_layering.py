@@ -75,7 +75,8 @@ HOMES = {
     "opentelemetry": {"observability.tracing", "observability.metrics"},
     "sqlite3": {"storage.sqlite", "testing.instances"},
     "pytest": {"testing.plugin", "cassettes.pytest_plugin"},
-    "random": {"clock"},  # to seed it where a snapshot goes on; nobody draws from it
+    # to seed it where a snapshot goes on; generators of handlers, from a remembered seed
+    "random": {"clock", "replay.context", "replay.remembered"},
 }
 """Where a dependency may be imported: a module or a package of `roundgate`."""
 

@@ -400,9 +400,9 @@ class NondeterminismError(GatewayError):
         if reason is None:
             reason = (
                 f"{key!r} is remembered as {remembered!r}, and the handler now asks for {asked!r} there: it went "
-                "another way than before. What it does must follow from its arguments, answers and steps alone; a "
-                "time or a random value belongs into ctx.step, and parts that run side by side into ctx.map or "
-                "ctx.branch"
+                "another way than before. What it does must follow from its arguments, answers and steps alone: take "
+                "times, random values and ids from ctx.now, ctx.random and ctx.uuid, and run parts side by side with "
+                "ctx.map or ctx.branch"
             )
         elif key:
             reason = f"{key!r}: {reason}"
@@ -410,6 +410,26 @@ class NondeterminismError(GatewayError):
         self.key = key
         self.remembered = remembered
         self.asked = asked
+
+
+class HandlerVersionError(NondeterminismError):
+    """A call has a version of a change (`ctx.version`) that its handler does not support."""
+
+    def __init__(self, key: str, name: str, version: int, oldest: int, newest: int) -> None:
+        remedy = (
+            "serve the newer handler that the call has run before"
+            if version > newest
+            else f"serve a handler that has a branch for version {version} and says so with oldest, "
+            "or cancel the call"
+        )
+        super().__init__(
+            key,
+            reason=f"the call has version {version} of {name!r}, and its handler supports {oldest} "
+            f"to {newest}: {remedy}",
+        )
+        self.name = name
+        self.version = version
+        self.is_newer = version > newest
 
 
 class StateTooLarge(GatewayError):
@@ -440,6 +460,16 @@ class Diverged(RoundgateError, AssertionError):
 
     def __init__(self, tool: str, findings: Sequence[str]) -> None:
         super().__init__("\n  - ".join([f"{tool} does not survive everything:", *findings]))
+        self.findings = list(findings)
+
+
+class HistoriesDiverged(RoundgateError, AssertionError):
+    """`roundgate.testing`: handlers depart from recorded histories. `findings` has a text for each
+    of these."""
+
+    def __init__(self, findings: Sequence[str], count: int) -> None:
+        head = f"the handlers depart from {len(findings)} of {count} recorded histories:"
+        super().__init__("\n  - ".join([head, *findings]))
         self.findings = list(findings)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from roundgate import Context, tool
 from roundgate.auth import owner_of
 from roundgate.auth.principal import LOCAL
 from roundgate.cli import main, tasks
@@ -32,7 +33,7 @@ from roundgate.tasks.events import Cancelled, NewTask
 from roundgate.tasks.stored import StoredTasks
 from tests.support.command import roundgate
 from tests.support.dynamodb import Emulator
-from tests.support.jobs import JOBS
+from tests.support.jobs import JOBS, Name
 from tests.support.postgresql import Server
 from tests.support.rounds import accept
 from tests.support.task_client import TaskClient, tasked
@@ -644,3 +645,71 @@ def test_what_a_caller_said_does_not_act_on_the_terminal(
     told = capsys.readouterr()
     assert told.out == "a\\u001b[2Jb\\u009bc\\u202ed é日\n"
     assert told.err == "to\\u000derr\n"
+
+
+@tool(task="required")
+async def refund(ctx: Context, change: str = "") -> str:
+    """Asks after a change, if there is one."""
+    await ctx.continue_as_task()
+    if change:
+        ctx.version(change, 2)
+    await ctx.elicit("confirm", "Go on?", Name)
+    return "done"
+
+
+async def test_versions_of_open_tasks_are_counted(tmp_path: Path, operator: Operator) -> None:
+    async with tasked(tmp_path, *JOBS, refund) as ann:
+        for change in ("", "postage", "postage", "postage"):
+            await ann.asked(await ann.begin("refund", change=change))
+        await ann.asked(await ann.begin("greet"))
+        await ann.over(await ann.begin("dig"))
+        status, out, err = await operator("versions")
+        listed = (await operator("versions", "--tool", "refund", "--json"))[1]
+    rows = [re.split(r" {2,}", line) for line in out.splitlines()]
+    assert (status, err) == (0, "")
+    assert [row[:4] for row in rows] == [
+        ["TOOL", "NAME", "VERSION", "OPEN"],
+        ["greet", "-", "-", "1"],
+        ["refund", "postage", "-", "1"],
+        ["refund", "postage", "2", "3"],
+    ]
+    facts = [json.loads(line) for line in listed.splitlines()]
+    assert [{**fact, "oldest": ""} for fact in facts] == [
+        {"tool": "refund", "name": "postage", "tasks": 1, "oldest": ""},
+        {"tool": "refund", "name": "postage", "version": 2, "tasks": 3, "oldest": ""},
+    ]
+
+
+@tool(task="required")
+async def sign(ctx: Context, password: str, order: int) -> str:
+    """Asks after a step that repeats a secret."""
+    await ctx.continue_as_task()
+    await ctx.step("login", str, f"{order} by {password}")
+    await ctx.elicit("who", "Go on?", Name)
+    return "done"
+
+
+async def test_histories_are_exported_without_values_unless_the_operator_says_so(
+    tmp_path: Path, operator: Operator
+) -> None:
+    async with tasked(tmp_path, *JOBS, sign) as ann:
+        await ann.asked(await ann.begin("sign", password="hunter2", order=4711))
+        await ann.over(await ann.begin("dig"))  # no journal is kept of it
+        plain = await operator("export")
+        valued = await operator("export", "--values", "--tool", "sign")
+        redacted = await operator("export", "--values", "--redact", "order", "--tool", "sign")
+        assert (await operator("export", "--tool", "dig"))[1] == ""
+        assert (await operator("export", "--status", "completed"))[1] == ""
+        too_long = await operator("export", "--max-bytes", "100")
+        await ann.asked(await ann.begin("sign", password="hunter2", order=1))
+        more = await operator("export", "--limit", "1")
+    assert (plain[0], plain[2]) == (0, "")
+    (line,) = plain[1].splitlines()
+    assert "4711" not in line
+    assert "hunter2" not in line
+    assert json.loads(line)["journal"][0] == ["s", "login", None, "step str"]
+    assert "hunter2" not in valued[1]
+    assert '"4711 by ***"' in valued[1]
+    assert "4711" not in redacted[1]
+    assert too_long == (0, "", "left out, longer than --max-bytes=100: 1\n")
+    assert (len(more[1].splitlines()), more[2]) == (1, "there are more tasks than --limit=1\n")

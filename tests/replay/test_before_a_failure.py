@@ -14,6 +14,7 @@ from roundgate.replay.journal import (
     Entry,
     Finished,
     Raised,
+    Remembered,
     Slept,
     Told,
     Tried,
@@ -35,10 +36,12 @@ ANSWER = Answered("who", "digest", 1, 0, {"action": "accept"})
         ([DONE, Tried("charge", 1, 5), FAILED], [DONE, Tried("charge", 1, 5)]),
         ([ANSWER, DONE, FAILED], [ANSWER, DONE]),
         ([DONE, FAILED, Slept("sleep:x", 5), Told("told:sleep:x")], [DONE]),
-        ([DONE, FAILED, Finished("key:refund", "k")], [DONE]),
+        ([DONE, FAILED, Remembered("key:refund", "k")], [DONE]),
+        ([DONE, FAILED, Remembered("now:now", 5), Remembered("version:x", 2)], [DONE]),
+        ([Remembered("seed:", "s"), FAILED], [Remembered("seed:", "s")]),
         ([DONE, FAILED, Cut("pack", 5)], [DONE]),
     ],
-    ids=["last", "only", "tried", "answered", "slept", "key", "cancelled with it"],
+    ids=["last", "only", "tried", "answered", "slept", "key", "later", "seed", "cancelled with it"],
 )
 def test_it_is_cut_off_at_the_failed_step(entries: list[Entry], left: list[Entry]) -> None:
     kept = before_failure(entries, ["charge"])

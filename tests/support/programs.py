@@ -18,7 +18,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from datetime import UTC, datetime
 from typing import Any, TypeAlias
+from uuid import UUID, uuid4
 
 from roundgate.errors import OutcomeUnknown, StepFailed, StepTimeout, ToolError
 from roundgate.replay.context import Context
@@ -40,7 +42,7 @@ STEPS = (
     "at most once",
 )
 LEAVES = ("step", "step", "step", "ask", "ask", "sleep", "long sleep", "poll", "shed", "wait", "wait", "fails", "cut",
-          "cut sleep", "limited", "key", "changed", "changed")  # fmt: skip
+          "cut sleep", "limited", "key", "changed", "changed", "now", "random", "uuid", "version")  # fmt: skip
 TREES = ("loop", "try", "gather", "group", "create", "map", "map at most", "completed", "first", "wait for", "named",
          "in time", "in limit", "shielded", "orphan", "race")  # fmt: skip
 BLOCKING_LEAVES = (
@@ -55,6 +57,10 @@ BLOCKING_LEAVES = (
     "fails",
     "limited",
     "key",
+    "now",
+    "random",
+    "uuid",
+    "version",
 )
 BLOCKING_TREES = ("loop", "try", "map", "map at most", "named", "in limit")
 
@@ -99,12 +105,22 @@ class World:
         self.at_most_once: set[str] = set()
         self.retried: set[str] = set()
         """Effects of steps that are tried three times, in a branch that may or may not come so far."""
+        self.values: dict[str, str] = {}
+        """The first value that each step was given of those that the engine makes."""
 
     def happens(self, what: str) -> Any:
         if not self.is_alive():
             raise AssertionError("a dead process does nothing")
         self.effects[what] += 1
         return [what, {"of": what}]
+
+    def is_given(self, what: str, value: str) -> str:
+        """A step that runs again after a crash is given the same value."""
+        self.happens(what)
+        first = self.values.setdefault(what, value)
+        if value != first:
+            self.effects[f"?{what} is given {value} after {first}"] += 1_000
+        return "given"
 
     def has_happened(self, what: str) -> bool:
         return self.effects[what] > 0
@@ -203,6 +219,18 @@ class Direct:
     async def idempotency_key(self, name: str) -> str:
         return "key"
 
+    def now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def random(self) -> random.Random:
+        return random.Random()
+
+    def uuid(self) -> UUID:
+        return uuid4()
+
+    def version(self, name: str, newest: int) -> int:
+        return newest
+
     async def sleep(self, seconds: float, name: str = "sleep") -> None:
         if seconds > _limit.get():
             raise TimeoutError
@@ -280,6 +308,9 @@ async def _one(ctx: Any, operation: list[Any], world: World, place: str, about: 
             return await ctx.shed("do")
         case ("key",):
             return len(await ctx.idempotency_key("do")) > 0
+        case ("now" | "random" | "uuid" | "version",):
+            value = made_value(ctx, operation[0])
+            return await ctx.step("do", world.is_given, about, value)
         case ("wait",):
             return await real_wait()
         case ("fails",):
@@ -298,6 +329,19 @@ async def _one(ctx: Any, operation: list[Any], world: World, place: str, about: 
             return await _in_vain(ctx.timeout(5), lambda: ctx.sleep(60))
     what, bodies = operation
     return await _of_bodies(ctx, what, bodies, world, place)
+
+
+def made_value(ctx: Any, what: str) -> str:
+    """A value that the engine makes: the same in every run."""
+    match what:
+        case "now":
+            return str(ctx.now())
+        case "random":
+            draws = ctx.random()
+            return f"{draws.random()} {draws.choice('abc')} {draws.randrange(99)}"
+        case "uuid":
+            return str(ctx.uuid())
+    return str(ctx.version("change", 2))
 
 
 async def _changed(ctx: Any, world: World, about: str) -> Any:
@@ -549,6 +593,9 @@ def _one_blocking(
             return ctx.shed("do")
         case ("key",):
             return len(ctx.idempotency_key("do")) > 0
+        case ("now" | "random" | "uuid" | "version",):
+            value = made_value(ctx, operation[0])
+            return ctx.step("do", world.is_given, about, value)
         case ("fails",):
             function, args, _ = world.step("raises", about)
             return ctx.step("do", function, *args)

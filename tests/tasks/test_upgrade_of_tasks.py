@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from roundgate.replay.journal import Answered, Journal
 from roundgate.replay.questions import Form, digest_of
 from roundgate.settings import TasksConfig
 from roundgate.tasks.turn import Turn
+from roundgate.tasks.versions import count_versions
 from tests.support.clocks import FixedClock
 from tests.support.replay import Effects, Name
 from tests.support.rounds import accept
@@ -140,6 +142,103 @@ async def test_both_versions_at_work_at_once_end_the_task_in_the_end(shared: Sha
         await shops[0].tasks.update(LOCAL, ref.id, {key: accept(name="me")})
     assert keys == ["who", "who~2", "who~3"]
     assert shown["result"]["isError"] is True
+
+
+def changed(newest: int, oldest: int = 1) -> Any:
+    """A handler after some changes; before the first one if `newest` is 1."""
+
+    async def handler(ctx: Context) -> int:
+        await ctx.step("plan", lambda: None)
+        await ctx.elicit("before", "Go on?", Name)
+        version = ctx.version("change", newest, oldest=oldest) if newest > 1 else 1
+        await ctx.step(f"charge{version}", lambda: None)
+        await ctx.elicit("after", "Go on?", Name)
+        return version
+
+    return handler
+
+
+async def go_on(shop: Any, ref: Any) -> list[Turn]:
+    (key,) = (await shop.shown(ref))["inputRequests"]
+    await shop.answer(ref, **{key: accept(name="yes")})
+    turns: list[Turn] = await shop.all_turns()
+    return turns
+
+
+async def test_tasks_keep_their_version_and_it_is_counted_until_they_end(shared: Shared) -> None:
+    old, new = shared.workshop(tool=changed(1)), shared.workshop(tool=changed(2))
+    beyond, before = await old.begin("tool"), await old.begin("tool")
+    await old.all_turns()
+    await go_on(old, beyond)
+    young = await new.begin("tool")
+    await new.all_turns()
+    assert await counted(new) == [(None, None, 3)]
+    await go_on(new, before)
+    assert await counted(new) == [("change", None, 2), ("change", 2, 1)]
+    await go_on(new, young)
+    assert await counted(new) == [("change", None, 1), ("change", 2, 2)]
+    for ref, version in ((beyond, 1), (before, 2), (young, 2)):
+        assert await go_on(new, ref) == [Turn.FINISHED]
+        assert await new.value(ref) == version
+    assert await counted(new) == []
+
+
+async def counted(shop: Any) -> list[tuple[str | None, int | None, int]]:
+    counts = await count_versions(shop.store, "tool", shop.clock.now_ms())
+    assert await count_versions(shop.store, "another", shop.clock.now_ms()) == []
+    return [(count.name, count.version, count.tasks) for count in counts]
+
+
+async def test_the_old_way_is_counted_once_a_task_has_run_on_it(shared: Shared) -> None:
+    old, new = shared.workshop(tool=changed(1)), shared.workshop(tool=changed(2))
+    ref = await old.begin("tool")
+    await old.all_turns()
+    await go_on(old, ref)
+
+    async def asks_more(ctx: Context) -> None:
+        await changed(2)(ctx)
+        await ctx.elicit("more", "Go on?", Name)
+
+    new = shared.workshop(tool=asks_more)
+    assert await go_on(new, ref) == [Turn.ASKED]
+    assert await counted(new) == [("change", 1, 1)]
+
+
+async def test_a_task_that_needs_a_version_which_is_gone_is_parked_until_it_is_served_again(
+    shared: Shared,
+) -> None:
+    old, new = shared.workshop(tool=changed(1)), shared.workshop(tool=changed(2, oldest=2))
+    ref = await old.begin("tool")
+    await old.all_turns()
+    await go_on(old, ref)
+    assert await go_on(new, ref) == [Turn.PARKED]
+    message = (await new.shown(ref))["statusMessage"]
+    assert "its handler does not support version 1 any more, at 'version:change'" in message, (
+        message
+    )
+    both = shared.workshop(tool=changed(2))
+    assert await both.store.requeue(ref, both.clock.now_ms(), both.clock.now_ms())
+    await both.queue.send(ref)
+    assert await both.all_turns() == [Turn.FINISHED]
+    assert await both.value(ref) == 1
+
+
+async def test_a_task_with_a_newer_version_waits_for_a_worker_that_knows_it(
+    tmp_path: Path,
+) -> None:
+    clock = FixedClock()
+    shared = Shared(tmp_path / "tasks.sqlite3", clock, TasksConfig())
+    old, new = shared.workshop(tool=changed(2)), shared.workshop(tool=changed(3))
+    ref = await new.begin("tool")
+    await new.all_turns()
+    await go_on(new, ref)
+    assert await go_on(old, ref) == [Turn.DECLINED]
+    message = (await new.shown(ref))["statusMessage"]
+    assert message == "Waiting for a worker that knows version 3 of 'change' in tool"
+    clock.skip(2)
+    assert await new.all_turns() == [Turn.FINISHED]
+    assert await new.value(ref) == 3
+    await shared.aclose()
 
 
 Version: TypeAlias = list[Any]

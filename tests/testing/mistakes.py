@@ -199,8 +199,7 @@ async def random_id(ctx: Context) -> str:
 
 @tool
 async def random_id_right(ctx: Context) -> str:
-    number = await ctx.step("number", lambda: str(uuid4()))
-    await ctx.step("charge", send, "charge", number)
+    await ctx.step("charge", send, "charge", str(ctx.uuid()))
     await ask(ctx)
     return "charged"
 
@@ -216,9 +215,9 @@ async def time_of_day(ctx: Context) -> str:
 
 @tool
 async def time_of_day_right(ctx: Context) -> str:
-    day = await ctx.step("day", lambda: f"{datetime.now():%A}")
+    ordered = ctx.now()
     await ask(ctx)
-    return f"ordered on a {day}"
+    return f"ordered on a {ordered:%A}"
 
 
 # a branch taken at random
@@ -236,13 +235,11 @@ async def random_branch(ctx: Context) -> str:
 @tool
 async def random_branch_right(ctx: Context) -> str:
     await ask(ctx)
-    if await ctx.step("chosen", random_choice):
-        await ctx.step("survey", send, "survey")
+    draws = ctx.random()
+    for number in range(20):
+        if draws.random() < 0.5:
+            await ctx.step(f"survey.{number}", send, "survey")
     return "done"
-
-
-async def random_choice() -> bool:
-    return random.Random(1).random() < 0.5
 
 
 # a counter of the process

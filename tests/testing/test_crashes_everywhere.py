@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import BaseModel
@@ -191,3 +193,76 @@ async def test_what_is_done_once_may_say_that_its_outcome_is_not_known() -> None
         )
         assert result.value == "pay 3 True"
         assert (await gateway.call("transfer", number=4, crash="everywhere")).value == "pay 4"
+
+
+@pytest.mark.parametrize("task", ["forbidden", "required"])
+async def test_values_of_the_engine_are_the_same_wherever_it_dies(task: Any) -> None:
+    @tool(task=task)
+    async def buy(ctx: Context) -> str:
+        ordered, number = ctx.now(), ctx.uuid()
+        host = ctx.random().choice("abcdefgh")
+        await ctx.step("charge", send, f"{number} at {host}, {ordered:%H:%M:%S.%f}")
+        await ctx.elicit("confirm", f"Order {number}?", Confirm)
+        if ctx.version("audit", 2) == 2:
+            await ctx.step("audit", send, await ctx.idempotency_key("audit"))
+        await ctx.sleep(60)
+        return f"{number} at {host}, {ordered} to {ctx.now()}, {await ctx.idempotency_key('x')}"
+
+    @tool(task=task, name="buy")
+    def blocking(ctx: SyncContext) -> str:
+        ctx.step("charge", send, f"{ctx.uuid()} {ctx.now()}")
+        ctx.elicit("confirm", f"Order {ctx.uuid()}?", Confirm)
+        return f"{ctx.random().random()} {ctx.now()}"
+
+    for handler in (buy, blocking):
+        async with Gateway(handler) as gateway:
+            first = await gateway.call("buy", answers=GO, crash="everywhere", reset=outbox.clear)
+            again = await gateway.call("buy", answers=GO)
+            assert first.value != again.value
+
+
+async def test_a_restart_gets_the_time_anew() -> None:
+    @tool(task="required")
+    async def watch(ctx: Context, until: float = 0) -> str:
+        until = until or (ctx.now() + timedelta(seconds=150)).timestamp()
+        if ctx.now().timestamp() < until:
+            await ctx.sleep(60)
+            await ctx.restart(until=until)
+        return "over"
+
+    async with Gateway(watch) as gateway:
+        assert (await gateway.call("watch", crash="everywhere")).value == "over"
+
+
+async def test_a_version_lets_a_changed_handler_go_on_anywhere() -> None:
+    @tool(task="optional", name="order")
+    async def before(ctx: Context, number: int) -> str:
+        await ctx.step("plan", send, f"plan {number}")
+        await ctx.step("charge", send, f"charge {number}")
+        await ctx.elicit("confirm", "Ship it?", Confirm)
+        return "charged"
+
+    @tool(task="optional", name="order")
+    async def after(ctx: Context, number: int) -> str:
+        await ctx.step("plan", send, f"plan {number}")
+        if ctx.version("postage", 2) == 1:
+            await ctx.step("charge", send, f"charge {number}")
+        else:
+            await ctx.step("weigh", send, f"weigh {number}")
+            await ctx.step("charge", send, f"charge {number} with postage")
+        await ctx.elicit("confirm", "Ship it?", Confirm)
+        return "charged"
+
+    @tool(task="optional", name="order")
+    async def careless(ctx: Context, number: int) -> str:
+        await ctx.step("plan", send, f"plan {number}")
+        await ctx.step("weigh", send, f"weigh {number}")
+        await ctx.step("charge", send, f"charge {number} with postage")
+        await ctx.elicit("confirm", "Ship it?", Confirm)
+        return "charged"
+
+    async with Gateway(before) as gateway:
+        call = gateway.call
+        assert (await call("order", number=3, answers=GO, upgrade=after)).value == "charged"
+        with pytest.raises(Diverged):
+            await call("order", number=3, answers=GO, upgrade=careless)

@@ -232,6 +232,26 @@ def _add_tasks(commands: Commands) -> None:
 
     about = "count open tasks, and show how old the oldest are"
     _task_action(actions, "count", about, "roundgate tasks count")
+    about = "count open tasks by their version of a changed handler (ctx.version)"
+    versions = _task_action(actions, "versions", about, "roundgate tasks versions --tool refund")
+    versions.add_argument("--tool", help="only tasks of this tool")
+    about = "print recorded histories of tasks for a replay in a test, one a line"
+    export = _command(
+        actions, "export", None, about,
+        "roundgate tasks export --tool refund > histories.jsonl",
+        "roundgate tasks export --values --redact email --limit 20 > histories.jsonl",
+    )  # fmt: skip
+    _add_tasks_config(export)
+    _add_filters(export)
+    about = "most tasks to export (default: %(default)s)"
+    export.add_argument("--limit", type=number(int, 1, 1_000_000), default=100, help=about)
+    about = "leave out tasks whose history is longer (default: %(default)s)"
+    export.add_argument("--max-bytes", type=number(int, 1, 10**9), default=1_000_000, help=about)
+    _flag(
+        export, "--values", "include arguments, results, answers and callers, for an exact replay"
+    )
+    about = "replace the values of this member, step or field; may be repeated"
+    _repeated(export, "--redact", "NAME", about)
     for name, about, *examples in (
         ("cancel", "cancel tasks",
          "roundgate tasks cancel OWNER.ID",
@@ -272,10 +292,14 @@ def _task_action(
     actions: Commands, name: str, about: str, *examples: str
 ) -> argparse.ArgumentParser:
     action = _command(actions, name, None, about, *examples)
-    about = "the gateway.yaml of the tasks (default: as for serve)"
-    action.add_argument("--config", type=Path, metavar="FILE", help=about)
+    _add_tasks_config(action)
     _flag(action, "--json", "print JSON objects, one a line")
     return action
+
+
+def _add_tasks_config(action: argparse.ArgumentParser) -> None:
+    about = "the gateway.yaml of the tasks (default: as for serve)"
+    action.add_argument("--config", type=Path, metavar="FILE", help=about)
 
 
 def _add_filters(parser: argparse.ArgumentParser) -> None:

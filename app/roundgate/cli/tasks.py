@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from roundgate import config
+from roundgate.cli import histories
 from roundgate.cli.arguments import UNITS_S, configuration_file
 from roundgate.cli.output import Status as StatusLine
 from roundgate.cli.output import say, show_json, show_table
@@ -39,6 +40,7 @@ from roundgate.tasks.external import Deliveries
 from roundgate.tasks.machine import is_parked
 from roundgate.tasks.operating import Repeated, StepDone, repeated, retry, rewind, steps_done
 from roundgate.tasks.sweep import Sweep
+from roundgate.tasks.versions import count_versions
 
 PLACEHOLDER: Final = "unset-while-tasks-are-looked-at"
 """The value of `${…}` references whose variables only the gateway has."""
@@ -104,6 +106,11 @@ async def _run(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> i
                 return await _deliver(arguments, stores, clock)
             case "retry" if arguments.from_step is not None:
                 return await _retry_from(arguments, stores, clock)
+            case "versions":
+                return await _versions(arguments, stores, clock)
+            case "export":
+                wanted = _wanted(arguments, clock.now_ms())
+                return await histories.export(arguments, wanted, stores.tasks, clock)
             case action:
                 return await _act(ACTIONS[action], arguments, stores, clock)
     finally:
@@ -290,6 +297,23 @@ def _is_confirmed(arguments: argparse.Namespace, ref: TaskRef, again: Repeated) 
     if again.has_state:
         say("ctx.state stays as it is", to=sys.stderr)
     return _is_agreed(arguments, [ref], is_named=False)
+
+
+async def _versions(arguments: argparse.Namespace, stores: Stores, clock: Clock) -> int:
+    now_ms = clock.now_ms()
+    counts = await count_versions(stores.tasks, arguments.tool, now_ms)
+    rows = [("TOOL", "NAME", "VERSION", "OPEN", "OLDEST")]
+    for count in counts:
+        oldest = {"oldest": iso(count.oldest_ms), "tasks": count.tasks}
+        if arguments.json:
+            known = _known({"name": count.name, "version": count.version})
+            show_json({"tool": count.tool, **known, **oldest})
+        version = "-" if count.version is None else str(count.version)
+        age = _span(now_ms - count.oldest_ms)
+        rows.append((count.tool, count.name or "-", version, str(count.tasks), age))
+    if not arguments.json:
+        show_table(rows)
+    return 0
 
 
 def _unknown(ref: TaskRef) -> int:

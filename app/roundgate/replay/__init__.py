@@ -20,6 +20,7 @@ from roundgate.replay.engine import Suspended as Suspended
 from roundgate.replay.external import ExternalEvent as ExternalEvent
 from roundgate.replay.journal import DELIVERED as DELIVERED
 from roundgate.replay.journal import JOURNAL_VERSION as JOURNAL_VERSION
+from roundgate.replay.journal import VERSION as VERSION
 from roundgate.replay.journal import Answered as Answered
 from roundgate.replay.journal import Asked as Asked
 from roundgate.replay.journal import Began as Began
@@ -29,7 +30,9 @@ from roundgate.replay.journal import Finished as Finished
 from roundgate.replay.journal import Journal as Journal
 from roundgate.replay.journal import Opened as Opened
 from roundgate.replay.journal import Raised as Raised
+from roundgate.replay.journal import Remembered as Remembered
 from roundgate.replay.journal import Slept as Slept
+from roundgate.replay.journal import Told as Told
 from roundgate.replay.journal import Tried as Tried
 from roundgate.replay.journal import Unanswered as Unanswered
 from roundgate.replay.journal import before_failure as before_failure

@@ -131,7 +131,7 @@ def _known(run: Run, key: str, name: str, question: Question) -> Answer | Asked:
     if changed >= MAX_CHANGES:
         raise RuntimeError(
             f"question {name!r} reads differently in every round; build it from arguments, answers "
-            "and steps alone (a time or a random value belongs into ctx.step, which remembers it)"
+            "and steps alone (take times and random values from ctx.now and ctx.random)"
         )
     return Asked(key, shown, entry.attempt + 1, changed, None, entry.wire)
 

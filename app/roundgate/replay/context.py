@@ -25,7 +25,9 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, nullcontext
 from datetime import datetime
+from random import Random
 from typing import Any, Final, NoReturn, TypeVar, overload
+from uuid import UUID
 
 from pydantic import BaseModel
 
@@ -34,7 +36,7 @@ from roundgate.clock import Deadline
 from roundgate.errors import MissingCapability
 from roundgate.json import fresh
 from roundgate.protocol import LOG_LEVELS, PromptMessage, notifications, without_none
-from roundgate.replay import asking, steps, waiting
+from roundgate.replay import asking, remembered, steps, waiting
 from roundgate.replay.branches import Branch, here, inside
 from roundgate.replay.driving import item_branches, side_by_side
 from roundgate.replay.external import ExternalEvent, open_event
@@ -365,7 +367,52 @@ class Context(CallFacts):
     async def idempotency_key(self, name: str) -> str:
         """Return a key for a service that deduplicates requests: the same in every run of this
         call, another for other calls, names and branches. Pass it to a step."""
-        return await steps.key_for(self._run, name)
+        return await remembered.key_for(self._run, name)
+
+    # values that are the same in every run
+
+    def now(self, name: str = "now") -> datetime:
+        """Return the time in UTC: in every run that of the first, to the millisecond.
+
+        Args:
+            name: its place in the handler, as for `step`. Calls of the same name in a branch are
+                numbered, so give another name to a call that you add before others.
+        """
+        return remembered.now(self._run, name)
+
+    def random(self, name: str = "random") -> Random:
+        """Return a random number generator, in every run with the same seed: `ctx.random().choice(
+        hosts)`. Each call returns a new one; `name` is its place in the handler, as for `now`.
+
+        Do not make secrets with it, as with any `random.Random`.
+        """
+        return remembered.random(self._run, name)
+
+    def uuid(self, name: str = "uuid") -> UUID:
+        """Return a random UUID (version 4), the same in every run. `name` is its place in the
+        handler, as for `now`.
+
+        For a service that deduplicates requests, use `idempotency_key`: it also stays the same if
+        a client repeats a lost request.
+        """
+        return remembered.uuid(self._run, name)
+
+    def version(self, name: str, newest: int, *, oldest: int = 1) -> int:
+        """Return the version of a part of the handler that this call has to run.
+
+        A call that came to this place before the handler was changed has version 1; a call that had
+        not yet come to it has `newest`. The version is the same for the rest of the call, in all
+        branches. A task that has a version this process does not know yet goes to another worker.
+
+        Args:
+            name: the name of the change, as for `step`.
+            newest: the version of the present code, 2 for the first change.
+            oldest: the oldest version that the code still has a branch for.
+
+        Raises:
+            ValueError: `oldest` is less than 1 or greater than `newest`.
+        """
+        return remembered.version(self._run, name, newest, oldest)
 
     # side by side
 

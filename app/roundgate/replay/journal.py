@@ -36,11 +36,13 @@ MAX_DEPTH: Final = 100
 MAX_CAUSES: Final = 50
 """The most causes of an error that are followed."""
 JOURNAL_VERSION: Final = 1
+VERSION: Final = "version:"
+"""The beginning of the key of a version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A step that returned. `what` is its `identity`; idempotency keys have none."""
+    """A step that returned. `what` is its `identity`."""
 
     key: str
     value: Any
@@ -192,8 +194,19 @@ class Opened:
         return self.key if self.mark is None else self.mark
 
 
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """A value that the engine made for its handler: an idempotency key, a time, the seed of random
+    numbers, a version (`remembered`). Making it had no effect."""
+
+    key: str
+    value: Any
+
+
 QuestionEntry: TypeAlias = Asked | Answered | Unanswered
-Step: TypeAlias = Finished | Raised | Tried | Cut | Began | Passed | Slept | Told | Opened
+Step: TypeAlias = (
+    Finished | Raised | Tried | Cut | Began | Passed | Slept | Told | Opened | Remembered
+)
 Entry: TypeAlias = Step | QuestionEntry
 
 _TAGS: Final[Mapping[str, type[Entry]]] = {
@@ -209,6 +222,7 @@ _TAGS: Final[Mapping[str, type[Entry]]] = {
     "w": Slept,
     "o": Told,
     "v": Opened,
+    "r": Remembered,
 }
 _TAG_OF: Final = {kind: tag for tag, kind in _TAGS.items()}
 _REQUIRED: Final = {
@@ -506,10 +520,9 @@ def _is_failure(entry: Entry, failed: Collection[str]) -> bool:
 
 
 def _is_done(entry: Entry) -> bool:
-    """Return whether an entry has an effect that a retry could contradict. Pauses, failed attempts
-    and cancelled steps have none; an idempotency key never changes."""
-    is_key = entry.key.rpartition("/")[2].startswith("key:")
-    return isinstance(entry, (Finished, Raised, Began, Opened, *_ASKED)) and not is_key
+    """Return whether an entry has an effect that a retry could contradict. Pauses, failed attempts,
+    cancelled steps and values of the engine have none."""
+    return isinstance(entry, (Finished, Raised, Began, Opened, *_ASKED))
 
 
 def _name(entry: Entry) -> str:

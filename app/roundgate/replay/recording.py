@@ -79,22 +79,32 @@ async def record(run: Run, entry: Entry, told_to: Branch | None = None) -> None:
     await take_turn(run, told_to, rank)
 
 
-async def write(run: Run, entry: Entry) -> None:
-    """Make an entry durable, with all unwritten ones.
+async def write(run: Run, *entries: Entry) -> None:
+    """Make entries durable, with all unwritten ones.
 
-    A cancellation of the caller is raised only once the entry is durable.
+    A cancellation of the caller is raised only once they are durable.
     """
-    run.journal.add(entry)
+    for entry in entries:
+        run.journal.add(entry)
     if run.checkpointer is None:
         return
-    entries = [*run.unwritten, entry]
+    written, made = [*run.unwritten, *entries], run.values_made
     run.unwritten.clear()
     with inside(None):
-        writing = asyncio.ensure_future(run.checkpointer.checkpoint(*entries))
+        writing = asyncio.ensure_future(run.checkpointer.checkpoint(*written))
     cancelled = await to_its_end(writing)
     writing.result()
+    run.values_durable = max(run.values_durable, made)
     if cancelled is not None:
         raise cancelled
+
+
+async def write_values(run: Run) -> None:
+    """Return once every value that the engine has made for the handler is durable: a step that runs
+    again after a crash gets the same arguments."""
+    if run.checkpointer is not None and run.values_durable < run.values_made:
+        with run.quiescence.moving():
+            await write(run)  # a write under way may have taken the values: this one follows it
 
 
 async def in_order(run: Run, branch: Branch, key: str) -> None:

@@ -40,6 +40,7 @@ from roundgate.replay.journal import (
     Journal,
     Passed,
     Raised,
+    Remembered,
     Told,
     Tried,
     Unanswered,
@@ -66,6 +67,8 @@ _TICK_MS: Final = 10
 """The time in milliseconds within which a passed limit ends its block: event-loop timers are
 slightly late."""
 _RESULTS: Final = (Finished, Raised, Answered, Unanswered, Passed)
+_WITHOUT_PLACE: Final = (Cut, Told, Remembered)
+"""Entries that do not show how far an earlier run came."""
 
 
 class Cleanup(StrEnum):
@@ -279,6 +282,10 @@ class Run:
     were cancelled now, the work could never be ended."""
     is_beyond = False
     """Whether this run has gone further than every earlier run."""
+    values_made = 0
+    """The number of values that the engine has made for the handler in this run."""
+    values_durable = 0
+    """The number of them that are certainly durable."""
     _driver: asyncio.Task[Any] | None = None
     """The task that waits for the handler's own task, if it has one."""
     _driver_cancelling = 0
@@ -326,7 +333,7 @@ class Run:
         """The places of steps whose functions this run has called."""
         self.limits: set[Scope] = set()
         """The durable time limits whose blocks are open."""
-        self._ahead = {e.key for e in journal.entries() if not isinstance(e, (Cut, Told))}
+        self._ahead = {e.key for e in journal.entries() if not isinstance(e, _WITHOUT_PLACE)}
         """The places that earlier runs reached and this one has not."""
         self._to_receive = {e.key for e in journal.entries() if isinstance(e, _RESULTS)}
         """The places of recorded results that the handler has not received yet. All of them come
@@ -364,6 +371,15 @@ class Run:
             return False
         return bool(self._to_receive) or any(key.startswith(branch.path) for key in self._ahead)
 
+    @property
+    def may_have_passed(self) -> bool:
+        """Return whether an earlier run may have gone beyond the place at which the handler is.
+
+        A new step begins only after everything recorded was delivered, so places that were not
+        reached by then are gone from the handler. This does not hold for threads.
+        """
+        return bool(self._ahead) and (self.root.is_thread or not self.new_steps)
+
     def unasked(self) -> list[str]:
         """Return the places of steps that an earlier run began and this one has not reached."""
         steps = self.journal.steps
@@ -390,15 +406,41 @@ class Run:
             ValueError: a name cannot be a key.
             RuntimeError: the caller is no branch of this run, or is inside a step.
         """
-        place = here.get()
-        if getattr(place, "owner", None) is not self.owner:
+        self._check_owner()
+        if self.stopped is not None:
+            await self.refuse()
+        return self._branch_here(kind, names)
+
+    def enter_at_once(self, kind: str, *names: str) -> Branch:
+        """Return the branch that calls the engine, as `enter`, for a call that never waits.
+
+        Raises:
+            Suspend, ValueError, RuntimeError: as `enter`.
+        """
+        self._check_owner()
+        if self.stopped is not None:
+            self._refusals += 1
+            raise Suspend
+        branch = self._branch_here(kind, names)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise RuntimeError(
+                f"the context of an async handler was used in another thread for {kind}: use it in "
+                "the handler, and pass the value"
+            ) from None
+        return branch
+
+    def _check_owner(self) -> None:
+        if getattr(here.get(), "owner", None) is not self.owner:
             ended = ", and that has ended" if self.stopped is not None else ""
             raise RuntimeError(
                 "ctx can be used by its handler and by tasks that it creates, not from outside of "
                 f"it{ended}"
             )
-        if self.stopped is not None:
-            await self.refuse()
+
+    def _branch_here(self, kind: str, names: Collection[str]) -> Branch:
+        place = here.get()
         for name in names:
             if not NAME.fullmatch(name):
                 raise ValueError(

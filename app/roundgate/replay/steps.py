@@ -27,7 +27,7 @@ from roundgate.errors import (
     Suspend,
     ToolError,
 )
-from roundgate.json import digest, fresh
+from roundgate.json import fresh
 from roundgate.observability.correlation import CORRELATION
 from roundgate.replay.asyncio_internals import engine_call
 from roundgate.replay.branches import Branch, InStep, inside
@@ -50,6 +50,7 @@ from roundgate.replay.recording import (
     recording_cut,
     repeat_cut,
     take_event,
+    write_values,
 )
 from roundgate.replay.run import Run
 from roundgate.replay.values import conversion_of, identity, is_converted
@@ -106,6 +107,10 @@ class StepWatch:
 
     async def is_remembered(self, key: str) -> None:
         """Handle a step whose outcome is recorded, or a poll that returned `None`."""
+
+    def value(self, run: Run, key: str, value: Any) -> Any:
+        """Return the value to remember at a place, given the value that the engine made."""
+        return value
 
     def run_ended(self, run: Run) -> None:
         """Handle the end of a run, with any outcome."""
@@ -190,6 +195,8 @@ async def step(
 
 async def _before_step(run: Run, branch: Branch, *, needs_task: bool) -> None:
     """Suspend if there is no time for a step, or no certainty that it may begin."""
+    if not needs_task:  # else they are written with the beginning of the step
+        await write_values(run)
     if run.stopped is not None:  # the run may have ended while the step waited
         await run.refuse()
     await within_scopes(run, branch)
@@ -436,18 +443,3 @@ def _unheld(function: Callable[..., Any]) -> str | None:
     ):
         return None
     return hint.__name__ if not any(issubclass(held, hint) for held in _HELD) else None
-
-
-@engine_call
-async def key_for(run: Run, name: str) -> str:
-    """Return an idempotency key for a place in the handler."""
-    branch = await run.enter("key", name)
-    key = run.come_to(branch, "key", name)
-    known = run.journal.steps.get(key)
-    if not isinstance(known, Finished):
-        source = run.call.idempotency
-        known = Finished(key, run.clock.new_id() if source is None else digest([source, key]))
-        run.journal.add(known)
-    run.mark_received(key)
-    text: str = known.value
-    return text

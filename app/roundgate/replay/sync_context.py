@@ -51,6 +51,22 @@ def _blocking(
     return call
 
 
+def _hopping(
+    method: Callable[Concatenate[Context, P], T],
+) -> Callable[Concatenate[SyncContext, P], T]:
+    """Return a method of `Context` that never waits as one for threads: it runs in the event
+    loop."""
+
+    @wraps(method)
+    def call(self: SyncContext, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        async def on_the_loop() -> T:
+            return method(self._context, *args, **kwargs)
+
+        return self._wait(on_the_loop)
+
+    return call
+
+
 class SyncExternalEvent:
     """The `ExternalEvent` of a handler that is a plain function."""
 
@@ -100,6 +116,10 @@ class SyncContext(CallFacts):
     request_input = _blocking(Context.request_input)
     step = _blocking(Context.step)
     idempotency_key = _blocking(Context.idempotency_key)
+    now = _hopping(Context.now)
+    random = _hopping(Context.random)
+    uuid = _hopping(Context.uuid)
+    version = _hopping(Context.version)
     restart = _blocking(Context.restart)
     shed = _blocking(Context.shed)
     continue_as_task = _blocking(Context.continue_as_task)

@@ -42,6 +42,7 @@ _CONVERTED: Final = (
 _MAX_HINT_DEPTH: Final = 10
 """The most levels of an annotation that are read."""
 
+OTHER_TYPE: Final = "a value of another type"
 DIGEST_CHARS: Final = 11
 """64 bits: enough to tell two calls at one place apart."""
 MAX_DEPTH: Final = 40
@@ -166,7 +167,7 @@ class Conversion:
         try:
             (value,) = self.adapter.validate_json(encode([written]))
         except ValidationError:
-            raise NondeterminismError(key, "a value of another type", self.name) from None
+            raise NondeterminismError(key, OTHER_TYPE, self.name) from None
         return value
 
 

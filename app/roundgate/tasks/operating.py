@@ -285,7 +285,7 @@ def steps_done(record: TaskRecord, work: Work) -> list[StepDone] | None:
 
 
 def _is_shown(entry: Entry) -> bool:
-    is_inner = entry.key.rpartition("/")[2].startswith(("key:", "wait:"))
+    is_inner = entry.key.rpartition("/")[2].startswith("wait:")
     return type(entry) in _STATES and not is_inner
 
 

@@ -41,6 +41,7 @@ from typing import Any, Final, NoReturn
 from roundgate.clock import Clock
 from roundgate.errors import (
     CallTimeout,
+    HandlerVersionError,
     InternalError,
     JobLeft,
     LeaseLost,
@@ -376,6 +377,10 @@ class Carrier:
             case Restarted(arguments=arguments):
                 await self._restart(arguments)
                 return Turn.RESTARTED
+            case Failed(HandlerVersionError() as error) if error.is_newer:
+                return await self.decline(
+                    NotServedHere(f"knows version {error.version} of {error.name!r} in {tool}")
+                )
             case Failed(NondeterminismError() as error):
                 await self._park(tool, error)
                 return Turn.PARKED
@@ -444,10 +449,12 @@ class Carrier:
 
     async def _park(self, tool: str, error: NondeterminismError) -> None:
         reference = log_failure(f"task {self.ref} (tool {tool})", error, self._clock)
-        why = (
-            f"{PARKED}: its handler went another way than before, at {error.key!r} (reference "
-            f"{reference})"
+        what = (
+            f"does not support version {error.version} any more,"
+            if isinstance(error, HandlerVersionError)
+            else "went another way than before,"
         )
+        why = f"{PARKED}: its handler {what} at {error.key!r} (reference {reference})"
         await self._last(lambda: self._store.park(self.lease, why, self._clock.now_ms()))
 
     async def _finish(self, end: Ended, *, is_early: bool) -> None:

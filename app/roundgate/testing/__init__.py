@@ -4,6 +4,7 @@ without a gateway."""
 from __future__ import annotations
 
 from roundgate.errors import Diverged as Diverged
+from roundgate.errors import HistoriesDiverged as HistoriesDiverged
 from roundgate.errors import NothingGoesOn as NothingGoesOn
 from roundgate.testing.contexts import fake_context as fake_context
 from roundgate.testing.gateway import Gateway as Gateway

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TypeAlias
 from roundgate.client import Answers, AnswersLike, CallResult, Question
 from roundgate.config import ConfigFile
 from roundgate.errors import ClientError, Diverged, NondeterminismError, NothingGoesOn
-from roundgate.replay import WATCH, Began, Cut, Run, StepWatch
+from roundgate.replay import VERSION, WATCH, Began, Cut, Run, StepWatch
 from roundgate.testing.instances import Life, Setup
 from roundgate.testing.replays import (
     Ending,
@@ -67,6 +67,9 @@ class Watched:
         """Whether the call's effects may depend on timing: a step was cancelled by its handler, or
         has an unknown outcome."""
         self.upgrade: ConfigFile | None = None
+        self.values: dict[tuple[int, str], Any] = {}
+        """The values that the engine made, by restart and place. Every repetition of a call gets
+        those of the first."""
         self.has_died = False
         self.begins_upgraded = False
         self._dies_at = dies_at
@@ -94,6 +97,13 @@ class Watched:
                 f"it does something outside of a step, before {before}: {self._latest(size)}"
             )
         self._seen = size
+
+    def value(self, run: Run, key: str, value: Any) -> Any:
+        """Return the value that an earlier repetition of the call got at a place, or else this one.
+        A version depends on what is served."""
+        if self.upgrade is not None and key.startswith(VERSION):
+            return value
+        return self.values.setdefault((run.journal.generation, key), value)
 
     def run_ended(self, run: Run) -> None:
         """Record how a run of the handler ended."""
@@ -137,6 +147,9 @@ class Steps(StepWatch):
 
     async def is_remembered(self, key: str) -> None:
         await self._reach(key, "is remembered")
+
+    def value(self, run: Run, key: str, value: Any) -> Any:
+        return self._watched.value(run, key, value)
 
     def run_ended(self, run: Run) -> None:
         self._watched.run_ended(run)
@@ -205,6 +218,8 @@ class CrashTest:
     upgrade: ConfigFile | None
     observe: Callable[[], Any] | None
     reset: Callable[[], Any] | None
+    values: dict[tuple[int, str], Any] = field(default_factory=dict)
+    """See `Watched.values`."""
 
     async def survive(self) -> CallResult:
         """Make the call without a crash, then once per crash point; return the first result.
@@ -273,7 +288,7 @@ class CrashTest:
     async def _played(self, watched: Watched) -> _Record:
         await self._begin()
         watched.look(None)
-        watched.upgrade = self.upgrade
+        watched.upgrade, watched.values = self.upgrade, self.values
         asked: dict[str, list[str]] = {}
         result = None
         try:
@@ -293,6 +308,7 @@ class CrashTest:
             return None
         await self._begin()
         seen, asked = Watched(None), dict[str, list[str]]()
+        seen.values = self.values
         answers, call = Answers.of(_recording(self.answers, asked)), watched.last_run.call
         token = WATCH.set(Steps(seen, Life()))
         try:

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Final
 
@@ -24,7 +25,13 @@ from roundgate.client import AnswersLike, CallResult, Client, HttpRequest, Task
 from roundgate.client.transport import Url
 from roundgate.clock import Clock
 from roundgate.config import ConfigFile, GatewayConfig
-from roundgate.errors import ClientError, NondeterminismError, NothingGoesOn, Unauthenticated
+from roundgate.errors import (
+    ClientError,
+    HistoriesDiverged,
+    NondeterminismError,
+    NothingGoesOn,
+    Unauthenticated,
+)
 from roundgate.json import decode, encode
 from roundgate.main import build_app
 from roundgate.replay import WATCH, Run, StepWatch
@@ -36,7 +43,9 @@ from roundgate.tasks.external import EVENTS_PATH
 from roundgate.tasks.stored import Claimed
 from roundgate.testing.contexts import payload_of
 from roundgate.testing.crashes import Crash, CrashTest, Steps, Watched
+from roundgate.testing.histories import Given, Replayed, read_histories, replay
 from roundgate.testing.instances import Life, Memory, Setup, Source, VirtualClock
+from roundgate.testing.replays import serving
 from roundgate.testing.transport import AsgiTransport
 from roundgate.tokens import EventPlace, keys
 
@@ -302,6 +311,36 @@ class Gateway:
         for ref, name, payload in awaited:
             await self._post(ref, name, payload)
         return bool(awaited)
+
+    async def replay(
+        self,
+        file: str | Path,
+        *,
+        arguments: Mapping[str, Any] | None = None,
+        values: Mapping[str, Any] | None = None,
+    ) -> list[Replayed]:
+        """Replay the recorded histories of a file (`roundgate tasks export`), and return what
+        became of each. No step runs.
+
+        Args:
+            file: the histories, one a line.
+            arguments: the arguments of histories without values.
+            values: results of steps and contents of answers, by place or name, for histories
+                without values; and results of new steps by place, which the replay passes by.
+
+        Raises:
+            HistoriesDiverged: a handler departs from a history; the text shows where.
+            ValueError: a line of the file is no history.
+        """
+        given = Given(self._callers.default, arguments or {}, values or {})
+        async with serving(self._setup.load(), self.clock) as core:
+            with core.serving.use() as catalog:
+                replayed = [
+                    await replay(history, catalog, given) for history in read_histories(file)
+                ]
+        if findings := [one.departure for one in replayed if one.departure is not None]:
+            raise HistoriesDiverged(findings, len(replayed))
+        return replayed
 
     # tasks and instances
 

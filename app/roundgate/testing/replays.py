@@ -187,7 +187,7 @@ def _writing(path: Any, mode: Any, flags: Any) -> str | None:
 
 
 @asynccontextmanager
-async def _serving(file: ConfigFile, clock: Clock) -> AsyncIterator[Core]:
+async def serving(file: ConfigFile, clock: Clock) -> AsyncIterator[Core]:
     memory = Memory(clock)
     using = Settings(worker="off", state_keys=keys.new_key())
     core = build_core(file, using, clock, memory.stores(Life()))
@@ -210,7 +210,7 @@ async def truth(
     """Return the ending of a call without replay. The call begins at `now_ms`, in milliseconds
     since the epoch."""
     file, clock = setup.load(), VirtualClock(now_ms)
-    async with _serving(file, clock) as core:
+    async with serving(file, clock) as core:
         with core.serving.use() as catalog:
             served = catalog.tool(tool)
             call = replace(
@@ -370,7 +370,7 @@ async def _replay(facts: Mapping[str, Any]) -> dict[str, Any]:
     )
     clock = VirtualClock(facts["now_ms"])
     clock.skip(LATER_S)
-    async with _serving(setup.load(), clock) as core:
+    async with serving(setup.load(), clock) as core:
         sys.addaudithook(_refuse)
         # A handler that reads the test's environment now ends differently.
         for name in [*os.environ]:

@@ -155,6 +155,20 @@ async def orders(ctx: Context, effects: Effects) -> Any:
     return [shipped, await ctx.map(order, [8, 9], at_most=1, name="rest")]
 
 
+async def values(ctx: Context, effects: Effects) -> Any:
+    """Times, ids, random numbers, keys and versions, in branches too."""
+
+    async def order(number: int) -> Any:
+        await ctx.step("charge", effects.do, [number, str(ctx.uuid()), ctx.random().randrange(100)])
+        return [str(ctx.now()), ctx.version("change", 3), await ctx.idempotency_key("order")]
+
+    ordered = [str(ctx.now("ordered")), ctx.random("draw").random()]
+    async with ctx.branch("gift"):
+        ordered += await order(1)
+    await ctx.elicit("more", f"More than {ordered[0]}?", Confirm)
+    return [ordered, await ctx.gather(order(2), order(3)), str(ctx.uuid("last"))]
+
+
 GO = accept(go=True)
 
 FLOORLESS = accept(region="north", floors=0)
@@ -198,6 +212,7 @@ STORIES: Mapping[str, Story] = {
             {"confirm#5": GO},
         ],
     ),
+    "values": Story(values, [{"more": GO}]),
     "upgraded": Story(
         upgraded,
         [

@@ -17,6 +17,13 @@ from tests.support.replay import Effects, elsewhere, play, value_of
 HERE = Path(__file__).parent
 
 
+class OneId(FixedClock):
+    """Stands still, and has one id."""
+
+    def new_id(self) -> str:
+        return "one-id"
+
+
 async def one_round(
     story: Story, journal: Journal, responses: Any
 ) -> tuple[Journal | None, dict[str, Any]]:
@@ -27,7 +34,7 @@ async def one_round(
         return await story.handler(ctx, effects)
 
     outcome = await play(
-        handler, journal, responses, clock=FixedClock()
+        handler, journal, responses, clock=OneId()
     )  # sleeps end at the same moment every time
     if isinstance(outcome, Suspended):
         return elsewhere(outcome.journal), {"runs": effects.seen, "asks": dict(outcome.requests)}

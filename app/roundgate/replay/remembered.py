@@ -1,0 +1,109 @@
+"""Values that the engine makes for a handler and remembers: idempotency keys, the time, random
+numbers, ids, versions.
+
+Making one has no effect, so it has no rank: the handler continues at once. In a task it is durable
+before the next step begins, so a step that runs again after a crash gets the same arguments.
+
+    key, time   one entry for each place
+    seed        one entry for the call; each random generator and id is derived from it and its place
+    version     one entry for each name, the same for all branches
+
+A version is decided where the handler first asks for it. A call that an earlier run may have
+carried beyond that place has the way of before the change, which is version 1:
+
+    run 1 (old handler)   plan ✓ ──────────────────── charge ✓ ── sleeps
+    run 2 (new handler)   plan ✓ ── version? 1, for ── charge is recorded, and not reached yet
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Any, Final
+from uuid import UUID
+
+from roundgate.errors import HandlerVersionError, Suspend
+from roundgate.json import digest
+from roundgate.replay.asyncio_internals import engine_call
+from roundgate.replay.journal import VERSION, Remembered
+from roundgate.replay.run import Run
+from roundgate.replay.steps import WATCH
+
+SEED: Final = "seed:"
+"""The place of the seed. No name contains a colon."""
+FIRST_VERSION: Final = 1
+"""The version of a handler before its first change."""
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@engine_call
+async def key_for(run: Run, name: str) -> str:
+    """Return an idempotency key for a place in the handler."""
+    key = run.come_to(await run.enter("key", name), "key", name)
+    known = run.journal.steps.get(key)
+    if not isinstance(known, Remembered):
+        source = run.call.idempotency
+        made = run.clock.new_id() if source is None else digest([source, key])
+        known = Remembered(key, WATCH.get().value(run, key, made))
+        # not written before the next step: in a task it can be made again
+        run.journal.add(known)
+    text: str = known.value
+    return text
+
+
+def now(run: Run, name: str) -> datetime:
+    """Return the time at which the handler first came to a place."""
+    key = run.come_to(run.enter_at_once("now", name), "now", name)
+    at_ms = _remembered(run, key, run.clock.now_ms)
+    return _EPOCH + timedelta(milliseconds=at_ms)
+
+
+def random(run: Run, name: str) -> Random:
+    """Return a generator for a place, in the same state in every run."""
+    return Random(_bytes(run, "random", name))  # noqa: S311  # `Context.random` says so
+
+
+def uuid(run: Run, name: str) -> UUID:
+    """Return a version 4 UUID for a place, the same in every run."""
+    return UUID(bytes=_bytes(run, "uuid", name)[:16], version=4)
+
+
+def _bytes(run: Run, kind: str, name: str) -> bytes:
+    """Return bytes that depend on the call's seed and a place alone."""
+    key = run.come_to(run.enter_at_once(kind, name), kind, name)
+    seed = _remembered(run, SEED, run.clock.new_id)
+    return hashlib.sha256(f"{seed} {key}".encode()).digest()
+
+
+def version(run: Run, name: str, newest: int, oldest: int) -> int:
+    """Return the version of a change for this call.
+
+    Raises:
+        Suspend: the handler does not support the call's version; the run has ended.
+        ValueError: `oldest` and `newest` are no range of versions.
+    """
+    run.enter_at_once("version", name)
+    if not FIRST_VERSION <= oldest <= newest:
+        raise ValueError(
+            f"version {name!r} has oldest={oldest} and newest={newest}; "
+            f"{FIRST_VERSION} <= oldest <= newest is required"
+        )
+    key = f"{VERSION}{name}"
+    decided: int = _remembered(run, key, lambda: FIRST_VERSION if run.may_have_passed else newest)
+    if not oldest <= decided <= newest:
+        run.fail(HandlerVersionError(key, name, decided, oldest, newest))
+        raise Suspend
+    return decided
+
+
+def _remembered(run: Run, key: str, make: Callable[[], Any]) -> Any:
+    """Return the value of a place; make and record it if there is none."""
+    known = run.journal.steps.get(key)
+    if not isinstance(known, Remembered):
+        known = Remembered(key, WATCH.get().value(run, key, make()))
+        run.journal.add(known)
+        run.unwritten.append(known)
+        run.values_made += 1
+    return known.value

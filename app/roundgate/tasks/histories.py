@@ -1,0 +1,207 @@
+"""Recorded histories: what the journal of a task holds, in a form that leaves production and is
+replayed with today's handlers in a test (`roundgate.testing.Gateway.replay`).
+
+A replay needs the arguments of the call, the results of its steps and the answers to its questions.
+They belong to the owner of the task, so by default a history is an *outline* without them: the
+places of steps, questions and sleeps, the functions of steps, versions, and how each ended. An
+outline has no digests of arguments or questions either, because a digest confirms a guess.
+
+One history is one line of JSON:
+
+    {"history": 1, "task": "pX3…", "tool": "refund", "journal": [["s", "plan", null, "step plan"], …], …}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeAlias
+
+from roundgate import json
+from roundgate.replay import (
+    VERSION,
+    Answered,
+    Asked,
+    Began,
+    Cut,
+    Entry,
+    Finished,
+    Journal,
+    Raised,
+    Remembered,
+    Slept,
+    Tried,
+    Unanswered,
+    from_row,
+    row,
+)
+from roundgate.storage import TaskRecord, Work
+from roundgate.tasks.call import TaskCall
+
+Redact: TypeAlias = Callable[[str, Any], Any]
+"""Returns the value to keep, given the name of its step, question or member and the value."""
+
+FORMAT: Final = 1
+_WITH_IDENTITY: Final = (Finished, Raised, Tried, Cut, Began, Slept)
+LATER_MS: Final = 86_400_000
+"""In an outline, how long after its export an unfinished sleep ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A recorded history. The last four members are `None` in an outline."""
+
+    task: str
+    """The id of the task, without its owner."""
+    tool: str
+    view: str
+    generation: int
+    exported_ms: int
+    """The time of the export, in milliseconds since the epoch."""
+    capabilities: Mapping[str, Any]
+    substituted: Mapping[str, Any]
+    journal: Sequence[Any]
+    """The entries as rows, in order."""
+    is_redacted: bool = False
+    """Whether values were replaced, so that arguments of steps cannot be compared."""
+    arguments: Mapping[str, Any] | None = None
+    principal: Sequence[Any] | None = None
+    """Issuer, subject, client and scopes."""
+    client_info: Mapping[str, Any] | None = None
+    state: Mapping[str, Any] | None = None
+
+    @property
+    def is_outline(self) -> bool:
+        """Return whether the history has no values."""
+        return self.arguments is None
+
+    def entries(self) -> list[Entry]:
+        """Return the entries of the journal."""
+        return [from_row(one) for one in self.journal]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the history as an object of JSON."""
+        members = {name: getattr(self, name) for name in self.__slots__}
+        return {"history": FORMAT} | {n: value for n, value in members.items() if value is not None}
+
+    @classmethod
+    def from_json(cls, value: Any) -> History:
+        """Return the history that `to_json` wrote.
+
+        Raises:
+            ValueError, TypeError: another program or a later version wrote it.
+        """
+        members = dict(value)
+        if members.pop("history", None) != FORMAT:
+            raise ValueError(f"it is no recorded history of format {FORMAT}")
+        history = cls(**members)
+        history.entries()
+        return history
+
+
+def history_of(record: TaskRecord, work: Work, now_ms: int) -> History:
+    """Return the whole history of a task.
+
+    Raises:
+        ParseError, ValueError, TypeError, KeyError: a later version of Roundgate wrote the journal.
+    """
+    call = TaskCall.from_bytes(work.call)
+    journal, places = Journal(), dict[tuple[bool, str], None]()
+    for value in work.journal:
+        entry = from_row(json.decode(value))
+        journal.add(entry)
+        place = _place(entry)
+        if not place[0]:
+            places.pop(place, None)  # steps are in the order of their outcomes
+        places[place] = None
+    journal.receive({key: json.decode(answer) for key, answer in work.answers.items()})
+    entries = {_place(entry): entry for entry in journal.entries()}
+    who = call.principal
+    return History(
+        *(record.ref.id, call.tool, call.view, call.generation, now_ms),
+        capabilities=call.capabilities,
+        substituted=call.substituted,
+        journal=[row(entries[place]) for place in places],
+        arguments=call.arguments,
+        principal=[who.issuer, who.subject, who.client_id, sorted(who.scopes)],
+        client_info=call.client_info or {},
+        state=json.decode(work.state),
+    )
+
+
+def outline_of(history: History) -> History:
+    """Return a history without its values."""
+    at_ms = history.exported_ms
+    journal = [row(_outline(entry, at_ms)) for entry in history.entries()]
+    return replace(
+        history, journal=journal, arguments=None, principal=None, client_info=None, state=None
+    )
+
+
+def redacted(history: History, redact: Redact) -> History:
+    """Return a history whose values are what `redact` returns for them, without digests of values
+    if any was replaced."""
+    changed = replace(
+        history,
+        journal=[row(_redacted(entry, redact)) for entry in history.entries()],
+        arguments=redact("arguments", history.arguments),
+        principal=redact("principal", history.principal),
+        client_info=redact("client_info", history.client_info),
+        state=redact("state", history.state),
+    )
+    if changed == history:
+        return history
+    journal = [row(_without_digest(entry)) for entry in changed.entries()]
+    return replace(changed, journal=journal, is_redacted=True)
+
+
+def _redacted(entry: Entry, redact: Redact) -> Entry:
+    name = entry.key.rpartition("/")[2].partition("#")[0]
+    match entry:
+        case Finished():
+            return replace(entry, value=redact(name, entry.value))
+        case Raised():
+            return replace(entry, message=redact(name, entry.message))
+        case Answered(response={"action": str(), "content": content}):
+            return replace(entry, response={**entry.response, "content": redact(name, content)})
+        case Answered():
+            return replace(entry, response=redact("", entry.response))
+        case Asked():
+            return replace(entry, problem=redact(name, entry.problem))
+    return entry
+
+
+def _outline(entry: Entry, at_ms: int) -> Entry:
+    entry = _without_digest(entry)
+    match entry:
+        case Finished():
+            return replace(entry, value=None)
+        case Remembered() if not entry.key.startswith(VERSION):
+            return replace(entry, value=None)
+        case Slept():
+            return replace(entry, until_ms=at_ms if entry.until_ms <= at_ms else at_ms + LATER_MS)
+        case Answered():
+            return replace(entry, response=None)
+        case Asked():
+            return replace(entry, problem=None)
+        case Raised():
+            return replace(entry, message="")
+    return entry
+
+
+def _without_digest(entry: Entry) -> Entry:
+    if isinstance(entry, Asked | Answered | Unanswered):
+        return replace(entry, digest="")
+    if isinstance(entry, _WITH_IDENTITY) and entry.what is not None:
+        return replace(entry, what=without_arguments(entry.what))
+    return entry
+
+
+def _place(entry: Entry) -> tuple[bool, str]:
+    """Return whether an entry is of a question, and its key: one entry for each."""
+    return isinstance(entry, Asked | Answered | Unanswered), entry.key
+
+
+def without_arguments(identity: str) -> str:
+    """Return the first two words of an identity: `step charge`, `sleep until`."""
+    return " ".join(identity.split(" ")[:2])

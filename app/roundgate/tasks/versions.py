@@ -1,0 +1,90 @@
+"""Counts of the versions that open tasks have (`ctx.version`), for the operator who wants to delete the
+old way.
+
+Every journal is read, so the work grows with the number of tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Final
+
+from roundgate import json
+from roundgate.errors import ParseError
+from roundgate.protocol import OPEN
+from roundgate.replay import VERSION, Remembered, from_row
+from roundgate.storage import TaskRecord, TaskRef, Wanted, Work
+from roundgate.tasks.stored import StoredTasks
+
+PAGE: Final = 100
+READ_AT_ONCE: Final = 16
+"""How many tasks are read side by side."""
+
+
+async def tasks_with_work(
+    store: StoredTasks, wanted: Wanted
+) -> AsyncIterator[tuple[TaskRecord, Work | None]]:
+    """Yield each task that a search finds, with the values that a worker needs; `None` if they are
+    not kept any more."""
+    seen: set[TaskRef] = set()
+    cursor, is_begun = None, False
+    while cursor is not None or not is_begun:
+        page = await store.find(wanted, PAGE, cursor)
+        records = [record for record in page.records if record.ref not in seen]
+        seen.update(record.ref for record in records)
+        for start in range(0, len(records), READ_AT_ONCE):
+            batch = records[start : start + READ_AT_ONCE]
+            works = await asyncio.gather(*(store.read_work(record.ref) for record in batch))
+            for record, work in zip(batch, works, strict=True):
+                yield record, work
+        cursor, is_begun = page.cursor, True
+
+
+@dataclass(frozen=True, slots=True)
+class VersionCount:
+    """The number of open tasks of a tool that have a version of a change."""
+
+    tool: str
+    name: str | None
+    """The name of the change; `None` if no open task of the tool has any version."""
+    version: int | None
+    """`None` for tasks without a version of this name: they have not come to its place, or passed
+    it before the handler was changed."""
+    tasks: int
+    oldest_ms: int
+    """When the oldest of them was created, in milliseconds since the epoch."""
+
+
+async def count_versions(store: StoredTasks, tool: str | None, now_ms: int) -> list[VersionCount]:
+    """Count the open tasks of each version, of one tool or of all."""
+    versions: list[tuple[str, dict[str, int], int]] = []
+    names: defaultdict[str, set[str | None]] = defaultdict(set)
+    async for record, work in tasks_with_work(store, Wanted(tool=tool, statuses=OPEN)):
+        if record.expires_ms > now_ms:
+            of_task = {} if work is None else versions_of(work)
+            versions.append((record.tool, of_task, record.created_ms))
+            names[record.tool].update(of_task)
+    created_ms: defaultdict[tuple[str, str | None, int | None], list[int]] = defaultdict(list)
+    for tool_name, of_task, at_ms in versions:
+        for name in names[tool_name] or {None}:
+            version = None if name is None else of_task.get(name)
+            created_ms[tool_name, name, version].append(at_ms)
+    counts = [VersionCount(*key, len(times), min(times)) for key, times in created_ms.items()]
+    return sorted(counts, key=lambda one: (one.tool, one.name or "", one.version or 0))
+
+
+def versions_of(work: Work) -> dict[str, int]:
+    """Return the versions that a task has, by name; none if a later version of Roundgate wrote its
+    journal."""
+    try:
+        entries = [from_row(json.decode(row)) for row in work.journal]
+    except (ParseError, ValueError, TypeError, KeyError):
+        return {}
+    return {
+        entry.key.removeprefix(VERSION): entry.value
+        for entry in entries
+        if isinstance(entry, Remembered) and entry.key.startswith(VERSION)
+    }

@@ -1,0 +1,300 @@
+"""The replay of recorded histories (`roundgate tasks export`) with the handlers of a test's gateway.
+
+A replay runs no step: each new one waits, so the handler goes as far as its history and no further.
+
+    recorded    plan ✓   confirm ✓   charge ✓
+    replay 1    plan ✓   confirm ✓   charge ✓   ship …       goes on where the task was
+    replay 2    plan ✓   confirm ✓   weigh …                 departs: `charge` is recorded
+
+An outline has no values. A value that the test does not give ends the replay at its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from roundgate.auth import Principal
+from roundgate.backends import Catalog, Returned
+from roundgate.clock import Deadline
+from roundgate.errors import NondeterminismError, RoundgateError
+from roundgate.json import fresh
+from roundgate.protocol import ClientCapabilities, Meta
+from roundgate.replay import (
+    VERSION,
+    Answered,
+    Asked,
+    Branch,
+    Call,
+    Context,
+    Cut,
+    Entry,
+    Failed,
+    Finished,
+    Journal,
+    Raised,
+    Remembered,
+    Run,
+    Suspended,
+    Told,
+    Unanswered,
+    engine,
+)
+from roundgate.replay.values import OTHER_TYPE
+from roundgate.tasks.histories import History, without_arguments
+from roundgate.testing.instances import VirtualClock
+
+WITHIN_S: Final = 30.0
+"""How long one replay may take, in seconds."""
+MAX_SHOWN: Final = 10
+"""The most entries of each kind that the description of a departure shows."""
+
+_VALUES: Final = ("key", "now", "random", "uuid")
+"""The kinds of places that need nothing recorded."""
+_QUESTIONS: Final = (Asked, Answered, Unanswered)
+Place: TypeAlias = tuple[bool, str]
+"""Whether it is of a question, and the key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The replay of one history."""
+
+    task: str
+    tool: str
+    reached: Sequence[str]
+    """The recorded places that the handler came to."""
+    unchecked: Sequence[str]
+    """The recorded places behind a value that is not in the history."""
+    departure: str | None
+    """The first departure in words; `None` if the handler keeps to the history."""
+
+
+def read_histories(file: str | Path) -> Iterator[History]:
+    """Yield the histories of a file, one a line.
+
+    Raises:
+        ValueError: a line is not a history; the text has its number.
+    """
+    with Path(file).open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                try:
+                    yield History.from_json(json.loads(line))
+                except (ValueError, TypeError) as error:
+                    raise ValueError(f"{file}:{number}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a test gives to its replays."""
+
+    caller: Principal
+    """The caller of outlines."""
+    arguments: Mapping[str, Any]
+    """The arguments of outlines."""
+    values: Mapping[str, Any]
+    """Results of steps and contents of answers by place or name: those of outlines, and by place
+    those of steps that are new."""
+
+    def value(self, key: str) -> tuple[Any] | None:
+        """Return the value for a place as a tuple, or `None` if there is none."""
+        for name in (key, key.rpartition("/")[2].partition("#")[0]):
+            if name in self.values:
+                return (self.values[name],)
+        return None
+
+
+async def replay(history: History, catalog: Catalog, given: Given) -> Replayed:
+    """Replay a history.
+
+    Raises:
+        TimeoutError: the handler took longer than `WITHIN_S`.
+    """
+    offered = catalog.views.get(history.view) if history.view else catalog
+    served = None if offered is None else offered.tools.get(history.tool)
+    recorded = [entry for entry in history.entries() if not isinstance(entry, _HIDDEN)]
+    if served is None:
+        reason = "the gateway does not serve this tool"
+        return Replayed(history.task, history.tool, (), (), _described(history, reason, (), (), ()))
+    journal, missing = _journal(history, given)
+    run = _Run(_call(history, given, served.tool.unasked_answers), journal, history)
+    arguments = fresh(dict(history.arguments if history.arguments is not None else given.arguments))
+    async with asyncio.timeout(WITHIN_S):
+        outcome = await engine.run_handler(lambda: served.call(Context(run), arguments), run)
+    reached = [entry for entry in recorded if _place(entry) in run.reached]
+    left = [entry for entry in recorded if _place(entry) not in run.reached]
+    is_stopped = any(place in run.reached for place in missing)
+    new = [key for is_question, key in run.reached if (is_question, key) not in run.known]
+    departure = _departure(history, run, outcome, left, new, is_stopped)
+    return Replayed(
+        *(history.task, history.tool),
+        reached=[entry.key for entry in reached],
+        unchecked=[entry.key for entry in left] if is_stopped else [],
+        departure=departure and _described(history, departure, reached, left, new),
+    )
+
+
+class _Run(Run):
+    """A run that records the places to which the handler comes, and begins no step."""
+
+    stop_requested = True
+
+    def __init__(self, call: Call, journal: Journal, history: History) -> None:
+        super().__init__(call, journal)
+        self._is_exact = not (history.is_outline or history.is_redacted)
+        self.reached: dict[Place, None] = {}
+        self.known = {_place(entry) for entry in [*history.entries(), *journal.entries()]}
+
+    def come_to(self, branch: Branch, kind: str, name: str) -> str:
+        key = super().come_to(branch, kind, name)
+        if kind not in _VALUES:
+            self.reached[kind == "question", key] = None
+        return key
+
+    def is_same(self, before: str, now: str | None) -> bool:
+        if self._is_exact or now is None:
+            return before == now
+        return without_arguments(before) == without_arguments(now)
+
+
+def _place(entry: Entry) -> Place:
+    return isinstance(entry, _QUESTIONS), entry.key
+
+
+def _call(history: History, given: Given, takes_unasked: bool) -> Call:
+    who = given.caller
+    if history.principal is not None:
+        issuer, subject, client_id, scopes = history.principal
+        who = Principal(issuer, subject, client_id, frozenset(scopes))
+    capabilities = ClientCapabilities(history.capabilities, history.substituted)
+    return Call(
+        principal=who,
+        meta=Meta(capabilities, dict(history.client_info or {}) or None, None, None),
+        deadline=Deadline(VirtualClock(history.exported_ms), None),
+        task_id=history.task,
+        takes_unasked=takes_unasked,
+    )
+
+
+def _journal(history: History, given: Given) -> tuple[Journal, set[Place]]:
+    """Return the journal for a replay, and the places whose values are missing in it."""
+    journal = Journal(state=fresh(dict(history.state or {})), generation=history.generation)
+    missing: set[Place] = set()
+    for entry in history.entries():
+        known = _known(entry, history, given)
+        if known is not None:
+            journal.add(known)
+        elif not isinstance(entry, Remembered):
+            missing.add(_place(entry))
+    for key, value in given.values.items():
+        if key not in journal.steps and (False, key) not in missing:
+            journal.steps[key] = Finished(key, value)
+    return journal, missing
+
+
+def _known(entry: Entry, history: History, given: Given) -> Entry | None:
+    """Return an entry with its value, or `None` if the value is missing."""
+    match entry:
+        case Unanswered(digest=""):
+            return None
+        case Answered() if history.is_redacted:
+            return replace(entry, digest=None)
+        case _ if not history.is_outline:
+            return entry
+        case Remembered(key=key) if key.startswith(VERSION):
+            return entry
+        case Remembered(key=key) if key.rpartition("/")[2].startswith("now:"):
+            return Remembered(key, history.exported_ms)
+        case Remembered():
+            return None
+        case Finished() | Answered():
+            value = given.value(entry.key)
+            if value is None:
+                return None
+            if isinstance(entry, Finished):
+                return replace(entry, value=value[0])
+            return replace(entry, digest=None, response={"action": "accept", "content": value[0]})
+    return entry
+
+
+# Departures
+
+
+def _departure(
+    history: History,
+    run: _Run,
+    outcome: engine.Outcome[Returned],
+    left: Sequence[Entry],
+    new: Sequence[str],
+    is_stopped: bool,
+) -> str | None:
+    """Return the reason why the handler departs from its history, or `None`."""
+    if is_stopped and run.error is None:
+        return None
+    if isinstance(run.error, NondeterminismError):
+        is_replaced = history.is_redacted and run.error.remembered == OTHER_TYPE
+        return None if is_replaced else _of_error(run.error)
+    again = [
+        entry.key
+        for entry in history.entries()
+        if isinstance(entry, Answered) and isinstance(run.journal.questions.get(entry.key), Asked)
+    ]
+    if again and history.is_redacted:
+        return None  # the replaced answer does not fit
+    if again:
+        return f"{again[0]!r} was answered, and is asked again, because it reads differently"
+    if isinstance(outcome, Failed) and (left or not isinstance(outcome.error, RoundgateError)):
+        return f"it ends with {type(outcome.error).__name__}: {str(outcome.error)[:500]}"
+    if not left:
+        return None
+    instead = (
+        f"comes to {new[0]!r}" if new else "ends" if not isinstance(outcome, Suspended) else "waits"
+    )
+    return f"it {instead} before {left[0].key!r}, which is recorded"
+
+
+def _of_error(error: NondeterminismError) -> str:
+    if error.remembered is None or error.asked is None:
+        return str(error)
+    before, now = without_arguments(error.remembered), without_arguments(error.asked)
+    if before == now and before.startswith(("step", "poll")):
+        return f"{error.key!r} has other arguments than recorded"
+    return f"{error.key!r} is recorded as {before!r}, and the handler asks for {now!r}"
+
+
+_HIDDEN: Final = (Told, Cut, Remembered)
+"""Entries that no handler comes to."""
+_HOW: Final[Mapping[type[Entry], str]] = {
+    Raised: ", failed",
+    Asked: "question",
+    Answered: "question, answered",
+    Unanswered: "question, not answered in time",
+}
+
+
+def _described(
+    history: History,
+    reason: str,
+    reached: Sequence[Entry],
+    left: Sequence[Entry],
+    new: Sequence[str],
+) -> str:
+    rows = [
+        *(("  ", entry.key, _what(entry)) for entry in reached[-MAX_SHOWN:]),
+        *(("- ", entry.key, f"{_what(entry)} (recorded)") for entry in left[:MAX_SHOWN]),
+        *(("+ ", key, "(new)") for key in new[:MAX_SHOWN]),
+    ]
+    width = max((len(key) for _, key, _ in rows), default=0)
+    lines = (f"      {mark}{key:<{width}}  {what}".rstrip() for mark, key, what in rows)
+    kind = " (an outline)" if history.is_outline else " (redacted)" if history.is_redacted else ""
+    return "\n".join([f"task {history.task} of {history.tool}{kind}: {reason}", *lines])
+
+
+def _what(entry: Entry) -> str:
+    what = getattr(entry, "what", None)
+    return f"{without_arguments(what) if what else ''}{_HOW.get(type(entry), '')}"
