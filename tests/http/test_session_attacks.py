@@ -15,14 +15,10 @@ from pydantic import BaseModel
 
 from roundgate import Context, tool
 from roundgate.auth.principal import Principal
-from roundgate.clock import Clock
 from roundgate.errors import Unavailable
-from roundgate.http.older.questions import Asked, Questions
+from roundgate.http.older.following import Followers
 from roundgate.settings.process import Settings
-from roundgate.storage.sqlite.database import Database
-from roundgate.storage.sqlite.sessions import SqliteSessions
-from roundgate.tokens import KeyRing, keys
-from roundgate.tokens.ids import StreamIds
+from roundgate.storage import TaskRef
 from roundgate.tokens.keys import new_key
 from tests.support.asgi import gateway
 from tests.support.issuer import PUBLIC_URL, gateway_for, token
@@ -240,27 +236,19 @@ async def test_a_batch_in_which_everything_is_wrong_has_an_error_for_each(app: F
     assert [one["id"] for one in answers[-6:]] == [1, 2, 3, 4, "same", "same"]
 
 
-@pytest.fixture
-async def questions(tmp_path: Path) -> Any:
-    store = SqliteSessions(Database(tmp_path / "questions.sqlite3"), Clock())
-    ids = StreamIds(KeyRing(keys.parse(OLD, "test"), "roundgate"))
-    yield Questions(store, ids, Clock(), max_open=5, max_per_caller=3)
-    await store.aclose()
-
-
-def test_calls_that_wait_are_bounded_for_each_caller_and_for_all(questions: Questions) -> None:
+def test_requests_that_wait_are_bounded_for_each_caller_and_for_all() -> None:
+    followers, ref = Followers(max_open=5, max_per_caller=3), TaskRef("owner", "~task")
     ann, bob, eve = (Principal("issuer", name, "client") for name in ("ann", "bob", "eve"))
-    asked = Asked("the same round", {}, 0)
-    waiting = [questions.waiting(asked, ann) for _ in range(2)] + [questions.room(ann)]
+    waiting = [followers.following(ref, ann) for _ in range(2)] + [followers.room(ann)]
     for one in waiting:
         one.__enter__()
-    with pytest.raises(Unavailable, match="max_streams_per_caller"), questions.waiting(asked, ann):
+    with pytest.raises(Unavailable, match="max_streams_per_caller"), followers.following(ref, ann):
         pass
-    with questions.waiting(asked, bob), questions.room(bob), pytest.raises(Unavailable):
-        questions.waiting(asked, eve).__enter__()
+    with followers.following(ref, bob), followers.room(bob), pytest.raises(Unavailable):
+        followers.following(ref, eve).__enter__()
     for one in waiting:
         one.__exit__(None, None, None)
-    assert questions.open == 0
-    with questions.waiting(asked, ann) as news:
-        questions.close()
+    assert followers.open == 0
+    with followers.following(ref, ann) as news:
+        followers.close()
         assert news.is_set()

@@ -6,7 +6,7 @@ An event under a lease has the lease's `fence`. Times are milliseconds since the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -110,7 +110,7 @@ class NewTask:
     """What is known from the rounds before it became a task, an entry each."""
     state: bytes = b"{}"
     status: Status = Status.WORKING
-    """`working`, or terminal for a call that is over already."""
+    """`working`, `input_required`, or terminal for a call that is over already."""
     status_message: str | None = None
     outcome: bytes | None = None
     journal_version: int = 1
@@ -119,6 +119,10 @@ class NewTask:
     ending: Ending | None = None
     """The ending of a terminal task; by default the ending of its status."""
     call_id: str | None = None
+    requests: Mapping[str, bytes] = field(default_factory=dict)
+    """The questions of a task that is created `input_required`."""
+    lease_until_ms: int = 0
+    """The end of its creator's lease; 0 if any worker may claim it."""
 
     def view(self) -> TaskView:
         """Return the part of the record that a client can see."""
@@ -174,6 +178,8 @@ class Added:
     """`None` leaves it as it is."""
     status_message: str | None = None
     """`None` leaves it as it is. A change counts as one that the client can see."""
+    expires_ms: int | None = None
+    """When the task now expires, for a hidden task; `None` leaves it as it is."""
 
 
 NOTHING = Added()
@@ -252,6 +258,8 @@ class Finish:
     ending: Ending | None = None
     """The ending of the status by default."""
     failed_steps: Sequence[str] = ()
+    expires_ms: int | None = None
+    """See `Added`."""
 
 
 @dataclass(frozen=True, slots=True)

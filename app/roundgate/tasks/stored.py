@@ -73,6 +73,11 @@ class Lease:
     fence: int
     held: _Held | None = field(default=None, compare=False, repr=False)
 
+    @classmethod
+    def of(cls, record: TaskRecord) -> Lease:
+        """Return the lease of a claimed task, as its claim left the record."""
+        return cls(record.ref, record.fence, _Held(record))
+
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
@@ -163,6 +168,10 @@ class StoredTasks:
                 return result
         raise AssertionError("a cancellation comes to something")
 
+    async def head(self, ref: TaskRef) -> TaskRecord | None:
+        """Return a task without its values, expired or not; `None` if it is unknown."""
+        return await self.store.head(ref)
+
     # for the worker
 
     async def claim(
@@ -202,7 +211,7 @@ class StoredTasks:
         if isinstance(event, events.ClaimCleanup) and event.journal is not None:
             journal = list(event.journal)
         return Claimed(
-            Lease(ref, swapped.fence, _Held(swapped)),
+            Lease.of(swapped),
             swapped,
             work.call,
             journal,
@@ -281,10 +290,12 @@ class StoredTasks:
         cleanup_due_ms: int | None = None,
         ending: Ending | None = None,
         failed_steps: Sequence[str] = (),
+        expires_ms: int | None = None,
     ) -> None:
         """See `events.Finish`."""
         event = events.Finish(
-            *(lease.fence, status, outcome, status_message, cleanup_due_ms, ending, failed_steps)
+            *(lease.fence, status, outcome, status_message, cleanup_due_ms, ending, failed_steps),
+            expires_ms,
         )
         await self._under_lease(lease, event, now_ms)
 
@@ -429,6 +440,10 @@ class StoredTasks:
     ) -> Found:
         """See `TaskStore`."""
         return await self.store.find(wanted, limit, cursor)
+
+    async def read_whole(self, ref: TaskRef) -> tuple[TaskRecord | None, Work | None]:
+        """Return a task and its work, as `read_work` does, as of one moment."""
+        return await self.store.read_work(ref)
 
     async def read_work(self, ref: TaskRef) -> Work | None:
         """Return the work of a task, expired or not; `None` if there is no such task, or the store
