@@ -266,6 +266,32 @@ async def test_a_round_that_takes_long_does_not_expire(another: Another, clock: 
     assert record.expires_ms == clock.now_ms() + hidden.KEEP_MS
 
 
+async def test_calls_that_nobody_follows_are_ended_without_a_sweep(
+    another: Another, clock: FixedClock
+) -> None:
+    tasks = another(max_open_per_owner=3)
+    refs = [await tasks.ask(replace(CALL, request_id=number), b"s", ASKED) for number in range(3)]
+    clock.skip((WAIT_MS + LEEWAY_MS + hidden.TIDY_AFTER_MS) / 1000)
+    await tasks.ask(replace(CALL, request_id=9), b"s", ASKED)
+    records = [await tasks.head(ref) for ref in refs]
+    assert not [record for record in records if record is not None and record.is_open]
+
+
+async def test_the_end_of_a_call_is_kept_for_a_while_and_not_for_days(
+    shared: Shared, clock: FixedClock
+) -> None:
+    shop = shared.workshop()
+    tasks = HiddenTasks(shop.store, clock, shop.config, at_once, wait_ms=WAIT_MS, view="")
+    ref = await answered(tasks)
+    await (await claimed(tasks, ref)).finish(b"outcome", Ending.OK)
+    clock.skip(hidden.KEEP_MS / 1000 - 1)
+    await shop.sweep.sweep()
+    assert await tasks.outcome(ref) == b"outcome"
+    clock.skip(1)
+    await shop.sweep.sweep()
+    assert await tasks.head(ref) is None
+
+
 @pytest.fixture
 def sight(clock: FixedClock) -> Callable[[int, int], bool]:
     """Looks at a lease that ends so many milliseconds from the beginning, after so many more."""
@@ -336,7 +362,7 @@ async def test_no_client_sees_a_hidden_task_and_no_worker_runs_it(
     assert (record.status, record.fence) == (Status.WORKING, 0)
 
 
-async def test_a_hidden_task_is_swept_when_it_has_expired_and_sent_to_nobody(
+async def test_a_hidden_task_that_has_expired_is_deleted_and_sent_to_nobody(
     shared: Shared, clock: FixedClock
 ) -> None:
     shop = shared.workshop()
@@ -347,11 +373,4 @@ async def test_a_hidden_task_is_swept_when_it_has_expired_and_sent_to_nobody(
     clock.skip(2 * LEEWAY_MS / 1000)
     await shop.sweep.sweep()
     assert await shop.messages() == []
-    for ref in refs:
-        record = await tasks.head(ref)
-        assert record is not None
-        assert record.status is Status.FAILED
-        assert await shop.store.answer(ref, {"mark.0": b""}, clock.now_ms(), 0) in (
-            Answered.UNKNOWN_TASK,
-            Answered.NOT_NEEDED,
-        )
+    assert [await tasks.head(ref) for ref in refs] == [None, None]

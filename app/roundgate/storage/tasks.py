@@ -400,8 +400,8 @@ class TaskStore(Protocol):
         """
 
     async def forget(self, now_ms: int) -> int:
-        """Delete some of what expired long ago, if the store does not do so by itself; return how
-        many."""
+        """Delete some of what expired long ago, and some hidden tasks that have expired, if the
+        store does not do so by itself; return how many."""
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
         """Take a shard for one sweeper until `until_ms`; return `False` if another sweeper has it.

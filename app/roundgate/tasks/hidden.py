@@ -26,6 +26,7 @@ client that uses the id of a request again replaces the call.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -63,14 +64,14 @@ KEEP_MS: Final = 600_000
 """Milliseconds for which the end of a task is kept for a client that resumes its stream."""
 LONGEST_MS: Final = 86_400_000
 """Milliseconds after its creation when a hidden task expires at the latest."""
+TIDY_MS: Final = 60_000
+"""Milliseconds between two times that a process ends expired hidden tasks: a gateway without tasks
+of its own has no sweep."""
+TIDIED: Final = 200
+"""The most tasks that are looked at then."""
+TIDY_AFTER_MS: Final = 600_000
+"""Milliseconds after which that is done, because clocks differ."""
 CANCELLED: Final = "The client cancelled the call"
-NOT_ANSWERED: Final = (
-    "The question of this call was not answered in time; call again to be asked again"
-)
-INTERRUPTED: Final = (
-    "The connection was lost while this ran, and it is not known how far it came;"
-    " find out whether it took effect before calling again"
-)
 _UNKNOWN_STATE: Final = b"null"
 """The state of a call whose first round has not ended."""
 
@@ -124,6 +125,7 @@ class HiddenTasks:
         self._config = config
         self._wait_ms = wait_ms
         self._view = view
+        self._tidied_ms = clock.monotonic_ms()
 
     def ref(self, owner: Principal, session: str, request_id: str | int) -> TaskRef:
         """Return the reference of the task that a request of a session has, if any."""
@@ -187,6 +189,7 @@ class HiddenTasks:
         )
 
     async def _create(self, task: NewTask, patiently: Patiently) -> TaskRecord:
+        await self._tidy()
         most = self._config.max_open_per_owner
         if await patiently(lambda: self.tasks.count_open(task.ref.owner, most)) >= most:
             raise ToolError(
@@ -202,6 +205,17 @@ class HiddenTasks:
             # the client uses the id of an earlier request again
             await self.cancel(task.ref)
             await patiently(lambda: self.tasks.purge(task.ref, task.created_ms))
+
+    async def _tidy(self) -> None:
+        now_ms, monotonic_ms = self.clock.now_ms(), self.clock.monotonic_ms()
+        if monotonic_ms - self._tidied_ms < TIDY_MS:
+            return
+        self._tidied_ms = monotonic_ms
+        with suppress(Unavailable):
+            late = await self.tasks.due(now_ms - TIDY_AFTER_MS, TIDIED)
+            refs = [task.ref for task in late if task.ref.is_hidden]
+            await asyncio.gather(*(self.tasks.expire(ref, now_ms) for ref in refs))
+            await self.tasks.forget(now_ms)
 
     # for any process
 
@@ -248,17 +262,17 @@ class HiddenTasks:
         now_ms = self.clock.now_ms()
         await self.patiently(lambda: self.tasks.cancel(ref, why, now_ms))
 
-    async def claim(self, seen: TaskRecord) -> Holding | None:
-        """Claim a task that is free, or whose lease is lost, as it was seen; return `None` if
+    async def claim(self, record: TaskRecord) -> Holding | None:
+        """Claim a task that is free, or whose lease is lost, as `record` shows; return `None` if
         another process was first. Raises Unavailable."""
         now_ms = self.clock.now_ms()
         claimed = await self.patiently(
             lambda: self.tasks.claim(
-                seen.ref,
+                record.ref,
                 now_ms,
                 now_ms + LEASE_MS,
-                due_ms=seen.expires_ms + LONGEST_MS,
-                lapsed_ms=seen.lease_until_ms,
+                due_ms=record.expires_ms + LONGEST_MS,
+                lapsed_ms=record.lease_until_ms,
                 alone=True,
             )
         )

@@ -68,6 +68,9 @@ LAST_FOLLOW_S: Final = 1.0
 SHORT_WAIT_S: Final = 3.0
 """Seconds that a request waits for a change if the platform cannot hold a stream. Clients stop
 reading after 5 s."""
+_NOT_ANSWERED: Final = (
+    "The question of this call was not answered in time; call again to be asked again"
+)
 LEAVE_MS: Final = 2_000
 """The milliseconds that must be left of the environment's time for a held stream to continue."""
 
@@ -303,7 +306,7 @@ class SessionCalls:
         else:
             record = await self._tasks.patiently(lambda: self._tasks.head(ref))
         if record is None:
-            raise ToolError(hidden.NOT_ANSWERED)
+            raise ToolError(_NOT_ANSWERED)
         return record
 
     async def _told(self, call: Call, record: TaskRecord) -> bool:
@@ -339,15 +342,16 @@ class SessionCalls:
             GatewayError: it ended with an error.
         """
         if record.is_open:
-            await self._tasks.cancel(record.ref, hidden.NOT_ANSWERED)
-            raise ToolError(hidden.NOT_ANSWERED)
+            await self._tasks.cancel(record.ref, _NOT_ANSWERED)
+            raise ToolError(_NOT_ANSWERED)
         if record.status is Status.CANCELLED:
             if record.status_message == hidden.CANCELLED:
                 raise CallCancelled
-            raise ToolError(str(record.status_message))
+            message = str(record.status_message)
+            raise ToolError(message)
         outcome = await self._tasks.outcome(record.ref)
         if outcome is None:  # it has expired
-            raise ToolError(hidden.NOT_ANSWERED)
+            raise ToolError(_NOT_ANSWERED)
         scopes, _, kept = outcome.partition(b"\n")
         _check_scopes(frozenset(json.decode(scopes)), call.caller, record.tool)
         return stored_reply(kept)
@@ -372,7 +376,7 @@ class SessionCalls:
             return self._pending(call) if call.is_call else None
         if not stream.resumes:
             if call.ref is not None:
-                await self._tasks.cancel(call.ref, hidden.NOT_ANSWERED)
+                await self._tasks.cancel(call.ref, _NOT_ANSWERED)
             raise ToolError("The server is being restarted; call again to be asked again")
         if not stream.is_over:
             await stream.leave(self._rounds.event_id(call))

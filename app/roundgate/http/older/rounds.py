@@ -55,6 +55,10 @@ from roundgate.tokens.ids import SessionFacts
 
 RELEASE_S: Final = 2.0
 """Seconds that a request which is cut off may spend on releasing its task."""
+_INTERRUPTED: Final = (
+    "The connection was lost while this ran, and it is not known how far it came;"
+    " find out whether it took effect before calling again"
+)
 _NO_END: Final = (AuthError, Unavailable)
 """The errors that end a request but not its round."""
 
@@ -186,7 +190,7 @@ class Rounds:
             ToolError: the call must not be run again, or the client could not answer.
         """
         if call.held is None or call.held.is_first:
-            raise ToolError(hidden.INTERRUPTED)
+            raise ToolError(_INTERRUPTED)
         if self._tasks.has_died_often(claimed.record):
             raise ToolError(
                 f"{claimed.record.deaths} processes that ran this call died; it is not run again"
@@ -239,7 +243,7 @@ class Rounds:
         if isinstance(error, _NO_END) and not held.is_first:
             await held.let_go()
             return True
-        known = ToolError(hidden.INTERRUPTED) if isinstance(error, _NO_END) else error
+        known = ToolError(_INTERRUPTED) if isinstance(error, _NO_END) else error
         try:
             await self._end(call, kept_error(known), Ending.ERROR)
         except LeaseLost:
@@ -250,7 +254,7 @@ class Rounds:
         with suppress(LeaseLost, TimeoutError):
             async with asyncio.timeout(RELEASE_S):
                 if held.is_first:
-                    await self._failed(held, call, ToolError(hidden.INTERRUPTED))
+                    await self._failed(held, call, ToolError(_INTERRUPTED))
                 else:
                     await held.let_go()
 

@@ -90,6 +90,7 @@ create table tasks (
 create unique index tasks_by_ref on tasks (owner, id);
 create index tasks_by_due on tasks (due_ms) where due_ms is not null;
 create index tasks_by_expiry on tasks (expires_ms);
+create index tasks_hidden on tasks (expires_ms) where id >= '~';
 create index tasks_open_by_owner on tasks (owner) where due_ms is not null;
 create index tasks_ended on tasks (ending) where ending in ('step_failed', 'error', 'cancelled');
 create table payloads (

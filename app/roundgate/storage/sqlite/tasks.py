@@ -14,6 +14,7 @@ from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.writing import snapshot
 from roundgate.storage.tasks import (
     ANY,
+    HIDDEN,
     SHARD_AT_MOST_MS,
     UNHAPPY,
     Change,
@@ -58,6 +59,8 @@ _DEFAULTS: Final = (None, 0)
 """Values that a new row has without being told."""
 _OF_ENDED: Final = "ending in ('step_failed', 'error', 'cancelled')"
 """The condition of the index `tasks_ended`, which queries must repeat word for word."""
+_IS_HIDDEN: Final = f"id >= '{HIDDEN}'"
+"""The condition of the index `tasks_hidden`: no other id begins with so late a character."""
 _SHOWN: Final = "case ending when 'step_failed' then 'failed' else status end"
 """The SQL expression for `TaskRecord.shown_status`."""
 _OPEN_TASK: Final = "owner, id, tool, status, created_ms, expires_ms, due_ms, resends, unsent"
@@ -207,10 +210,11 @@ class SqliteTasks:
 
     async def forget(self, now_ms: int) -> int:
         """See `TaskStore`."""
-        before_ms = now_ms - FORGET_AFTER_MS
-
-        select = "select n from tasks where expires_ms <= ? limit ?"  # in bites
-        facts = (before_ms, _FORGET_AT_ONCE)
+        facts = (now_ms - FORGET_AFTER_MS, now_ms, _FORGET_AT_ONCE)
+        select = (
+            "select n from tasks where expires_ms <= ? union all select n from tasks indexed by"
+            f" tasks_hidden where {_IS_HIDDEN} and expires_ms <= ? limit ?"  # in bites
+        )
         rows = await self._database.read(lambda db: db.execute(select, facts).fetchall())
         if rows:  # most of the time there is nothing, and no lock to be had for it
             await self._database.write(
