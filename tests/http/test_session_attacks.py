@@ -20,6 +20,7 @@ from roundgate.http.older.following import Followers
 from roundgate.settings.process import Settings
 from roundgate.storage import TaskRef
 from roundgate.tokens.keys import new_key
+from tests.support import wire
 from tests.support.asgi import gateway
 from tests.support.issuer import PUBLIC_URL, gateway_for, token
 from tests.support.rounds import accept
@@ -231,7 +232,7 @@ async def test_a_batch_in_which_everything_is_wrong_has_an_error_for_each(app: F
     ]
     response = await session.send(app, [*wrong, twice, twice])
     assert response.status_code == 200
-    answers = response.json()
+    answers = wire.events(response.text)
     assert ["error" in one for one in answers] == [True] * len(wrong) + [False] * 2
     assert [one["id"] for one in answers[-6:]] == [1, 2, 3, 4, "same", "same"]
 

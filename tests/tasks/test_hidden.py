@@ -21,7 +21,6 @@ from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.tasks import SqliteTasks
 from roundgate.storage.tasks import Ending, TaskRef, TaskStore
 from roundgate.tasks import hidden
-from roundgate.tasks.events import Answered
 from roundgate.tasks.hidden import (
     GAP_MS,
     LEASE_MS,

@@ -33,13 +33,12 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeVar
 
 from roundgate import json
-from roundgate.auth import Principal
+from roundgate.auth import Principal, owner_of
 from roundgate.clock import Clock
 from roundgate.errors import LeaseLost, ToolError, Unavailable
 from roundgate.protocol import Status
 from roundgate.settings import TasksConfig
 from roundgate.storage import HIDDEN, Ending, TaskRecord, TaskRef, Work
-from roundgate.tasks.call import owner_of
 from roundgate.tasks.events import Added, NewTask
 from roundgate.tasks.stored import Claimed, Lease, StoredTasks
 

@@ -57,7 +57,7 @@ from roundgate.protocol import (
     Status,
     jsonrpc,
 )
-from roundgate.storage import SessionStore, TaskRecord, TaskRef
+from roundgate.storage import RowsOf, TaskRecord, TaskRef
 from roundgate.tasks import hidden
 from roundgate.tasks.hidden import HiddenTasks, Sight
 from roundgate.tokens.ids import QuestionId, StreamIds
@@ -84,7 +84,7 @@ class SessionCalls:
         tasks: the hidden tasks.
         followers: the requests of this process that wait.
         ids: makes and opens the ids of events and questions.
-        store: keeps cancellations of calls without a task.
+        rows_of: returns the rows of a caller: cancellations of calls without a task.
         tracing: makes the span of a request.
         clock: the clock of the process.
         keep_alive_s: seconds between comments on a quiet stream.
@@ -98,7 +98,7 @@ class SessionCalls:
         tasks: HiddenTasks,
         followers: Followers,
         ids: StreamIds,
-        store: SessionStore,
+        rows_of: RowsOf,
         tracing: Tracing,
         clock: Clock,
         *,
@@ -112,8 +112,8 @@ class SessionCalls:
         self._sessions = sessions
         self._tasks = tasks
         self._ids = ids
-        self._rows = store
-        self._rounds = Rounds(methods, tasks, self.open_calls, followers, store, clock)
+        self._rows_of = rows_of
+        self._rounds = Rounds(methods, tasks, self.open_calls, followers, rows_of, clock)
         self._tracing = tracing
         self._clock = clock
         self._keep_alive_s = keep_alive_s
@@ -191,7 +191,8 @@ class SessionCalls:
         """
         # a replica that runs the call without a task reads this row
         key, forget_ms = cancel_key(caller.session, request_id), self._tasks.until_ms
-        await self._tasks.patiently(lambda: self._rows.put_new(key, b"{}", forget_ms))
+        rows = self._rows_of(caller.principal)
+        await self._tasks.patiently(lambda: rows.put_new(key, b"{}", forget_ms))
         ref = self._tasks.ref(caller.principal, caller.session.id, request_id)
         await self._tasks.cancel(ref)
         self.followers.wake(ref)

@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 
 from roundgate import aws
 from roundgate.clock import Clock
-from roundgate.errors import StoreAway, Unavailable
+from roundgate.errors import QuotaExceeded, StoreAway, Unavailable
 
 T = TypeVar("T")
 
@@ -46,6 +46,8 @@ class Patience:
         for pause_s in chain(PAUSES_S, repeat(PAUSES_S[-1])):
             try:
                 return await ask()
+            except QuotaExceeded:
+                raise
             except Unavailable as error:
                 is_late = self._clock.monotonic_ms() + pause_s * 1000 > until_ms
                 if is_late or not aws.has_time(pause_s):

@@ -47,7 +47,7 @@ from roundgate.protocol import (
 )
 from roundgate.protocol.v2025 import Results, Revision, inbound_of
 from roundgate.protocol.v2025.results import asked as read_asked
-from roundgate.storage import Ending, SessionStore, TaskRef
+from roundgate.storage import Ending, RowsOf, TaskRef
 from roundgate.tasks import hidden
 from roundgate.tasks.hidden import HiddenTasks, Holding, NewCall
 from roundgate.tasks.stored import Claimed
@@ -107,7 +107,7 @@ class Rounds:
         tasks: the hidden tasks.
         calls: makes the ids of events.
         followers: the limit on requests that wait.
-        rows: keeps cancellations of calls without a task.
+        rows_of: returns the rows of a caller: cancellations of calls without a task.
         clock: the clock of the process.
     """
 
@@ -117,14 +117,14 @@ class Rounds:
         tasks: HiddenTasks,
         calls: OpenCalls,
         followers: Followers,
-        rows: SessionStore,
+        rows_of: RowsOf,
         clock: Clock,
     ) -> None:
         self._methods = methods
         self._tasks = tasks
         self._calls = calls
         self._followers = followers
-        self._rows = rows
+        self._rows_of = rows_of
         self._clock = clock
 
     async def run(self, call: Call, claimed: Claimed | None) -> Reply | None:
@@ -217,8 +217,8 @@ class Rounds:
         """Keep the state of a round that has ended, for the requests that follow the call."""
         kept, asked = state.to_bytes(), state.asked
         if (held := call.held) is not None:
-            call.ref, call.stream.held = held.ref, None
             await (held.suspend(kept, asked) if asked else held.release(kept))
+            call.ref, call.stream.held = held.ref, None
             return
         new = _new_call(call.request, call.caller, call.correlation)
         call.ref = await self._tasks.ask(new, kept, asked)
@@ -317,8 +317,8 @@ class Rounds:
     ) -> None:
         """Raise CallCancelled if the client cancelled the call before it had a task, and cancel
         that."""
-        key = cancel_key(caller.session, request_id)
-        if await self._tasks.patiently(lambda: self._rows.read(key)) is not None:
+        key, rows = cancel_key(caller.session, request_id), self._rows_of(caller.principal)
+        if await self._tasks.patiently(lambda: rows.read(key)) is not None:
             if ref is not None:
                 await self._tasks.cancel(ref)
             raise CallCancelled

@@ -96,6 +96,7 @@ class OlderClients:
         from roundgate.tokens.ids import SessionSealer, StreamIds
 
         http, sessions, stores = self._config.http, self._config.sessions, self._core.stores
+        rows_of = self._core.rows_of(self._view)
         self._methods = {
             version: (results, CurrentMethods(*self._serves(results)))
             for version, results in WITH_SESSIONS.items()
@@ -116,14 +117,14 @@ class OlderClients:
             wait_ms=int(wait_s * 1000),
             view=self._view,
         )
-        states = Sessions(stores.sessions, self._clock)
+        states = Sessions(rows_of, self._clock)
         calls = SessionCalls(
             by_version,
             states,
             tasks,
             self._followers,
             StreamIds(self._ring),
-            stores.sessions,
+            rows_of,
             tracing.set_up(),
             self._clock,
             keep_alive_s=http.keep_alive_s,
