@@ -19,6 +19,7 @@ from roundgate.errors import Unavailable
 from roundgate.http.older.following import Followers
 from roundgate.settings.process import Settings
 from roundgate.storage import TaskRef
+from roundgate.tasks import hidden
 from roundgate.tokens.keys import new_key
 from tests.support import wire
 from tests.support.asgi import gateway
@@ -178,6 +179,48 @@ async def test_a_client_that_goes_while_another_of_its_requests_is_worked_on_tak
                 twin.hang_up()
         assert (await stream.asked()).asked["params"]["message"] == "Where is Ann?"
     assert steps == ["tea for Ann"]
+
+
+async def test_a_client_that_uses_one_id_for_all_its_calls_is_served(
+    app: FastAPI, using: Settings
+) -> None:
+    session, other = await opened(app), gateway(order, using=using)
+    async with session.stream(app, calling("order", 1, what="tea")) as stream:
+        abandoned = await stream.asked()
+    async with session.stream(other, calling("order", 1, what="cake")) as stream:
+        asked = await stream.asked()
+        assert (await session.answer(app, abandoned, accept(name="Eve"))).status_code == 202
+        await session.answer(app, asked, accept(name="Bob"))
+        assert (await stream.asked()).asked["params"]["message"] == "Where is Bob?"
+    assert steps == ["cake for Bob"]
+
+
+@pytest.mark.parametrize("moved", ["..0", ".x.1", ".x.9999", ".x.99999", ".x", "", ".é.1", ".x.-1"])
+async def test_a_position_that_nobody_sent_asks_again_or_is_refused(
+    app: FastAPI, moved: str
+) -> None:
+    session = await opened(app)
+    async with session.stream(app, calling("order")) as stream:
+        question = await stream.asked()
+    token = str(question.id).rsplit(".", 2)[0]
+    async with session.resumed(app, f"{token}{moved}") as again:
+        if moved in ("..0", ".x.1", ".x.9999", ".é.1"):
+            assert (await again.asked()).asked["params"] == question.asked["params"]
+        else:
+            await again.body()
+            assert again.status == 400
+
+
+async def test_a_call_with_which_every_process_dies_is_given_up(
+    app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hidden.HiddenTasks, "has_died_often", lambda tasks, record: True)
+    session = await opened(app)
+    async with session.stream(app, calling("order")) as stream:
+        await session.answer(app, await stream.asked(), accept(name="Ann"))
+        (response,) = await stream.over()
+    assert "it is not run again" in text(response)
+    assert steps == []
 
 
 @tool(scopes=["orders"])

@@ -314,6 +314,24 @@ async def test_a_call_whose_client_has_hung_up_can_be_cancelled(
         await asyncio.wait_for(work.cancelled.wait(), 30)
 
 
+@pytest.mark.parametrize("tells", [True, False])
+async def test_a_call_that_was_cancelled_before_it_asks_asks_nothing(
+    two: tuple[FastAPI, FastAPI], tells: bool
+) -> None:
+    """By a request to another replica, and before its own looked for that."""
+    session = await opened(two[0])
+    asked = telling("send", 7) if tells else calling("send", 7)
+    async with session.stream(two[0], asked) as stream:
+        await asyncio.wait_for(work.begun.wait(), 30)
+        told = {"jsonrpc": "2.0", "method": "notifications/cancelled"}
+        await session.send(two[1], {**told, "params": {"requestId": 7}})
+        work.may_end.set()
+        messages = await stream.over()
+    assert not [one for one in messages if "id" in one]
+    tasks = two[1].state.core.stores.tasks
+    assert not [one for one in await tasks.open_tasks(10) if one.ref.is_hidden]
+
+
 async def test_no_more_go_on_for_nobody_than_may_have_streams(
     two: tuple[FastAPI, FastAPI], using: Settings
 ) -> None:
