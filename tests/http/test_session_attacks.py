@@ -195,6 +195,22 @@ async def test_a_client_that_uses_one_id_for_all_its_calls_is_served(
     assert steps == ["cake for Bob"]
 
 
+async def test_a_call_that_is_replaced_has_no_result_of_the_other(
+    app: FastAPI, using: Settings
+) -> None:
+    session, other = await opened(app), gateway(order, using=using)
+    async with session.stream(app, calling("order", 1, what="tea")) as first:
+        asked = await first.asked()
+        async with session.stream(other, calling("order", 1, what="cake")) as second:
+            await session.answer(app, await second.asked(), accept(name="Bob"))
+            assert await first.over() == []
+            await session.answer(app, await second.asked(), accept(name="Rome"))
+            assert text((await second.over())[-1]) == "cake for Bob in Rome"
+    async with session.resumed(app, asked.id) as again:
+        await again.body()
+    assert again.status == 400
+
+
 @pytest.mark.parametrize("moved", ["..0", ".x.1", ".x.9999", ".x.99999", ".x", "", ".é.1", ".x.-1"])
 async def test_a_position_that_nobody_sent_asks_again_or_is_refused(
     app: FastAPI, moved: str

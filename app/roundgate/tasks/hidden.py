@@ -250,10 +250,8 @@ class HiddenTasks:
             record = await self.patiently(lambda: self.tasks.head(ref))
             if record is not None and question in record.asked:
                 answers = dict.fromkeys(record.asked, answer)
-        now_ms, due_ms = (
-            self.clock.now_ms(),
-            self.until_ms + LEEWAY_MS,
-        )  # no earlier than it expires
+        now_ms = self.clock.now_ms()
+        due_ms = self.until_ms + LEEWAY_MS  # no earlier than it expires
         await self.patiently(lambda: self.tasks.answer(ref, answers, now_ms, due_ms))
 
     async def cancel(self, ref: TaskRef, why: str = CANCELLED) -> None:
@@ -310,7 +308,7 @@ class Sight:
 class Holding:
     """A hidden task whose round this process runs.
 
-    Every method but `beat` gives the task up. They raise `LeaseLost` if the task was cancelled or
+    Every method but `beat` gives the task up. Each raises `LeaseLost` if the task was cancelled or
     taken over, and `Unavailable`.
     """
 
@@ -329,8 +327,8 @@ class Holding:
         """Return whether this is the first round, which is never run again."""
         return self.claimed.state == _UNKNOWN_STATE
 
-    async def beat(self) -> None:
-        """Renew the lease.
+    async def beat(self, state: bytes | None = None) -> None:
+        """Renew the lease; keep the state of a round that ended without questions.
 
         Raises:
             LeaseLost: the task was cancelled or taken over.
@@ -338,7 +336,7 @@ class Holding:
         """
         now_ms = self._tasks.clock.now_ms()
         later_ms = self._later_ms() if self._expires_ms < now_ms + LEEWAY_MS else None
-        added = Added(expires_ms=later_ms)
+        added = Added(state=state, expires_ms=later_ms)
         await self._tasks.tasks.checkpoint(
             self.claimed.lease, added, now_ms, now_ms + LEASE_MS, later_ms
         )

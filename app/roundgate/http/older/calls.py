@@ -223,7 +223,7 @@ class SessionCalls:
                 span.end("cancelled", None)
                 return Responded(None, "cancelled")
             except ToolError as error:
-                if not call.is_call:
+                if not call.is_tool_call:
                     raise
                 reply = tool_error(caller.revision, error)
             if reply is None:
@@ -272,6 +272,9 @@ class SessionCalls:
             while True:
                 news.clear()
                 record = await self._record(ref, record)
+                if call.correlation.known_call_id not in (None, record.call_id):
+                    raise CallCancelled  # another request with the same id has replaced the call
+                call.correlation.known_call_id = record.call_id
                 call.asks = record.status is Status.INPUT_REQUIRED
                 if self._is_past(record) or not record.is_open:
                     return record
@@ -374,7 +377,7 @@ class SessionCalls:
         """
         stream = call.stream
         if stream.is_finite:
-            return self._pending(call) if call.is_call else None
+            return self._pending(call) if call.is_tool_call else None
         if not stream.resumes:
             if call.ref is not None:
                 await self._tasks.cancel(call.ref, _NOT_ANSWERED)

@@ -96,11 +96,27 @@ class OpenCalls:
         self._hidden = hidden
         self._ids = ids
 
-    def event_id(self, ref: TaskRef, request: Request, caller: Caller, position: Position) -> str:
-        """Return the id of an event after which any process can continue a call."""
+    def event_id(
+        self,
+        ref: TaskRef,
+        call_id: str | None,
+        request: Request,
+        caller: Caller,
+        position: Position,
+    ) -> str:
+        """Return the id of an event after which any process can continue a call.
+
+        Args:
+            ref: the task of the call.
+            call_id: the id of the call in the log, which a later call with the same request id
+                does not have.
+            request: the request.
+            caller: the caller.
+            position: the questions that the client has received.
+        """
         known = request.params.get("name", request.params.get("uri"))
         name = known[:MAX_NAME] if isinstance(known, str) else ""
-        facts = [ref.id, request.id, request.method, name, self._hidden.until_ms]
+        facts = [ref.id, call_id, request.id, request.method, name, self._hidden.until_ms]
         token = self._ids.seal_call(caller.session.id, facts, caller.principal)
         return after(token, position)
 
@@ -117,10 +133,10 @@ class OpenCalls:
         facts, position = self._opened(event_id, caller)
         if facts is None or position is None:
             raise refused
-        task_id, request_id, method, name, _ = facts
+        task_id, call_id, request_id, method, name, _ = facts
         ref = self._hidden.ref_of(caller.principal, task_id)
         record, work = await self._hidden.whole(ref)
-        if record is None:
+        if record is None or record.call_id != call_id:
             raise refused
         if work is None:
             params = {"uri" if method == "resources/read" else "name": name}
@@ -132,12 +148,12 @@ class OpenCalls:
         """Return when the wait for answers after an event ends, in milliseconds since the epoch,
         without reading the store; 0 if the id does not belong to this session."""
         facts, _ = self._opened(event_id, caller)
-        return 0 if facts is None else int(facts[4])
+        return 0 if facts is None else int(facts[-1])
 
     def _opened(self, event_id: str, caller: Caller) -> tuple[list[Any] | None, Position | None]:
         token, *rest = event_id.rsplit(".", 2)
         facts = self._ids.open_call(token, caller.session.id, caller.principal)
-        if not isinstance(facts, list) or len(facts) != 5:
+        if not isinstance(facts, list) or len(facts) != 6:
             return None, None
         mark, number = rest
         is_number = number.isascii() and number.isdigit() and len(number) <= 4

@@ -89,7 +89,7 @@ class Call:
     """Whether another request continues the call."""
 
     @property
-    def is_call(self) -> bool:
+    def is_tool_call(self) -> bool:
         """Return whether a tool is called."""
         return self.request.method == "tools/call"
 
@@ -179,9 +179,11 @@ class Rounds:
             call.leaves = (call.stream.can_tell and call.stream.resumes) or (
                 call.stream.is_finite and call.caller.is_nearly_over
             )
-            if call.leaves or call.held is not None:
+            if call.leaves:
                 await self._keep(call, call.state)
                 return None
+            if call.held is not None:
+                await self._tasks.patiently(partial(call.held.beat, call.state.to_bytes()))
 
     def _taken_up(self, call: Call, claimed: Claimed) -> dict[str, Any]:
         """Return the answers to the questions of a claimed call.
@@ -310,7 +312,7 @@ class Rounds:
         stream.held = held
         with suppress(CallCancelled, Unavailable):  # the next renewal notices
             await self._check_not_cancelled(request.id, caller, held.ref)
-        return self._calls.event_id(held.ref, request, caller, ("", 0))
+        return self._calls.event_id(held.ref, correlation.call_id, request, caller, ("", 0))
 
     async def _check_not_cancelled(
         self, request_id: RequestId, caller: Caller, ref: TaskRef | None
@@ -326,7 +328,8 @@ class Rounds:
     def event_id(self, call: Call) -> str:
         """Return the id of an event after which any process can continue a call with a task."""
         assert call.ref is not None, "only a call with a task can be continued"
-        return self._calls.event_id(call.ref, call.request, call.caller, call.position)
+        call_id = call.correlation.call_id
+        return self._calls.event_id(call.ref, call_id, call.request, call.caller, call.position)
 
     def inbound(self, request: Request, caller: Caller) -> Inbound:
         """Return a request of a session, validated. Raises MethodNotFound and InvalidParams."""
