@@ -494,6 +494,32 @@ def lose_messages(directory: Path) -> None:
     db.close()
 
 
+async def test_a_call_of_an_older_client_is_shown_and_cancelled_and_not_queued(
+    tmp_path: Path, operator: Operator
+) -> None:
+    clock, using = Clock(), from_environment(dict(os.environ))
+    stores = make_stores(using, clock)
+    now_ms, own = clock.now_ms(), TaskRef(OWNER, "~call")
+    facts = NewTask(own, "greet", b"{}", now_ms, now_ms + 10**6, now_ms + 10**6)
+    await stores.tasks.create(facts)
+    ((name, *_, doing),) = await operator.rows()
+    assert (name, doing) == (str(own), "waits for a request of its client")
+    status, out, _ = await operator("show", str(own), "--json")
+    assert (status, json.loads(out)["hidden"]) == (0, True)
+    assert "its requests run it" in (await operator("show", str(own)))[1]
+    status, out, err = await operator("requeue", str(own))
+    assert status == 1
+    assert "only requests of its client continue" in out + err
+    assert (await operator("requeue", "--tool", "greet", "--yes"))[0] == 0
+    assert await stores.queue.receive(10, 0) == []
+    assert (await operator("cancel", str(own)))[0] == 0
+    record = await stores.tasks.head(own)
+    assert record is not None
+    assert record.status.value == "cancelled"
+    await stores.tasks.aclose()
+    await stores.queue.aclose()
+
+
 async def test_open_tasks_are_counted(tmp_path: Path, operator: Operator) -> None:
     async with tasked(tmp_path, *JOBS) as ann:
         await one_of_each(ann)

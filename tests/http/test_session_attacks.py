@@ -15,14 +15,11 @@ from pydantic import BaseModel
 
 from roundgate import Context, tool
 from roundgate.auth.principal import Principal
-from roundgate.clock import Clock
 from roundgate.errors import Unavailable
-from roundgate.http.older.questions import Asked, Questions
+from roundgate.http.older.following import Followers
 from roundgate.settings.process import Settings
-from roundgate.storage.sqlite.database import Database
-from roundgate.storage.sqlite.sessions import SqliteSessions
-from roundgate.tokens import KeyRing, keys
-from roundgate.tokens.ids import StreamIds
+from roundgate.storage import TaskRef
+from roundgate.tasks import hidden
 from roundgate.tokens.keys import new_key
 from tests.support import wire
 from tests.support.asgi import gateway
@@ -184,6 +181,64 @@ async def test_a_client_that_goes_while_another_of_its_requests_is_worked_on_tak
     assert steps == ["tea for Ann"]
 
 
+async def test_a_client_that_uses_one_id_for_all_its_calls_is_served(
+    app: FastAPI, using: Settings
+) -> None:
+    session, other = await opened(app), gateway(order, using=using)
+    async with session.stream(app, calling("order", 1, what="tea")) as stream:
+        abandoned = await stream.asked()
+    async with session.stream(other, calling("order", 1, what="cake")) as stream:
+        asked = await stream.asked()
+        assert (await session.answer(app, abandoned, accept(name="Eve"))).status_code == 202
+        await session.answer(app, asked, accept(name="Bob"))
+        assert (await stream.asked()).asked["params"]["message"] == "Where is Bob?"
+    assert steps == ["cake for Bob"]
+
+
+async def test_a_call_that_is_replaced_has_no_result_of_the_other(
+    app: FastAPI, using: Settings
+) -> None:
+    session, other = await opened(app), gateway(order, using=using)
+    async with session.stream(app, calling("order", 1, what="tea")) as first:
+        asked = await first.asked()
+        async with session.stream(other, calling("order", 1, what="cake")) as second:
+            await session.answer(app, await second.asked(), accept(name="Bob"))
+            assert await first.over() == []
+            await session.answer(app, await second.asked(), accept(name="Rome"))
+            assert text((await second.over())[-1]) == "cake for Bob in Rome"
+    async with session.resumed(app, asked.id) as again:
+        await again.body()
+    assert again.status == 400
+
+
+@pytest.mark.parametrize("moved", ["..0", ".x.1", ".x.9999", ".x.99999", ".x", "", ".é.1", ".x.-1"])
+async def test_a_position_that_nobody_sent_asks_again_or_is_refused(
+    app: FastAPI, moved: str
+) -> None:
+    session = await opened(app)
+    async with session.stream(app, calling("order")) as stream:
+        question = await stream.asked()
+    token = str(question.id).rsplit(".", 2)[0]
+    async with session.resumed(app, f"{token}{moved}") as again:
+        if moved in ("..0", ".x.1", ".x.9999", ".é.1"):
+            assert (await again.asked()).asked["params"] == question.asked["params"]
+        else:
+            await again.body()
+            assert again.status == 400
+
+
+async def test_a_call_with_which_every_process_dies_is_given_up(
+    app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hidden.HiddenTasks, "has_died_often", lambda tasks, record: True)
+    session = await opened(app)
+    async with session.stream(app, calling("order")) as stream:
+        await session.answer(app, await stream.asked(), accept(name="Ann"))
+        (response,) = await stream.over()
+    assert "it is not run again" in text(response)
+    assert steps == []
+
+
 @tool(scopes=["orders"])
 async def pay(ctx: Context) -> str:
     """Needs a scope, and asks."""
@@ -241,27 +296,19 @@ async def test_a_batch_in_which_everything_is_wrong_has_an_error_for_each(app: F
     assert [one["id"] for one in answers[-6:]] == [1, 2, 3, 4, "same", "same"]
 
 
-@pytest.fixture
-async def questions(tmp_path: Path) -> Any:
-    store = SqliteSessions(Database(tmp_path / "questions.sqlite3"), Clock())
-    ids = StreamIds(KeyRing(keys.parse(OLD, "test"), "roundgate"))
-    yield Questions(lambda _: store, ids, Clock(), max_open=5, max_per_caller=3)
-    await store.aclose()
-
-
-def test_calls_that_wait_are_bounded_for_each_caller_and_for_all(questions: Questions) -> None:
+def test_requests_that_wait_are_bounded_for_each_caller_and_for_all() -> None:
+    followers, ref = Followers(max_open=5, max_per_caller=3), TaskRef("owner", "~task")
     ann, bob, eve = (Principal("issuer", name, "client") for name in ("ann", "bob", "eve"))
-    asked = Asked("the same round", {}, 0)
-    waiting = [questions.waiting(asked, ann) for _ in range(2)] + [questions.room(ann)]
+    waiting = [followers.following(ref, ann) for _ in range(2)] + [followers.room(ann)]
     for one in waiting:
         one.__enter__()
-    with pytest.raises(Unavailable, match="max_streams_per_caller"), questions.waiting(asked, ann):
+    with pytest.raises(Unavailable, match="max_streams_per_caller"), followers.following(ref, ann):
         pass
-    with questions.waiting(asked, bob), questions.room(bob), pytest.raises(Unavailable):
-        questions.waiting(asked, eve).__enter__()
+    with followers.following(ref, bob), followers.room(bob), pytest.raises(Unavailable):
+        followers.following(ref, eve).__enter__()
     for one in waiting:
         one.__exit__(None, None, None)
-    assert questions.open == 0
-    with questions.waiting(asked, ann) as news:
-        questions.close()
+    assert followers.open == 0
+    with followers.following(ref, ann) as news:
+        followers.close()
         assert news.is_set()

@@ -18,6 +18,7 @@ from roundgate.errors import Unavailable
 from roundgate.http.older import patient
 from roundgate.settings.process import Settings
 from roundgate.storage.sqlite.sessions import SqliteSessions
+from roundgate.storage.sqlite.tasks import SqliteTasks
 from tests.support.asgi import gateway
 from tests.support.rounds import KEYS, accept
 from tests.support.sessions import Event, Session, Stream, calling, opened
@@ -55,15 +56,15 @@ class Store:
     def __init__(self) -> None:
         self.is_away = False
         self.only = ""
-        """What the keys begin with that cannot be had while it is away."""
+        """The only operation that is not possible while it is away; empty for all."""
         self.refused = asyncio.Event()
 
     def may_be_away(self, operation: Callable[..., Any]) -> Callable[..., Any]:
-        async def wrapped(rows: Any, key: Any, *more: Any) -> Any:
-            if self.is_away and str(key).startswith(self.only):
+        async def wrapped(rows: Any, *arguments: Any) -> Any:
+            if self.is_away and self.only in ("", operation.__name__):
                 self.refused.set()
                 raise Unavailable("The store cannot be reached")
-            return await operation(rows, key, *more)
+            return await operation(rows, *arguments)
 
         return wrapped
 
@@ -79,8 +80,12 @@ class Store:
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     steps.clear()
     one = Store()
-    for name in ("read", "read_values", "put_new", "replace"):
-        monkeypatch.setattr(SqliteSessions, name, _method(one, getattr(SqliteSessions, name)))
+    for kind, names in (
+        (SqliteSessions, ("read", "put_new", "replace")),
+        (SqliteTasks, ("insert", "read", "head", "read_work", "swap", "count_open")),
+    ):
+        for name in names:
+            monkeypatch.setattr(kind, name, _method(one, getattr(kind, name)))
     yield one
     steps.clear()
 
@@ -157,7 +162,7 @@ async def test_what_a_user_has_answered_is_not_lost_when_it_goes_then(
     session = await opened(two[0])
     async with session.stream(two[0], calling("order", note=note)) as stream:
         who = await stream.asked()
-        store.is_away, store.only = True, "run."
+        store.is_away, store.only = True, "read_work"
         await session.answer(two[1], who, accept(name="Ann"))
         event_id, messages = await ended(stream)
     assert (event_id, messages) == (who.id, [])
@@ -221,7 +226,7 @@ async def test_a_client_that_does_not_come_back_has_an_error_under_the_id_of_its
     session = await opened(two[0], "2025-06-18")
     async with session.stream(two[0], calling("order", 7)) as stream:
         who = await stream.asked()
-        store.is_away, store.only = True, "run."
+        store.is_away, store.only = True, "read_work"
         await session.answer(two[1], who, accept(name="Ann"))
         _, messages = await ended(stream)
     assert messages[-1]["id"] == 7

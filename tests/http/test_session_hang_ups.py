@@ -17,8 +17,10 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from roundgate import Context, ToolError, tool
-from roundgate.http.older import asking, cancelling, claims
+from roundgate.http.older import calls, cancelling, rounds
 from roundgate.settings.process import Settings
+from roundgate.tasks import hidden
+from roundgate.tasks.events import NewTask
 from tests.support.asgi import gateway
 from tests.support.rounds import KEYS, accept
 from tests.support.sessions import Event, Session, Stream, calling, opened
@@ -178,11 +180,10 @@ async def test_a_client_that_hung_up_in_the_first_round_finds_the_result_at_anot
 async def test_a_connection_that_is_dead_and_nobody_knows_it_is_come_back_to(
     two: tuple[FastAPI, FastAPI], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The gateway that runs the call is told that somebody waits, and says that it lives."""
+    """The gateway that runs the call renews its lease."""
     monkeypatch.setattr(cancelling, "FIRST_LOOK_S", 0.05)
-    monkeypatch.setattr(cancelling, "LAST_LOOK_S", 0.05)
-    monkeypatch.setattr(claims, "BEAT_S", 0.05)
-    monkeypatch.setattr(claims, "LOST_FIRST_MS", 2_000)
+    monkeypatch.setattr(hidden, "BEAT_S", 0.05)
+    monkeypatch.setattr(hidden, "LEASE_MS", 2_000)
     session = await opened(two[0])
     async with session.stream(two[0], telling("pack")) as stream:
         event_id = (await stream.next()).id
@@ -238,7 +239,8 @@ async def test_a_step_in_which_a_client_hangs_up_is_not_doubled(
 async def test_a_first_round_whose_gateway_has_died_is_not_run_again(
     two: tuple[FastAPI, FastAPI], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claims, "LOST_FIRST_MS", 300)
+    monkeypatch.setattr(hidden, "LEASE_MS", 300)
+    monkeypatch.setattr(rounds, "RELEASE_S", 0)
     session = await opened(two[0])
     stream = session.stream(two[0], telling("pack"))
     await stream.__aenter__()
@@ -262,11 +264,11 @@ async def test_a_round_whose_gateway_has_died_is_gone_on_with_where_nobody_may_w
     monkeypatch: pytest.MonkeyPatch,
     version: str,
 ) -> None:
-    """No request may wait for as long as it takes to be sure of the death:
-    they find out together."""
-    monkeypatch.setattr(claims, "LOST_MS", 1_000)
-    monkeypatch.setattr(claims, "SUSPICIOUS_MS", 200)
-    monkeypatch.setattr(asking, "SHORT_WAIT_S", 0.5)
+    """No request may wait until the lease has run out before its eyes."""
+    monkeypatch.setattr(hidden, "LEASE_MS", 1_000)
+    monkeypatch.setattr(hidden, "SKEW_MS", 0)
+    monkeypatch.setattr(hidden, "UNRENEWED_MS", 200)
+    monkeypatch.setattr(calls, "SHORT_WAIT_S", 0.5)
     one, other = (gateway(*TOOLS, using=replace(using, listen="off")) for _ in two)
     session = await opened(one, version)
     async with session.stream(one, calling("order")) as stream:
@@ -274,7 +276,7 @@ async def test_a_round_whose_gateway_has_died_is_gone_on_with_where_nobody_may_w
         pending = await last(stream)
     await session.answer(other, question, accept(name="Ann"))
     token = pending.split()[1] if pending else None
-    monkeypatch.setattr(claims, "RELEASE_S", 0)
+    monkeypatch.setattr(rounds, "RELEASE_S", 0)
     dying = going_on(session, one, question, token)
     await dying.__aenter__()
     await asyncio.wait_for(work.begun.wait(), 30)
@@ -310,6 +312,24 @@ async def test_a_call_whose_client_has_hung_up_can_be_cancelled(
         cancelling_it = {**told, "params": {"requestId": 7}}
         assert (await session.send(two[at], cancelling_it)).status_code == 202
         await asyncio.wait_for(work.cancelled.wait(), 30)
+
+
+@pytest.mark.parametrize("tells", [True, False])
+async def test_a_call_that_was_cancelled_before_it_asks_asks_nothing(
+    two: tuple[FastAPI, FastAPI], tells: bool
+) -> None:
+    """By a request to another replica, and before its own looked for that."""
+    session = await opened(two[0])
+    asked = telling("send", 7) if tells else calling("send", 7)
+    async with session.stream(two[0], asked) as stream:
+        await asyncio.wait_for(work.begun.wait(), 30)
+        told = {"jsonrpc": "2.0", "method": "notifications/cancelled"}
+        await session.send(two[1], {**told, "params": {"requestId": 7}})
+        work.may_end.set()
+        messages = await stream.over()
+    assert not [one for one in messages if "id" in one]
+    tasks = two[1].state.core.stores.tasks
+    assert not [one for one in await tasks.open_tasks(10) if one.ref.is_hidden]
 
 
 async def test_no_more_go_on_for_nobody_than_may_have_streams(
@@ -358,21 +378,21 @@ async def test_only_a_call_that_its_client_may_come_back_to_is_kept(
 ) -> None:
     work.may_end.set()
     older, newer = await opened(two[0], "2025-06-18"), await opened(two[0])
-    rows, kept = two[0].state.core.stores.sessions, []
-    real = rows.put_new
+    tasks, kept = two[0].state.core.stores.tasks, []
+    real = tasks.create
 
-    async def put_new(key: str, value: bytes, forget_ms: int) -> bool:
-        kept.append(key.partition(".")[0])
-        return bool(await real(key, value, forget_ms))
+    async def create(task: NewTask) -> bool:
+        kept.append(task.ref.is_hidden)
+        return bool(await real(task))
 
-    monkeypatch.setattr(rows, "put_new", put_new)
+    monkeypatch.setattr(tasks, "create", create)
     for session, asked in ((older, telling("pack")), (newer, calling("pack"))):
         async with session.stream(two[0], asked) as stream:
             assert await last(stream) == "it is packed"
         assert kept == []
     async with newer.stream(two[0], telling("pack")) as stream:
         assert await last(stream) == "it is packed"
-    assert kept == ["ran"]
+    assert kept == [True]
 
 
 async def test_a_cancellation_that_comes_while_the_response_is_written_takes_nothing_of_it(

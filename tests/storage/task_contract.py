@@ -487,6 +487,34 @@ class TaskStoreContract:
         assert (await record(store)).tool == "report"
         assert (await claim(store)).call == b"first"
 
+    @pytest.mark.parametrize("size", [1, 9_000])
+    async def test_a_task_may_ask_when_it_is_created(
+        self, stores: list[StoredTasks], size: int
+    ) -> None:
+        requests = {"b": blob(size), "a": b"?"}
+        task = new(TaskRef("owner", "~id"), status=Status.INPUT_REQUIRED, requests=requests)
+        await stores[0].create(replace(task, state=blob(size)))
+        found = await record(stores[1], task.ref)
+        assert (list(found.requests.items()), found.asked) == (list(requests.items()), ("b", "a"))
+        assert await stores[2].answer(task.ref, {"a": b"!"}, NOW, SOON) is Answered.PARTLY
+        assert list((await record(stores[3], task.ref)).requests) == ["b"]
+        assert await stores[2].answer(task.ref, {"b": b"!"}, NOW, SOON) is Answered.FULLY
+        claimed = await claim(stores[1], task.ref)
+        assert (claimed.answers, claimed.state) == ({"a": b"!", "b": b"!"}, blob(size))
+
+    async def test_a_task_may_expire_later_than_it_was_to(self, stores: list[StoredTasks]) -> None:
+        task = new(lease_until_ms=UNTIL, due_ms=END)
+        await stores[0].create(task)
+        lease = Lease.of(await raw(stores[0]))
+        later = Added([b"1"], blob(9_000), expires_ms=END + 5_000)
+        await stores[0].checkpoint(lease, later, NOW, UNTIL, END + 5_000)
+        found = await record(stores[1], now_ms=END)
+        assert (found.expires_ms, found.due_ms) == (END + 5_000, END + 5_000)
+        assert [one.expires_ms for one in await stores[1].due(END + 5_000, 9)] == [END + 5_000]
+        assert await stores[1].due(END + 4_999, 9) == []
+        await stores[0].finish(lease, Status.COMPLETED, b"", None, END, expires_ms=END + 1)
+        assert await stores[1].read(task.ref, END + 1) is None
+
     @pytest.mark.parametrize("status", TERMINAL)
     async def test_a_task_may_be_over_when_it_is_created(
         self, store: StoredTasks, status: Status

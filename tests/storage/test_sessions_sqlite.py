@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from roundgate.storage.sqlite.database import Database
+from roundgate.storage.sqlite.database import FORGET_BYTES, Database
 from roundgate.storage.sqlite.sessions import SqliteSessions
 from tests.storage.account_contract import AccountContract
 from tests.storage.session_contract import LATER, SessionStoreContract
@@ -52,6 +52,23 @@ class TestSqliteSessions(SessionStoreContract):
         with sqlite3.connect(path) as db:
             assert db.execute("select key from sessions").fetchall() == [("another",)]
         db.close()
+
+    async def test_large_rows_are_deleted_a_few_at_a_time(
+        self, store: SqliteSessions, path: Path, clock: FixedClock
+    ) -> None:
+        for number in range(5):
+            await store.put_new(
+                f"key {number}", b"x" * (FORGET_BYTES // 2), clock.now_ms() + number
+            )
+        clock.skip(120)
+        left = []
+        for number in range(4):
+            await store.put_new(f"later {number}", b"", LATER)
+            with sqlite3.connect(path) as db:
+                select = "select count(*) from sessions where key like 'key %'"
+                left.append(db.execute(select).fetchone()[0])
+            db.close()
+        assert left == [3, 1, 0, 0]
 
 
 class TestSqliteAccounts(AccountContract):

@@ -12,7 +12,7 @@ import pytest
 
 from roundgate.clock import Clock
 from roundgate.protocol import Status
-from roundgate.storage.sqlite.database import Database, SqliteOnce
+from roundgate.storage.sqlite.database import MIGRATIONS, Database, SqliteOnce
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.sessions import SqliteSessions
 from roundgate.storage.sqlite.tasks import SqliteTasks
@@ -201,3 +201,12 @@ async def steps(database: Traced, store: StoredTasks, count: int) -> dict[str, i
     found["find"] = await measured(store.find(Wanted(owner="me"), 10))
     found["failed"] = await measured(store.find(Wanted(statuses=frozenset({Status.FAILED})), 10))
     return found
+
+
+def test_values_of_any_size_lie_beside_the_index() -> None:
+    tables = re.findall(r"create table (\w+) \(\n(.*?)\n\)( without rowid)?;", "".join(MIGRATIONS), re.DOTALL)
+    with_values = {name: (columns, kind) for name, columns, kind in tables if " blob" in columns}
+    assert with_values.keys() == {"once", "payloads", "sessions", "told"}
+    for name, (columns, kind) in with_values.items():
+        assert not kind, f"{name} would have its values inside the tree of its keys"
+        assert " blob" in columns.strip().splitlines()[-1], f"{name}: a column behind the value"

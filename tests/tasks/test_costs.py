@@ -19,6 +19,8 @@ from roundgate.errors import CleanedUp
 from roundgate.replay.context import Context, run_of
 from roundgate.replay.journal import Journal
 from roundgate.settings import TasksConfig
+from roundgate.storage.accounts import Accounts
+from roundgate.storage.dynamodb import DynamoDbSessions
 from roundgate.storage.dynamodb.tasks import DynamoDbTasks
 from roundgate.storage.sqlite.queue import SqliteQueue
 from roundgate.storage.sqlite.tasks import SqliteTasks
@@ -39,6 +41,7 @@ TABLE = """
 |---|---|---|---|---|
 | `tools/call` that becomes a task | 1 count and 1 write | 3 | 0.5 | 1 |
 | `tools/call` with a key that may become a task | 1 read more | 0 | 1 | |
+| what is stored for a caller: a process's first 16 KB, later blocks up to 256 KB | 1 + 1 more | 1 | 1 | |
 | `tasks/get` | 1 consistent read | 0 | 1, and 1 each 4 KB of questions or result | 0 |
 | `tasks/update` that answers all, `tasks/cancel` | 1 read and 1 conditional write | 3, 4 | 1 | 1, 0 |
 | `tasks/update` that answers some | 1 + 1 | 1 | 1 | 0 |
@@ -217,6 +220,28 @@ def _long_step(clock: FixedClock) -> Callable[[Context], Awaitable[str]]:
 
 async def test_a_task_is_created_by_one_count_one_write_and_one_message(costs: Costs) -> None:
     assert await costs.counts.of(costs.shop.begin("at_once")) == (["count_open", "create"], 2, 1)
+
+
+@pytest.mark.parametrize("costs", ["dynamodb"], indirect=True)
+async def test_an_account_costs_a_read_and_a_write_for_each_block(
+    costs: Costs, clock: FixedClock, request: pytest.FixtureRequest
+) -> None:
+    emulator: Emulator = request.getfixturevalue("dynamodb")
+    calls: list[str] = []
+
+    def make_client() -> Any:
+        client = emulator.client()
+        events = client.meta.events
+        events.register("before-call.dynamodb", lambda model, **_: calls.append(model.name))
+        return client
+
+    with emulator.table() as table:
+        accounts = Accounts(
+            DynamoDbSessions(emulator.open(table, make_client), clock), clock, 10**9
+        )
+        for _ in range(1_000):  # tasks, as they are counted
+            await accounts.reserve("ann", 3_000, clock.now_ms() + 86_400_000)
+    assert Counter(calls) == {"GetItem": 15, "PutItem": 1, "UpdateItem": 14}
 
 
 async def test_a_look_is_one_read(costs: Costs) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roundgate.protocol.tasks import OPEN, Status
-from roundgate.storage.tasks import Ending, Part, TaskRecord, TaskRef
+from roundgate.storage.tasks import Ending, Part, Put, TaskRecord, TaskRef
 from roundgate.tasks import events, machine
 from roundgate.tasks.events import (
     KEPT_DELIVERIES,
@@ -541,6 +541,36 @@ class Life:
                     self.journal.append(put.value)
         self.record = decision.record()
         return decision
+
+
+def test_who_creates_a_task_may_have_it_or_have_asked() -> None:
+    task = NewTask(NEW.ref, "tool", b"call", NOW, END, END, lease_until_ms=UNTIL)
+    held, _ = machine.create(task)
+    assert machine.holds(held, 1)
+    assert (held.fence, held.lease_until_ms, held.alone) == (1, UNTIL, True)
+    asked = replace(task, lease_until_ms=0, status=Status.INPUT_REQUIRED, requests={"a": b"?"})
+    asking, puts = machine.create(asked)
+    assert (asking.asked, asking.fence, asking.lease_until_ms) == (("a",), 0, 0)
+    assert Put(Part.REQUEST, b"?", "a") in puts
+    assert isinstance(apply(asking, events.Answer({"a": b"!"}, END), NOW), Next)
+
+
+@pytest.mark.parametrize(
+    ("event", "due_ms"),
+    [
+        (events.Checkpoint(FENCE, Added(expires_ms=END + 9), 1, UNTIL, END + 9), END + 9),
+        (events.Suspend(FENCE, Added(expires_ms=END + 9), 0, {"c": b"?"}), END + 9),
+        (events.Suspend(FENCE, Added(expires_ms=END + 9), 0, {"c": b"?"}, END + 3), END + 3),
+        (events.Release(FENCE, Added(expires_ms=END + 9), 0, 0, END + 9), END + 9),
+        (events.Finish(FENCE, Status.COMPLETED, b"", None, expires_ms=END + 9), None),
+    ],
+)
+def test_a_lease_may_move_the_time_at_which_its_task_expires(
+    event: Event, due_ms: int | None
+) -> None:
+    decision = apply(HELD, event, NOW)
+    assert isinstance(decision, Next)
+    assert (decision.record().expires_ms, decision.record().due_ms) == (END + 9, due_ms)
 
 
 Check: TypeAlias = "Callable[[Life, Event, Life, int], None]"

@@ -362,6 +362,8 @@ def _activity(record: TaskRecord, now_ms: int) -> str:
         return f"sleeps for {_span(record.wake_ms - now_ms)}"
     if record.lease_until_ms > now_ms:
         return "runs alone" if record.alone else "runs"
+    if record.ref.is_hidden:
+        return "waits for a request of its client"
     is_alone = record.suspect or record.lease_until_ms
     return "waits to be run alone" if is_alone else "waits for a worker"
 
@@ -381,6 +383,7 @@ def _facts(
     return _known(
         {
             "task": str(record.ref),
+            "hidden": record.ref.is_hidden or None,
             "tool": record.tool,
             "call": record.call_id,
             "status": record.shown_status.value,
@@ -456,6 +459,8 @@ def _print_facts(record: TaskRecord, now_ms: int, steps: Sequence[StepDone] | No
                 value = ", ".join(f"{one['name']} ({_event_state(one)})" for one in value)
             case "outcomeBytes":
                 value = f"{value} bytes"
+            case "hidden":
+                value = "a call of a client whose revision has no tasks; its requests run it"
             case "suspect":
                 value = "a worker died or stalled with this task, so it runs alone"
             case "declined":
@@ -525,7 +530,14 @@ async def _cancel(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
 
 
 async def _requeue(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
+    """Queue a task again.
+
+    Raises:
+        NotRetryable: it is a hidden task, which no worker runs.
+    """
     ref, fence = chosen
+    if ref.is_hidden:
+        raise NotRetryable("is a call that only requests of its client continue; cancel it instead")
     if not await stores.tasks.requeue(ref, now_ms, now_ms, fence=fence):
         return None
     await stores.queue.send(ref)
@@ -557,7 +569,7 @@ def _is_alive(record: TaskRecord, now_ms: int) -> bool:
 def _waits(record: TaskRecord, now_ms: int) -> bool:
     """Return whether a task has not expired, is not leased, and does not sleep."""
     is_free = record.lease_until_ms <= now_ms and record.wake_ms <= now_ms
-    return _is_alive(record, now_ms) and is_free
+    return _is_alive(record, now_ms) and is_free and not record.ref.is_hidden
 
 
 ACTIONS: Final[dict[str, Action]] = {

@@ -145,7 +145,7 @@ class LimitsConfig(Model):
         4_000_000, description="Characters of a long result that are kept.", ge=1_000, le=50_000_000
     )
     max_stored_bytes: int = Field(
-        1_000_000_000,
+        256_000_000,
         description="Bytes stored for one caller in a view: tasks, results, answers; each row is 1 KB more.",
         ge=100_000,
     )

@@ -16,6 +16,7 @@ from roundgate.storage.sessions import SessionRow as SessionRow
 from roundgate.storage.sessions import SessionStore as SessionStore
 from roundgate.storage.tasks import ANY as ANY
 from roundgate.storage.tasks import ENDING_OF as ENDING_OF
+from roundgate.storage.tasks import HIDDEN as HIDDEN
 from roundgate.storage.tasks import Change as Change
 from roundgate.storage.tasks import Drop as Drop
 from roundgate.storage.tasks import Ending as Ending

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from roundgate.protocol import OPEN, Status
 from roundgate.storage.tasks import (
+    HIDDEN,
     UNHAPPY,
     Ending,
     OpenTask,
@@ -38,6 +39,9 @@ IS_OPEN: Final = "due_ms is not null"
 """The condition of the index of open tasks, which queries repeat word for word."""
 HAS_ENDED: Final = "ending in ('step_failed', 'error', 'cancelled')"
 """The condition of the index of tasks that failed or were cancelled, likewise."""
+IS_HIDDEN: Final = f"id >= '{HIDDEN}'"
+"""The condition of the index of hidden tasks, likewise. No other id begins with so late a
+character."""
 _FLAGS: Final = frozenset({"suspect", "alone", "unsent", "cleans_up"})
 _LISTS: Final = frozenset({"failed_steps", "events", "asked"})
 _ENDED: Final = frozenset({Status.FAILED, Status.CANCELLED})

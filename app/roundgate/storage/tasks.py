@@ -35,6 +35,9 @@ from typing import Any, Final, Protocol
 
 from roundgate.protocol import OPEN, TERMINAL, Status, TaskView
 
+HIDDEN: Final = "~"
+"""The first character of a hidden task's id, which occurs in no id that clients receive."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class TaskRef:
@@ -45,6 +48,12 @@ class TaskRef:
 
     def __str__(self) -> str:
         return f"{self.owner}.{self.id}"
+
+    @property
+    def is_hidden(self) -> bool:
+        """Return whether this is a hidden task: the call of a client whose revision has no tasks.
+        No client can name its id."""
+        return self.id.startswith(HIDDEN)
 
     @classmethod
     def parse(cls, text: str) -> TaskRef:
@@ -395,8 +404,8 @@ class TaskStore(Protocol):
         """
 
     async def forget(self, now_ms: int) -> int:
-        """Delete some of what expired long ago, if the store does not do so by itself; return how
-        many."""
+        """Delete some of what expired long ago, and some hidden tasks that have expired, if the
+        store does not do so by itself; return how many."""
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
         """Take a shard for one sweeper until `until_ms`; return `False` if another sweeper has it.

@@ -6,7 +6,7 @@ An event under a lease has the lease's `fence`. Times are milliseconds since the
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, TypeAlias
 
@@ -174,7 +174,7 @@ class NewTask:
     """What is known from the rounds before it became a task, an entry each."""
     state: bytes = b"{}"
     status: Status = Status.WORKING
-    """`working`, or terminal for a call that is over already."""
+    """`working`, `input_required`, or terminal for a call that is over already."""
     status_message: str | None = None
     outcome: bytes | None = None
     journal_version: int = 1
@@ -185,6 +185,10 @@ class NewTask:
     call_id: str | None = None
     events: Sequence[Mark] = ()
     """The external events of the task whose work this one continues."""
+    requests: Mapping[str, bytes] = field(default_factory=dict)
+    """The questions of a task that is created `input_required`."""
+    lease_until_ms: int = 0
+    """The end of its creator's lease; 0 if any worker may claim it."""
 
     def view(self) -> TaskView:
         """Return the part of the record that a client can see."""
@@ -242,6 +246,8 @@ class Added:
     """`None` leaves it as it is. A change counts as one that the client can see."""
     events: Sequence[Mark] = ()
     """External events that `entries` opens."""
+    expires_ms: int | None = None
+    """When the task now expires, for a hidden task; `None` leaves it as it is."""
 
 
 NOTHING = Added()
@@ -328,6 +334,8 @@ class Finish:
     ending: Ending | None = None
     """The ending of the status by default."""
     failed_steps: Sequence[str] = ()
+    expires_ms: int | None = None
+    """See `Added`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,9 +132,21 @@ def create(task: NewTask) -> tuple[TaskRecord, list[Put]]:
         ending=task.ending or ENDING_OF.get(task.status),
         call_id=task.call_id,
         events=tuple(map(str, task.events)),
+        asked=tuple(task.requests),
+        **({} if not task.lease_until_ms else _leased(task.lease_until_ms)),
     )
     outcome = [] if task.outcome is None else [Put(Part.OUTCOME, task.outcome)]
-    return record, [*_work(task.call, task.journal, task.state), *outcome]
+    work = _work(task.call, task.journal, task.state)
+    return record, [*work, *_questions(task.requests), *outcome]
+
+
+def _leased(until_ms: int) -> dict[str, Any]:
+    """Return the fields of a task whose creator runs it: its first claim, which is made alone."""
+    return {"fence": 1, "lease_until_ms": until_ms, "alone": True}
+
+
+def _questions(requests: Mapping[str, bytes]) -> list[Put]:
+    return [Put(Part.REQUEST, value, key) for key, value in requests.items()]
 
 
 def _work(call: bytes, journal: Sequence[bytes], state: bytes) -> list[Put]:
@@ -240,6 +252,7 @@ def _checkpoint(record: TaskRecord, event: events.Checkpoint, now_ms: int) -> De
 
 def _suspend(record: TaskRecord, event: events.Suspend, now_ms: int) -> Decision:
     changes, puts = _added(record, event.added, event.number, now_ms)
+    expires_ms = changes.get("expires_ms", record.expires_ms)
     changes |= {**_PROGRESS, "lease_until_ms": 0, "unsent": False, "asked": tuple(event.requests)}
     waited = _wait(record, changes, event.awaits, now_ms)
     if waited is Waited.READY:
@@ -249,10 +262,10 @@ def _suspend(record: TaskRecord, event: events.Suspend, now_ms: int) -> Decision
             **_seen(record, now_ms),
             "status": target(Step.ASK),
             "wake_ms": event.wake_ms,
-            "due_ms": min(record.expires_ms, event.wake_ms or record.expires_ms),
+            "due_ms": min(expires_ms, event.wake_ms or expires_ms),
         }
-    questions = [Put(Part.REQUEST, value, key) for key, value in event.requests.items()]
-    return Next(record, changes, [*puts, *questions], _no_questions(record), waited)
+    puts = [*puts, *_questions(event.requests)]
+    return Next(record, changes, puts, _no_questions(record), waited)
 
 
 def _release(record: TaskRecord, event: events.Release, now_ms: int) -> Decision:
@@ -299,6 +312,8 @@ def _finish(record: TaskRecord, event: events.Finish, now_ms: int) -> Decision:
         changes["ending"] = event.ending
     if event.failed_steps:
         changes["failed_steps"] = tuple(event.failed_steps)
+    if event.expires_ms is not None:
+        changes["expires_ms"] = event.expires_ms
     if event.cleanup_due_ms is not None:
         changes |= _to_clean_up(event.cleanup_due_ms)
     outcome = [] if event.outcome is None else [Put(Part.OUTCOME, event.outcome)]
@@ -505,6 +520,8 @@ def _added(record: TaskRecord, added: Added, number: int, now_ms: int) -> tuple[
         puts.append(Put(Part.STATE, added.state))
     if added.status_message is not None and added.status_message != record.status_message:
         changes |= {**_seen(record, now_ms), "status_message": added.status_message}
+    if added.expires_ms is not None:
+        changes["expires_ms"] = added.expires_ms
     return changes, puts
 
 

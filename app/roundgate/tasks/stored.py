@@ -93,6 +93,12 @@ class Lease:
     fence: int
     held: _Held | None = field(default=None, compare=False, repr=False)
 
+    @classmethod
+    def of(cls, record: TaskRecord, state_bytes: int = 0) -> Lease:
+        """Return the lease of a claimed task, as its claim left the record. `state_bytes` is the
+        size of its state, which has been counted."""
+        return cls(record.ref, record.fence, _Held(record, state_bytes))
+
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
@@ -137,7 +143,7 @@ class StoredTasks:
         """Count bytes for the owner of a task, until its store forgets it."""
         if self._accounts is None or size <= 0:
             return None
-        until_ms = record.expires_ms + FORGET_AFTER_MS
+        until_ms = record.expires_ms + (0 if record.ref.is_hidden else FORGET_AFTER_MS)
         return await self._accounts.reserve(record.ref.owner, size, until_ms)
 
     def _give_back(self, reserved: Reserved | None) -> None:
@@ -213,6 +219,10 @@ class StoredTasks:
                 return result
         raise AssertionError("a cancellation comes to something")
 
+    async def head(self, ref: TaskRef) -> TaskRecord | None:
+        """Return a task without its values, expired or not; `None` if it is unknown."""
+        return await self.store.head(ref)
+
     # for services
 
     async def deliver(
@@ -264,7 +274,7 @@ class StoredTasks:
         if isinstance(event, events.ClaimCleanup) and event.journal is not None:
             journal = list(event.journal)
         return Claimed(
-            Lease(ref, swapped.fence, _Held(swapped, len(work.state))),
+            Lease.of(swapped, len(work.state)),
             swapped,
             work.call,
             journal,
@@ -348,10 +358,12 @@ class StoredTasks:
         cleanup_due_ms: int | None = None,
         ending: Ending | None = None,
         failed_steps: Sequence[str] = (),
+        expires_ms: int | None = None,
     ) -> None:
         """See `events.Finish`."""
         event = events.Finish(
-            *(lease.fence, status, outcome, status_message, cleanup_due_ms, ending, failed_steps)
+            *(lease.fence, status, outcome, status_message, cleanup_due_ms, ending, failed_steps),
+            expires_ms,
         )
         await self._under_lease(lease, event, now_ms)
 
@@ -502,6 +514,10 @@ class StoredTasks:
     ) -> Found:
         """See `TaskStore`."""
         return await self.store.find(wanted, limit, cursor)
+
+    async def read_whole(self, ref: TaskRef) -> tuple[TaskRecord | None, Work | None]:
+        """Return a task and its work, as `read_work` does, as of one moment."""
+        return await self.store.read_work(ref)
 
     async def read_work(self, ref: TaskRef) -> Work | None:
         """Return the work of a task, expired or not; `None` if there is no such task, or the store

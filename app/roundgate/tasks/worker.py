@@ -186,6 +186,8 @@ class Worker:
             Unavailable: the store or the queue cannot be reached; the message should be delivered
                 again.
         """
+        if ref.is_hidden:  # requests of its client run it
+            return Turn.NOT_CLAIMED
         match await self.claim(ref, alone=alone):
             case NotClaimed.SUSPECT:
                 return Turn.SUSPECT

@@ -2,8 +2,8 @@
 nothing about them is stored. The owner of an event's token is whoever has it.
 
 `Mcp-Session-Id`      the facts that a client stated when it opened its session
-id of a question      its session, its round, and its number in the round
-id of an event        everything that a process needs to continue a call: its request and its state
+id of a question      its session, the hidden task that asks, and the name of the question in it
+id of an event        the hidden task of a call, and the id of its request
 id of a remote task   the back end and the tool that have it, and the service's own id
 token of an event     the task that waits for it, and its name in the task's record
 
@@ -139,18 +139,17 @@ _QUESTION: Final = "question"
 _CALL: Final = "call"
 MAX_STREAM_CHARS: Final = 8_192
 """The most characters of a question's id that is opened; the gateway's own are shorter, and not
-every server accepts headers of this length. The token of a call has no limit here."""
+every server accepts headers of this length."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionId:
-    """A question: its session, the round that asked it, and its number in that round."""
+    """A question: its session, the id of the hidden task that asks it, and its name in the
+    task."""
 
     session: str
-    round: str
-    number: int
-    until_ms: int
-    """When the wait for its answer ends, in milliseconds since the epoch."""
+    task: str
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,18 +159,17 @@ class StreamIds:
     ring: KeyRing
 
     def seal_question(self, question: QuestionId, owner: Principal) -> str:
-        """Return the JSON-RPC id of a question, about 160 characters."""
-        place = [question.session, question.round, question.number]
-        claims = [_QUESTION, *place, question.until_ms]
+        """Return the JSON-RPC id of a question, about 140 characters."""
+        claims = [_QUESTION, question.session, question.task, question.name]
         return self.ring.seal(json.encode(claims), owner)
 
     def open_question(self, token: Any, session: str, owner: Principal) -> QuestionId | None:
         """Return the question of an answer, or `None` if this session was never asked it."""
         match self._opened(token, owner):
-            case [str(purpose), str(asked), str(round_), int(number), int(until_ms)] if (
+            case [str(purpose), str(asked), str(task), str(name)] if (
                 purpose == _QUESTION and asked == session
             ):
-                return QuestionId(session, round_, number, until_ms)
+                return QuestionId(session, task, name)
         return None
 
     def seal_call(self, session: str, facts: Any, owner: Principal) -> str:
@@ -180,13 +178,13 @@ class StreamIds:
 
     def open_call(self, token: Any, session: str, owner: Principal) -> Any:
         """Return the facts of a call of this session, or `None` if the token has none."""
-        match self._opened(token, owner, limit=None):
+        match self._opened(token, owner):
             case [str(purpose), str(of), facts] if purpose == _CALL and of == session:
                 return facts
         return None
 
-    def _opened(self, token: Any, owner: Principal, limit: int | None = MAX_STREAM_CHARS) -> Any:
-        if not isinstance(token, str) or (limit is not None and len(token) > limit):
+    def _opened(self, token: Any, owner: Principal) -> Any:
+        if not isinstance(token, str) or len(token) > MAX_STREAM_CHARS:
             return None
         try:
             return json.decode(self.ring.open(token, owner))

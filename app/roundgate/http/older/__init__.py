@@ -3,11 +3,13 @@
 
 endpoint     POST (of one message or a batch), GET and DELETE; `changes` is the stream of a GET,
              `own` serves requests about the session itself
-calls        a request that runs a tool, prompt or resource, round after round until its result
-open_calls   a call between two rounds, in the id of an event; `continued` keeps it in a result instead
-asking       questions on the stream of a call; `questions` stores answers and waits for them
-one_run      a round runs once, however many requests continue it; `claims` decides which one runs it
-patient      the shared rows, with retries while the store is unavailable
+calls        a request that runs a tool, prompt or resource; once that call has a hidden task
+             (`tasks.hidden`), follows the task to its result
+rounds       runs the rounds that this process claims, and keeps what later requests need in the task
+open_calls   the id of an event, which names the task; `continued` gives it to a model instead
+asking       questions and answers as messages
+following    the limit on requests that wait; `cancelling` looks after a running handler
+patient      repeats operations while the store is unavailable
 unheard      a running handler continues when its client hangs up
-caller, stream, notices, cancelling        shared parts
+caller, stream, notices        shared parts
 """

@@ -2,64 +2,77 @@
 
 The methods serve a round as for any revision. If a round ends with questions, a client of 2026-07-28
 gets them as a result and sends the call again. A client of a session is asked on the stream of its
-request (`asking`), and the next round runs here with its answers. The id of the event has everything
-that is needed to continue (`open_calls`), so any process can:
+request, and the call becomes a hidden task (`tasks.hidden`), which any process can follow and claim:
 
-    POST  tools/call          ─▶ question, id: T.1 ─▶ (holder dies)
-    GET   Last-Event-ID: T.1  ─▶ any replica: the answers' rows ─▶ replay ─▶ result
+    POST  tools/call          ─▶ task; question, id: T.0.1 ─▶ (holder dies)
+    POST  the answer          ─▶ any replica: the task has it
+    GET   Last-Event-ID: T.0.1 ─▶ any replica: claims the task ─▶ replay ─▶ result
 
 If the platform cannot hold a stream, the body ends with the question, and each GET waits briefly for
-the answer. A client that cannot resume streams calls again (`continued`). Each round runs once even
-if several requests continue one call (`one_run`).
+a change of the task. A client that cannot resume streams calls again (`continued`). However many
+requests follow a task, one of them claims each round, and all get its end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+import asyncio
+from collections.abc import Awaitable, Mapping
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Final
 
 from roundgate import json
 from roundgate.clock import Clock
-from roundgate.errors import CallCancelled, GatewayError, MissingCapability, ToolError
-from roundgate.http.older.asking import Asking
+from roundgate.errors import (
+    CallCancelled,
+    InsufficientScope,
+    InvalidRequest,
+    ToolError,
+    Unavailable,
+)
+from roundgate.http.older.asking import answer_bytes, question
 from roundgate.http.older.caller import Caller, Responded
-from roundgate.http.older.cancelling import CancelWatch
 from roundgate.http.older.continued import ContinueTool
+from roundgate.http.older.following import Followers
 from roundgate.http.older.notices import Notices
-from roundgate.http.older.one_run import OneRun, Ran
-from roundgate.http.older.open_calls import OpenCall, OpenCalls
-from roundgate.http.older.questions import Questions
+from roundgate.http.older.open_calls import (
+    CallState,
+    OpenCall,
+    OpenCalls,
+    place_of,
+)
+from roundgate.http.older.open_calls import moved as event_id_at
+from roundgate.http.older.rounds import Call, Rounds, cancel_key, tool_error
 from roundgate.http.older.sessions import Sessions
 from roundgate.http.older.stream import SessionStream
+from roundgate.methods.once import stored_reply
 from roundgate.methods.parts import CurrentMethods
-from roundgate.methods.rounds import Reply, RequestContext, Stream
-from roundgate.observability.correlation import Correlation, correlated
-from roundgate.observability.tracing import Span, Tracing, context_of
+from roundgate.methods.rounds import Reply
+from roundgate.observability.correlation import Correlation
+from roundgate.observability.tracing import Tracing, context_of
 from roundgate.protocol import (
-    ClientCapabilities,
-    Inbound,
     Request,
     RequestId,
-    ToolResult,
+    Response,
+    Status,
     jsonrpc,
-    notifications,
 )
-from roundgate.protocol.v2025 import Results, Revision, inbound_of
-from roundgate.protocol.v2025.results import asked as read_asked
-from roundgate.storage import RowsOf
+from roundgate.storage import RowsOf, TaskRecord, TaskRef
+from roundgate.tasks import hidden
+from roundgate.tasks.hidden import HiddenTasks, Sight
+from roundgate.tokens.ids import QuestionId, StreamIds
 
-
-@dataclass(frozen=True, slots=True)
-class _Going:
-    """A request that is being answered."""
-
-    caller: Caller
-    stream: SessionStream
-    span: Span
-    correlation: Correlation
-    notify: Callable[[str, dict[str, Any]], Awaitable[None]] | None
+FIRST_LOOK_S: Final = 0.05
+LAST_FOLLOW_S: Final = 1.0
+"""The longest pause between two reads of a followed task, in seconds; the first is `FIRST_LOOK_S`."""
+SHORT_WAIT_S: Final = 3.0
+"""Seconds that a request waits for a change if the platform cannot hold a stream. Clients stop
+reading after 5 s."""
+_NOT_ANSWERED: Final = (
+    "The question of this call was not answered in time; call again to be asked again"
+)
+LEAVE_MS: Final = 2_000
+"""The milliseconds that must be left of the environment's time for a held stream to continue."""
 
 
 class SessionCalls:
@@ -68,12 +81,12 @@ class SessionCalls:
     Args:
         methods: the methods of each revision, by version.
         sessions: the changes that sessions have made.
-        questions: asks clients and waits for answers.
-        rows_of: returns the rows of a caller, which replicas share.
+        tasks: the hidden tasks.
+        followers: the requests of this process that wait.
+        ids: makes and opens the ids of events and questions.
+        rows_of: returns the rows of a caller: cancellations of calls without a task.
         tracing: makes the span of a request.
         clock: the clock of the process.
-        answer_timeout_s: seconds that a user has for an answer.
-        lifetime_s: seconds until the state of a round expires.
         keep_alive_s: seconds between comments on a quiet stream.
         continue_tool: the name of the tool that takes the token of an unfinished call.
     """
@@ -82,29 +95,30 @@ class SessionCalls:
         self,
         methods: Mapping[str, CurrentMethods],
         sessions: Sessions,
-        questions: Questions,
+        tasks: HiddenTasks,
+        followers: Followers,
+        ids: StreamIds,
         rows_of: RowsOf,
         tracing: Tracing,
         clock: Clock,
         *,
-        answer_timeout_s: float,
-        lifetime_s: float,
         keep_alive_s: float,
         continue_tool: str,
     ) -> None:
-        self.questions = questions
-        keep_s = max(lifetime_s, answer_timeout_s) * 2
-        self.open_calls = OpenCalls(rows_of, questions.ids, clock, keep_s=keep_s)
-        self._asking = Asking(questions, self.open_calls, keep_alive_s=keep_alive_s)
+        self.followers = followers
+        self.open_calls = OpenCalls(tasks, ids)
         self._continue_tool = ContinueTool(continue_tool, self.open_calls)
         self._methods = methods
         self._sessions = sessions
+        self._tasks = tasks
+        self._ids = ids
         self._rows_of = rows_of
+        self._rounds = Rounds(methods, tasks, self.open_calls, followers, rows_of, clock)
         self._tracing = tracing
         self._clock = clock
-        # an answer after the state has expired could not be used
-        self._wait_ms = int(min(answer_timeout_s, lifetime_s) * 1000)
-        self._keep_ms = int(keep_s * 1000)
+        self._keep_alive_s = keep_alive_s
+
+    # the entries
 
     def respond(
         self, request: Request, caller: Caller, stream: SessionStream, correlation: Correlation
@@ -123,219 +137,285 @@ class SessionCalls:
         """
         if self._continue_tool.is_called(request, stream):
             return self._continued(request, caller, stream, correlation)
-        call = OpenCall(request, {}, None, "", 0)
-        if stream.resumes:
+        if stream.resumes and stream.holds:
             # the stream is an argument: a reference to it would be a cycle
-            stream.token = partial(self._first_id, call, caller)
-        return self._respond(call, caller, stream, 0, correlation)
+            stream.token = partial(self._rounds.reported, request, caller, correlation)
+        return self._respond(request, None, caller, stream, correlation)
 
     async def _continued(
         self, request: Request, caller: Caller, stream: SessionStream, correlation: Correlation
     ) -> Responded:
         try:
-            call, told = await self._continue_tool.call_of(request, caller)
+            call = await self._continue_tool.call_of(request, caller)
         except ToolError as error:
-            return _responded(request.id, _tool_error(caller.revision, error))
+            return _responded(request.id, tool_error(caller.revision, error))
         correlation.tool = str(call.request.params.get("name"))
         correlation.through = str(request.params.get("name"))
-        return await self._respond(call, caller, stream, told, correlation)
+        return await self._respond(call.request, call, caller, stream, correlation)
 
     def resume(
-        self,
-        call: OpenCall,
-        told: int,
-        caller: Caller,
-        stream: SessionStream,
-        correlation: Correlation,
+        self, call: OpenCall, caller: Caller, stream: SessionStream, correlation: Correlation
     ) -> Awaitable[Responded]:
         """Resume a call whose stream broke. Raises the errors of `respond`.
 
         Args:
             call: as `OpenCalls.reopened` returned it.
-            told: how many of the call's questions have reached the client.
             caller: the caller that resumes the call.
             stream: receives the rest of the call.
             correlation: the ids of the call, for the log; completed here.
         """
-        return self._respond(call, caller, stream, told, correlation)
+        return self._respond(call.request, call, caller, stream, correlation)
+
+    async def take(self, response: Response, caller: Caller) -> None:
+        """Take the answer to a question, unless the question has one already.
+
+        Raises:
+            InvalidRequest: this session was not asked such a question.
+            Unavailable: the answer cannot be stored now.
+        """
+        asked = self._ids.open_question(response.id, caller.session.id, caller.principal)
+        if asked is None:
+            raise InvalidRequest(
+                "This session was not asked a question with this id, so there is nothing to answer"
+            )
+        ref = self._tasks.ref_of(caller.principal, asked.task)
+        ends = response.result is None
+        await self._tasks.answer(ref, asked.name, answer_bytes(response), ends=ends)
+        self.followers.wake(ref)
+
+    async def cancel(self, request_id: RequestId, caller: Caller) -> None:
+        """Cancel a call of the session, wherever it runs.
+
+        Raises:
+            Unavailable: the cancellation cannot be stored now.
+        """
+        # a replica that runs the call without a task reads this row
+        key, forget_ms = cancel_key(caller.session, request_id), self._tasks.until_ms
+        rows = self._rows_of(caller.principal)
+        await self._tasks.patiently(lambda: rows.put_new(key, b"{}", forget_ms))
+        ref = self._tasks.ref(caller.principal, caller.session.id, request_id)
+        await self._tasks.cancel(ref)
+        self.followers.wake(ref)
+
+    # a request
 
     async def _respond(
         self,
-        call: OpenCall,
+        request: Request,
+        opened: OpenCall | None,
         caller: Caller,
         stream: SessionStream,
-        told: int,
         correlation: Correlation,
     ) -> Responded:
-        inbound = self._inbound(call, caller)
+        inbound = self._rounds.inbound(request, caller)
         trace = context_of(inbound.meta.raw)
         with self._tracing.request(inbound.method, inbound.name, trace, inbound.version) as span:
             notify = Notices(stream, self._sessions, caller).notify if stream.can_tell else None
+            scopes = caller.principal.scopes
+            call = Call(request, caller, stream, correlation, span, notify, inbound, scopes)
+            if opened is not None:
+                call.ref, call.position = opened.ref, opened.position
+                _check_scopes(opened.scopes, caller, inbound.name)
+                call.scopes = opened.scopes
             try:
-                reply = await self._rounds(
-                    call, inbound, _Going(caller, stream, span, correlation, notify), told
-                )
+                reply = await self._reply(call)
             except CallCancelled:
                 span.end("cancelled", None)
                 return Responded(None, "cancelled")
             except ToolError as error:
-                if inbound.method != "tools/call":
+                if not call.is_tool_call:
                     raise
-                reply = _tool_error(caller.revision, error)
+                reply = tool_error(caller.revision, error)
             if reply is None:
                 span.end("input_required", None)
                 return Responded(None, "input_required")
             span.end(reply.label, None)
-        return _responded(call.request.id, reply)
+        return _responded(request.id, reply)
 
-    async def _rounds(
-        self, call: OpenCall, inbound: Inbound, going: _Going, told: int
-    ) -> Reply | None:
+    async def _reply(self, call: Call) -> Reply | None:
         """Return the result, or `None` if the stream ended before it."""
-        caller, stream, own = going.caller, going.stream, inbound.params
-        while True:
-            if call.state is not None:
-                answers: dict[str, Any] | None = {}
-                if call.requests:
-                    answers = await self._asking.answers(call, caller, stream, told)
-                if answers is None:
-                    return await self._later(call, going)
-                more = {"inputResponses": answers, "requestState": call.state}
-                inbound, told = replace(inbound, params={**own, **more}), 0
-            if call.state is None and not (stream.is_resumed and inbound.method == "tools/call"):
-                ran: Ran | None = await self._first(call, inbound, going)
-            else:
-                ran = await self._ran(call, inbound, going)
-            if ran is None:  # another request is still running the round
-                await self._asking.leave(call, caller, stream)
-                return await self._later(call, going)
-            if ran.reply.label != "input_required":
-                is_list = inbound.method == "tools/list" and stream.is_finite
-                return self._continue_tool.listed(ran.reply) if is_list else ran.reply
-            requests, state = read_asked(ran.reply.result)
-            if requests and stream.is_unheard:  # a request that resumes the call asks
+        if call.ref is None:
+            reply = await self._rounds.run(call, None)
+            if reply is not None:
+                is_list = call.request.method == "tools/list" and call.stream.is_finite
+                return self._continue_tool.listed(reply) if is_list else reply
+        while not call.leaves:
+            assert call.ref is not None, "a call without a result has a task"
+            record = await self._awaited(call, call.ref)
+            if record is None:
+                break
+            if not record.is_open or self._is_past(record):
+                return await self._outcome(call, record)
+            call.stream.held = await self._tasks.claim(record)
+            if call.stream.held is None:  # another request was first
+                await self._clock.sleep(FIRST_LOOK_S)
+            elif (reply := await self._rounds.run(call, call.stream.held.claimed)) is not None:
+                return reply
+        return await self._leave(call)
+
+    # following
+
+    async def _awaited(self, call: Call, ref: TaskRef) -> TaskRecord | None:
+        """Ask the questions of a task, and return its record once it is over or can be claimed;
+        return `None` if this request must not wait any longer.
+
+        Raises:
+            CallCancelled: the client wants no answer.
+            Unavailable: too many requests wait, or the store cannot be reached.
+        """
+        caller, stream = call.caller, call.stream
+        if stream.is_unheard:
+            raise CallCancelled
+        sight, pause_s, record = Sight(self._clock), FIRST_LOOK_S, None
+        until_ms = self._clock.monotonic_ms() + self._patience_s(call) * 1000
+        with self.followers.following(ref, caller.principal) as news:
+            while True:
+                news.clear()
+                record = await self._record(ref, record)
+                if call.correlation.known_call_id not in (None, record.call_id):
+                    raise CallCancelled  # another request with the same id has replaced the call
+                call.correlation.known_call_id = record.call_id
+                call.asks = record.status is Status.INPUT_REQUIRED
+                if self._is_past(record) or not record.is_open:
+                    return record
+                if record.status is Status.WORKING and sight.is_free(record):
+                    return record
+                if call.asks and await self._told(call, record):
+                    if stream.is_finite:
+                        return None
+                    # a platform that holds no streams delivers the body, and so the questions, at
+                    # its end
+                    if not stream.holds and not stream.is_resumed:
+                        await stream.responder.end()
+                        return None
+                left_s = (until_ms - self._clock.monotonic_ms()) / 1000
+                if left_s <= 0 or self.followers.is_closing:
+                    if not await self._goes_on(call):
+                        return None
+                    until_ms = self._clock.monotonic_ms() + self._patience_s(call) * 1000
+                    continue
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(pause_s, left_s)):
+                        await news.wait()
+                pause_s = min(LAST_FOLLOW_S, pause_s * 1.5)
+
+    async def _record(self, ref: TaskRef, known: TaskRecord | None) -> TaskRecord:
+        """Return the record of a followed task. While it asks, a store that is away is waited
+        for."""
+        if known is not None and known.status is Status.INPUT_REQUIRED:
+            try:
+                record = await self._tasks.head(ref)
+            except Unavailable:  # read again, until the wait for answers ends
+                record = known
+        else:
+            record = await self._tasks.patiently(lambda: self._tasks.head(ref))
+        if record is None:
+            raise ToolError(_NOT_ANSWERED)
+        return record
+
+    async def _told(self, call: Call, record: TaskRecord) -> bool:
+        """Send the questions that the client has not received; return whether there were any."""
+        mark = place_of(record.asked[0])[0]
+        if call.position[0] != mark:
+            call.position = mark, 0
+        unseen = [name for name in record.asked if place_of(name)[1] >= call.position[1]]
+        if not unseen:
+            return False
+        if call.state is None or call.state.mark != mark:
+            _, work = await self._tasks.whole(record.ref)
+            call.state = None if work is None else CallState.from_bytes(work.state)
+        state = call.state
+        if state is None or state.mark != mark:  # it has changed meanwhile
+            return False
+        event_id, asked = self._rounds.event_id(call), list(state.requests.items())
+        for name in unseen:
+            number = place_of(name)[1]
+            key, request = asked[number]
+            facts = QuestionId(call.caller.session.id, record.ref.id, name)
+            question_id = self._ids.seal_question(facts, call.caller.principal)
+            message = question(question_id, request, call.caller, state.pages.get(key))
+            call.position = mark, number + 1
+            await call.stream.message(message, event_id_at(event_id, call.position))
+        return True
+
+    async def _outcome(self, call: Call, record: TaskRecord) -> Reply:
+        """Return how the task of a call ended.
+
+        Raises:
+            CallCancelled: its client cancelled it.
+            GatewayError: it ended with an error.
+        """
+        if record.is_open:
+            await self._tasks.cancel(record.ref, _NOT_ANSWERED)
+            raise ToolError(_NOT_ANSWERED)
+        if record.status is Status.CANCELLED:
+            if record.status_message == hidden.CANCELLED:
                 raise CallCancelled
-            call = call.asking(requests, state, ran.next_round, ran.until_ms)
-            # state alone: the next round gets a new request, with its own time
-            if not requests and stream.can_tell and stream.resumes:
-                await stream.leave(await self.open_calls.event_id(call, caller))
-                return None
-            if not requests and stream.is_finite and caller.is_nearly_over:
-                return await self._later(call, going)
+            message = str(record.status_message)
+            raise ToolError(message)
+        outcome = await self._tasks.outcome(record.ref)
+        if outcome is None:  # it has expired
+            raise ToolError(_NOT_ANSWERED)
+        scopes, _, kept = outcome.partition(b"\n")
+        _check_scopes(frozenset(json.decode(scopes)), call.caller, record.tool)
+        return stored_reply(kept)
 
-    async def _ran(self, call: OpenCall, inbound: Inbound, going: _Going) -> Ran | None:
-        """Return how a round ended that another request may be running; run the round if none does.
-        Return `None` if another request still runs it and this one must not wait any longer."""
-        caller, stream = going.caller, going.stream
-        run = self._one_run(call, caller, stream)
-        while True:
-            wait_s = self._asking.patience_s(caller, stream)
-            if call.state is None:  # a first round may have had effects: never run it again
-                ran = await run.of_first(wait_s)
-            else:
-                ran = await run.of(lambda: self._served(call, inbound, going), wait_s)
-            if ran is not None or not await self._asking.goes_on(caller, stream):
-                return ran
+    def _is_past(self, record: TaskRecord) -> bool:
+        """Return whether nothing comes of an open task any more."""
+        now_ms = self._clock.now_ms()
+        is_late = record.status is Status.INPUT_REQUIRED and self._tasks.is_late(record, now_ms)
+        return record.is_open and (is_late or record.expires_ms < now_ms)
 
-    async def _first(self, call: OpenCall, inbound: Inbound, going: _Going) -> Ran:
-        """Run the first round and return how it ended. No claim is written for it, because most
-        first rounds end before any client could resume them."""
-        stream = going.stream
-        try:
-            with stream.working:
-                try:
-                    reply = await self._served(call, inbound, going)
-                except GatewayError as error:
-                    if stream.first is None:
-                        raise
-                    return await stream.first.failed(error)
-                if stream.first is not None:
-                    return await stream.first.ended(reply)
-        finally:
-            if stream.first is not None:
-                await stream.first.rest()
-        if reply.label != "input_required":  # no round follows
-            return Ran(reply, "", 0)
-        return Ran(reply, self._clock.new_id(), self._clock.now_ms() + self._wait_ms)
+    # leaving
 
-    async def _first_id(self, call: OpenCall, caller: Caller, stream: SessionStream) -> str:
-        """Return the event id with which a client resumes a call that has asked nothing yet."""
-        until_ms = self._clock.now_ms() + self._wait_ms
-        call = replace(call, round=self._clock.new_id(), until_ms=until_ms)
-        event_id = await self.open_calls.event_id(call, caller)
-        if stream.holds:  # otherwise the client gets the whole body or none of it
-            stream.first = self._one_run(call, caller, stream)
-        return event_id
+    async def _leave(self, call: Call) -> Reply | None:
+        """End a stream whose call another request will continue. Return the result with a token
+        for a client that calls again.
 
-    def _one_run(self, call: OpenCall, caller: Caller, stream: SessionStream) -> OneRun:
-        # a token with fewer scopes must not get an outcome that needed more
-        scopes = json.digest(sorted(caller.principal.scopes))
-        return OneRun(
-            self._rows_of(caller.principal),
-            self._clock,
-            f"{caller.session.id}.{call.round}.{scopes}",
-            keep_ms=self._keep_ms,
-            wait_ms=self._wait_ms,
-            room=lambda: self.questions.room(caller.principal),
-            working=stream.working,
-        )
+        Raises:
+            ToolError: the client cannot continue the call.
+        """
+        stream = call.stream
+        if stream.is_finite:
+            return self._pending(call) if call.is_tool_call else None
+        if not stream.resumes:
+            if call.ref is not None:
+                await self._tasks.cancel(call.ref, _NOT_ANSWERED)
+            raise ToolError("The server is being restarted; call again to be asked again")
+        if not stream.is_over:
+            await stream.leave(self._rounds.event_id(call))
+        return None
 
-    async def _served(self, call: OpenCall, inbound: Inbound, going: _Going) -> Reply:
-        """Serve one round. If the client of a tool call lacks a capability, return an error result
-        for its model."""
-        caller = going.caller
-        left_ms = caller.deadline.remaining_ms()
-        ids = going.correlation
-
-        async def page_done(key: str) -> None:
-            page = call.pages.pop(key, None)  # notify once, however often the handler is replayed
-            if page is not None and going.notify is not None:
-                await going.notify(notifications.ELICITATION_COMPLETE, {"elicitationId": page})
-
-        context = RequestContext(
-            inbound, caller.principal, going.notify, going.span, ids, left_ms, page_done
-        )
-        request_id, session = call.request.id, caller.session
-
-        async def is_cancelled() -> bool:
-            if going.stream.first is not None:
-                await going.stream.first.heed()
-            return await self.questions.is_cancelled(request_id, session, caller.principal)
-
-        try:
-            with CancelWatch(is_cancelled), correlated(ids):
-                answer = await self._methods[session.revision].serve(context)
-        except MissingCapability as error:
-            if inbound.method != "tools/call":
-                raise
-            return _tool_error(caller.revision, error)
-        assert not isinstance(answer, Stream), "no method of these revisions is one"
-        return answer
-
-    async def _later(self, call: OpenCall, going: _Going) -> Reply | None:
-        """Return the result with a token for a call that continues later, or `None` if the client
-        resumes its stream or made no tool call."""
-        if not going.stream.is_finite or call.request.method != "tools/call":
-            return None
-        methods = self._methods[going.caller.session.revision]
+    def _pending(self, call: Call) -> Reply:
+        methods = self._methods[call.caller.session.revision]
         is_error = methods.now.has_output_schema(str(call.request.params.get("name")))
-        return await self._continue_tool.pending(call, going.caller, is_error=is_error)
+        token = self._rounds.event_id(call)
+        return self._continue_tool.pending(
+            token, call.request, call.caller, asks=call.asks, is_error=is_error
+        )
 
-    def _inbound(self, call: OpenCall, caller: Caller) -> Inbound:
-        session = caller.session
-        declared = ClientCapabilities(session.capabilities)
-        features = self._methods[session.revision].features
-        return inbound_of(call.request, caller.revision, declared, session.client_info, features)
+    def _patience_s(self, call: Call) -> float:
+        """Return how many seconds a request waits before it sends a keep-alive or ends."""
+        if call.stream.holds:
+            return self._keep_alive_s
+        left_ms = call.caller.deadline.remaining_ms() if call.stream.is_finite else None
+        return SHORT_WAIT_S if left_ms is None else min(SHORT_WAIT_S, left_ms / 2000)
+
+    async def _goes_on(self, call: Call) -> bool:
+        """Return whether a request may wait longer; send a keep-alive if so."""
+        left_ms = call.caller.deadline.remaining_ms()
+        is_late = left_ms is not None and left_ms < LEAVE_MS
+        if not call.stream.holds or self.followers.is_closing or is_late:
+            return False
+        await call.stream.keep_alive()
+        return True
 
 
-def name_of(request: Request) -> str | None:
-    """Return the tool, prompt or URI that a request names, if any."""
-    named = request.params.get("name", request.params.get("uri"))
-    return named if isinstance(named, str) else None
-
-
-def _tool_error(revision: Revision, error: GatewayError) -> Reply:
-    return Reply(Results(revision).write(ToolResult.error(str(error)).to_wire()), "tool_error")
+def _check_scopes(scopes: frozenset[str], caller: Caller, name: str | None) -> None:
+    """Raise InsufficientScope if a call that began with these scopes continues for a token that
+    lacks one of them: its outcome may need it."""
+    if not scopes <= caller.principal.scopes:
+        raise InsufficientScope(f"the call of {name}", sorted(scopes))
 
 
 def _responded(request_id: RequestId, reply: Reply) -> Responded:

@@ -1,4 +1,4 @@
-"""Cancellation of a running handler by a request to another replica.
+"""Looks at a running handler's call: renews its lease, and cancels it if its client wants no answer.
 
 Most calls end before they could be cancelled. So the store is not read in the first second of a
 call, and then less and less often.
@@ -13,22 +13,23 @@ from types import TracebackType
 from typing import Final
 
 from roundgate.aio import timers
-from roundgate.errors import CallCancelled, Unavailable
+from roundgate.errors import CallCancelled, LeaseLost, Unavailable
 
 FIRST_LOOK_S: Final = 1.0
 LAST_LOOK_S: Final = 5.0
 
 
 class CancelWatch:
-    """`with CancelWatch(is_cancelled):` cancels the current task once `is_cancelled` returns
-    True."""
+    """`with CancelWatch(look):` cancels the current task once `look` raises `CallCancelled` or
+    `LeaseLost`, and raises that error. `look` returns the longest pause until the next one in
+    seconds."""
 
-    def __init__(self, is_cancelled: Callable[[], Awaitable[bool]]) -> None:
-        self._is_cancelled = is_cancelled
+    def __init__(self, look: Callable[[], Awaitable[float]]) -> None:
+        self._look = look
         self._watched = asyncio.current_task()
         self._watcher: asyncio.Task[None] | None = None
         self._timer = timers.of_this_loop()
-        self._cancelled = False
+        self._reason: CallCancelled | LeaseLost | None = None
 
     def __enter__(self) -> None:
         self._timer.set(self, FIRST_LOOK_S, self._start)
@@ -42,26 +43,25 @@ class CancelWatch:
         self._timer.cancel(self)
         if self._watcher is not None:
             self._watcher.cancel()
-        if not self._cancelled or self._watched is None:
+        if self._reason is None or self._watched is None:
             return
         # another cancellation of the task stays in effect
         is_ours = self._watched.uncancel() == 0
         if is_ours and kind is not None and issubclass(kind, asyncio.CancelledError):
-            raise CallCancelled from error
+            raise self._reason from error
 
     def _start(self) -> None:
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
     async def _watch(self) -> None:
-        pause_s = FIRST_LOOK_S
-        while not await self._looked():
-            await asyncio.sleep(pause_s)
-            pause_s = min(LAST_LOOK_S, pause_s * 1.5)
-        self._cancelled = True
-        if self._watched is not None:
-            self._watched.cancel()
-
-    async def _looked(self) -> bool:
-        with suppress(Unavailable):  # `_watch` tries again
-            return await self._is_cancelled()
-        return False
+        pause_s, longest_s = FIRST_LOOK_S, LAST_LOOK_S
+        try:
+            while True:
+                with suppress(Unavailable):  # look again later
+                    longest_s = await self._look()
+                await asyncio.sleep(min(pause_s, longest_s))
+                pause_s = min(LAST_LOOK_S, pause_s * 1.5)
+        except (CallCancelled, LeaseLost) as error:
+            self._reason = error
+            if self._watched is not None:
+                self._watched.cancel()

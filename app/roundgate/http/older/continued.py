@@ -5,7 +5,7 @@ platform that cannot hold one.
     POST  the answer             ─▶ 202
     POST  tools/call continue T  ─▶ the answers' rows ─▶ replay ─▶ result, or PENDING T
 
-T is the id of an event (`open_calls`), short enough for a model to copy.
+T is the id of an event (`open_calls`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from roundgate.methods.rounds import Reply
 from roundgate.protocol import Request, ToolResult
 from roundgate.protocol.v2025 import Results
 
-MAX_COPIED: Final = 1_000
-"""The longest token that a model has to copy, in characters."""
 PENDING: Final = "PENDING"
 """The first word of a result that stands for an unfinished call."""
 _DEFINITION: Final = {
@@ -57,9 +55,8 @@ class ContinueTool:
             and request.params.get("name") == self._name
         )
 
-    async def call_of(self, request: Request, caller: Caller) -> tuple[OpenCall, int]:
-        """Return the call that a request continues by its token, under the id of the request, and
-        how many of its questions have been sent.
+    async def call_of(self, request: Request, caller: Caller) -> OpenCall:
+        """Return the call that a request continues by its token, under the id of the request.
 
         Raises:
             ToolError: the token does not belong to this session, or has expired.
@@ -70,34 +67,32 @@ class ContinueTool:
         given = token if isinstance(token, str) else ""
         event_id = given.strip().removeprefix(f"{PENDING} ")
         try:
-            call, told = await self._calls.reopened(event_id, caller)
+            call = await self._calls.reopened(event_id, caller)
         except InvalidRequest:
             raise ToolError(
                 "This token is not valid: it is too old, of another session, or not copied exactly."
                 " Call the first tool again"
             ) from None
-        return replace(call, request=replace(call.request, id=request.id)), told
+        return replace(call, request=replace(call.request, id=request.id))
 
-    async def pending(self, call: OpenCall, caller: Caller, *, is_error: bool) -> Reply:
+    def pending(
+        self, token: str, request: Request, caller: Caller, *, asks: bool, is_error: bool
+    ) -> Reply:
         """Return the result of a call that continues when its client calls again.
 
         Args:
-            call: the call in its current state.
+            token: the id of an event of the call.
+            request: the call's request.
             caller: the caller.
+            asks: whether the user is being asked.
             is_error: whether the tool has an output schema: clients validate every result against
                 it except errors.
-
-        Raises:
-            Unavailable: the call is too long for a token, and cannot be stored now.
         """
-        token = await self._calls.event_id(call, caller, len(call.requests), MAX_COPIED)
-        why = (
-            "The user is being asked." if call.requests else "This takes longer than one call may."
-        )
+        why = "The user is being asked." if asks else "This takes longer than one call may."
         text = (
             f"{PENDING} {token}\n{why} Call the tool {self._name} with this token for the result,"
             f" and again for as long as it says {PENDING}. Do not call "
-            f"{call.request.params.get('name')} again."
+            f"{request.params.get('name')} again."
         )
         written = Results(caller.revision).write(ToolResult([text], is_error=is_error).to_wire())
         return Reply(written, "input_required")

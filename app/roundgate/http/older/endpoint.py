@@ -31,10 +31,11 @@ from roundgate.errors import (
 )
 from roundgate.http.exchange import DisconnectWatch, Exchange, State, error_headers
 from roundgate.http.older.caller import Caller, Responded
-from roundgate.http.older.calls import SessionCalls, name_of
+from roundgate.http.older.calls import SessionCalls
 from roundgate.http.older.changes import ChangeStreams
 from roundgate.http.older.open_calls import OpenCall
 from roundgate.http.older.own import OWN, OwnRequests
+from roundgate.http.older.rounds import name_of
 from roundgate.http.older.sessions import Sessions
 from roundgate.http.older.stream import SessionStream
 from roundgate.http.older.unheard import UnheardWatch
@@ -80,7 +81,6 @@ class OlderEndpoint:
         clock: the clock of the process.
         streams: whether the platform can keep a stream open.
         keep_alive_s: seconds between comments on a quiet stream.
-        answer_timeout_s: seconds that a client has for an answer.
         max_batch_answer_bytes: the limit on the answers to one batch, in bytes.
         view: the name of the view; empty for the endpoint of all tools.
     """
@@ -97,13 +97,11 @@ class OlderEndpoint:
         *,
         streams: bool,
         keep_alive_s: float,
-        answer_timeout_s: float,
         max_batch_answer_bytes: int,
         view: str = "",
     ) -> None:
         self._methods = methods
         self._calls = calls
-        self._questions = calls.questions
         self._sealer = sealer
         self._sessions = sessions
         self._own = OwnRequests(methods, sessions, view)
@@ -114,7 +112,6 @@ class OlderEndpoint:
         self._describe = describe
         self._clock = clock
         self._streams = streams
-        self._answer_timeout_s = answer_timeout_s
         self._running: dict[tuple[str, RequestId], Callable[[], None]] = {}
 
     async def answer(self, method: str, body: Any, receive: Receive, exchange: Exchange) -> None:
@@ -211,7 +208,7 @@ class OlderEndpoint:
     async def _take(self, message: Notification | Response, caller: Caller) -> None:
         """Accept a notification, or an answer to a question."""
         if isinstance(message, Response):
-            await self._questions.take(message, caller.session, caller.principal)
+            await self._calls.take(message, caller)
             return
         if message.method == "notifications/cancelled":
             request_id = message.params.get("requestId")
@@ -219,10 +216,7 @@ class OlderEndpoint:
                 running = self._running.get((caller.session.id, request_id))
                 if running is not None:
                     running()
-                # another replica that runs the call reads this row
-                await self._questions.cancel(
-                    request_id, caller.session, caller.principal, self._answer_timeout_s
-                )
+                await self._calls.cancel(request_id, caller)
 
     async def _batch(self, body: list[Any], receive: Receive, exchange: Exchange) -> None:
         """Answer a batch, message after message, so limits on requests count each of them. A client
@@ -320,20 +314,20 @@ class OlderEndpoint:
             exchange.responder.give_up = watch.hang_up
             try:
                 await self._sessions.check(caller.session, caller.principal)
-                call, told = await self._calls.open_calls.reopened(last_event_id, caller)
-                responded = await self._resumed(call, told, caller, stream, exchange)
+                call = await self._calls.open_calls.reopened(last_event_id, caller)
+                responded = await self._resumed(call, caller, stream, exchange)
             except StoreAway as away:
                 responded = await self._come_again(away, caller, stream, exchange)
             await self._send(responded, exchange, as_event=True)
         await self._hung_up(watch, exchange)
 
     async def _resumed(
-        self, call: OpenCall, told: int, caller: Caller, stream: SessionStream, exchange: Exchange
+        self, call: OpenCall, caller: Caller, stream: SessionStream, exchange: Exchange
     ) -> Responded:
         exchange.request_id, exchange.method = call.request.id, call.request.method
         exchange.name = name_of(call.request)
         try:
-            return await self._calls.resume(call, told, caller, stream, exchange.correlation)
+            return await self._calls.resume(call, caller, stream, exchange.correlation)
         except AuthError:  # answered with its challenge
             raise
         except GatewayError as error:
@@ -399,7 +393,7 @@ class OlderEndpoint:
         return session
 
     def _watch(self, receive: Receive, caller: Caller) -> UnheardWatch:
-        return UnheardWatch(receive, lambda: self._questions.room(caller.principal))
+        return UnheardWatch(receive, lambda: self._calls.followers.room(caller.principal))
 
     def _stream(
         self,

@@ -1,166 +1,176 @@
-"""Calls between two rounds, sealed in the id of an event: any process can continue one from it.
+"""Calls between two rounds: hidden tasks, which any process finds by the id of an event.
 
-    id: <token>.2        the client has received two of the questions
+    id: <token>.<mark>.2        the client has received two of the questions with this mark
 
-The token has the request, the `requestState` of the round that asked, and its questions. If it is
-too long for a header, or for a model to copy, it is stored in a row, and the token names the row.
+The token names the task and the request, sealed for the session; the task has the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
+from typing import Any, Final, TypeAlias
 
-from roundgate.clock import Clock
+from roundgate import json
 from roundgate.errors import InvalidRequest
 from roundgate.http.older.caller import Caller
 from roundgate.protocol import Request
-from roundgate.storage import RowsOf
+from roundgate.storage import TaskRef
+from roundgate.tasks.hidden import HiddenTasks
 from roundgate.tokens.ids import StreamIds
 
-MAX_TOKEN: Final = 4_000
-"""The longest token that travels whole, in characters: proxies accept headers of 8 KB."""
+MAX_NAME: Final = 100
+"""The most characters of a name or URI in a token, which only the log shows."""
+
+Position: TypeAlias = tuple[str, int]
+"""The mark of the questions of a round, and how many of them the client has received."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallState:
+    """The state of a call between two rounds, as its task keeps it."""
+
+    state: str
+    """The `requestState` of the last round."""
+    requests: Mapping[str, Any]
+    """The questions to the client, by key."""
+    pages: Mapping[str, str]
+    """The `elicitationId` of each page that the client's user has not finished, by the key of its
+    question."""
+    mark: str
+    """Distinguishes the questions of this round from all others."""
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the questions in the task."""
+        return [f"{self.mark}.{number}" for number in range(len(self.requests))]
+
+    @property
+    def asked(self) -> dict[str, bytes]:
+        """Return the method of each question by name: an operator sees no more of it."""
+        methods = ({"method": request["method"]} for request in self.requests.values())
+        return dict(zip(self.names, map(json.encode, methods), strict=True))
+
+    def to_bytes(self) -> bytes:
+        """Return the state as its task keeps it."""
+        return json.encode([self.state, dict(self.requests), dict(self.pages), self.mark])
+
+    @classmethod
+    def from_bytes(cls, kept: bytes) -> CallState:
+        """Return the state that a task keeps."""
+        return cls(*json.decode(kept))
 
 
 @dataclass(frozen=True, slots=True)
 class OpenCall:
-    """A call between its rounds: the facts behind an event's id."""
+    """A call that a request continues."""
 
+    ref: TaskRef
     request: Request
-    requests: Mapping[str, Any]
-    """The questions to the client, by key."""
-    state: str | None
-    """The `requestState` of the round that asked; `None` before the first has ended."""
-    round: str
-    until_ms: int
-    """When the wait for answers ends, in milliseconds since the epoch."""
-    pages: dict[str, str] = field(default_factory=dict)
-    """The `elicitationId` of each page that the client's user has not finished, by the key of its
-    question."""
+    """The request; of a call that is over, only its id, method and name."""
+    position: Position
+    scopes: frozenset[str] = field(default_factory=frozenset)
+    """The scopes with which the call began; of a call that is over, its outcome has them."""
 
-    def asking(self, requests: Mapping[str, Any], state: str, round_: str, until_ms: int) -> Self:
-        """Return the call after a round that asks questions."""
-        pages = {
-            key: f"{round_}.{number}"
-            for number, (key, request) in enumerate(requests.items())
-            if request.get("params", {}).get("mode") == "url"
-        }
-        return type(self)(self.request, requests, state, round_, until_ms, {**self.pages, **pages})
 
-    def to_json(self) -> list[Any]:
-        """Return the facts for an event's id."""
-        request = self.request
-        return [
-            request.id,
-            request.method,
-            request.params,
-            dict(self.requests),
-            self.state,
-            self.round,
-            self.until_ms,
-            self.pages,
-        ]
+def call_bytes(request: Request, scopes: frozenset[str]) -> bytes:
+    """Return a request as its task keeps it."""
+    return json.encode([request.params, sorted(scopes)])
 
-    @classmethod
-    def from_json(cls, facts: Any) -> OpenCall:
-        """Return the call from the facts of an event's id, which the gateway has sealed.
 
-        Raises:
-            InvalidRequest: an incompatible version of the gateway wrote them.
-        """
-        try:
-            request_id, method, params, requests, state, round_, until_ms, pages = facts
-            return cls(
-                Request(request_id, method, params),
-                dict(requests),
-                state,
-                str(round_),
-                int(until_ms),
-                dict(pages),
-            )
-        except (TypeError, ValueError):
-            raise InvalidRequest(
-                "Last-Event-ID is of an incompatible version; call again"
-            ) from None
+def call_of(kept: bytes) -> tuple[dict[str, Any], frozenset[str]]:
+    """Return the params and the scopes of the request that a task keeps."""
+    params, scopes = json.decode(kept)
+    return params, frozenset(scopes)
 
 
 class OpenCalls:
     """Makes and reads the ids of events.
 
     Args:
-        rows_of: returns the rows of a caller, which keep calls that are too long for an id.
+        hidden: the tasks of the calls.
         ids: seals and opens tokens.
-        clock: the clock of the process.
-        keep_s: seconds for which such a row is kept.
     """
 
-    def __init__(self, rows_of: RowsOf, ids: StreamIds, clock: Clock, *, keep_s: float) -> None:
-        self._rows_of = rows_of
+    def __init__(self, hidden: HiddenTasks, ids: StreamIds) -> None:
+        self._hidden = hidden
         self._ids = ids
-        self._clock = clock
-        self._keep_ms = int(keep_s * 1000)
 
-    async def event_id(
-        self, call: OpenCall, caller: Caller, number: int = 0, most: int = MAX_TOKEN
+    def event_id(
+        self,
+        ref: TaskRef,
+        call_id: str | None,
+        request: Request,
+        caller: Caller,
+        position: Position,
     ) -> str:
         """Return the id of an event after which any process can continue a call.
 
         Args:
-            call: the call at that event.
+            ref: the task of the call.
+            call_id: the id of the call in the log, which a later call with the same request id
+                does not have.
+            request: the request.
             caller: the caller.
-            number: how many of the call's questions the client has received.
-            most: the longest token, in characters; a longer one is stored in a row.
-
-        Raises:
-            Unavailable: the row cannot be written now.
+            position: the questions that the client has received.
         """
-        session = caller.session.id
-        token = self._ids.seal_call(session, call.to_json(), caller.principal)
-        if len(token) > most:
-            key = f"call.{self._clock.new_id()}"
-            rows, forget_ms = self._rows_of(caller.principal), self._clock.now_ms() + self._keep_ms
-            await rows.put_new(key, token.encode(), forget_ms)
-            facts = {"row": key, "until_ms": call.until_ms}
-            token = self._ids.seal_call(session, facts, caller.principal)
-        return f"{token}.{number}"
+        known = request.params.get("name", request.params.get("uri"))
+        name = known[:MAX_NAME] if isinstance(known, str) else ""
+        facts = [ref.id, call_id, request.id, request.method, name, self._hidden.until_ms]
+        token = self._ids.seal_call(caller.session.id, facts, caller.principal)
+        return after(token, position)
 
-    async def reopened(self, event_id: str, caller: Caller) -> tuple[OpenCall, int]:
-        """Return the call of an event, and how many of its questions have reached the client.
+    async def reopened(self, event_id: str, caller: Caller) -> OpenCall:
+        """Return the call of an event.
 
         Raises:
             InvalidRequest: the id does not belong to this session, or has expired.
-            Unavailable: the row of the call cannot be read now.
+            Unavailable: the task cannot be read now.
         """
-        token, _, number = event_id.rpartition(".")
-        facts = await self._facts(token, caller)
-        if facts is None or not (number.isascii() and number.isdigit() and len(number) <= 4):
-            raise InvalidRequest(
-                "Last-Event-ID is none that this session was given, or is too old; call again"
-            )
-        return OpenCall.from_json(facts), int(number)
+        refused = InvalidRequest(
+            "Last-Event-ID is none that this session was given, or is too old; call again"
+        )
+        facts, position = self._opened(event_id, caller)
+        if facts is None or position is None:
+            raise refused
+        task_id, call_id, request_id, method, name, _ = facts
+        ref = self._hidden.ref_of(caller.principal, task_id)
+        record, work = await self._hidden.whole(ref)
+        if record is None or record.call_id != call_id:
+            raise refused
+        if work is None:
+            params = {"uri" if method == "resources/read" else "name": name}
+            return OpenCall(ref, Request(request_id, method, params), position)
+        params, scopes = call_of(work.call)
+        return OpenCall(ref, Request(request_id, method, params), position, scopes)
 
     def until_ms(self, event_id: str, caller: Caller) -> int:
         """Return when the wait for answers after an event ends, in milliseconds since the epoch,
         without reading the store; 0 if the id does not belong to this session."""
-        token, _, _ = event_id.rpartition(".")
-        match self._ids.open_call(token, caller.session.id, caller.principal):
-            case {"until_ms": int(until_ms)} | [*_, int(until_ms), dict()]:
-                return until_ms
-        return 0
+        facts, _ = self._opened(event_id, caller)
+        return 0 if facts is None else int(facts[-1])
 
-    async def _facts(self, token: str, caller: Caller) -> Any:
-        session = caller.session.id
-        facts = self._ids.open_call(token, session, caller.principal)
-        match facts:
-            case {"row": str(key)}:
-                row = await self._rows_of(caller.principal).read(key)
-                if row is None:
-                    return None
-                return self._ids.open_call(row.value.decode(), session, caller.principal)
-        return facts
+    def _opened(self, event_id: str, caller: Caller) -> tuple[list[Any] | None, Position | None]:
+        token, *rest = event_id.rsplit(".", 2)
+        facts = self._ids.open_call(token, caller.session.id, caller.principal)
+        if not isinstance(facts, list) or len(facts) != 6:
+            return None, None
+        mark, number = rest
+        is_number = number.isascii() and number.isdigit() and len(number) <= 4
+        return facts, (mark, int(number)) if is_number else None
 
 
-def after(event_id: str, number: int) -> str:
-    """Return an event's id with another number of received questions."""
-    return f"{event_id.rpartition('.')[0]}.{number}"
+def place_of(name: str) -> Position:
+    """Return the mark of a question's name, and its number in its round, from 0."""
+    mark, _, number = name.rpartition(".")
+    return mark, int(number)
+
+
+def after(token: str, position: Position) -> str:
+    """Return the id of an event at a position."""
+    return f"{token}.{position[0]}.{position[1]}"
+
+
+def moved(event_id: str, position: Position) -> str:
+    """Return an event's id with another position."""
+    return after(event_id.rsplit(".", 2)[0], position)

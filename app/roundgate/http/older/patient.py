@@ -1,4 +1,4 @@
-"""The rows of sessions, with retries while the store is unavailable.
+"""Operations of the store that are repeated while it is unavailable.
 
 A user has already answered, or a handler has done work, when a row is written or read: neither may be
 lost because the store elects a new leader. After a longer outage the error is `StoreAway`, and a
@@ -13,14 +13,13 @@ retries here for nearly as long as clients wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from itertools import chain, repeat
 from typing import Final, TypeVar
 
 from roundgate import aws
 from roundgate.clock import Clock
 from roundgate.errors import QuotaExceeded, StoreAway, Unavailable
-from roundgate.storage import SessionRow, SessionStore
 
 T = TypeVar("T")
 
@@ -31,44 +30,18 @@ PATIENCE_S: Final = 20.0
 clients wait for 30 s."""
 
 
-class PatientRows:
-    """A `SessionStore` that retries. An attempt that failed may have written all the same:
-    `put_new` and `replace` then return `False`, and a read returns the caller's own value.
+class Patience:
+    """Repeats an operation. An attempt that failed may have written all the same."""
 
-    Args:
-        rows: the store itself.
-        clock: the clock of the process.
-    """
-
-    def __init__(self, rows: SessionStore, clock: Clock) -> None:
-        self._rows = rows
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
-    async def put_new(self, key: str, value: bytes, forget_ms: int) -> bool:
-        """See `SessionStore`. Raises StoreAway."""
-        return await self._patiently(lambda: self._rows.put_new(key, value, forget_ms))
+    async def __call__(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of `ask`.
 
-    async def replace(self, key: str, value: bytes, version: int, forget_ms: int) -> bool:
-        """See `SessionStore`. Raises StoreAway."""
-        return await self._patiently(lambda: self._rows.replace(key, value, version, forget_ms))
-
-    async def put(self, key: str, value: bytes, forget_ms: int) -> int:
-        """See `SessionStore`. Raises StoreAway."""
-        return await self._patiently(lambda: self._rows.put(key, value, forget_ms))
-
-    async def read(self, key: str) -> SessionRow | None:
-        """See `SessionStore`. Raises StoreAway."""
-        return await self._patiently(lambda: self._rows.read(key))
-
-    async def read_values(self, keys: Sequence[str]) -> Mapping[str, bytes]:
-        """See `SessionStore`. Raises StoreAway."""
-        return await self._patiently(lambda: self._rows.read_values(keys))
-
-    async def aclose(self) -> None:
-        """Close the store's connections."""
-        await self._rows.aclose()
-
-    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        Raises:
+            StoreAway: the store was unavailable for `PATIENCE_S`.
+        """
         until_ms = self._clock.monotonic_ms() + PATIENCE_S * 1000
         for pause_s in chain(PAUSES_S, repeat(PAUSES_S[-1])):
             try:
@@ -76,11 +49,8 @@ class PatientRows:
             except QuotaExceeded:
                 raise
             except Unavailable as error:
-                if self._is_late(pause_s, until_ms):
+                is_late = self._clock.monotonic_ms() + pause_s * 1000 > until_ms
+                if is_late or not aws.has_time(pause_s):
                     raise StoreAway(str(error)) from error
             await self._clock.sleep(pause_s)
         raise AssertionError("pauses do not end")
-
-    def _is_late(self, pause_s: float, until_ms: float) -> bool:
-        is_past = self._clock.monotonic_ms() + pause_s * 1000 > until_ms
-        return is_past or not aws.has_time(pause_s)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-from roundgate.auth import Principal
 from roundgate.clock import Clock
 from roundgate.config import GatewayConfig
 from roundgate.methods.parts import CurrentMethods, Methods, Use
@@ -17,12 +16,11 @@ from roundgate.observability import tracing
 from roundgate.protocol import ResultFormat
 from roundgate.runtime.startup import Core
 from roundgate.settings import ServerConfig
-from roundgate.storage import SessionStore
 from roundgate.tokens import KeyRing
 
 if TYPE_CHECKING:
     from roundgate.http.older.endpoint import OlderEndpoint
-    from roundgate.http.older.questions import Questions
+    from roundgate.http.older.following import Followers
 
 Serves: TypeAlias = Callable[[ResultFormat], tuple[Methods, Use]]
 """Makes the methods over the current catalog, for results in one format."""
@@ -66,7 +64,7 @@ class OlderClients:
         self._streams = streams
         self._view = view
         self._methods: dict[str, tuple[ResultFormat, CurrentMethods]] = {}
-        self._questions: Questions | None = None
+        self._followers: Followers | None = None
         self._endpoint: OlderEndpoint | None = None
         self._is_closing = False
 
@@ -84,48 +82,51 @@ class OlderClients:
     def close(self) -> None:
         """Make every call stop waiting for answers."""
         self._is_closing = True
-        if self._questions is not None:
-            self._questions.close()
+        if self._followers is not None:
+            self._followers.close()
 
     def _make(self) -> OlderEndpoint:
         from roundgate.http.older.calls import SessionCalls
         from roundgate.http.older.endpoint import OlderEndpoint
-        from roundgate.http.older.patient import PatientRows
-        from roundgate.http.older.questions import Questions
+        from roundgate.http.older.following import Followers
+        from roundgate.http.older.patient import Patience
         from roundgate.http.older.sessions import Sessions
         from roundgate.protocol.revisions_with_sessions import WITH_SESSIONS
+        from roundgate.tasks.hidden import HiddenTasks
         from roundgate.tokens.ids import SessionSealer, StreamIds
 
-        http, sessions = self._config.http, self._config.sessions
+        http, sessions, stores = self._config.http, self._config.sessions, self._core.stores
         rows_of = self._core.rows_of(self._view)
-
-        def patient(principal: Principal) -> SessionStore:
-            return PatientRows(rows_of(principal), self._clock)
-
         self._methods = {
             version: (results, CurrentMethods(*self._serves(results)))
             for version, results in WITH_SESSIONS.items()
         }
         by_version = {version: methods for version, (_, methods) in self._methods.items()}
-        self._questions = Questions(
-            patient,
-            StreamIds(self._ring),
-            self._clock,
-            max_open=http.max_streams,
-            max_per_caller=http.max_streams_per_caller,
+        self._followers = Followers(
+            max_open=http.max_streams, max_per_caller=http.max_streams_per_caller
         )
         if self._is_closing:
-            self._questions.close()
-        states = Sessions(patient, self._clock)
+            self._followers.close()
+        # an answer after the state has expired could not be used
+        wait_s = min(sessions.answer_timeout_s, self._config.state.lifetime_s)
+        tasks = HiddenTasks(
+            stores.tasks,
+            self._clock,
+            self._config.tasks,
+            Patience(self._clock),
+            wait_ms=int(wait_s * 1000),
+            view=self._view,
+        )
+        states = Sessions(rows_of, self._clock)
         calls = SessionCalls(
             by_version,
             states,
-            self._questions,
-            patient,
+            tasks,
+            self._followers,
+            StreamIds(self._ring),
+            rows_of,
             tracing.set_up(),
             self._clock,
-            answer_timeout_s=sessions.answer_timeout_s,
-            lifetime_s=self._config.state.lifetime_s,
             keep_alive_s=http.keep_alive_s,
             continue_tool=sessions.continue_tool,
         )
@@ -139,7 +140,6 @@ class OlderClients:
             self._clock,
             streams=self._streams,
             keep_alive_s=http.keep_alive_s,
-            answer_timeout_s=sessions.answer_timeout_s,
             max_batch_answer_bytes=http.max_body_bytes,
             view=self._view,
         )

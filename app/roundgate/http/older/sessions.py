@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 from zlib import crc32
 
@@ -25,7 +26,8 @@ from roundgate import json
 from roundgate.auth import Principal
 from roundgate.clock import Clock
 from roundgate.errors import InvalidParams, ParseError, SessionNotFound, Unavailable
-from roundgate.storage import RowsOf
+from roundgate.http.older.patient import Patience
+from roundgate.storage import RowsOf, SessionRow, SessionStore
 from roundgate.tokens.ids import SessionFacts
 
 BUCKETS: Final = 64
@@ -61,6 +63,7 @@ class Sessions:
 
     def __init__(self, rows_of: RowsOf, clock: Clock) -> None:
         self._rows_of = rows_of
+        self._patiently = Patience(clock)
         self._clock = clock
         self._known: OrderedDict[str, float] = OrderedDict()
         """When each session was last seen alive, on the monotonic clock; oldest first."""
@@ -84,7 +87,8 @@ class Sessions:
             SessionNotFound: it has been ended.
             Unavailable: the store cannot be reached.
         """
-        row = await self._rows_of(owner).read(_key(session, owner))
+        rows = self._rows_of(owner)
+        row = await self._patiently(lambda: rows.read(_key(session, owner)))
         bucket = _Bucket() if row is None else _Bucket.read(row.value)
         state = bucket.state(session)
         if state.ended:
@@ -141,22 +145,26 @@ class Sessions:
     ) -> None:
         key, rows = _key(session, owner), self._rows_of(owner)
         for _ in range(_TRIES):
-            row = await rows.read(key)
+            row = await self._patiently(lambda: rows.read(key))
             bucket = _Bucket() if row is None else _Bucket.read(row.value)
             before = bucket.state(session)
             if before.ended:
                 raise SessionNotFound
             bucket.change(session, change(before), self._clock.now_ms())
             value, forget_ms = bucket.written(), bucket.forget_ms
-            if row is None:
-                done = await rows.put_new(key, value, forget_ms)
-            else:
-                done = await rows.replace(key, value, row.version, forget_ms)
-            if done:
+            if await self._patiently(partial(_write, rows, key, value, row, forget_ms)):
                 return
         raise Unavailable(
             "Too many sessions of this caller are being changed at once; try again soon"
         )
+
+
+async def _write(
+    rows: SessionStore, key: str, value: bytes, row: SessionRow | None, forget_ms: int
+) -> bool:
+    if row is None:
+        return await rows.put_new(key, value, forget_ms)
+    return await rows.replace(key, value, row.version, forget_ms)
 
 
 def _key(session: SessionFacts, owner: Principal) -> str:

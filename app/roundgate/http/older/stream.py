@@ -15,9 +15,9 @@ from starlette.requests import ClientDisconnect
 
 from roundgate.errors import Unavailable
 from roundgate.http.exchange import Responder, State
-from roundgate.http.older.one_run import OneRun
 from roundgate.http.older.unheard import UnheardWatch
 from roundgate.protocol import jsonrpc, sse
+from roundgate.tasks.hidden import Holding
 
 RETRY_MS: Final = 500
 """Milliseconds that a client waits before it resumes a stream that has ended."""
@@ -60,8 +60,8 @@ class SessionStream:
         self.resumes = resumes
         self.token: Token | None = None
         """Makes the id of the first event, if the stream can be resumed before any question."""
-        self.first: OneRun | None = None
-        """The first round, once the client has an id to resume it with."""
+        self.held: Holding | None = None
+        """The task of the call, while this process runs a round of it."""
         self.last_event_id = last_event_id
         """The id of the last event that the client has."""
         self._writing: asyncio.Lock | None = None
@@ -71,6 +71,11 @@ class SessionStream:
         """Return whether the response is all that the client gets: later results need another
         call."""
         return not self.holds and not self.resumes
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the response has ended."""
+        return self.responder.state is State.DONE
 
     @property
     def is_unheard(self) -> bool:
@@ -122,7 +127,7 @@ class SessionStream:
         if self._writing is None:  # most calls send nothing before the response
             self._writing = asyncio.Lock()
         async with self._writing:
-            if self.responder.state is State.DONE:
+            if self.is_over:
                 return
             if (
                 self.responder.state is State.NOTHING_SENT

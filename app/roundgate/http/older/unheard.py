@@ -2,7 +2,7 @@
 
 "Disconnection SHOULD NOT be interpreted as the client cancelling its request" (basic/transports, of
 each revision with sessions). A running handler continues to the end of its round, and a client that
-resumes the call gets that end (`one_run`). A call that only waits for an answer ends: the request
+resumes the call gets that end from its task. A call that only waits for an answer ends: the request
 that resumes it waits instead.
 
     POST tools/call ─▶ handler runs ─── client hangs up ───▶ continues ─▶ the end of the round

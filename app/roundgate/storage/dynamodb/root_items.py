@@ -144,7 +144,7 @@ def new_root_item(record: TaskRecord, puts: Sequence[Put], draft: Draft, shards:
     """Return the root item of a new task; values that do not fit go to the draft."""
     row: Row = {"pk": pk_of(record.ref), "sk": ROOT, "ttl": ttl_of(record.expires_ms)}
     row |= {name: _attribute(name, getattr(record, name)) for name in _FIELDS}
-    row |= {**_indexed(record, _shard(record.ref, shards)), "requests": {}}
+    row |= {**_indexed(record, _shard(record.ref, shards)), "requests": _asked(puts, draft)}
     row["outcome"] = _outcome(puts, draft)
     if not record.keeps_work:
         return row
@@ -185,6 +185,8 @@ def step(change: Change, draft: Draft) -> Step:
         if name not in _NOT_KEPT
     }
     sets |= _indexed(after, shard)
+    if "expires_ms" in change.changes:
+        sets["ttl"] = ttl_of(after.expires_ms)
     shown, superseded = _shown(root, change.puts, change.drops, draft)
     sets |= shown
     journal, settled = notes.journal, notes.settled
@@ -214,12 +216,16 @@ def _shown(
     left = {
         key: asked for key, asked in before.items() if not _is_dropped(drops, Part.REQUEST, key)
     }
-    asked = {put.name: put.value for put in puts if put.part is Part.REQUEST}
-    kept = enumerate(draft.keep_each("1", asked, ROOM))
-    requests = left | {key: {"n": place, "b": value} for place, (key, value) in kept}
+    requests = left | _asked(puts, draft)
     if requests != before:
         sets["requests"] = requests
     return sets, [one["b"] for key, one in before.items() if key not in left]
+
+
+def _asked(puts: Sequence[Put], draft: Draft) -> dict[str, Any]:
+    asked = {put.name: put.value for put in puts if put.part is Part.REQUEST}
+    kept = enumerate(draft.keep_each("1", asked, ROOM))
+    return {key: {"n": place, "b": value} for place, (key, value) in kept}
 
 
 def _is_dropped(drops: Sequence[Drop], part: Part, name: str | None = None) -> bool:

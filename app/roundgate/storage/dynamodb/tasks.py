@@ -136,7 +136,8 @@ class DynamoDbTasks:
     async def swap(self, change: TaskChange) -> TaskRecord | Lost:
         """See `TaskStore`."""
         before, pk = change.before, pk_of(change.before.ref)
-        draft = self._table.draft(pk, before.notes.root["ttl"])
+        expires_ms = change.changes.get("expires_ms", before.expires_ms)
+        draft = self._table.draft(pk, ttl_of(expires_ms))
         step = root_items.step(change, draft)
         await self._table.put(draft)
         write = Change(step.sets, [_IS_AS_SEEN], {":seen": before.version})

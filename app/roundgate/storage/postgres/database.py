@@ -147,10 +147,12 @@ class Database:
         return unavailable
 
 
-def deletion(table: str, key: str, time: str, size: str) -> str:
+def deletion(table: str, key: str, time: str, size: str, condition: str = "true") -> str:
     """Return a statement that deletes the oldest rows before a time, and returns them: some that
-    nobody else writes just now, up to `FORGET_BYTES` by an expression for their size."""
-    some = f"select {key}, {time} as time, {size} as size from roundgate.{table} where {time} < $1"
+    nobody else writes just now, up to `FORGET_BYTES` by an expression for their size. The rows
+    fulfil a condition besides."""
+    where = f"{condition} and {time} < $1"
+    some = f"select {key}, {time} as time, {size} as size from roundgate.{table} where {where}"
     old = f"{some} order by {time} limit {FORGET_ROWS} for update skip locked"
     sums = (
         f"select {key}, sum(size) over (order by time, {key}) - size as before from ({old}) as old"

@@ -36,6 +36,7 @@ create table tasks (
 create index tasks_by_due on tasks ((n & 7), due_ms) where due_ms is not null;
 create index tasks_open_by_owner on tasks (owner) where due_ms is not null;
 create index tasks_by_expiry on tasks (expires_ms);
+create index tasks_hidden on tasks (expires_ms) where id >= '~';
 create index tasks_ended on tasks (n) where ending in ('step_failed', 'error', 'cancelled');
 create table payloads (
     number bigint generated always as identity, task bigint not null references tasks on delete cascade,

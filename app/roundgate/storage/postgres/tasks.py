@@ -52,6 +52,7 @@ _SIZE: Final = (
     "coalesce((select sum(octet_length(value)) from roundgate.payloads where task = n), 0)"
 )
 _FORGET: Final = deletion("tasks", "n", "expires_ms", _SIZE)
+_FORGET_HIDDEN: Final = deletion("tasks", "n", "expires_ms", _SIZE, sql.IS_HIDDEN)
 _COLUMNS: Final = ("owner", "id", *sql.FIELDS)
 _INSERT: Final = (
     f"with written as (insert into roundgate.tasks ({', '.join(_COLUMNS)})"
@@ -163,7 +164,8 @@ class PostgresTasks:
         return Found(records, str(rows[-1][0]) if len(rows) == limit else None)
 
     async def forget(self, now_ms: int) -> int:
-        return len(await self._database.fetch(_FORGET, now_ms - FORGET_AFTER_MS + 1))
+        old = await self._database.fetch(_FORGET, now_ms - FORGET_AFTER_MS + 1)
+        return len(old or await self._database.fetch(_FORGET_HIDDEN, now_ms + 1))
 
     async def take_shard(self, shard: int, sweeper: str, now_ms: int, until_ms: int) -> bool:
         statement = (

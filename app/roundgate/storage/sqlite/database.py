@@ -92,6 +92,7 @@ create table tasks (
 create unique index tasks_by_ref on tasks (owner, id);
 create index tasks_by_due on tasks (due_ms) where due_ms is not null;
 create index tasks_by_expiry on tasks (expires_ms);
+create index tasks_hidden on tasks (expires_ms) where id >= '~';
 create index tasks_open_by_owner on tasks (owner) where due_ms is not null;
 create index tasks_ended on tasks (ending) where ending in ('step_failed', 'error', 'cancelled');
 create table payloads (
@@ -385,7 +386,12 @@ class SqliteOnce:
 
 
 def expired_rows(
-    db: sqlite3.Connection, table: str, size: str, time: str, before_ms: int
+    db: sqlite3.Connection,
+    table: str,
+    size: str,
+    time: str,
+    before_ms: int,
+    condition: str = "true",
 ) -> list[tuple[int]]:
     """Return the numbers of rows whose time is before a moment, the oldest first: at most
     `FORGET_ROWS`, and as many as have `FORGET_BYTES`.
@@ -396,8 +402,10 @@ def expired_rows(
         size: the SQL expression for the bytes of a row's values; null if it has none.
         time: the column of the time, which has an index.
         before_ms: the moment, in milliseconds since the epoch.
+        condition: the SQL condition that the rows fulfil besides.
     """
-    select = f"select rowid, {size} from {table} where {time} < ? order by {time} limit ?"
+    where = f"{condition} and {time} < ?"
+    select = f"select rowid, {size} from {table} where {where} order by {time} limit ?"
     rows, total = [], 0
     for number, bytes_ in db.execute(select, (before_ms, FORGET_ROWS)):
         rows.append((number,))

@@ -13,6 +13,7 @@ from roundgate.storage.columns import (
     FOR_WORK,
     HAS_ENDED,
     HEAD,
+    IS_HIDDEN,
     IS_OPEN,
     OPEN_STATUSES,
     OPEN_TASK,
@@ -205,10 +206,14 @@ class SqliteTasks:
     async def forget(self, now_ms: int) -> int:
         """See `TaskStore`."""
         size = "(select sum(length(value)) from payloads where task = tasks.n)"
-        until_ms = now_ms - FORGET_AFTER_MS + 1
-        rows = await self._database.read(
-            lambda db: expired_rows(db, "tasks", size, "expires_ms", until_ms)
-        )
+
+        def look(db: sqlite3.Connection) -> list[tuple[int]]:
+            until_ms = now_ms - FORGET_AFTER_MS + 1
+            return expired_rows(db, "tasks", size, "expires_ms", until_ms) or expired_rows(
+                db, "tasks indexed by tasks_hidden", size, "expires_ms", now_ms + 1, IS_HIDDEN
+            )
+
+        rows = await self._database.read(look)
         if rows:  # most of the time there is nothing, and no lock to be had for it
             await self._database.write(
                 lambda db: db.executemany("delete from tasks where n = ?", rows)

@@ -1,15 +1,12 @@
-"""How long the rows of sessions are asked again."""
+"""How long an operation of the store is repeated."""
 
 from __future__ import annotations
-
-from typing import cast
 
 import pytest
 
 from roundgate import aws
 from roundgate.errors import StoreAway, Unavailable
-from roundgate.http.older.patient import PATIENCE_S, PatientRows
-from roundgate.storage import SessionRow, SessionStore
+from roundgate.http.older.patient import PATIENCE_S, Patience
 from tests.support.clocks import FixedClock
 
 
@@ -29,37 +26,34 @@ class Away:
         self._left = times
         self.asked = 0
 
-    def patiently(self) -> PatientRows:
-        return PatientRows(cast("SessionStore", self), self._clock)
-
-    async def read(self, key: str) -> SessionRow | None:
+    async def read(self) -> str:
         self.asked += 1
         self._clock.skip(self._takes_s)
         if self.asked > self._left:
-            return SessionRow(key.encode(), 1)
+            return "there"
         raise Unavailable("away")
 
 
 @pytest.mark.parametrize("times", [1, 2, 7])
 async def test_what_comes_back_soon_is_asked_again(times: int) -> None:
-    rows = Away(Waiting(), 0.01, times)
-    assert await rows.patiently().read("key") == SessionRow(b"key", 1)
-    assert rows.asked == times + 1
+    store = Away(clock := Waiting(), 0.01, times)
+    assert await Patience(clock)(store.read) == "there"
+    assert store.asked == times + 1
 
 
 @pytest.mark.parametrize(("takes_s", "asked"), [(0.01, 12), (9.0, 3), (15.0, 2), (25.0, 1)])
 async def test_what_stays_away_is_asked_for_no_longer_than_that(takes_s: float, asked: int) -> None:
-    rows = Away(clock := Waiting(), takes_s)
+    store = Away(clock := Waiting(), takes_s)
     began_ms = clock.monotonic_ms()
     with pytest.raises(StoreAway, match="away"):
-        await rows.patiently().read("key")
-    assert rows.asked == asked
+        await Patience(clock)(store.read)
+    assert store.asked == asked
     assert clock.monotonic_ms() - began_ms <= (PATIENCE_S + takes_s) * 1000
 
 
 async def test_no_request_waits_longer_than_its_environment_lets_it() -> None:
-    rows = Away(clock := Waiting(), 0.01)
+    store = Away(clock := Waiting(), 0.01)
     with aws.bounded(clock.deadline(300)), pytest.raises(StoreAway):
-        await rows.patiently().read("key")
-    assert rows.asked == 2
+        await Patience(clock)(store.read)
+    assert store.asked == 2
     assert clock.monotonic_ms() - FixedClock().monotonic_ms() <= 300

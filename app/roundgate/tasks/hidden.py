@@ -1,0 +1,388 @@
+"""Hidden tasks: calls of clients whose revision has no tasks, once they need a row.
+
+Such a call runs in the process that has its request. It becomes a hidden task when it asks its
+client, or reports to a client that can resume its stream:
+
+    first round ──▶ result                                        no row
+                ──▶ asks ─────────▶ input_required ◀─┐            `ask`
+                ──▶ reports ──▶ working, leased ─────┤ suspend    `report`
+    the answers ──▶ working, free ──▶ claim ─────────┴─▶ finish   `claim`
+    notifications/cancelled ──▶ cancelled                         `cancel`
+
+It is a task like any other: `tasks.machine` decides its life. Only its rounds are run elsewhere, so
+no message is sent for it, and it is due when it expires. Its clients follow it by its sealed id;
+`tasks/get` does not find it.
+
+**A process that dies** leaves its lease. A request that follows the task takes it over when it has
+seen no renewal for `LEASE_MS`; on its own clock, because clocks differ. A request that may not wait
+for so long believes the wall clock, if it has seen no renewal for `UNRENEWED_MS` either.
+
+**Questions** have names that are never used again, so an answer that arrives late, or twice, never
+counts for a later question.
+
+**Its id** comes from its session and the JSON-RPC id of its request, so a cancellation finds it. A
+client that uses the id of a request again replaces the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Final, Protocol, TypeVar
+
+from roundgate import json
+from roundgate.auth import Principal, owner_of
+from roundgate.clock import Clock
+from roundgate.errors import LeaseLost, ToolError, Unavailable
+from roundgate.protocol import Status
+from roundgate.settings import TasksConfig
+from roundgate.storage import HIDDEN, Ending, TaskRecord, TaskRef, Work
+from roundgate.tasks.events import Added, NewTask
+from roundgate.tasks.stored import Claimed, Lease, StoredTasks
+
+T = TypeVar("T")
+
+LEASE_MS: Final = 6_000
+"""Milliseconds for which a process that runs a round has its task without a renewal."""
+BEAT_S: Final = 2.0
+"""Seconds between two renewals."""
+UNRENEWED_MS: Final = 2_500
+"""The shortest look at a lease before its end is believed, in milliseconds: a process that lives
+renews it within this time."""
+SKEW_MS: Final = 5_000
+"""How far wall clocks may differ, in milliseconds."""
+GAP_MS: Final = 3_000
+"""Milliseconds between two looks after which a look begins again: if the store was away, the
+process that runs the round could not renew its lease."""
+LEEWAY_MS: Final = 60_000
+"""Milliseconds after the wait for answers for which a task is kept, so that each request that
+follows it learns how it ended."""
+KEEP_MS: Final = 600_000
+"""Milliseconds for which the end of a task is kept for a client that resumes its stream."""
+LONGEST_MS: Final = 86_400_000
+"""Milliseconds after its creation when a hidden task expires at the latest."""
+TIDY_MS: Final = 60_000
+"""Milliseconds between two times that a process ends expired hidden tasks: a gateway without tasks
+of its own has no sweep."""
+TIDIED: Final = 200
+"""The most tasks that are looked at then."""
+TIDY_AFTER_MS: Final = 600_000
+"""Milliseconds after which that is done, because clocks differ."""
+CANCELLED: Final = "The client cancelled the call"
+_UNKNOWN_STATE: Final = b"null"
+"""The state of a call whose first round has not ended."""
+
+
+class Patiently(Protocol):
+    """Repeats an operation of a store that cannot be reached for a moment."""
+
+    def __call__(self, ask: Callable[[], Awaitable[T]]) -> Awaitable[T]:
+        """Return the result of `ask`. Raises Unavailable."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewCall:
+    """A call that becomes a hidden task."""
+
+    session: str
+    request_id: str | int
+    owner: Principal
+    name: str
+    """The name of the tool or prompt, or the URI of the resource."""
+    call: bytes
+    call_id: str | None
+    """The id of the call in the log. It also tells two calls with the same request id apart."""
+
+
+class HiddenTasks:
+    """The hidden tasks of one view.
+
+    Args:
+        tasks: the store of tasks.
+        clock: the clock of the process.
+        config: limits of tasks.
+        patiently: repeats operations while the store cannot be reached.
+        wait_ms: milliseconds that a client has for its answers.
+        view: the view; empty for the endpoint of all tools.
+    """
+
+    def __init__(
+        self,
+        tasks: StoredTasks,
+        clock: Clock,
+        config: TasksConfig,
+        patiently: Patiently,
+        *,
+        wait_ms: int,
+        view: str,
+    ) -> None:
+        self.tasks = tasks
+        self.clock = clock
+        self.patiently = patiently
+        self._config = config
+        self._wait_ms = wait_ms
+        self._view = view
+        self._tidied_ms = clock.monotonic_ms()
+
+    def ref(self, owner: Principal, session: str, request_id: str | int) -> TaskRef:
+        """Return the reference of the task that a request of a session has, if any."""
+        return self.ref_of(owner, HIDDEN + json.digest([session, request_id]))
+
+    def ref_of(self, owner: Principal, task_id: str) -> TaskRef:
+        """Return the reference of an owner's task."""
+        return TaskRef(owner_of(owner, self._view), task_id)
+
+    @property
+    def until_ms(self) -> int:
+        """Return when the wait for answers to a question asked now ends."""
+        return self.clock.now_ms() + self._wait_ms
+
+    @staticmethod
+    def is_late(record: TaskRecord, now_ms: int) -> bool:
+        """Return whether the wait for a task's answers is over."""
+        return record.expires_ms - LEEWAY_MS < now_ms
+
+    def expires_ms(self, created_ms: int) -> int:
+        """Return when a task expires that waits or runs now."""
+        return min(self.until_ms + LEEWAY_MS, created_ms + LONGEST_MS)
+
+    # creation
+
+    async def ask(self, call: NewCall, state: bytes, questions: Mapping[str, bytes]) -> TaskRef:
+        """Keep a call that asks, or, without questions, one that another request continues.
+
+        Args:
+            call: the call.
+            state: the state of the round that has ended, with its questions.
+            questions: the names of the questions, with what an operator sees of each.
+
+        Raises:
+            ToolError: the caller has too many open tasks.
+            Unavailable: the store cannot be reached.
+        """
+        status = Status.INPUT_REQUIRED if questions else Status.WORKING
+        task = replace(self._new(call), state=state, status=status, requests=questions)
+        return (await self._create(task, self.patiently)).ref
+
+    async def report(self, call: NewCall) -> Holding:
+        """Keep a call in its first round, which this process runs. Raises as `ask`."""
+        until_ms = self.clock.now_ms() + LEASE_MS
+        task = replace(self._new(call), lease_until_ms=until_ms)
+        record = await self._create(task, _at_once)  # the report waits for this
+        lease = Lease.of(record)
+        return Holding(self, Claimed(lease, record, call.call, (), _UNKNOWN_STATE, {}))
+
+    def _new(self, call: NewCall) -> NewTask:
+        now_ms = self.clock.now_ms()
+        return NewTask(
+            self.ref(call.owner, call.session, call.request_id),
+            call.name[:200],
+            call.call,
+            created_ms=now_ms,
+            expires_ms=self.expires_ms(now_ms),
+            due_ms=self.expires_ms(now_ms),
+            state=_UNKNOWN_STATE,
+            call_id=call.call_id or self.clock.new_id(),
+        )
+
+    async def _create(self, task: NewTask, patiently: Patiently) -> TaskRecord:
+        await self._tidy()
+        most = self._config.max_open_per_owner
+        if await patiently(lambda: self.tasks.count_open(task.ref.owner, most)) >= most:
+            raise ToolError(
+                f"There are {most:,} open calls and tasks of yours, and there may be no more "
+                "(tasks.max_open_per_owner). Answer the questions of some, or cancel some, and call"
+                " again"
+            )
+        while True:
+            await patiently(lambda: self.tasks.create(task))
+            record = await patiently(lambda: self.tasks.head(task.ref))
+            if record is not None and record.call_id == task.call_id:
+                return record
+            # the client uses the id of an earlier request again
+            await self.cancel(task.ref)
+            await patiently(lambda: self.tasks.purge(task.ref, task.created_ms))
+
+    async def _tidy(self) -> None:
+        now_ms, monotonic_ms = self.clock.now_ms(), self.clock.monotonic_ms()
+        if monotonic_ms - self._tidied_ms < TIDY_MS:
+            return
+        self._tidied_ms = monotonic_ms
+        with suppress(Unavailable):
+            late = await self.tasks.due(now_ms - TIDY_AFTER_MS, TIDIED)
+            refs = [task.ref for task in late if task.ref.is_hidden]
+            await asyncio.gather(*(self.tasks.expire(ref, now_ms) for ref in refs))
+            await self.tasks.forget(now_ms)
+
+    # for any process
+
+    async def head(self, ref: TaskRef) -> TaskRecord | None:
+        """Return the task, also if it has expired. Raises Unavailable."""
+        return await self.tasks.head(ref)
+
+    async def outcome(self, ref: TaskRef) -> bytes | None:
+        """Return the outcome of a terminal task, or `None` if it ended without one. Raises
+        Unavailable."""
+        record = await self.patiently(lambda: self.tasks.read(ref, 0))
+        return None if record is None else record.outcome
+
+    async def whole(self, ref: TaskRef) -> tuple[TaskRecord | None, Work | None]:
+        """Return the task with its work; the store may keep none of a terminal task's. Raises
+        Unavailable."""
+        return await self.patiently(lambda: self.tasks.read_whole(ref))
+
+    async def answer(self, ref: TaskRef, question: str, answer: bytes, *, ends: bool) -> None:
+        """Take an answer, unless the question has one.
+
+        Args:
+            ref: the task.
+            question: the name of the question.
+            answer: the answer.
+            ends: whether the other questions need no answers any more.
+
+        Raises:
+            Unavailable: the store cannot be reached.
+        """
+        answers = {question: answer}
+        if ends:
+            record = await self.patiently(lambda: self.tasks.head(ref))
+            if record is not None and question in record.asked:
+                answers = dict.fromkeys(record.asked, answer)
+        now_ms = self.clock.now_ms()
+        due_ms = self.until_ms + LEEWAY_MS  # no earlier than it expires
+        await self.patiently(lambda: self.tasks.answer(ref, answers, now_ms, due_ms))
+
+    async def cancel(self, ref: TaskRef, why: str = CANCELLED) -> None:
+        """Cancel a task, unless it is terminal or does not exist. Raises Unavailable."""
+        now_ms = self.clock.now_ms()
+        await self.patiently(lambda: self.tasks.cancel(ref, why, now_ms))
+
+    async def claim(self, record: TaskRecord) -> Holding | None:
+        """Claim a task that is free, or whose lease is lost, as `record` shows; return `None` if
+        another process was first. Raises Unavailable."""
+        now_ms = self.clock.now_ms()
+        claimed = await self.patiently(
+            lambda: self.tasks.claim(
+                record.ref,
+                now_ms,
+                now_ms + LEASE_MS,
+                due_ms=record.expires_ms + LONGEST_MS,
+                lapsed_ms=record.lease_until_ms,
+                alone=True,
+            )
+        )
+        return Holding(self, claimed) if isinstance(claimed, Claimed) else None
+
+    def has_died_often(self, record: TaskRecord) -> bool:
+        """Return whether so many processes died with a task that none tries any more."""
+        return record.deaths >= self._config.max_deaths
+
+
+class Sight:
+    """The look of one request at a task's lease.
+
+    Args:
+        clock: the clock of the process.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lease: tuple[int, int] | None = None
+        self._since_ms = self._looked_ms = 0.0
+
+    def is_free(self, record: TaskRecord) -> bool:
+        """Return whether no process runs a working task."""
+        now_ms, lease = self._clock.monotonic_ms(), (record.fence, record.lease_until_ms)
+        if lease != self._lease or now_ms - self._looked_ms > GAP_MS:
+            self._lease, self._since_ms = lease, now_ms
+        self._looked_ms = now_ms
+        if record.lease_until_ms == 0:
+            return True
+        unrenewed_ms = now_ms - self._since_ms
+        has_lapsed = record.lease_until_ms + SKEW_MS < self._clock.now_ms()
+        return unrenewed_ms >= (UNRENEWED_MS if has_lapsed else LEASE_MS)
+
+
+class Holding:
+    """A hidden task whose round this process runs.
+
+    Every method but `beat` gives the task up. Each raises `LeaseLost` if the task was cancelled or
+    taken over, and `Unavailable`.
+    """
+
+    def __init__(self, tasks: HiddenTasks, claimed: Claimed) -> None:
+        self._tasks = tasks
+        self.claimed = claimed
+        self._expires_ms = claimed.record.expires_ms
+
+    @property
+    def ref(self) -> TaskRef:
+        """Return the task."""
+        return self.claimed.lease.ref
+
+    @property
+    def is_first(self) -> bool:
+        """Return whether this is the first round, which is never run again."""
+        return self.claimed.state == _UNKNOWN_STATE
+
+    async def beat(self, state: bytes | None = None) -> None:
+        """Renew the lease; keep the state of a round that ended without questions.
+
+        Raises:
+            LeaseLost: the task was cancelled or taken over.
+            Unavailable: the store cannot be reached.
+        """
+        now_ms = self._tasks.clock.now_ms()
+        later_ms = self._later_ms() if self._expires_ms < now_ms + LEEWAY_MS else None
+        added = Added(state=state, expires_ms=later_ms)
+        await self._tasks.tasks.checkpoint(
+            self.claimed.lease, added, now_ms, now_ms + LEASE_MS, later_ms
+        )
+        self._expires_ms = later_ms or self._expires_ms
+
+    async def suspend(self, state: bytes, questions: Mapping[str, bytes]) -> None:
+        """Ask the client; see `HiddenTasks.ask`."""
+        added = Added(state=state, expires_ms=self._later_ms())
+        await self._tasks.patiently(
+            lambda: self._tasks.tasks.suspend(
+                self.claimed.lease, added, questions, self._tasks.clock.now_ms()
+            )
+        )
+
+    async def release(self, state: bytes | None = None) -> None:
+        """Leave the next round, or with `None` the same round, to another request."""
+        later_ms = self._later_ms()
+        added = Added(state=state, expires_ms=later_ms)
+        await self._tasks.patiently(
+            lambda: self._tasks.tasks.release(
+                self.claimed.lease, added, self._tasks.clock.now_ms(), wake_ms=0, due_ms=later_ms
+            )
+        )
+
+    async def finish(self, outcome: bytes, ending: Ending) -> None:
+        """End the task."""
+        status = Status.FAILED if ending is Ending.ERROR else Status.COMPLETED
+        now_ms = self._tasks.clock.now_ms()
+        await self._tasks.patiently(
+            lambda: self._tasks.tasks.finish(
+                self.claimed.lease,
+                *(status, outcome, None, now_ms),
+                ending=ending,
+                expires_ms=now_ms + KEEP_MS,
+            )
+        )
+
+    async def let_go(self) -> None:
+        """Release a round that did not end, quickly and without errors: if the store cannot be
+        reached, another request takes the task over later."""
+        with suppress(LeaseLost, Unavailable):
+            await self.release()
+
+    def _later_ms(self) -> int:
+        return self._tasks.expires_ms(self.claimed.record.created_ms)
+
+
+async def _at_once(ask: Callable[[], Awaitable[T]]) -> T:
+    return await ask()
