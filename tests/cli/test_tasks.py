@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from roundgate.auth import owner_of
 from roundgate.auth.principal import LOCAL
 from roundgate.cli import main, tasks
 from roundgate.cli.output import say
@@ -25,7 +26,6 @@ from roundgate.settings.process import from_environment
 from roundgate.storage import TaskRef
 from roundgate.storage.dynamodb import DynamoDbTasks
 from roundgate.storage.sqlite import Database, SqliteTasks
-from roundgate.tasks.call import owner_of
 from roundgate.tasks.events import Cancelled, NewTask
 from roundgate.tasks.stored import StoredTasks
 from tests.support.command import roundgate

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from roundgate import Context, StepFailed, ToolError, tool
+from roundgate.auth import owner_of
 from roundgate.auth.principal import LOCAL
 from roundgate.cli import main
 from roundgate.clock import Clock
 from roundgate.replay import steps
 from roundgate.storage import TaskRef
 from roundgate.storage.sqlite import Database, SqliteTasks
-from roundgate.tasks.call import owner_of
 from roundgate.tasks.stored import Claimed, StoredTasks
 from tests.support.log_lines import LogLines, log_lines
 from tests.support.replay import Name

@@ -141,6 +141,11 @@ class LimitsConfig(Model):
     max_kept_chars: int = Field(
         4_000_000, description="Characters of a long result that are kept.", ge=1_000, le=50_000_000
     )
+    max_stored_bytes: int = Field(
+        1_000_000_000,
+        description="Bytes stored for one caller in a view: tasks, results, answers; each row is 1 KB more.",
+        ge=100_000,
+    )
     max_kept_results: int = Field(
         100,
         description="Long results of one caller that are kept at once, in a view.",
