@@ -116,6 +116,12 @@ def test_every_name_of_the_code_that_a_page_uses_is_there(page: Path) -> None:
     assert sorted(name for name in ours - metrics() if not exists(name)) == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_line_of_prose_is_longer_than_120_characters(page: Path) -> None:
+    lines = (line for line in prose(page).splitlines() if not line.startswith("|"))
+    assert [line for line in lines if len(line) > 120 and "://" not in line] == []
+
+
 def test_every_decision_has_its_line_in_the_list() -> None:
     files = sorted(path.name for path in (DOCS / "decisions").glob("0*.md"))
     listed = re.findall(

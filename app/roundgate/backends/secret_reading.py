@@ -303,7 +303,7 @@ def _member(reference: Reference, text: str) -> str:
         member = None
     if not isinstance(member, dict):
         raise UnresolvedReference(
-            f"{whole} is no JSON object", f"leave out #{reference.key}, or store an object"
+            f"{whole} is not a JSON object", f"leave out #{reference.key}, or store an object"
         )
     match member.get(reference.key):
         case str(value):

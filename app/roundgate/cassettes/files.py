@@ -134,7 +134,7 @@ def _found(detail: Any) -> Found:
         case "missing":
             return at[:-1], f"has no {name}", f"add '{name}:'"
         case "value_error":
-            return at, str(detail["ctx"]["error"]), "mend it"
+            return at, str(detail["ctx"]["error"]), "correct it"
     return at, f"is {detail['input']!r:.60}", _REMEDIES.get(detail["type"], detail["msg"])
 
 

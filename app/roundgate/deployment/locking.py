@@ -159,7 +159,7 @@ def _toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(_text(file))
     except tomllib.TOMLDecodeError as error:
-        raise _unusable(file, str(error), "mend the TOML") from None
+        raise _unusable(file, str(error), "correct the TOML") from None
 
 
 def _text(file: Path) -> str:
@@ -385,7 +385,7 @@ def _refused(output: str, file: Path, arch: str) -> ConfigError:
             ]
         )
     kind = VersionsConflict if any(word in output for word in _CONFLICT) else ConfigError
-    return kind([_problem(file, text, "mend the requirements")])
+    return kind([_problem(file, text, "correct the requirements")])
 
 
 def _fetch(pins: Iterable[Pin], arch: str, file: Path) -> None:

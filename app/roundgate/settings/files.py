@@ -33,7 +33,7 @@ def open_private(file: Path) -> int:
     descriptor = os.open(file, flags, OWNERS_ALONE)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError("it is no regular file")
+            raise OSError("it is not a regular file")
         os.fchmod(descriptor, OWNERS_ALONE)  # restrict access before a secret is written
         os.ftruncate(descriptor, 0)
     except OSError:

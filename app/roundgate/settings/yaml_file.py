@@ -105,7 +105,7 @@ def _read_json(path: Path, text: bytes) -> Located:
     try:
         return Located(path, json.decode(text), {})
     except ParseError as error:
-        raise ConfigError([Problem(str(path), "(file)", str(error), "mend the JSON")]) from None
+        raise ConfigError([Problem(str(path), "(file)", str(error), "correct the JSON")]) from None
 
 
 def _read_yaml(path: Path, text: bytes, noted: list[Problem] | None, max_aliased: int) -> Located:
@@ -164,7 +164,7 @@ def _mending(text: bytes, complaint: str, mark: Any) -> str:
             return "indent with spaces: YAML does not allow tabs"
         return f'put the text that begins with {sign} in quotes: "{sign}…"'
     return next(
-        (remedy for words, remedy in _SYNTAX.items() if words in complaint), "mend the syntax"
+        (remedy for words, remedy in _SYNTAX.items() if words in complaint), "correct the syntax"
     )
 
 

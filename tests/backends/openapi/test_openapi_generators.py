@@ -359,7 +359,7 @@ def test_a_page_about_the_document_is_not_the_document(tmp_path: Path, page: str
     (tmp_path / "api.json").write_text(page)
     with pytest.raises(ConfigError, match=r"is a page .*/openapi\.json of FastAPI") as caught:
         compiled(tmp_path, None)
-    assert caught.value.problems[0].remedy == "correct `document`, or mend the file"
+    assert caught.value.problems[0].remedy == "correct `document`, or the file"
 
 
 @pytest.mark.parametrize(

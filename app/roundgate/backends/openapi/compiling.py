@@ -197,7 +197,7 @@ class _Compiler:
                 value = self._sources.document(uri)
             except UnreadableDocument as error:
                 raise ConfigError(
-                    [self._problem(str(error), "correct `document`, or mend the file")]
+                    [self._problem(str(error), "correct `document`, or the file")]
                 ) from None
             if _is_description(value):
                 value, without_effect = overlaid(value, actions) if actions else (value, [])
@@ -222,7 +222,7 @@ class _Compiler:
                 overlay = self._sources.document(uri)
             except UnreadableDocument as error:
                 setting = self._origin.at("overlay", number)
-                problem = setting.problem(str(error), "correct `overlay`, or mend the file")
+                problem = setting.problem(str(error), "correct `overlay`, or the file")
                 raise ConfigError([problem]) from None
             actions += actions_of(self._shown(uri), overlay)
         return actions

@@ -47,7 +47,7 @@ class UnusableOperation(Inside):
     def __init__(
         self,
         message: str,
-        remedy: str = "mend the document, or leave the operation out with `exclude`",
+        remedy: str = "correct the document, or leave the operation out with `exclude`",
     ):
         super().__init__(message)
         self.remedy = remedy

@@ -395,7 +395,10 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-_USUAL: Final = "mend the module, or point `path` (a file beside gateway.yaml) or `module` (a dotted name) at another"
+_USUAL: Final = (
+    "correct the module, or point `path` (a file beside gateway.yaml) or `module` (a dotted name)"
+    " at another"
+)
 _REMEDIES: Final = {
     "sequence_str": 'write a list: ["a", "b"]',
     "bool_type": "write True or False",
