@@ -21,8 +21,8 @@ from typing import Any, Final
 from roundgate.cassettes import (
     RULES,
     SCHEMA,
-    Asked,
     Cassette,
+    IncomingRequest,
     Outcome,
     Proxy,
     Recorder,
@@ -114,9 +114,9 @@ async def _serve(arguments: argparse.Namespace) -> int:
     faults = parse_faults(arguments.fault, len(cassette.interactions), kinds=_SERVER_FAULTS)
     stand_in: StandIn | None = None  # created once the port is known
 
-    async def answer(asked: Asked) -> Reply | None:
+    async def answer(request: IncomingRequest) -> Reply | None:
         assert stand_in is not None
-        return await stand_in.answer(asked.method, asked.headers, asked.body)
+        return await stand_in.answer(request.method, request.headers, request.body)
 
     async with serving(answer, host, port) as port:
         origin = _origin(host, port)
@@ -192,9 +192,7 @@ def _check_revision(arguments: argparse.Namespace) -> None:
 
 def _recorder(arguments: argparse.Namespace, cassette: Cassette) -> Recorder:
     if len(arguments.urls) > 1 or arguments.fault:
-        raise UsageError(
-            "--update takes one URL and no faults: what is recorded is how it should be"
-        )
+        raise UsageError("--update takes one URL and no faults")
     secrets = {name: os.environ.get(name, "") for name in secret_names(cassette)}
     return Recorder(
         None,
@@ -212,8 +210,8 @@ def _update(
     recorded, fresh = cassette.interactions, recorder.cassette.interactions
     if len(fresh) != len(recorded):
         raise UsageError(
-            f"The conversation went another way ({len(fresh)} interactions instead of "
-            f"{len(recorded)}): record it anew, with the client"
+            f"The conversation took another course ({len(fresh)} interactions instead of "
+            f"{len(recorded)}): record it again, with the client"
         )
     if numbers:
         pairs = enumerate(zip(recorded, fresh, strict=True), 1)

@@ -86,7 +86,7 @@ def _print_catalog(served: Catalog) -> None:
         ("tools", [(name, about.get("description")) for name, about in tools]),
         ("prompts", [(name, about.get("description")) for name, about in prompts]),
         ("resources", [(uri, about.get("name")) for uri, about in resources]),
-        ("resource templates", [(one["uriTemplate"], one.get("name")) for one in templates]),
+        ("resource templates", [(entry["uriTemplate"], entry.get("name")) for entry in templates]),
     ):
         if entries:
             print(f"{kind} ({len(entries)})")
@@ -99,12 +99,15 @@ def _unasked_scopes(file: ConfigFile, served: Catalog) -> Iterator[Problem]:
     scopes."""
     catalogs = [served, *(served.of_view(view.name) for view in file.config.views)]
     scoped = {
-        name: tool for one in catalogs for name, tool in one.tools.items() if tool.tool.scopes
+        name: tool
+        for catalog in catalogs
+        for name, tool in catalog.tools.items()
+        if tool.tool.scopes
     }
     if file.config.auth == "none" and scoped:
         yield file.origin.at("auth").problem(
             f"{_named(list(scoped))}: scopes are required, and without `auth` every caller has them",
-            "set `auth`, which says whose tokens are taken, or remove the scopes",
+            "set `auth`, or remove the scopes",
         )
 
 
@@ -187,7 +190,7 @@ def _serving(file: ConfigFile, using: Settings, host: str, port: int | None) -> 
     yield from _problems_of(lambda: shows_errors(file, using))
     yield from _problems_of(lambda: check_exposure(file, using, host))
     if auth != "none" and using.public_url is None:
-        message = "is needed with auth: tokens and metadata are about a URL"
+        message = "is needed with auth: tokens and metadata contain this URL"
         remedy = (
             "set it to the URL that clients use, such as https://mcp.example.com; or `roundgate "
             "check --file-only`, if this is not where the file is served"
@@ -197,7 +200,7 @@ def _serving(file: ConfigFile, using: Settings, host: str, port: int | None) -> 
         try:
             bind(host, port).close()
         except UsageError as error:
-            remedy = "choose another, or end what has it"
+            remedy = "choose another port, or end the process that has it"
             yield Problem("command line", "--port", str(error), remedy)
 
 
@@ -220,9 +223,9 @@ def _check_keys(using: Settings) -> None:
 
 def _sqlite(path: Path) -> Iterator[Problem]:
     """Yield a problem unless the SQLite file can be written, or created."""
-    there = next(one for one in (path, *path.absolute().parents) if one.exists())
-    is_usable = there.is_file() if there == path else there.is_dir()
-    if not is_usable or not os.access(there, os.W_OK):
+    existing = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    is_usable = existing.is_file() if existing == path else existing.is_dir()
+    if not is_usable or not os.access(existing, os.W_OK):
         message = f"{path} is a directory" if path.is_dir() else f"{path} cannot be written"
         remedy = (
             "choose a file in a directory that can be written, such as "
@@ -245,15 +248,17 @@ def bind(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = addresses[0]
         bound = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise UsageError(f"--host {host}: this is no address of this machine ({error})") from None
+        raise UsageError(
+            f"--host {host}: this machine does not have this address ({error})"
+        ) from None
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind(address)
     except OSError as error:
         bound.close()
         raise UsageError(
-            f"--port {port}: it cannot be had at {host} ({error.strerror}); "
-            "end what has it, or choose another (0: any that is free)"
+            f"--port {port}: it is not free at {host} ({error.strerror}); "
+            "end the process that has it, or choose another (0: any free port)"
         ) from None
     bound.set_inheritable(True)
     return bound
@@ -270,7 +275,7 @@ def check_exposure(file: ConfigFile, using: Settings, host: str) -> None:
     if file.config.auth != "none" or host in LOOPBACK or using.allow_anonymous:
         return
     remedy = (
-        "configure auth, bind to 127.0.0.1, or say --allow-anonymous if something in front "
+        "configure auth, bind to 127.0.0.1, or give --allow-anonymous if something in front "
         "authenticates"
     )
     message = f"there is no authentication, but --host {host} can be reached from outside"

@@ -59,9 +59,6 @@ def run(arguments: argparse.Namespace, work: Work) -> int:
         return asyncio.run(_with_client(arguments, work))
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # the reader closed the pipe, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return DONE
     except errors.GatewayError as error:
         return refused(error)
 
@@ -130,7 +127,7 @@ def _auth(arguments: argparse.Namespace) -> Auth | str | None:
 
         keyring = SystemKeyring()
         if not keyring.works:
-            say("no keyring works here: the login is for this command alone", to=sys.stderr)
+            say("there is no keyring: the login is for this command only", to=sys.stderr)
         return BrowserLogin(
             client_id=arguments.client_id,
             issuer=arguments.issuer,
