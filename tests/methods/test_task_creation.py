@@ -19,6 +19,7 @@ from roundgate.runtime.startup import Stores, make_stores
 from roundgate.storage.queue import Message
 from roundgate.storage.tasks import TaskRef
 from roundgate.tasks.events import NewTask
+from roundgate.tasks.stored import StoredTasks
 from tests.support import wire
 from tests.support.clocks import SkippingClock
 from tests.support.rounds import CAPABILITIES, accept, retry, valid_input_required
@@ -361,6 +362,9 @@ def stores_with(directory: Path, clock: Clock, **broken: str) -> Stores:
     parts: dict[str, Any] = {
         name: getattr(made, name) for name in ("once", "tasks", "queue", "sessions")
     }
+    if "queue" in broken:
+        parts["queue"] = Broken(parts["queue"], broken.pop("queue"))
+        parts["tasks"] = StoredTasks(made.tasks.store, parts["queue"])
     parts |= {name: Broken(parts[name], method) for name, method in broken.items()}
     return Stores(**parts)
 
@@ -458,7 +462,8 @@ class Recorder:
     def __init__(self, directory: Path) -> None:
         self._made = make_stores(task_settings(directory), Clock())
         self.seen: list[str] = []
-        tasks, queue = _Told(self._made.tasks, self), _Told(self._made.queue, self)
+        queue = _Told(self._made.queue, self)
+        tasks = _Told(StoredTasks(self._made.tasks.store, queue), self)
         self.stores = Stores(self._made.once, as_stored(tasks), queue, self._made.sessions)
 
 

@@ -71,9 +71,9 @@ class Process:
         self.loop = ProcessLoop(self.world)
         self.clock = ModelClock(self.world, name)
         self.clock.set(shared.any_offset_s())
-        self.store = ToldTasks(SqliteTasks(Remote(self, shared.db)))
         self.queue = Queue(self, shared.post)
-        self.tasks = Tasks(self.store, self.queue, self.clock, shared.config)
+        self.store = ToldTasks(SqliteTasks(Remote(self, shared.db)), self.queue)
+        self.tasks = Tasks(self.store, self.clock, shared.config)
         self.world.loops.append(self.loop)
 
     @property
@@ -155,7 +155,7 @@ class WorkerProcess(Process):
     def __init__(self, shared: Shared, name: str, catalog: Catalog) -> None:
         super().__init__(shared, name)
         config = shared.config
-        self.worker = Worker(catalog, self.store, self.queue, self.clock, config, nobody_listens)
+        self.worker = Worker(catalog, self.store, self.clock, config, nobody_listens)
         sweep = Sweep(self.store, self.queue, self.clock, config)
         self.pool = Pool(self.worker, sweep, self.queue, config)
         self.pool._turns = InOrder()

@@ -350,7 +350,7 @@ async def test_everything_usual_is_one_write_and_a_read_before_it_without_a_leas
         "update_item": 1
     }
     assert await calls(store.read(REF, NOW)) == {"query": 1}
-    assert await calls(store.expire(REF, END)) == {"get_item": 1}, "it is over"
+    assert await calls(store.expire([REF], END)) == {"get_item": 1}, "it is over"
 
 
 async def test_a_cancellation_of_what_is_over_or_unknown_is_one_read(tasks: Counted) -> None:
@@ -434,7 +434,7 @@ async def test_questions_that_are_cancelled_or_expire_leave_no_rows(
     await asking(tasks.store, {"a": blob(9_000)})
     await asking(tasks.store, {"a": blob(9_000)}, other)
     await tasks.store.cancel(REF, "cancelled", NOW)
-    await tasks.store.expire(other, END)
+    await tasks.store.expire([other], END)
     assert [row["sk"]["S"] for row in dynamodb.items(table)] == ["0", "0"]
 
 
@@ -647,7 +647,7 @@ async def test_what_the_documentation_says_that_a_cleanup_costs(metered: Metered
     claimed = store.claim_cleanup(REF, NOW, UNTIL, due_ms=UNTIL, lapsed_ms=NOW)
     assert await units(claimed) == (1, 3)
     assert (await record(store)).fence == 1
-    assert await units(store.end_cleanup(Lease(REF, 1))) == (1, 2)
+    assert await units(store.end_cleanup(Lease(REF, 1), NOW)) == (1, 2)
 
 
 async def test_a_step_costs_little_more_than_a_unit_however_many_there_were(
@@ -744,7 +744,7 @@ async def test_what_passes_is_unavailable(tasks: Counted, error: Exception) -> N
         store.open_tasks(10),
         store.find(),
         store.requeue(REF, NOW, SOON),
-        store.expire(REF, END),
+        store.expire([REF], END),
         tasks.once.claim("id", "yes", 10, LATER),
         tasks.once.finish("id", b""),
         tasks.once.read("id"),

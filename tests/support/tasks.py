@@ -102,10 +102,10 @@ class Workshop:
     config: TasksConfig = field(default_factory=TasksConfig)
 
     def __post_init__(self) -> None:
-        self.tasks = Tasks(self.store, self.queue, self.clock, self.config)
+        self.tasks = Tasks(self.store, self.clock, self.config)
         trust = ClockTrust(self.clock, int(self.config.lease_s * 1000), 5_000)
         self.worker = Worker(
-            *(self.catalog, self.store, self.queue, self.clock, self.config, nobody_listens),
+            *(self.catalog, self.store, self.clock, self.config, nobody_listens),
             trust=trust,
         )
         self.sweep = Sweep(self.store, self.queue, self.clock, self.config, trust=trust)
@@ -247,7 +247,8 @@ class Shared:
             for _ in range(2)
         ]
         self.opened += databases
-        return StoredTasks(SqliteTasks(databases[0])), SqliteQueue(databases[1], self.clock)
+        queue = SqliteQueue(databases[1], self.clock)
+        return StoredTasks(SqliteTasks(databases[0]), queue), queue
 
     def workshop(self, **handlers: Handler | None) -> Workshop:
         """Another process that serves these handlers; one that is `None` has a name, but is never run here."""

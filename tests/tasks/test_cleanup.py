@@ -180,8 +180,8 @@ class House:
             job = Job(self.service, life, key, self.is_cancellable, has_result=self.has_result)
             return dict(await follow(job, ctx))
 
-        store = life.wraps(self.store)
-        return Workshop(served(run), store, life.wraps(self.queue), self.clock, self.config)
+        shares = life.shares(self.store, self.queue)
+        return Workshop(served(run), *shares, self.clock, self.config)
 
     async def begin(self, shop: Workshop) -> None:
         call = TaskCall("run", {}, LOCAL, CAPABILITIES)
@@ -345,7 +345,7 @@ async def test_a_task_that_is_given_up_cancels_its_job(
     await started(house)
     elsewhere = Workshop(
         loading.apart(catalog.build([Jobs({"other": None})], page_size=100)),
-        *(house.store, house.queue, house.clock, house.config),
+        *(house.store, house.clock, house.config),
     )
     for _ in range(100):
         if (await house.record()).status is Status.FAILED:

@@ -105,7 +105,7 @@ async def _cancelled(store: StoredTasks) -> Lease:
 
 async def _expired(store: StoredTasks) -> Lease:
     lease = await working(store)
-    await store.expire(REF, END)
+    await store.expire([REF], END)
     return lease
 
 
@@ -202,8 +202,8 @@ async def test_a_task_that_asks_until_a_moment_is_due_then_and_goes_on_from_then
 ) -> None:
     await store.suspend(await working(store), NOTHING, {"a": b"?"}, NOW, wake_ms=SOON)
     assert (await record(store)).due_ms == SOON
-    assert not await store.go_on(REF, SOON - 1, UNTIL)
-    assert await store.go_on(REF, SOON, UNTIL)
+    assert not await store.go_on([REF], SOON - 1, UNTIL)
+    assert await store.go_on([REF], SOON, UNTIL)
     found = await record(store)
     assert (found.status, found.requests, found.wake_ms, found.due_ms) == (
         Status.WORKING,
@@ -211,7 +211,7 @@ async def test_a_task_that_asks_until_a_moment_is_due_then_and_goes_on_from_then
         0,
         UNTIL,
     )
-    assert not await store.go_on(REF, SOON, UNTIL)
+    assert not await store.go_on([REF], SOON, UNTIL)
     assert (await claim(store, now_ms=SOON)).answers == {}
 
 
@@ -220,7 +220,7 @@ async def test_while_it_goes_on_no_answer_to_what_it_asked_is_taken_and_lost(
 ) -> None:
     questions = {"a": b"?", "b": b"?"}
     await store.suspend(await working(store), NOTHING, questions, NOW, wake_ms=SOON)
-    assert await store.go_on(REF, SOON, UNTIL)
+    assert await store.go_on([REF], SOON, UNTIL)
     for answers in ({"b": b"!"}, {"a": b"!", "b": b"!"}, {"b": b"!", "nobody": b"!"}):
         assert await store.answer(REF, answers, SOON, UNTIL) is Answered.LATER
     assert await store.answer(REF, {"nobody": b"!"}, SOON, UNTIL) is Answered.NOT_NEEDED
@@ -238,7 +238,7 @@ async def test_what_it_asked_may_be_asked_again_after_a_fault_and_not_after_it_l
     store: StoredTasks, keeps_blame: bool
 ) -> None:
     await store.suspend(await working(store), NOTHING, {"a": b"?"}, NOW, wake_ms=SOON)
-    assert await store.go_on(REF, SOON, UNTIL)
+    assert await store.go_on([REF], SOON, UNTIL)
     lease = (await claim(store, now_ms=SOON)).lease
     times = {"wake_ms": 0, "due_ms": UNTIL}
     await store.release(lease, NOTHING, SOON, **times, keeps_blame=keeps_blame)
@@ -251,15 +251,15 @@ async def test_one_that_is_answered_before_goes_on_at_once(store: StoredTasks) -
     assert await store.answer(REF, {"a": b"!"}, NOW, UNTIL) is Answered.PARTLY
     assert (await record(store)).due_ms == SOON
     assert await store.answer(REF, {"b": b"!"}, NOW, UNTIL) is Answered.FULLY
-    assert not await store.go_on(REF, SOON, UNTIL)
+    assert not await store.go_on([REF], SOON, UNTIL)
     assert (await claim(store, now_ms=NOW)).answers == {"a": b"!", "b": b"!"}
 
 
 async def test_one_that_asks_without_a_moment_or_is_over_does_not(store: StoredTasks) -> None:
     await asking(store, {"a": b"?"})
-    assert not await store.go_on(REF, END - 1, END)
+    assert not await store.go_on([REF], END - 1, END)
     await store.cancel(REF, "cancelled", NOW)
-    assert not await store.go_on(REF, END - 1, END)
+    assert not await store.go_on([REF], END - 1, END)
 
 
 # claim
@@ -790,7 +790,7 @@ async def test_who_had_the_task_adds_what_it_could_not_write(store: StoredTasks,
     claimed = await clean_up(store, REF, fence=lease.fence, journal=journal)
     assert claimed is not None
     assert list(claimed.journal) == journal
-    await store.postpone_cleanup(claimed.lease, wake_ms=SOON, due_ms=SOON)
+    await store.postpone_cleanup(claimed.lease, NOW, wake_ms=SOON, due_ms=SOON)
     again = await clean_up(store, REF, SOON)
     assert again is not None
     assert list(again.journal) == journal
@@ -834,23 +834,22 @@ async def test_what_is_ended_early_by_its_worker_is_cleaned_up(
     claimed = await clean_up(store, REF)
     assert claimed is not None
     assert claimed.journal == [b"start"]
-    assert await store.end_cleanup(claimed.lease)
+    assert await store.end_cleanup(claimed.lease, NOW)
     assert (await record(store)).outcome == b"too long"
 
 
 async def test_what_expires_is_cleaned_up_though_nobody_can_see_it(store: StoredTasks) -> None:
     await begun(store, "asleep")
     await store.create(new(other := TaskRef("owner", "other")))
-    assert await store.expire(REF, END - 1, END) is False
-    assert await store.expire(REF, END, END + 5) is True
-    assert await store.expire(REF, END, END + 5) is False
-    assert await store.expire(other, END) is False
+    assert await store.expire([REF], END - 1, END) == 0
+    assert await store.expire([REF, other], END, END + 5) == 2
+    assert await store.expire([REF, other], END, END + 5) == 0
     assert await store.claim(REF, END, END + 1) is NotClaimed.CLEAN_UP
     assert ids(await store.due(END + 5, 10)) == ["id"]
     claimed = await clean_up(store, REF, END + 5)
     assert claimed is not None
     assert claimed.record.status is Status.FAILED
-    assert await store.end_cleanup(claimed.lease)
+    assert await store.end_cleanup(claimed.lease, NOW)
     assert await store.due(END + 100_000, 10) == []
 
 
@@ -893,13 +892,13 @@ async def test_a_cleanup_that_failed_is_tried_again_when_it_is_time(store: Store
     await store.cancel(REF, "no more", NOW, SOON)
     claimed = await clean_up(store, REF)
     assert claimed is not None
-    assert await store.postpone_cleanup(claimed.lease, wake_ms=SOON, due_ms=SOON + 5)
+    assert await store.postpone_cleanup(claimed.lease, NOW, wake_ms=SOON, due_ms=SOON + 5)
     assert await clean_up(store, REF, SOON - 1) is None
     assert (await record(store)).due_ms == SOON + 5
     again = await clean_up(store, REF, SOON)
     assert again is not None
     assert again.record.attempts == 2
-    assert await store.end_cleanup(again.lease)
+    assert await store.end_cleanup(again.lease, NOW)
     assert await clean_up(store, REF, END) is None
     found = await record(store)
     assert (found.status, found.due_ms, found.lease_until_ms) == (Status.CANCELLED, None, 0)
@@ -919,10 +918,10 @@ async def test_who_died_while_cleaning_up_is_followed_when_the_lease_is_over(
     assert second is not None
     assert second.record.attempts == 2
     # the first was not dead after all
-    assert await store.end_cleanup(first.lease) is False
-    assert await store.postpone_cleanup(first.lease, wake_ms=END, due_ms=END) is False
-    assert await store.end_cleanup(second.lease) is True
-    assert await store.end_cleanup(second.lease) is False
+    assert await store.end_cleanup(first.lease, NOW) is False
+    assert await store.postpone_cleanup(first.lease, NOW, wake_ms=END, due_ms=END) is False
+    assert await store.end_cleanup(second.lease, NOW) is True
+    assert await store.end_cleanup(second.lease, NOW) is False
 
 
 async def test_of_many_who_would_clean_up_one_does(stores: list[StoredTasks]) -> None:
@@ -1054,7 +1053,7 @@ async def test_a_cancellation_and_an_end_can_be_seen(store: StoredTasks) -> None
     await store.cancel(REF, "cancelled", SOON)
     assert (await record(store)).revision == 2
     await store.create(new(TaskRef("owner", "other")))
-    await store.expire(TaskRef("owner", "other"), END)
+    await store.expire([TaskRef("owner", "other")], END)
     assert (await record(store, TaskRef("owner", "other"))).revision == 2
 
 

@@ -274,8 +274,10 @@ async def test_sweepers_share_the_work_and_do_none_of_it_twice(
     await lose_messages(shops[0])
     clock.skip(60)
     stores = [
-        Watched(StoredTasks(SqliteTasks(Database(shared.path, durable=False), shards=8)))
-        for _ in shops
+        Watched(
+            StoredTasks(SqliteTasks(Database(shared.path, durable=False), shards=8), shop.queue)
+        )
+        for shop in shops
     ]
     sweeps = [
         Sweep(as_stored(store), shop.queue, clock, shop.config)

@@ -67,7 +67,7 @@ class Watching:
     """A watch, and the tasks of one caller as it knows them."""
 
     def __init__(self, shop: Workshop, store: Counting) -> None:
-        own = Tasks(as_stored(store), shop.queue, shop.clock, shop.config)
+        own = Tasks(as_stored(store), shop.clock, shop.config)
         ids = TaskIds(KeyRing([Key(bytes(32))]))
         self._tasks = NamedTasks(own, ids, shop.catalog, shop.clock, shop.config)
         self.watch = Watch(EVERY_S)

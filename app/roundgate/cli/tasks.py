@@ -15,7 +15,6 @@ import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
@@ -378,8 +377,6 @@ async def _cancel(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
     if cancelled is Cancelled.UNKNOWN_TASK:
         return None
     if cancelled is Cancelled.CLEAN_UP:
-        with suppress(Unavailable):  # a sweep finds the task if the message is not sent
-            await stores.queue.send(ref)
         return "is cancelled; a worker cancels its job"
     record = await stores.tasks.read(ref, now_ms)
     return f"is {record.status.value if record else 'gone'}"
@@ -389,7 +386,6 @@ async def _requeue(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
     ref, fence = chosen
     if not await stores.tasks.requeue(ref, now_ms, now_ms, fence=fence):
         return None
-    await stores.queue.send(ref)
     return "is queued; whoever had it can write to it no more"
 
 
@@ -403,7 +399,7 @@ async def _retry(stores: Stores, chosen: Chosen, now_ms: int) -> str | None:
     record = await stores.tasks.read(ref, now_ms)
     if record is None or record.ending is not Ending.STEP_FAILED:
         return await _requeue(stores, chosen, now_ms)
-    going_on = await retry(stores.tasks, stores.queue, ref, now_ms)
+    going_on = await retry(stores.tasks, ref, now_ms)
     return f"goes on as {going_on}: its finished steps are remembered, the failed one runs again"
 
 

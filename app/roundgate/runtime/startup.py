@@ -97,7 +97,6 @@ class Core:
         return Worker(
             self.serving,
             stores.tasks,
-            stores.queue,
             clock,
             config.tasks,
             publish,
@@ -270,10 +269,11 @@ def _in_dynamodb(using: Settings, clock: Clock, shards: int, queue: TaskQueue | 
     )
 
     table = Table(str(using.dynamodb_table), lambda: aws.client("dynamodb", **CONFIG), clock)
+    queue = queue or _local_queue(using, clock)
     return Stores(
         DynamoDbOnce(table),
-        StoredTasks(DynamoDbTasks(table, shards)),
-        queue or _local_queue(using, clock),
+        StoredTasks(DynamoDbTasks(table, shards), queue),
+        queue,
         DynamoDbSessions(table, clock),
         [table.prepare],
         clock_skew_s=60.0,  # processes on different machines have different clocks
@@ -299,10 +299,11 @@ def _in_sqlite(using: Settings, clock: Clock, queue: TaskQueue | None) -> Stores
     if reason := other_version(using.sqlite_path):
         raise ConfigError([Problem("environment", "GATEWAY_STORE", reason, "name another file")])
     database = Database(using.sqlite_path)
+    queue = queue or SqliteQueue(database, clock)
     return Stores(
         SqliteOnce(database, clock),
-        StoredTasks(SqliteTasks(database)),
-        queue or SqliteQueue(database, clock),
+        StoredTasks(SqliteTasks(database), queue),
+        queue,
         SqliteSessions(database, clock),
         trouble=database.trouble,
         id=lambda: database.id,

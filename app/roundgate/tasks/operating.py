@@ -37,21 +37,19 @@ from roundgate.replay import (
     from_row,
     row,
 )
-from roundgate.storage import Ending, TaskQueue, TaskRecord, TaskRef, Work
+from roundgate.storage import Ending, TaskRecord, TaskRef, Work
 from roundgate.tasks.call import TaskCall
 from roundgate.tasks.events import NewTask
-from roundgate.tasks.service import wake
 from roundgate.tasks.stored import StoredTasks
 
 _OF_ANOTHER_VERSION: Final = (ParseError, ValueError, TypeError, KeyError)
 
 
-async def retry(store: StoredTasks, queue: TaskQueue, ref: TaskRef, now_ms: int) -> TaskRef:
+async def retry(store: StoredTasks, ref: TaskRef, now_ms: int) -> TaskRef:
     """Retry a task at the step whose failure ended it. Return the task that continues it.
 
     Args:
         store: the store of both tasks.
-        queue: takes the message for a worker.
         ref: the task that ended.
         now_ms: the time, in milliseconds since the epoch.
 
@@ -70,9 +68,9 @@ async def retry(store: StoredTasks, queue: TaskQueue, ref: TaskRef, now_ms: int)
     if work is None:
         raise NotRetryable("is not kept whole any more; call the tool again")
     task = _going_on(record, work, now_ms)
-    await store.create(task)
+    if not await store.create(task):
+        await store.send(task.ref)  # a retry that was interrupted may not have sent it
     await store.note_retry(ref, task.ref.id)
-    await wake(queue, task.ref)
     return task.ref
 
 

@@ -1,8 +1,10 @@
 """The stored tasks: each method is one event, decided by `tasks.machine` and kept by compare-and-swap.
 
-    read the record ──▶ apply(record, event, now) ──▶ swap ──▶ done
+    read the record ──▶ apply(record, event, now) ──▶ swap ──▶ send the message, if there is one
                               ▲                        │ another process was first:
                               └──── the record as it is now
+
+A message that is lost or cannot be sent is a delay: the record is due, and a sweep finds it.
 
 Under a lease no read is needed: a `Lease` remembers the record as its last write left it. Every
 method raises `Unavailable` when the store cannot be reached; a write may then have happened or not.
@@ -13,10 +15,11 @@ returns; any other write happens once, or, if it had happened already, raises `L
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from roundgate.errors import LeaseLost
+from roundgate.errors import LeaseLost, Unavailable
 from roundgate.protocol import Status
 from roundgate.storage import (
     ANY,
@@ -24,6 +27,7 @@ from roundgate.storage import (
     Found,
     Lost,
     OpenTask,
+    TaskQueue,
     TaskRecord,
     TaskRef,
     TaskStore,
@@ -42,7 +46,10 @@ from roundgate.tasks.events import (
     NotClaimed,
     Postponed,
     Refused,
+    Sending,
 )
+
+log = logging.getLogger("roundgate.tasks")
 
 
 @dataclass(slots=True)
@@ -97,21 +104,73 @@ class Move:
     due_ms: int
     resends: int
     """The new `TaskRecord.resends`."""
-    unsent: bool = False
-    """Whether no message is sent for it."""
+    sending: Sending = Sending.NEEDED
 
 
 class StoredTasks:
     """The tasks in a store. Methods that write under a lease raise `LeaseLost` once it is lost."""
 
-    def __init__(self, store: TaskStore) -> None:
+    def __init__(self, store: TaskStore, queue: TaskQueue | None = None) -> None:
+        """Make the tasks. `queue` takes their messages; without one a sweep of another process
+        sends them."""
         self.store = store
+        self._queue = queue
+
+    async def send(self, ref: TaskRef, delay_ms: int = 0) -> None:
+        """Send the message that makes a worker claim a task, after some milliseconds. If the queue
+        cannot be reached, a sweep finds the task."""
+        if self._queue is None:
+            return
+        try:
+            await self._queue.send(ref, delay_ms)
+        except Unavailable as error:
+            fields = {"task": str(ref), "error": str(error)}
+            log.warning("no message for a task, the sweep will send one", extra={"fields": fields})
 
     async def _apply(
         self, ref: TaskRef, event: Event, now_ms: int, known: TaskRecord | None = None
     ) -> Next | Refused:
+        """Return what an event came to. A `Next` has been written, and its message sent."""
+        decision = await self._write(known or await self.store.head(ref), event, now_ms)
+        if isinstance(decision, Next) and decision.message_ms is not None:
+            await self.send(ref, decision.message_ms)
+        return decision
+
+    async def _apply_many(
+        self, happening: Sequence[tuple[TaskRef, Event]], now_ms: int
+    ) -> Sequence[Next | Refused]:
+        """Return what each event came to, in order, with few calls for heads and messages.
+
+        Raises:
+            Unavailable: a write failed, or the queue cannot be reached. The other events happened,
+                and messages were sent for them.
+        """
+        if not happening:
+            return []
+        records = await self.store.heads([ref for ref, _ in happening])
+        outcomes = await asyncio.gather(
+            *(self._write(records.get(ref), event, now_ms) for ref, event in happening),
+            return_exceptions=True,
+        )
+        decisions = [one for one in outcomes if isinstance(one, Next | Refused)]
+        await self._send_many(decisions)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return decisions
+
+    async def _send_many(self, decisions: Iterable[Next | Refused]) -> None:
+        """Send the messages of decisions that call for one without delay."""
+        refs = [
+            decision.before.ref
+            for decision in decisions
+            if isinstance(decision, Next) and decision.message_ms is not None
+        ]
+        if refs and self._queue is not None:
+            await self._queue.send_many(refs)
+
+    async def _write(self, record: TaskRecord | None, event: Event, now_ms: int) -> Next | Refused:
         """Return what an event came to. A `Next` has been written."""
-        record = known or await self.store.head(ref)
         while True:
             decision = machine.apply(record, event, now_ms)
             if isinstance(decision, Refused):
@@ -133,7 +192,11 @@ class StoredTasks:
         `False` if this owner has a task of this id already, which is left as it is. Safe to repeat
         after `Unavailable`.
         """
-        return await self.store.insert(*machine.create(task))
+        created = machine.create(task)
+        is_new = await self.store.insert(created.record, created.puts)
+        if is_new and created.message_ms is not None:
+            await self.send(task.ref, created.message_ms)
+        return is_new
 
     async def count_open(self, owner: str, up_to: int) -> int:
         """Count the open tasks of an owner, up to a bound. Eventually consistent."""
@@ -246,9 +309,10 @@ class StoredTasks:
         attempts: int = 0,
         declined_ms: int = 0,
         keeps_blame: bool = False,
+        early_ms: int = 0,
     ) -> None:
         """See `events.Release`."""
-        rest = (wake_ms, due_ms, attempts, declined_ms, keeps_blame)
+        rest = (wake_ms, due_ms, attempts, declined_ms, keeps_blame, early_ms)
         await self._under_lease(lease, events.Release(lease.fence, added, 0, *rest), now_ms)
 
     async def restart(
@@ -298,6 +362,14 @@ class StoredTasks:
         return await self._happens(ref, events.LetGo(fence, due_ms, blame), now_ms)
 
     async def _under_lease(self, lease: Lease, event: events.UnderLease, now_ms: int) -> None:
+        message_ms = await self._write_under_lease(lease, event, now_ms)
+        if message_ms is not None:
+            await self.send(lease.ref, message_ms)
+
+    async def _write_under_lease(
+        self, lease: Lease, event: events.UnderLease, now_ms: int
+    ) -> int | None:
+        """Write an event and return the delay of its message."""
         held = lease.held
         if held is None or held.known.ref != lease.ref:
             raise LeaseLost(str(lease.ref))
@@ -320,7 +392,7 @@ class StoredTasks:
                 held.known = record
                 if entries:  # another write does not tell what became of those in doubt
                     held.in_doubt = None
-                return
+                return decision.message_ms if isinstance(decision, Next) else None
 
     async def claim_cleanup(
         self,
@@ -338,17 +410,20 @@ class StoredTasks:
         claimed = await self._claim(ref, event, now_ms)
         return claimed if isinstance(claimed, Claimed) else None
 
-    async def postpone_cleanup(self, lease: Lease, *, wake_ms: int, due_ms: int) -> bool:
+    async def postpone_cleanup(
+        self, lease: Lease, now_ms: int, *, wake_ms: int, due_ms: int
+    ) -> bool:
         """See `events.PostponeCleanup`. `False` if another worker has claimed it since."""
-        return await self._cleaning(lease, events.PostponeCleanup(lease.fence, wake_ms, due_ms))
+        event = events.PostponeCleanup(lease.fence, wake_ms, due_ms)
+        return await self._cleaning(lease, event, now_ms)
 
-    async def end_cleanup(self, lease: Lease) -> bool:
+    async def end_cleanup(self, lease: Lease, now_ms: int) -> bool:
         """See `events.EndCleanup`. `False` if another worker has claimed it since."""
-        return await self._cleaning(lease, events.EndCleanup(lease.fence))
+        return await self._cleaning(lease, events.EndCleanup(lease.fence), now_ms)
 
-    async def _cleaning(self, lease: Lease, event: Event) -> bool:
+    async def _cleaning(self, lease: Lease, event: Event, now_ms: int) -> bool:
         known = None if lease.held is None else lease.held.known
-        return isinstance(await self._apply(lease.ref, event, 0, known), Next)
+        return isinstance(await self._apply(lease.ref, event, now_ms, known), Next)
 
     # for the sweep
 
@@ -376,42 +451,31 @@ class StoredTasks:
         """See `TaskStore`."""
         return await self.store.tell_time(report)
 
-    async def go_on(self, ref: TaskRef, now_ms: int, due_ms: int) -> bool:
-        """See `events.GoOn`. `False` if it is not to go on now."""
-        return await self._happens(ref, events.GoOn(due_ms), now_ms)
+    async def go_on(self, refs: Sequence[TaskRef], now_ms: int, due_ms: int) -> int:
+        """See `events.GoOn`. Return how many tasks went on."""
+        event = events.GoOn(due_ms)
+        return _happened(await self._apply_many([(ref, event) for ref in refs], now_ms))
 
     async def postpone_many(
         self, moves: Sequence[Move], now_ms: int, skew_ms: int = 0
     ) -> Sequence[Postponed]:
         """See `events.Postpone`. Each move happens or not by itself; of many callers all but one
         have missed it."""
-        if not moves:
-            return []
-        records = await self.store.heads([move.task.ref for move in moves])
-        return await asyncio.gather(
-            *(self._postpone(move, records.get(move.task.ref), now_ms, skew_ms) for move in moves)
+        decisions = await self._apply_many(
+            [(move.task.ref, _postponement(move, skew_ms)) for move in moves], now_ms
         )
+        return [
+            result
+            if isinstance(decision, Next) and isinstance(result := decision.result, Postponed)
+            else Postponed.MISSED
+            for decision in decisions
+        ]
 
-    async def _postpone(
-        self, move: Move, record: TaskRecord | None, now_ms: int, skew_ms: int
-    ) -> Postponed:
-        if record is None:
-            return Postponed.MISSED
-        seen_ms = move.task.due_ms
-        event = events.Postpone(seen_ms, move.due_ms, move.resends, move.unsent, skew_ms)
-        match await self._apply(move.task.ref, event, now_ms, record):
-            case Next(result=Postponed() as result):
-                return result
-        return Postponed.MISSED
-
-    async def expire(self, ref: TaskRef, now_ms: int, due_ms: int | None = None) -> bool:
-        """See `events.Expire`. Return whether it is now to be cleaned up; then it is due at
-        `due_ms`, by default at once."""
-        due_ms = now_ms if due_ms is None else due_ms
-        match await self._apply(ref, events.Expire(due_ms), now_ms):
-            case Next(result=Cancelled.CLEAN_UP):
-                return True
-        return False
+    async def expire(self, refs: Sequence[TaskRef], now_ms: int, due_ms: int | None = None) -> int:
+        """See `events.Expire`. Return how many tasks expired. One that is now to be cleaned up is
+        due at `due_ms`, by default at once."""
+        event = events.Expire(now_ms if due_ms is None else due_ms)
+        return _happened(await self._apply_many([(ref, event) for ref in refs], now_ms))
 
     async def forget(self, now_ms: int) -> int:
         """See `TaskStore`."""
@@ -460,3 +524,12 @@ class StoredTasks:
     async def aclose(self) -> None:
         """Close the connections."""
         await self.store.aclose()
+
+
+def _postponement(move: Move, skew_ms: int) -> events.Postpone:
+    return events.Postpone(move.task.due_ms, move.due_ms, move.resends, move.sending, skew_ms)
+
+
+def _happened(decisions: Iterable[Next | Refused]) -> int:
+    """Return how many events happened."""
+    return sum(isinstance(decision, Next) for decision in decisions)
