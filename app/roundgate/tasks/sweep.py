@@ -23,6 +23,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Final
 
+from roundgate.aio import all_ended
 from roundgate.clock import Clock, Deadline
 from roundgate.errors import Unavailable
 from roundgate.observability.metrics import Census
@@ -34,6 +35,11 @@ from roundgate.tasks.lease import LONGEST_LEASE_MS, ClockTrust
 from roundgate.tasks.stored import Move, StoredTasks
 
 AT_ONCE: Final = 200
+"""Tasks of a shard that are read, moved and sent together."""
+SIDE_BY_SIDE: Final = 2
+"""Shards that a process sweeps at the same time, so that one waits for the store while the other
+works. More would not be faster, because the processor is busy then; and four processes are to
+share the usual eight shards."""
 PULLED: Final = 10_000
 """How many tasks are examined after the clock was set back."""
 SHARD_MS: Final = 5_000
@@ -107,7 +113,7 @@ class Sweep:
         while late := await self._store.late_shards(self._clock.now_ms()):
             # sweepers that begin together are to begin with different shards, and not to ask for
             # those that are done
-            done = await self._sweep_one_of(sorted(late, key=self._order), deadline)
+            done = await self._sweep_some_of(sorted(late, key=self._order), deadline)
             found += done
             if not done:
                 break
@@ -124,12 +130,17 @@ class Sweep:
     def _order(self, shard: int) -> int:
         return zlib.crc32(f"{self._me} {shard}".encode())
 
-    async def _sweep_one_of(self, shards: Sequence[int], deadline: Deadline) -> int:
-        """Sweep the first of these shards that no other process is sweeping."""
-        for shard in shards:
-            if found := await self._sweep_shard(shard, deadline):
-                return found
-        return 0
+    async def _sweep_some_of(self, shards: Sequence[int], deadline: Deadline) -> int:
+        """Sweep the first `SIDE_BY_SIDE` of these shards that no other process is sweeping."""
+        left = iter(shards)
+
+        async def sweep_one() -> int:
+            for shard in left:
+                if found := await self._sweep_shard(shard, deadline):
+                    return found
+            return 0
+
+        return sum(await all_ended(sweep_one() for _ in range(SIDE_BY_SIDE)))
 
     async def _sweep_shard(self, shard: int, deadline: Deadline) -> int:
         found = 0
