@@ -25,7 +25,6 @@ from roundgate.errors import BackendError, GatewayError, InternalError, TaskNotF
 from roundgate.protocol import NEWEST, Status, TaskView, ToolResult, detailed, to_wire
 from roundgate.settings import TasksConfig
 from roundgate.storage import TaskRecord, TaskRef
-from roundgate.tasks.call import owner_of
 from roundgate.tasks.outcome import log_failure
 from roundgate.tasks.service import Tasks
 from roundgate.tokens import TaskIds, TaskPlace
@@ -51,6 +50,10 @@ class NamedTask(Protocol):
     @property
     def key(self) -> Hashable:
         """Return a key that is the same for the same task of the same caller."""
+
+    @property
+    def ref(self) -> TaskRef | None:
+        """Return the reference of a task of the gateway; `None` for a service's task."""
 
     @property
     def backend(self) -> str:
@@ -151,8 +154,12 @@ class _OwnTask:
         self._read: TaskRecord | None = None
 
     @property
+    def ref(self) -> TaskRef:
+        return self._tasks.ref(self._principal, self.id)
+
+    @property
     def log_id(self) -> str:
-        return str(TaskRef(owner_of(self._principal, self._tasks.view), self.id))
+        return str(self.ref)
 
     @property
     def key(self) -> Hashable:
@@ -175,7 +182,7 @@ class _OwnTask:
         await self._tasks.cancel(self._principal, self.id)
 
     def watch(self, changed: Callable[[], None]) -> Callable[[], None]:
-        return _nothing
+        return self._tasks.listen(self._principal, self.id, changed)
 
     async def _record(self) -> TaskRecord:
         record = await self._tasks.record(self._principal, self.id)
@@ -186,6 +193,8 @@ class _OwnTask:
 
 class _SourceTask:
     """A task that a source has."""
+
+    ref = None
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ A task is durable before its client is told of it:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -172,6 +172,13 @@ class Tasks:
             journal_version=JOURNAL_VERSION,
             ending=None if ended is None else ended.ending,
         )
+
+    def listen(
+        self, principal: Principal, task_id: str, changed: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Call `changed` when this process changes a task, until the returned function is
+        called."""
+        return self._store.listen(self.ref(principal, task_id), changed)
 
     async def record(self, principal: Principal, task_id: str) -> TaskRecord | None:
         """Return the record of a task of the principal, or `None`."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from roundgate.errors import LeaseLost, Unavailable
@@ -97,6 +97,18 @@ class Claimed:
 
 
 @dataclass(frozen=True, slots=True)
+class Glimpse:
+    """A state of a task that its client can tell from others."""
+
+    created_ms: int
+    revision: int
+
+    def is_before(self, other: Glimpse) -> bool:
+        """Return whether this is an earlier state of the same task."""
+        return self.created_ms == other.created_ms and self.revision < other.revision
+
+
+@dataclass(frozen=True, slots=True)
 class Move:
     """A task as it was seen, and its new due time."""
 
@@ -115,6 +127,7 @@ class StoredTasks:
         sends them."""
         self.store = store
         self._queue = queue
+        self._listening: dict[TaskRef, list[Callable[[], None]]] = {}
 
     async def send(self, ref: TaskRef, delay_ms: int = 0) -> None:
         """Send the message that makes a worker claim a task, after some milliseconds. If the queue
@@ -126,6 +139,28 @@ class StoredTasks:
         except Unavailable as error:
             fields = {"task": str(ref), "error": str(error)}
             log.warning("no message for a task, the sweep will send one", extra={"fields": fields})
+
+    def listen(self, ref: TaskRef, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` after each write of these `StoredTasks` that the client of a task can see,
+        until the returned function is called. It must not block."""
+        self._listening.setdefault(ref, []).append(changed)
+
+        def end() -> None:
+            listeners = self._listening.get(ref, [])
+            if changed in listeners:
+                listeners.remove(changed)
+            if not listeners:
+                self._listening.pop(ref, None)
+
+        return end
+
+    async def _swap(self, change: Next) -> TaskRecord | Lost:
+        """Write a change, and tell those who listen to the task."""
+        swapped = await self.store.swap(change)
+        if isinstance(swapped, TaskRecord) and "revision" in change.changes:
+            for changed in list(self._listening.get(swapped.ref, ())):
+                changed()
+        return swapped
 
     async def _apply(
         self, ref: TaskRef, event: Event, now_ms: int, known: TaskRecord | None = None
@@ -175,7 +210,7 @@ class StoredTasks:
             decision = machine.apply(record, event, now_ms)
             if isinstance(decision, Refused):
                 return decision
-            match await self.store.swap(decision):
+            match await self._swap(decision):
                 case Lost(record=record):
                     pass
                 case TaskRecord():
@@ -206,6 +241,16 @@ class StoredTasks:
         """Return a task as of the last write; `None` if it is unknown or has expired."""
         record = await self.store.read(ref)
         return None if record is None or record.expires_ms <= now_ms else record
+
+    async def glance(self, refs: Sequence[TaskRef], now_ms: int) -> Mapping[TaskRef, Glimpse]:
+        """Return what shows whether tasks have changed, perhaps as of some seconds ago. Unknown and
+        expired tasks are left out."""
+        records = await self.store.heads(refs, may_lag=True)
+        return {
+            ref: Glimpse(record.created_ms, record.revision)
+            for ref, record in records.items()
+            if record.expires_ms > now_ms
+        }
 
     async def answer(
         self, ref: TaskRef, answers: Mapping[str, bytes], now_ms: int, due_ms: int
@@ -382,7 +427,7 @@ class StoredTasks:
             while True:
                 decision = machine.apply(record, event, now_ms)
                 if isinstance(decision, Next):
-                    swapped = await self.store.swap(decision)
+                    swapped = await self._swap(decision)
                     if isinstance(swapped, Lost):
                         record = swapped.record
                         continue
