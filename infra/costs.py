@@ -106,8 +106,10 @@ TASK_NAME_BYTES = 65
 """The name of a task in a log line."""
 TURN_LOG_BYTES = 260
 """The worker's log line for a turn."""
-SWEEP_LOG_BYTES = 680
-"""The worker's log line for a sweep, which also holds the metrics."""
+SWEEP_LOG_BYTES = 400
+"""The worker's log line for a sweep, which also holds metrics."""
+COUNT_LOG_BYTES = 320
+"""The log line with the metric of a task that is created, claimed or ends."""
 AWS_LOG_BYTES = {"api": 100 + 26, "function": 270 + 3 * 26}
 """The API's line as template.yaml words it; START, END and REPORT of an
 invocation; 26 for each line."""
@@ -235,7 +237,9 @@ def _task(writes: Writes, turns: int, assumed: Assumed, measured: Measured) -> U
         writes=writes.together,
         reads=assumed.polls * measured.poll_reads + changes,
         messages=3 * sent,  # sent, received, deleted
-        log_bytes=requests * (REQUEST_LOG_BYTES + TASK_NAME_BYTES) + sent * TURN_LOG_BYTES,
+        log_bytes=requests * (REQUEST_LOG_BYTES + TASK_NAME_BYTES)
+        + sent * TURN_LOG_BYTES
+        + (sent + 2) * COUNT_LOG_BYTES,
     )
 
 
@@ -277,7 +281,7 @@ def idle(
     sweep_log = (SWEEP_LOG_BYTES + 26 + AWS_LOG_BYTES["function"]) / GB * prices.log_gb
     yield "alarms", resources.count("AWS::CloudWatch::Alarm") * prices.alarm
     yield "dashboard", resources.count("AWS::CloudWatch::Dashboard") * prices.dashboard
-    yield "metrics of the sweep", METRICS * prices.metric
+    yield "metrics of tasks", len(METRICS) * prices.metric
     yield "secret", prices.secret
     yield (
         "sweep, each minute",
@@ -322,8 +326,15 @@ def _ceiling(writes: Writes, units: int, shards: int) -> float:
     return min(units / writes.table, of_due / writes.due, units / writes.owned)
 
 
-METRICS = 6
-"""The number of metrics that CloudWatch makes of the sweep's log line."""
+METRICS = (
+    ("gateway", "created"),
+    ("gateway", "ended"),
+    ("worker", "claimed"),
+    ("worker", "ended"),
+    ("worker", "overdue_s"),
+    ("worker", "late"),
+)
+"""The metrics, by function, that CloudWatch makes of the log while tasks are created and end."""
 
 
 def tables(prices: Prices, assumed: Assumed) -> str:

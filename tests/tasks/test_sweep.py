@@ -349,9 +349,10 @@ async def test_what_is_over_is_never_late(shop: Workshop, clock: FixedClock) -> 
     assert await shop.sweep.sweep() == 0
 
 
-async def test_the_census_counts_open_tasks_and_how_old_and_late_they_are(
+async def test_the_delay_is_of_the_task_that_is_most_overdue(
     shop: Workshop, clock: FixedClock
 ) -> None:
+    assert await shop.sweep.overdue_s() == 0
     await shop.begin("asks")
     await shop.turns()
     clock.skip(100)
@@ -359,15 +360,7 @@ async def test_the_census_counts_open_tasks_and_how_old_and_late_they_are(
     clock.skip(50)
     await shop.begin("quick")
     await shop.cancel(await shop.begin("quick"))
-    census = await shop.sweep.census()
-    assert dict(census.open) == {"working": 2, "input_required": 1}
-    assert dict(census.oldest_s) == {"working": 50.0, "input_required": 150.0}
-    assert census.overdue_s == 20.0
-
-
-async def test_the_census_of_nothing_is_zeros(shop: Workshop) -> None:
-    census = await shop.sweep.census()
-    assert (dict(census.open), census.overdue_s) == ({"working": 0, "input_required": 0}, 0)
+    assert await shop.sweep.overdue_s() == 20.0
 
 
 async def test_a_question_whose_time_is_over_has_its_default_and_the_next_one_another_key(

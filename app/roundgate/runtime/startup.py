@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from roundgate import aws, config
@@ -18,6 +18,7 @@ from roundgate.config import ConfigFile, GatewayConfig
 from roundgate.errors import ConfigError, Problem
 from roundgate.methods import Changes, Hub
 from roundgate.observability import metrics, tracing
+from roundgate.observability.metrics import Metrics
 from roundgate.runtime import loading
 from roundgate.settings import Settings
 from roundgate.settings import process as settings
@@ -55,6 +56,8 @@ class Stores:
     prepares: Prepares = ()
     again: Callable[[], StoredTasks] | None = None
     """Makes another object on the same tasks, for another event loop."""
+    metrics: Metrics = field(default_factory=Metrics)
+    """Counts what this process does with the tasks."""
     clock_skew_s: float = 5.0
     """The assumed difference of clocks in seconds, unless the configuration sets it."""
     trouble: Callable[[], str | None] = lambda: None
@@ -102,7 +105,7 @@ class Core:
             publish,
             skew_s=stores.clock_skew_s,
             tracing=tracing.set_up(),
-            metrics=metrics.set_up(),
+            metrics=stores.metrics,
             texts=lambda view: self.texts(config, clock, view),
             shows_errors=self.shows_errors,
             trust=trust,
@@ -141,7 +144,7 @@ class Core:
             self.sweep(config, clock, trust),
             stores.queue,
             tasks,
-            metrics.set_up(),
+            stores.metrics,
             stop_grace_s=stop_grace_s,
             share=None if config.auth == "none" else tasks.share,
             children=Children(child_command()) if owns_process else None,
@@ -244,10 +247,11 @@ def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
     """
     _check_queue(using)
     queue = None if using.sqs_url is None else _at_sqs(using.sqs_url)
+    counts = metrics.set_up(using.function, clock)
     if using.dynamodb_table is None:
-        stores = _in_sqlite(using, clock, queue)
+        stores = _in_sqlite(using, clock, queue, counts)
     else:
-        stores = _in_dynamodb(using, clock, shards, queue)
+        stores = _in_dynamodb(using, clock, shards, queue, counts)
     prepares = stores.prepares if queue is None else [*stores.prepares, queue.prepare]
     return replace(stores, prepares=prepares, again=lambda: make_stores(using, clock, shards).tasks)
 
@@ -259,7 +263,9 @@ def _check_queue(using: Settings) -> None:
         raise ConfigError([Problem("environment", "GATEWAY_QUEUE", message, remedy)])
 
 
-def _in_dynamodb(using: Settings, clock: Clock, shards: int, queue: TaskQueue | None) -> Stores:
+def _in_dynamodb(
+    using: Settings, clock: Clock, shards: int, queue: TaskQueue | None, counts: Metrics
+) -> Stores:
     from roundgate.storage.dynamodb import (
         CONFIG,
         DynamoDbOnce,
@@ -272,10 +278,11 @@ def _in_dynamodb(using: Settings, clock: Clock, shards: int, queue: TaskQueue | 
     queue = queue or _local_queue(using, clock)
     return Stores(
         DynamoDbOnce(table),
-        StoredTasks(DynamoDbTasks(table, shards), queue),
+        StoredTasks(DynamoDbTasks(table, shards), queue, counts),
         queue,
         DynamoDbSessions(table, clock),
         [table.prepare],
+        metrics=counts,
         clock_skew_s=60.0,  # processes on different machines have different clocks
     )
 
@@ -286,7 +293,7 @@ def _local_queue(using: Settings, clock: Clock) -> TaskQueue:
     return SqliteQueue(Database(using.sqlite_path), clock)
 
 
-def _in_sqlite(using: Settings, clock: Clock, queue: TaskQueue | None) -> Stores:
+def _in_sqlite(using: Settings, clock: Clock, queue: TaskQueue | None, counts: Metrics) -> Stores:
     from roundgate.storage.sqlite import (
         Database,
         SqliteOnce,
@@ -302,9 +309,10 @@ def _in_sqlite(using: Settings, clock: Clock, queue: TaskQueue | None) -> Stores
     queue = queue or SqliteQueue(database, clock)
     return Stores(
         SqliteOnce(database, clock),
-        StoredTasks(SqliteTasks(database), queue),
+        StoredTasks(SqliteTasks(database), queue, counts),
         queue,
         SqliteSessions(database, clock),
+        metrics=counts,
         trouble=database.trouble,
         id=lambda: database.id,
     )

@@ -90,6 +90,8 @@ class Settings:
     changes."""
     on_lambda: bool = False
     """Whether this is an AWS Lambda function (AWS_LAMBDA_FUNCTION_NAME is set there)."""
+    function: str = ""
+    """The name of the AWS Lambda function; empty elsewhere."""
     on_demand: bool = False
     """Whether a caller waits while this process starts: on AWS Lambda without provisioned
     concurrency or a snapshot."""
@@ -147,7 +149,8 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
     }
     if "config" in given:
         given["config"] = Path(given["config"])
-    given["on_lambda"] = bool(environ.get("AWS_LAMBDA_FUNCTION_NAME"))
+    given["function"] = environ.get("AWS_LAMBDA_FUNCTION_NAME", "")
+    given["on_lambda"] = bool(given["function"])
     kind = environ.get("AWS_LAMBDA_INITIALIZATION_TYPE") or "on-demand"
     given["on_demand"] = given["on_lambda"] and kind == "on-demand"
     return Settings(**given)

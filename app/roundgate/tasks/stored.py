@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from roundgate.errors import LeaseLost, Unavailable
+from roundgate.observability.metrics import Metrics
 from roundgate.protocol import Status
 from roundgate.storage import (
     ANY,
@@ -122,11 +123,17 @@ class Move:
 class StoredTasks:
     """The tasks in a store. Methods that write under a lease raise `LeaseLost` once it is lost."""
 
-    def __init__(self, store: TaskStore, queue: TaskQueue | None = None) -> None:
+    def __init__(
+        self,
+        store: TaskStore,
+        queue: TaskQueue | None = None,
+        metrics: Metrics | None = None,
+    ) -> None:
         """Make the tasks. `queue` takes their messages; without one a sweep of another process
-        sends them."""
+        sends them. `metrics` counts tasks that are created, claimed and end."""
         self.store = store
         self._queue = queue
+        self._metrics = metrics or Metrics()
         self._listening: dict[TaskRef, list[Callable[[], None]]] = {}
 
     async def send(self, ref: TaskRef, delay_ms: int = 0) -> None:
@@ -155,9 +162,11 @@ class StoredTasks:
         return end
 
     async def _swap(self, change: Next) -> TaskRecord | Lost:
-        """Write a change, and tell those who listen to the task."""
+        """Write a change, count it, and tell those who listen to the task."""
         swapped = await self.store.swap(change)
         if isinstance(swapped, TaskRecord) and "revision" in change.changes:
+            if change.before.is_open and swapped.ending is not None:
+                self._metrics.ended(swapped.tool, swapped.ending)
             for changed in list(self._listening.get(swapped.ref, ())):
                 changed()
         return swapped
@@ -229,6 +238,10 @@ class StoredTasks:
         """
         created = machine.create(task)
         is_new = await self.store.insert(created.record, created.puts)
+        if is_new:
+            self._metrics.created(task.tool)
+            if created.record.ending is not None:
+                self._metrics.ended(task.tool, created.record.ending)
         if is_new and created.message_ms is not None:
             await self.send(task.ref, created.message_ms)
         return is_new
@@ -306,6 +319,7 @@ class StoredTasks:
             if isinstance(swapped, TaskRecord):
                 break
         assert work is not None, "what can be claimed keeps its work"
+        self._metrics.claimed(swapped.tool)
         journal = work.journal
         if isinstance(event, events.ClaimCleanup) and event.journal is not None:
             journal = list(event.journal)

@@ -26,8 +26,7 @@ from typing import Final
 from roundgate.aio import all_ended
 from roundgate.clock import Clock, Deadline
 from roundgate.errors import Unavailable
-from roundgate.observability.metrics import Census
-from roundgate.protocol import OPEN, Event, Status, sources
+from roundgate.protocol import OPEN, Event, sources
 from roundgate.settings import TasksConfig
 from roundgate.storage import OpenTask, TaskQueue, TaskRef
 from roundgate.tasks.events import Postponed, Sending
@@ -53,10 +52,6 @@ SENT_ANYWAY: Final = 7
 three quarters of an hour."""
 KNOWN_TO_WAIT: Final = 4
 """How many times `requeue_after_s` a task is left alone that has a message for certain."""
-COUNTED: Final = 1_000
-"""Where the census stops: with more open tasks than this, those that are due first are looked
-at."""
-
 _MOVED: Final = frozenset({Postponed.MOVED, Postponed.LAPSED})
 
 log = logging.getLogger("roundgate.tasks")
@@ -223,21 +218,9 @@ class Sweep:
         pause_ms = self._pause_ms * 2 ** min(task.resends, 20)
         return Move(task, now_ms + min(pause_ms, self._longest_ms), task.resends + 1, sending)
 
-    async def census(self) -> Census:
-        """Return the number and age of open tasks, for metrics and logs."""
-        tasks = await self._store.open_tasks(COUNTED)
+    async def overdue_s(self) -> float:
+        """Return by how much the most overdue task is late, in seconds; 0 if none is. A task that a
+        worker has claimed may count for some seconds."""
         now_ms = self._clock.now_ms()
-        ages_ms = {
-            status: [now_ms - task.created_ms for task in tasks if task.status is status]
-            for status in OPEN
-        }
-        late_ms = [now_ms - task.due_ms for task in tasks if task.status is Status.WORKING]
-        return Census(
-            open={str(status): len(ages_ms[status]) for status in sorted(OPEN)},
-            oldest_s={
-                str(status): round(max(ages_ms[status], default=0) / 1000, 1)
-                for status in sorted(OPEN)
-            },
-            overdue_s=round(max(0, *late_ms, 0) / 1000, 1),
-            is_capped=len(tasks) >= COUNTED,
-        )
+        late = await self._store.due(now_ms, 1)
+        return round((now_ms - late[0].due_ms) / 1000, 1) if late else 0.0
