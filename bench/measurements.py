@@ -313,7 +313,7 @@ _TASK_COLUMNS = (
     Column("task_cpu_us", "CPU µs/task"),
     Column("looks", "tasks/get per task", 2),
     Column("sweep_ms", "sweep ms", 2),
-    Column("census_ms", "census ms", 2),
+    Column("delay_ms", "delay ms", 2),
     *_LOAD_COLUMNS,
     Column("store_calls", "store calls"),
     Column("queue_calls", "queue calls"),

@@ -59,13 +59,14 @@ def test_the_metrics_that_are_paid_for_are_those_of_tasks_that_end_well(
     result(functions, "tasks/cancel", {"taskId": other})
     functions.worker(recorded("schedule"), LambdaContext())
     lines = [json.loads(line) for line in log.getvalue().splitlines() if '"_aws"' in line]
-    told = {
+    told = [
         one["Name"]
         for line in lines
         for directive in line["_aws"]["CloudWatchMetrics"]
         for one in directive["Metrics"]
-    }
-    assert told == {name for _, name in costs.METRICS}
+    ]
+    assert sorted({*told}) == sorted({*costs.SWEEP_METRICS, *costs.TASK_METRICS})
+    assert (told.count("created"), told.count("claimed"), told.count("ended")) == (2, 2, 2)
 
 
 # counting

@@ -237,9 +237,8 @@ def served(run: Any) -> Catalog:
 @pytest.fixture
 def house(path: Any, clock: FixedClock) -> House:
     database = Fast(path)
-    return House(
-        StoredTasks(SqliteTasks(database)), SqliteQueue(database, clock), Service(clock), clock
-    )
+    queue = SqliteQueue(database, clock)
+    return House(StoredTasks(SqliteTasks(database), queue), queue, Service(clock), clock)
 
 
 async def started(house: House) -> Workshop:
@@ -345,7 +344,7 @@ async def test_a_task_that_is_given_up_cancels_its_job(
     await started(house)
     elsewhere = Workshop(
         loading.apart(catalog.build([Jobs({"other": None})], page_size=100)),
-        *(house.store, house.clock, house.config),
+        *(house.store, house.queue, house.clock, house.config),
     )
     for _ in range(100):
         if (await house.record()).status is Status.FAILED:

@@ -4,7 +4,7 @@ processes."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +12,7 @@ from typing import Any, Final
 import pytest
 
 from roundgate.errors import LeaseLost, Unavailable
+from roundgate.observability.metrics import Metrics
 from roundgate.protocol.tasks import OPEN, Status
 from roundgate.storage.sqlite.database import Database
 from roundgate.storage.sqlite.tasks import SqliteTasks
@@ -1113,3 +1114,145 @@ async def test_entries_that_were_given_up_are_not_added_late(store: StoredTasks)
     for entry in (b"1", b"1"):
         await tasks.checkpoint(lease, Added([entry]), NOW)
     assert (await take_over(store)).journal == [b"1", b"1"]
+
+
+# messages
+
+
+class Sent:
+    """A queue that keeps what is sent, in how many calls."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[TaskRef, int]] = []
+        self.calls = 0
+        self.is_away = False
+
+    async def send(self, ref: TaskRef, delay_ms: int = 0) -> None:
+        self.calls += 1
+        if self.is_away:
+            raise Unavailable("no queue")
+        self.sent.append((ref, delay_ms))
+
+    async def send_many(self, refs: Sequence[TaskRef]) -> None:
+        self.calls += 1
+        self.sent += [(ref, 0) for ref in refs]
+
+
+@pytest.fixture
+def queue() -> Sent:
+    return Sent()
+
+
+def sending(store: Any, queue: Any) -> StoredTasks:
+    return StoredTasks(store, queue)
+
+
+async def test_a_message_follows_a_write_once(store: StoredTasks, queue: Sent) -> None:
+    tasks = sending(store.store, queue)
+    assert await tasks.create(new())
+    assert not await tasks.create(new())
+    lease = (await claim(tasks)).lease
+    await tasks.release(lease, NOTHING, NOW, wake_ms=NOW + 5, due_ms=SOON + 5)
+    with pytest.raises(LeaseLost):
+        await tasks.release(lease, NOTHING, NOW, wake_ms=NOW + 5, due_ms=SOON + 5)
+    assert queue.sent == [(REF, 0), (REF, 5)]
+
+
+async def test_a_message_that_cannot_be_sent_is_no_error(store: StoredTasks, queue: Sent) -> None:
+    queue.is_away = True
+    tasks = sending(store.store, queue)
+    assert await tasks.create(new())
+    assert await tasks.requeue(REF, NOW, SOON)
+    assert (queue.sent, queue.calls) == ([], 2)
+    assert ids(await tasks.due(SOON, 10)) == ["id"]
+
+
+async def test_a_sweep_sends_in_one_call_and_also_if_one_of_its_writes_fails(
+    store: StoredTasks, queue: Sent
+) -> None:
+    refs = [TaskRef("owner", f"{n}") for n in range(6)]
+    for ref in refs:
+        await store.create(new(ref))
+    deaf: Any = Deaf(store.store, happens=False)
+    tasks = sending(deaf, queue)
+    moves = [Move(task, END, 1) for task in await tasks.due(SOON, 10)]
+    deaf.lose = 1
+    with pytest.raises(Unavailable):
+        await tasks.postpone_many(moves, SOON)
+    assert (len(queue.sent), queue.calls) == (5, 1)
+    assert len(await tasks.postpone_many(moves, SOON)) == 6
+    assert (sorted(ref for ref, _ in queue.sent), queue.calls) == (refs, 2)
+
+
+# listeners
+
+
+async def test_listeners_are_told_of_what_a_client_can_see(store: StoredTasks) -> None:
+    told: list[str] = []
+    await store.create(new())
+    end = store.listen(REF, lambda: told.append("one"))
+    store.listen(REF, lambda: told.append("other"))
+    lease = (await claim(store)).lease
+    await store.checkpoint(lease, Added([b"1"]), NOW, UNTIL)
+    assert told == []
+    await store.checkpoint(lease, Added(status_message="on it"), NOW, UNTIL)
+    assert told == ["one", "other"]
+    end()
+    end()
+    await store.finish(lease, Status.COMPLETED, b"{}", None, NOW)
+    assert told == ["one", "other", "other"]
+
+
+async def test_a_glance_shows_states_apart_and_no_expired_task(store: StoredTasks) -> None:
+    refs = [REF, TaskRef("owner", "unknown")]
+    await store.create(new())
+    (before,) = (await store.glance(refs, NOW)).values()
+    assert await store.glance(refs, END) == {}
+    await store.cancel(REF, "no more", NOW)
+    (after,) = (await store.glance(refs, NOW)).values()
+    assert before.is_before(after)
+    assert not after.is_before(before)
+    assert not after.is_before(replace(after, created_ms=1)), "another task of the same id"
+
+
+# counts
+
+
+class Counted(Metrics):
+    """Metrics that keep what they are told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[str, ...]] = []
+
+    def created(self, tool: str) -> None:
+        self.told.append(("created", tool))
+
+    def claimed(self, tool: str) -> None:
+        self.told.append(("claimed", tool))
+
+    def ended(self, tool: str, outcome: str) -> None:
+        self.told.append(("ended", tool, outcome))
+
+
+async def test_each_task_is_counted_once_when_it_is_created_and_when_it_ends(
+    store: StoredTasks,
+) -> None:
+    counted = Counted()
+    tasks = StoredTasks(store.store, metrics=counted)
+    for _ in range(2):
+        await tasks.create(new())
+    lease = (await claim(tasks)).lease
+    await tasks.checkpoint(lease, Added([b"1"], status_message="on it"), NOW)
+    for _ in range(2):
+        await tasks.cancel(REF, "no more", NOW)
+    await tasks.create(new(ended := TaskRef("owner", "ended"), status=Status.COMPLETED))
+    assert await tasks.claim(ended, NOW, UNTIL) is NotClaimed.OVER
+    await tasks.create(new(late := TaskRef("owner", "late")))
+    assert await tasks.expire([late], END) == 1
+    tool = counted.told[0][1]
+    assert counted.told == [
+        *(("created", tool), ("claimed", tool), ("ended", tool, "cancelled")),
+        *(("created", tool), ("ended", tool, "ok")),
+        *(("created", tool), ("ended", tool, "error")),
+    ]

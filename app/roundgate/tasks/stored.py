@@ -121,7 +121,11 @@ class Move:
 
 
 class StoredTasks:
-    """The tasks in a store. Methods that write under a lease raise `LeaseLost` once it is lost."""
+    """The tasks in a store. Methods that write under a lease raise `LeaseLost` once it is lost.
+
+    The other parts of a process reach the store through this class alone, so some methods only pass
+    a call on: tests count, delay and interrupt each call of a process at one seam.
+    """
 
     def __init__(
         self,
