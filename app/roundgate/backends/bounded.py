@@ -86,10 +86,10 @@ class KeptTexts:
         return f"{text_id}.{size}"
 
     async def part(self, cursor: str, owner: Principal) -> TextPart | None:
-        found = _CURSOR.fullmatch(cursor)
-        if found is None:
+        match = _CURSOR.fullmatch(cursor)
+        if match is None:
             return None
-        text_id, number, start = found["id"], int(found["number"]), int(found["start"])
+        text_id, number, start = match["id"], int(match["number"]), int(match["start"])
         row = await self._chunk(owner, number, start, text_id)
         if row is None:
             return None
@@ -157,7 +157,7 @@ async def bounded(
         except Unavailable:
             cursor = None
     first = TextPart(text[:limit], 0, len(text), cursor)
-    others = [one for one in returned.content if not isinstance(one, (TextContent, str))]
+    others = [part for part in returned.content if not isinstance(part, (TextContent, str))]
     return replace(
         returned, content=(TextContent(_shown(first)), *others), structured_content=ABSENT
     )
@@ -194,9 +194,9 @@ async def _read_more(context: Context, arguments: dict[str, Any]) -> Returned:
 
 def _text_of(result: ToolResult) -> str:
     return "\n".join(
-        one if isinstance(one, str) else one.text
-        for one in result.content
-        if isinstance(one, (TextContent, str))
+        part if isinstance(part, str) else part.text
+        for part in result.content
+        if isinstance(part, (TextContent, str))
     )
 
 

@@ -56,8 +56,8 @@ def load(
         ConfigError: lists the problems of back ends that may not be missing, and of the merged
             catalog; or those of all back ends, if none can be served.
     """
-    threads, known = Threads(file.config.limits.threads), {} if fetched is None else fetched
-    shared = Shared(threads, modules or Modules(), fetches, known, is_cold)
+    threads, documents = Threads(file.config.limits.threads), {} if fetched is None else fetched
+    shared = Shared(threads, modules or Modules(), fetches, documents, is_cold)
     return apart(_offered(_make(file, shared, may_be_missing), file, may_be_missing))
 
 
@@ -72,8 +72,8 @@ async def load_again(
 
 def tell_missing(catalog: Catalog) -> None:
     """Log each back end that is not served, with its problems."""
-    for name, one in catalog.missing.items():
-        problems = [str(problem) for problem in one.problems]
+    for name, missing in catalog.missing.items():
+        problems = [str(problem) for problem in missing.problems]
         fields = {"backend": name, "problems": problems}
         log.error("a back end is not served; the rest is", extra={"fields": fields})
 
@@ -91,37 +91,39 @@ class _Made:
 def _make(file: ConfigFile, shared: Shared, may_be_missing: Collection[str]) -> _Made:
     # before modules are imported, which may read variables
     os.environ.update(file.environment)
-    made = _Made()
+    parts = _Made()
     for index, entry in enumerate(file.backends):
-        origin = made.origins[entry.name] = file.backend_origin(index)
+        origin = parts.origins[entry.name] = file.backend_origin(index)
         try:
             if ":" in entry.kind:  # a user's module: register it, so that a reload imports it again
                 shared.modules.named(entry.kind.partition(":")[0], file.origin.base_dir)
             make: MakeBackend = kind_of(entry).factory()
             with failures_told(entry, origin):
                 backend = make(entry, origin, shared)
-            made.backends.append(ConfiguredBackend(backend, entry, origin))
+            parts.backends.append(ConfiguredBackend(backend, entry, origin))
         except Exception as error:
             if entry.name in may_be_missing:
-                made.missing[entry.name] = missing_for(entry.name, entry.effective_prefix, error)
+                parts.missing[entry.name] = missing_for(entry.name, entry.effective_prefix, error)
             elif isinstance(error, ConfigError):
-                made.problems.extend(error.problems)
+                parts.problems.extend(error.problems)
             else:
                 raise
-    return made
+    return parts
 
 
-async def _offered(made: _Made, file: ConfigFile, may_be_missing: Collection[str]) -> Snapshot:
+async def _offered(parts: _Made, file: ConfigFile, may_be_missing: Collection[str]) -> Snapshot:
     try:
         page_size = file.config.limits.page_size or ONE_PAGE
         built = await catalog.build(
-            made.backends, page_size, made.problems, made.missing, may_be_missing, made.origins
+            parts.backends, page_size, parts.problems, parts.missing, may_be_missing, parts.origins
         )
         if len(built.missing) == len(file.backends):
-            raise ConfigError([found for one in built.missing.values() for found in one.problems])
-        return Snapshot(_arranged(built, file, page_size), made.backends)
+            raise ConfigError(
+                [problem for missing in built.missing.values() for problem in missing.problems]
+            )
+        return Snapshot(_arranged(built, file, page_size), parts.backends)
     except BaseException:
-        for backend in made.backends:
+        for backend in parts.backends:
             await backend.aclose()
         raise
 
