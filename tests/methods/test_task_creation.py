@@ -31,7 +31,6 @@ from tests.support.task_client import (
     tasked,
     valid_created,
 )
-from tests.support.tasks import as_stored
 
 
 class Name(BaseModel):
@@ -463,8 +462,9 @@ class Recorder:
         self._made = make_stores(task_settings(directory), Clock())
         self.seen: list[str] = []
         queue = _Told(self._made.queue, self)
-        tasks = _Told(StoredTasks(self._made.tasks.store, queue), self)
-        self.stores = Stores(self._made.once, as_stored(tasks), queue, self._made.sessions)
+        store: Any = _Told(self._made.tasks.store, self)
+        tasks = StoredTasks(store, queue)
+        self.stores = Stores(self._made.once, tasks, queue, self._made.sessions)
 
 
 @dataclass
@@ -491,17 +491,17 @@ async def test_a_task_is_durable_before_its_message_is_sent_and_its_client_told(
         tmp_path, *behaviours("required", []).values(), stores=recorder.stores, works=False
     ) as ann:
         await ann.call("goes_on")
-        assert recorder.seen == ["count_open", "create", "send"]
+        assert recorder.seen == ["count_open", "insert", "send"]
         recorder.seen.clear()
         await ann.call("at_once")
-        assert recorder.seen == ["create"]  # it is over: no worker is needed
+        assert recorder.seen == ["insert"]  # it is over: no worker is needed
         recorder.seen.clear()
         behave = TaskClient(ann.mcp, DECLARED)
         task_id = await behave.begin("goes_on")
         recorder.seen.clear()
         await behave.get(task_id)
         await behave.cancel(task_id)
-        assert recorder.seen == ["read", "cancel"]
+        assert recorder.seen == ["read", "head", "swap"]
 
 
 async def test_a_call_that_does_not_become_a_task_writes_nothing(tmp_path: Path) -> None:

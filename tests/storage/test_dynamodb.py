@@ -350,7 +350,7 @@ async def test_everything_usual_is_one_write_and_a_read_before_it_without_a_leas
         "update_item": 1
     }
     assert await calls(store.read(REF, NOW)) == {"query": 1}
-    assert await calls(store.expire([REF], END)) == {"get_item": 1}, "it is over"
+    assert await calls(store.expire([REF], END)) == {"batch_get_item": 1}, "it is over"
 
 
 async def test_a_cancellation_of_what_is_over_or_unknown_is_one_read(tasks: Counted) -> None:

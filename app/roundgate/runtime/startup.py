@@ -247,7 +247,7 @@ def make_stores(using: Settings, clock: Clock, shards: int = 8) -> Stores:
     """
     _check_queue(using)
     queue = None if using.sqs_url is None else _at_sqs(using.sqs_url)
-    counts = metrics.set_up(using.function, clock)
+    counts = metrics.set_up(using.on_function, clock)
     if using.dynamodb_table is None:
         stores = _in_sqlite(using, clock, queue, counts)
     else:

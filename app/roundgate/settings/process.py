@@ -90,7 +90,7 @@ class Settings:
     changes."""
     on_lambda: bool = False
     """Whether this is an AWS Lambda function (AWS_LAMBDA_FUNCTION_NAME is set there)."""
-    function: str = ""
+    on_function: str = ""
     """The name of the AWS Lambda function; empty elsewhere."""
     on_demand: bool = False
     """Whether a caller waits while this process starts: on AWS Lambda without provisioned
@@ -151,8 +151,8 @@ def from_environment(environ: Mapping[str, str]) -> Settings:
     }
     if "config" in values:
         values["config"] = Path(values["config"])
-    values["function"] = environ.get("AWS_LAMBDA_FUNCTION_NAME", "")
-    values["on_lambda"] = bool(values["function"])
+    values["on_function"] = environ.get("AWS_LAMBDA_FUNCTION_NAME", "")
+    values["on_lambda"] = bool(values["on_function"])
     kind = environ.get("AWS_LAMBDA_INITIALIZATION_TYPE") or "on-demand"
     values["on_demand"] = values["on_lambda"] and kind == "on-demand"
     return Settings(**values)

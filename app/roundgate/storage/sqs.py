@@ -16,7 +16,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
-from roundgate.aio import all_ended
 from roundgate.aws import PROMPT, Aws, MakeClient
 from roundgate.errors import Unavailable
 from roundgate.storage.queue import Message
@@ -65,7 +64,9 @@ class SqsQueue:
                 message was sent.
         """
         batches = (refs[start : start + BATCH] for start in range(0, len(refs), BATCH))
-        await all_ended(map(self._send_all_of, batches))
+        outcomes = await asyncio.gather(*map(self._send_all_of, batches), return_exceptions=True)
+        for error in filter(None, outcomes):
+            raise error
 
     async def _send_all_of(self, refs: Sequence[TaskRef]) -> None:
         left = [{"Id": f"{n}", **_message(ref)} for n, ref in enumerate(refs)]
